@@ -204,9 +204,9 @@ def curve(
         points = points.assign(y=points["y"].clip(lower=LOG_FLOOR))
     span = _edges(points, drawing)
     top = _kl_top(points, *span, levels, is_log) if is_kl else np.inf
-    names, targets = names or {}, targets or {}
+    names, targets, looks = names or {}, targets or {}, style.looks(chosen)
     declared = METRICS[metric]
-    band, lines = _lines(points, trials, metric, chosen, names, span[1])
+    band, lines = _lines(points, trials, metric, looks, names, span[1])
     sides = _clear_sides(points, levels, span)
     limits = [
         echarts.limit(value, name, at_end=not is_kl, is_below=not is_kl and sides[name])
@@ -215,7 +215,7 @@ def curve(
     ]
     limits += [echarts.limit(value, name, at_end=is_kl) for name, value in targets.items() if value <= top]
     rested = {number: rest for number, rest in (rests or {}).items() if number in lines}  # no part in a band alone
-    pauses, others = _pauses(frame, points, trials, chosen, span, top, names, rested)
+    pauses, others = _pauses(frame, points, trials, looks, span, top, names, rested)
     vertical: Option = {"name": declared.unit or declared.label}
     if is_kl:
         vertical |= {"min": LOG_FLOOR if is_log else 0, "max": top} | ({"type": "log"} if is_log else {})
@@ -226,8 +226,8 @@ def curve(
         declared.column,
         echarts.axis(AXIS_TITLES[drawing.axis], span, pointer=f"{pointer} {{value}}", is_whole=is_whole),
         vertical,
-        [*_spreads(frame, metric, chosen, drawing), *band, *lines.values(), *pauses],
-        [echarts.limits_alone(limits, shaded), *_ends(points, trials, chosen, span, top, names), *others],
+        [*_spreads(frame, metric, looks, drawing), *band, *lines.values(), *pauses],
+        [echarts.limits_alone(limits, shaded), *_ends(points, trials, looks, span, top, names), *others],
         right=90 if names else 40,
     )
 
@@ -280,7 +280,7 @@ def _lines(
     points: pd.DataFrame,
     trials: pd.DataFrame,
     metric: str,
-    chosen: Collection[int],
+    looks: Mapping[int, style.Look],
     names: Mapping[int, str],
     right: float,
 ) -> tuple[list[Drawn], dict[int, Drawn]]:
@@ -288,10 +288,10 @@ def _lines(
 
     `right` is where the chart ends.
     """
-    others = points[~points["trial"].isin(chosen)]
+    others = points[~points["trial"].isin(looks)]
     sparse = metric.startswith("eval/")
     is_band = others["trial"].nunique() > style.DISTINCT
-    count = len(set(chosen)) + (0 if is_band else others["trial"].nunique())
+    count = len(looks) + (0 if is_band else others["trial"].nunique())
     most = max(60, min(MOST_POINTS, MOST_IN_ALL // max(count, 1)))
     band, greys = [], sorted(others["trial"].unique())
     if is_band:
@@ -301,18 +301,18 @@ def _lines(
     resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
     marked = {*trials.loc[trials["status"].isin(EARLY), "number"], *resting}
     lines = {}
-    for number in (*greys, *sorted(chosen)):
+    for number in (*greys, *looks):
         kept = thinned(points[points["trial"] == number], most)
         if kept.empty:
             continue
         called, is_single = _called(number, names), len(kept) == 1
         name = f"Trial {called}"
-        if number not in chosen:
+        if number not in looks:
             lines[number] = echarts.behind(echarts.line(kept, name, FAINT, width=1.2, with_points=is_single))
             continue
         width, opacity = (1.2, 0.6) if number in resting else (2.0, 1.0)  # a paused trial is quieter than an ended one
         line = echarts.line(
-            kept, name, style.colour(number), width=width, opacity=opacity, dash=style.dash(number),
+            kept, name, looks[number].colour, width=width, opacity=opacity, dash=looks[number].dash,
             with_points=is_single or sparse,
         )  # fmt: skip
         lines[number] = line if number in marked else echarts.named_at_end(line, called, right)  # else a symbol is
@@ -325,27 +325,27 @@ def _called(number: int, names: Mapping[int, str]) -> str:
     return f"{number}: {by}" if by else f"{number}"
 
 
-def _spreads(frame: pd.DataFrame, metric: str, chosen: Collection[int], drawing: Drawing) -> list[Drawn]:
+def _spreads(frame: pd.DataFrame, metric: str, looks: Mapping[int, style.Look], drawing: Drawing) -> list[Drawn]:
     """Return the distributions of a few highlighted trials, as wide as they were measured, never smoothed."""
     names = quantiles(metric)
-    if not names or not set(names) <= set(frame.columns) or len(set(chosen)) > MOST_SPREADS or drawing.axis == "KL":
+    if not names or not set(names) <= set(frame.columns) or len(looks) > MOST_SPREADS or drawing.axis == "KL":
         return []
     areas: list[Drawn] = []
-    for number in sorted(chosen):
+    for number in looks:
         own = frame[frame["trial"] == number]
         edges = own[list(names)].set_axis(list(QUANTILES), axis=1).assign(x=positions(own, drawing.axis))
         edges = edges.dropna()[["x", "min", "q25", "q75", "max"]]
         if len(edges):
             every = -(-len(edges) // (MOST_IN_ALL // 10))
             edges = edges.iloc[::every].set_axis(["x", "spread", "min to q25", "q25 to q75", "q75 to max"], axis=1)
-            areas += echarts.area(f"trial {number}", edges, style.colour(number), (0.08, 0.2, 0.08))
+            areas += echarts.area(f"trial {number}", edges, looks[number].colour, (0.08, 0.2, 0.08))
     return areas
 
 
 def _ends(
     points: pd.DataFrame,
     trials: pd.DataFrame,
-    chosen: Collection[int],
+    looks: Mapping[int, style.Look],
     span: Span,
     top: float,
     names: Mapping[int, str],
@@ -368,9 +368,9 @@ def _ends(
         # A rule's declared name; any other text in its place is left out.
         rule = f" {RULES[trial.rule].label}" if trial.rule in RULES else ""
         text = f"{rule}: {y:.3g}" if y > top else rule
-        is_bright = trial.number in chosen
+        is_bright = trial.number in looks
         end = echarts.early_end(
-            trial.number, (x, min(y, top)), style.colour(trial.number) if is_bright else FAINT,
+            trial.number, (x, min(y, top)), looks[trial.number].colour if is_bright else FAINT,
             (_called(trial.number, names), text), is_bright=is_bright, on_left=_is_right(x, span),
         )  # fmt: skip
         found.setdefault((is_bright, Status(trial.status)), []).append(end)
@@ -389,7 +389,7 @@ def _pauses(
     frame: pd.DataFrame,
     points: pd.DataFrame,
     trials: pd.DataFrame,
-    chosen: Collection[int],
+    looks: Mapping[int, style.Look],
     span: Span,
     top: float,
     names: Mapping[int, str],
@@ -408,12 +408,12 @@ def _pauses(
         if before.empty:
             continue
         x, y = float(before["x"].iloc[-1]), min(float(before["y"].iloc[-1]), top)
-        if number not in chosen:
+        if number not in looks:
             greys.append((x, y))
             continue
         words = (_called(number, names), f" {resting_text(rest.score)}") if number in resting else ("", "")
         said, score = f"Trial {number} {style.RESTING}, score", np.nan if rest.score is None else rest.score
-        point = echarts.point(said, (x, y), score, style.colour(number), mark, words, on_left=_is_right(x, span))
+        point = echarts.point(said, (x, y), score, looks[number].colour, mark, words, on_left=_is_right(x, span))
         found.append(point)
     return found, [echarts.points_behind(greys, mark)] if greys else []
 

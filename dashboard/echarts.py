@@ -203,7 +203,8 @@ def limit(
 
 def marks(limits: Sequence[Option], shaded: Span | None) -> Option:
     """Return what a series carries for its panel: limits, and what is shaded from one height to another."""
-    found: Option = {"markLine": {"silent": True, "symbol": "none", "data": list(limits)}}
+    exact = -1  # ECharts would draw a line at its value rounded to two places
+    found: Option = {"markLine": {"silent": True, "symbol": "none", "precision": exact, "data": list(limits)}}
     if shaded is not None:
         low, high = shaded
         found["markArea"] = {"silent": True, "itemStyle": {"color": FILL}, "data": [[{"yAxis": low}, {"yAxis": high}]]}

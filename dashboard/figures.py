@@ -1,6 +1,6 @@
 """Plotly figures as pure functions from frames, for views that are drawn once and explored. No text from outside."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -180,7 +180,7 @@ def _with_margin(heights: list[float]) -> list[float] | None:
 def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: StudySpec) -> go.Figure:
     """Return one metric of the trials over episodes, the budget drawn into a KL."""
     points, declared = charts.points_of(frame, metric, "episodes"), METRICS[metric]
-    figure = go.Figure()
+    figure, looks = go.Figure(), style.looks(numbers)
     for number in numbers:
         kept = charts.thinned(points[points["trial"] == number])
         if len(kept):
@@ -188,7 +188,7 @@ def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: Stud
                 x=kept["x"],
                 y=kept["y"],
                 mode="lines+markers" if metric.startswith("eval/") else "lines",
-                line={"color": style.colour(number), "dash": style.dash(number).plotly, "width": 2},
+                line={"color": looks[number].colour, "dash": looks[number].dash.plotly, "width": 2},
                 marker={"size": 5},
                 name=f"trial {number:d}",
                 showlegend=True,
@@ -228,18 +228,18 @@ def trajectories(
     symbol of its status, with the guard's rule in the tooltip; where the strategy paused it, its rung score. The `best`
     checkpoint has a star, which `star` names. What lies over the budget is shaded.
     """
-    figure = go.Figure()
+    figure, looks = go.Figure(), style.looks(chosen)
     shown = evaluated.assign(x=evaluated["kl"].clip(lower=LOG_FLOOR) if log_kl else evaluated["kl"])
-    figure.add_trace(_others(shown[~shown["trial"].isin(chosen)]))
+    figure.add_trace(_others(shown[~shown["trial"].isin(looks)]))
     resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
-    for number in sorted(chosen):
+    for number, look in looks.items():
         line = shown[shown["trial"] == number]
         if len(line):
-            figure.add_trace(_way(number, line, number in resting))
+            figure.add_trace(_way(number, look, line, number in resting))
     for kind in (*map(str, EARLY), style.RESTING):
         ends = _ends(shown, trials[trials["kind"] == kind])
         if len(ends):
-            figure.add_traces([_marks(kind, ends, chosen), legend_entry(kind)])
+            figure.add_traces([_marks(kind, ends, looks), legend_entry(kind)])
     if len(front):
         figure.add_trace(_front(front.assign(x=front["kl"].clip(lower=LOG_FLOOR) if log_kl else front["kl"])))
     right = _right(shown, spec.kl_budget, spec.kl_limit, log_kl)
@@ -251,7 +251,7 @@ def trajectories(
     if len(before):
         baseline_line(figure, float(before.mean()))
     if best is not None:
-        figure.add_trace(_star(best, star, log_kl))
+        figure.add_trace(_star(best, looks, star, log_kl))
         _name_best(figure, best, star, right, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
@@ -279,8 +279,7 @@ def _others(points: pd.DataFrame) -> go.Scatter:
     )
 
 
-def _way(number: int, line: pd.DataFrame, is_resting: bool) -> go.Scatter:
-    colour = style.colour(number)
+def _way(number: int, look: style.Look, line: pd.DataFrame, is_resting: bool) -> go.Scatter:
     text = [""] * (len(line) - 1) + [str(number)]
     return go.Scatter(
         x=line["x"],
@@ -289,9 +288,9 @@ def _way(number: int, line: pd.DataFrame, is_resting: bool) -> go.Scatter:
         text=text,
         textposition="top center",
         textfont={"size": 12},
-        line={"color": colour, "width": 1.2 if is_resting else 2, "dash": style.dash(number).plotly},
+        line={"color": look.colour, "width": 1.2 if is_resting else 2, "dash": look.dash.plotly},
         opacity=0.6 if is_resting else 1.0,
-        marker={"color": colour, "size": 5},
+        marker={"color": look.colour, "size": 5},
         customdata=line[["kl", "step", "episode"]],
         hovertemplate=f"<b>Trial {number:d}</b>, step %{{customdata[1]}} (%{{customdata[2]:,}} episodes)<br>"
         "eval reward %{y:.3f}<br>eval KL %{customdata[0]:.2f} nats per response<extra></extra>",
@@ -307,8 +306,8 @@ def _ends(points: pd.DataFrame, early: pd.DataFrame) -> pd.DataFrame:
     return last.merge(rules, left_on="trial", right_on="number")
 
 
-def _marks(kind: str, ends: pd.DataFrame, chosen: Collection[int]) -> go.Scatter:
-    bright = ends["trial"].isin(chosen)
+def _marks(kind: str, ends: pd.DataFrame, looks: Mapping[int, style.Look]) -> go.Scatter:
+    bright = ends["trial"].isin(looks)
     # Of a failure the rule says nothing that its reason would not say better.
     why = {Status.FAILED: ": an error", style.RESTING: " (score %{customdata[4]:.2f})"}.get(kind, ": %{customdata[1]}")
     return go.Scatter(
@@ -319,7 +318,7 @@ def _marks(kind: str, ends: pd.DataFrame, chosen: Collection[int]) -> go.Scatter
             "symbol": style.mark(kind).plotly,
             "size": [11 if is_bright else 8 for is_bright in bright],
             "color": [
-                style.colour(int(number)) if is_bright else GREY
+                looks[int(number)].colour if is_bright else GREY
                 for number, is_bright in zip(ends["trial"], bright, strict=True)
             ],
             "opacity": [1.0 if is_bright else 0.6 for is_bright in bright],
@@ -346,7 +345,7 @@ def _front(front: pd.DataFrame) -> go.Scatter:
     )
 
 
-def _star(best: Checkpoint, name: str, log_kl: bool) -> go.Scatter:
+def _star(best: Checkpoint, looks: Mapping[int, style.Look], name: str, log_kl: bool) -> go.Scatter:
     return go.Scatter(
         x=[max(best.kl, LOG_FLOOR) if log_kl else best.kl],
         y=[best.reward],
@@ -354,7 +353,7 @@ def _star(best: Checkpoint, name: str, log_kl: bool) -> go.Scatter:
         marker={
             "symbol": "star",
             "size": 17,
-            "color": style.colour(best.trial),
+            "color": looks[best.trial].colour if best.trial in looks else style.colour(best.trial),
             "line": {"color": "#ffffff", "width": 1},
         },
         hovertemplate=f"<b>The {name}</b>: trial {best.trial:d}, step {best.step:d}<br>"

@@ -4,7 +4,7 @@ The colours are Okabe and Ito's (2008), distinct with the common colour-vision d
 yellow are left out, since one of them vanishes on a dark or a light page.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tuner.status import Status
@@ -19,7 +19,7 @@ NEUTRAL = "#808080"
 class Dash:
     """One line style in each library's words."""
 
-    echarts: str | list[int]
+    echarts: str | tuple[int, ...]
     plotly: str
     css: str
     glyph: str
@@ -28,9 +28,9 @@ class Dash:
 SOLID = Dash("solid", "solid", "solid", "━━━")
 _DASHES = (
     SOLID,
-    Dash([8, 4], "dash", "dashed", "╸╸╸"),
-    Dash([2, 3], "dot", "dotted", "•••"),
-    Dash([9, 3, 2, 3], "dashdot", "double", "━•━"),
+    Dash((8, 4), "dash", "dashed", "╸╸╸"),
+    Dash((2, 3), "dot", "dotted", "•••"),
+    Dash((9, 3, 2, 3), "dashdot", "double", "━•━"),
 )
 
 DISTINCT = len(COLOURS) * len(_DASHES)
@@ -91,6 +91,33 @@ def colour(number: int) -> str:
 def dash(number: int) -> Dash:
     """Return the line style of trial `number`: trials that share a colour differ in it."""
     return _DASHES[number // len(COLOURS) % len(_DASHES)]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A trial's line."""
+
+    colour: str
+    dash: Dash
+
+
+def looks(shown: Collection[int]) -> dict[int, Look]:
+    """Return the looks of trials that are shown together by number, no two alike among the first `DISTINCT`.
+
+    Each has that of its number, unless a lower one in the picture has it: then the next that none of them has.
+    """
+    numbers = sorted(set(shown))
+    free = set(range(DISTINCT)) - {number % DISTINCT for number in numbers}
+    found: dict[int, Look] = {}
+    taken = set[int]()
+    for number in numbers:
+        place = number % DISTINCT
+        if place in taken and free:
+            place = min(free, key=lambda one: (one - number) % DISTINCT)
+            free.remove(place)
+        taken.add(place)
+        found[number] = Look(colour(place), dash(place))
+    return found
 
 
 def heading(number: int, label: str = "") -> str:

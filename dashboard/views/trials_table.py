@@ -6,8 +6,9 @@ from typing import Any, Literal
 import pandas as pd
 import streamlit as st
 
-from dashboard import safe_text, style
+from dashboard import charts, safe_text, style
 from dashboard.data import Snapshot
+from dashboard.views import common
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.best import VALUE
@@ -29,10 +30,11 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     if trials.empty:
         st.info("None of the chosen trials has started yet.")
         return
-    shown = rows(trials, notes(snapshot.view), _optional(snapshot))
+    looks = style.looks(common.highlighted(snapshot, chosen, charts.MOST_LINES))
+    shown = rows(trials, notes(snapshot.view), _optional(snapshot), looks)
     styled: Any = shown
     if len(shown) <= MOST_LIVE:
-        styled = shown.style.apply(_coloured, axis=None, numbers=trials["number"].tolist())
+        styled = shown.style.apply(_coloured, axis=None, looks=_looks(trials, looks))
     height: Literal["content", "auto"] = "content" if len(shown) <= MOST_ROWS else "auto"
     with st.container(key="all trials"):
         st.dataframe(
@@ -67,12 +69,20 @@ def notes(view: StudyView) -> dict[int, str]:
     return found
 
 
-def rows(trials: pd.DataFrame, notes: Mapping[int, str] | None = None, optional: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the table's cells by column, safe to show and to export; `notes` by number, `optional` columns by name."""
+def rows(
+    trials: pd.DataFrame,
+    notes: Mapping[int, str] | None = None,
+    optional: Sequence[str] = (),
+    looks: Mapping[int, style.Look] | None = None,
+) -> pd.DataFrame:
+    """Return the table's cells by column, safe to show and to export; `notes` by number, `optional` columns by name.
+
+    `looks` are those of the trials that the page's charts have in colour.
+    """
     shown = pd.DataFrame(
         {
             "number": trials["number"],
-            "line": [style.dash(number).glyph for number in trials["number"]],
+            "line": [look.dash.glyph for look in _looks(trials, looks or {})],
             "status": [
                 f"{style.mark(kind).glyph} {shown}"
                 for kind, shown in zip(trials["kind"], trials["shown_status"], strict=True)
@@ -104,9 +114,14 @@ def _searched(trials: pd.DataFrame) -> list[str]:
     return sorted(present, key=lambda column: order.index(column) if column in order else len(order))
 
 
-def _coloured(shown: pd.DataFrame, numbers: list[int]) -> pd.DataFrame:
+def _looks(trials: pd.DataFrame, looks: Mapping[int, style.Look]) -> list[style.Look]:
+    """Return every trial's look: that of the page's charts, else its number's own."""
+    return [looks.get(number) or style.looks([number])[number] for number in trials["number"]]
+
+
+def _coloured(shown: pd.DataFrame, looks: Sequence[style.Look]) -> pd.DataFrame:
     styles = pd.DataFrame("", index=shown.index, columns=shown.columns)
-    styles["line"] = [f"color: {style.colour(number)}" for number in numbers]
+    styles["line"] = [f"color: {look.colour}" for look in looks]
     return styles
 
 

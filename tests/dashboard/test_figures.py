@@ -48,6 +48,15 @@ def test_colours_come_round_with_another_dash_before_anything_repeats() -> None:
     assert looks[6][0] == looks[0][0] and looks[6][1] != looks[0][1]
 
 
+def test_no_two_trials_of_a_picture_look_alike_though_their_numbers_would() -> None:
+    looks = style.looks([49, 1, 25, 2])
+    assert list(looks) == [1, 2, 25, 49]
+    assert len({(look.colour, look.dash) for look in looks.values()}) == 4
+    assert (looks[1].colour, looks[1].dash) == (style.colour(1), style.dash(1))
+    for shown in ([24 * place for place in range(24)], [0, 24, 1], range(100, 124)):
+        assert len(set(style.looks(shown).values())) == len(shown)
+
+
 # Trajectories
 
 
