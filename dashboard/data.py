@@ -400,10 +400,11 @@ def _judged(key: str, kl_budget: float, _store: Store, _snapshot: Snapshot) -> S
 
 # What a study has cost and found, one row a study: pure functions from its view.
 
-Shown = State | Literal["stalled"]
+Shown = State | Literal["stopping", "stalled"]
 
 WORDS: Mapping[Shown, str] = {
     "running": "▶ running",
+    "stopping": "◼ stopping",
     "paused": "‖ paused",
     "finished": "✓ finished",
     "unfinished": "■ not running",
@@ -431,9 +432,13 @@ def cost(view: StudyView) -> Cost:
 
 
 def shown_state(view: StudyView) -> Shown:
-    """Return the study's state; `stalled`: its controller lives, and has given no sign of it for a while."""
+    """Return the study's state; `stalled`: its controller lives, and has given no sign of it for a while; `stopping`:
+    its run ends once each running trial has finished its step.
+    """
     if view.state == "running" and (silence(view) or 0.0) > LEASE_SECONDS:
         return "stalled"
+    if view.state == "running" and view.row.is_stopping:
+        return "stopping"
     return view.state
 
 

@@ -202,7 +202,7 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
         else:
             found.append(Advice("info", f"{text}."))
     if not found:
-        what = "The first trials are running" if len(done) < 5 else "No problem found"
+        what = "No problem found" if done else "The first trials are running"
         found.append(Advice("info", f"{what}: nothing to do."))
     return found
 

@@ -56,7 +56,7 @@ class Card:
     score: float | None
     """Mean score of its newest rollouts."""
     silent: float
-    """Seconds since its last report, or since it began."""
+    """Seconds since its last report, or since it began or was queued."""
     usual: float | None
     """Seconds that a step usually takes; None: too few yet."""
 

@@ -7,7 +7,7 @@ yellow are left out, since one of them vanishes on a dark or a light page.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from tuner.status import Status
+from tuner.status import Status, Wanted
 from tuner.store import TrialRow
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -132,7 +132,11 @@ def kind(row: TrialRow) -> str:
 
 
 def status_text(row: TrialRow) -> str:
-    """Return how a trial stands, in a word or three: its status, `RESTING`, or that it was interrupted."""
+    """Return how a trial stands, in a word or three: its status, `RESTING`, or that it was interrupted; what an order
+    wants of one that runs: `stopping`.
+    """
+    if row.status is Status.RUNNING and row.wanted is not None and not row.is_interrupted:
+        return {Wanted.STOP: "stopping", Wanted.PAUSE: "pausing"}[row.wanted]
     return RESTING if row.is_resting else row.shown_status
 
 

@@ -11,7 +11,7 @@ from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.health import Card
 from dashboard.views import by_beta, common
-from ppo_core.output import KL_UNIT, short
+from ppo_core.output import KL_UNIT, measured, plus_minus, short
 from tuner import results
 from tuner.answer import Answer, Badge
 from tuner.results import StudyView
@@ -19,11 +19,17 @@ from tuner.status import Origin
 from tuner.store import TrialRow
 
 
-def draw(snapshot: Snapshot, found: Answer | None, baseline: float | None, running: Sequence[Card]) -> None:
-    """Draw the study's answer, and the next steps beside it."""
+def draw(
+    snapshot: Snapshot,
+    found: Answer | None,
+    baseline: float | None,
+    running: Sequence[Card],
+    leader: TrialRow | None,
+) -> None:
+    """Draw the study's answer, and the next steps beside it; `leader` leads while there is no answer yet."""
     left, right = st.columns([3, 2], gap="medium")
     with left:
-        _answer(snapshot.view, found, baseline)
+        _answer(snapshot.view, found, baseline, leader)
     with right:
         next_steps(snapshot, found, running)
 
@@ -39,7 +45,7 @@ def next_steps(snapshot: Snapshot, found: Answer | None, running: Sequence[Card]
     by_beta.link(snapshot)
 
 
-def _answer(view: StudyView, found: Answer | None, baseline: float | None) -> None:
+def _answer(view: StudyView, found: Answer | None, baseline: float | None, leader: TrialRow | None) -> None:
     st.subheader(
         "What to launch" if view.state == "finished" or view.confirming else "Best so far",
         anchor=False,
@@ -47,7 +53,7 @@ def _answer(view: StudyView, found: Answer | None, baseline: float | None) -> No
         "the KL budget. ± is one standard error over the eval prompts, of one run.",
     )
     if found is None:
-        st.info(f"No trial is within the KL budget of {view.spec.kl_budget:g} {KL_UNIT} yet.")
+        st.info(_no_answer(view, leader))
         return
     what_to_launch(view, found, baseline)
     changed = changed_settings(view, found.trial)
@@ -59,6 +65,18 @@ def _answer(view: StudyView, found: Answer | None, baseline: float | None) -> No
     if kept is not None:
         st.text("Its checkpoint:")
         st.code(safe_text.one_line(str(kept), data.MOST_OF_A_COMMAND), language=None, wrap_lines=True)
+
+
+def _no_answer(view: StudyView, leader: TrialRow | None) -> str:
+    """Return why there is no answer yet, and what leads so far."""
+    budget = f"the KL budget of {view.spec.kl_budget:g} {KL_UNIT}"
+    if leader is None:
+        return f"No trial has an evaluation within {budget} yet, but for the SFT policy's."
+    value, kl = plus_minus(leader.value, leader.value_se), measured(leader.kl)
+    return (
+        f"No trial has ended yet. Trial {leader.number} leads: eval reward {value} at a KL of {kl} {KL_UNIT}, within "
+        f"{budget}."
+    )
 
 
 def what_to_launch(view: StudyView, found: Answer, baseline: float | None = None) -> None:

@@ -124,6 +124,7 @@ def _look(
 
 _BADGES: dict[Shown, tuple[str, str, Literal["green", "blue", "orange", "red"]]] = {
     "running": ("running", ":material/play_arrow:", "green"),
+    "stopping": ("stopping", ":material/stop:", "orange"),
     "paused": ("paused", ":material/pause:", "orange"),
     "finished": ("finished", ":material/check:", "blue"),
     "unfinished": ("not running", ":material/stop_circle:", "orange"),

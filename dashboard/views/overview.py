@@ -10,10 +10,11 @@ from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted
 from tuner.answer import Answer, of_study
-from tuner.best import RULE
+from tuner.best import RULE, best_trial
 from tuner.results import StudyView
+from tuner.scoring import with_running
 from tuner.status import Status
-from tuner.store import Store
+from tuner.store import Store, TrialRow
 
 BASELINE_FROM = 8
 """Trials whose first evaluation is the SFT policy's: it is the same in all of them."""
@@ -59,7 +60,7 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...]) -> No
         _cards(snapshot, found, baseline)
         _curves(store, snapshot, chosen)
         under_way = running.read(store, snapshot)
-        answer.draw(snapshot, found, baseline, under_way)
+        answer.draw(snapshot, found, baseline, under_way, _leader(store, snapshot.view) if found is None else None)
         running.draw(under_way, snapshot.view.spec.kl_limit)
         if not _is_large(drawn):
             trials_table.draw(snapshot, chosen)
@@ -67,6 +68,11 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...]) -> No
             f"{more} more trials ended: refresh the table", icon=":material/refresh:"
         ):
             st.rerun()
+
+
+def _leader(store: Store, view: StudyView) -> TrialRow | None:
+    """Return the best trial by what has been evaluated so far, those that run included; None: none is in the budget."""
+    return best_trial(with_running(store, view.trials, view.spec), view.spec.kl_budget)
 
 
 def _curves(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:

@@ -49,9 +49,8 @@ def lines(card: Card, limit: float) -> list[str]:
     kl = "no KL yet" if card.kl is None else f"KL {card.kl:.1f} of {limit:g} {METRICS['eval/kl'].unit}"
     reward = "" if card.reward is None else f"eval reward {card.reward:.2f}"
     score = "" if card.score is None else f"score {card.score:.2f}"
-    since = (
-        f"last report {duration(card.silent)} ago" if card.step is not None else f"started {duration(card.silent)} ago"
-    )
+    what = "last report" if card.step is not None else "queued" if card.health == "waiting" else "started"
+    since = f"{what} {duration(card.silent)} ago"
     usual = "" if card.usual is None else f", usually {card.usual:.1f} s per step"
     step = "" if card.step is None else f"step {card.step}, "
     return [line for line in (kl, ", ".join(part for part in (reward, score) if part), f"{step}{since}{usual}") if line]

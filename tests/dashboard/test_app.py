@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -28,7 +29,7 @@ from tests.dashboard.shown import (
 )
 from tests.waiting import SECONDS
 from tuner.status import Status
-from tuner.store import Store
+from tuner.store import Lease, Store
 from tuner.store.schema import SCHEMA_VERSION
 
 pytestmark = pytest.mark.slow
@@ -194,6 +195,32 @@ def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
     assert "Live pages refresh every 2 s" in app.text[0].help and "Its controller is process" in app.text[0].help
     assert cards(app)["Trials ended"] == ("1 of 14", "1 running")
     assert any("healthy" in markdown.value for markdown in app.markdown)
+
+
+def test_while_the_first_trial_runs_the_page_names_it_as_the_one_that_leads(tmp_path: Path, page: Page) -> None:
+    with closing(fake_store.build(tmp_path / "store.db", courses=(fake_store.COURSES[13],), held=True)):
+        said = [info.value for info in run(page(tmp_path / "store.db")).info]
+    assert any(text.startswith("No trial has ended yet. Trial 0 leads: eval reward ") for text in said)
+    assert "The first trials are running: nothing to do." in said
+
+
+def test_after_the_first_end_no_trials_are_the_first_ones(tmp_path: Path, page: Page) -> None:
+    with closing(fake_store.build(tmp_path / "store.db", courses=(GOOD, fake_store.COURSES[13]), held=True)):
+        said = [info.value for info in run(page(tmp_path / "store.db")).info]
+    assert "No problem found: nothing to do." in said
+
+
+def test_what_is_stopping_or_queued_says_so(tmp_path: Path, page: Page) -> None:
+    path, live = tmp_path / "store.db", fake_store.COURSES[13]
+    with closing(fake_store.build(path, courses=(live, live, live), held=True)) as store:
+        store.show_stopping(Lease(store.study(STUDY).id, 1))
+        change(path, "UPDATE ppo_trials SET wanted = 'stop' WHERE number = 0")
+        change(path, "UPDATE ppo_trials SET status = 'waiting' WHERE number = 2")
+        change(path, "DELETE FROM ppo_steps WHERE trial_id = (SELECT id FROM ppo_trials WHERE number = 2)")
+        app = run(page(path))
+    assert ":material/stop: stopping" in app.markdown[0].value
+    assert [cell.split()[1] for cell in trials_table(app)["status"]] == ["stopping", "running", "waiting"]
+    assert any("queued " in text and "started" not in text for text in texts(app))
 
 
 def test_a_paused_study_says_what_to_do(tmp_path: Path, page: Page) -> None:

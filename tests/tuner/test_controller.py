@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -368,6 +369,11 @@ def test_the_time_limit_stops_before_the_first_trial(tmp_path: Path) -> None:
     assert of_kind(events, TrialStarted) == [] and rows(tmp_path) == []
 
 
+def is_stopping(folder: Path) -> bool:
+    with closing(Store.open(storage(folder))) as store:
+        return store.study("quick").is_stopping
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by_signal", [True, False])
 def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
@@ -377,10 +383,12 @@ def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     run(tmp_path / "unbroken", quick_spec(trials=2))
     clock = time.monotonic
     events: list[Event] = []
+    stopping: list[bool] = []
 
     def listen(event: Event) -> None:
         events.append(event)
         if event == StudyStopping(2, why):
+            stopping.append(is_stopping(tmp_path))
             (tmp_path / "gate").touch()
         elif isinstance(event, TrialStepped) and len(of_kind(events, TrialStepped)) == 14:  # both are at the gate
             if by_signal:
@@ -394,6 +402,7 @@ def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     assert not run_study(spec, **paths_in(tmp_path), workers=2, timeout=5000, on_event=listen)
     assert signal.getsignal(signal.SIGINT) is before
     assert events[-1] == StudyStopped(Extent(0, 0, 2, pytest.approx(1.4, abs=0.5), None), why)
+    assert stopping == [True] and not is_stopping(tmp_path)
     assert [row.status for row in rows(tmp_path)] == [Status.RUNNING] * 2
     for number in (0, 1):
         assert checkpoint.latest(tmp_path / f"runs/quick/{number}") == tmp_path / f"runs/quick/{number}/step-000007"

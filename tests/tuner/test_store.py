@@ -46,9 +46,12 @@ def test_a_lease_is_given_once_until_it_is_released(store: Store) -> None:
     assert store.study("a").is_held
     with pytest.raises(StudyError, match=f'study "a" is run by process {os.getpid()} on {socket.gethostname()}'):
         store.acquire("a")
+    store.show_stopping(lease)
+    assert store.study("a").is_stopping
     store.release(lease)
-    assert not store.study("a").is_held
+    assert not store.study("a").is_held and not store.study("a").is_stopping
     assert store.acquire("a").token == lease.token + 1
+    assert not store.study("a").is_stopping
 
 
 def test_a_dead_processs_lease_is_taken_over_at_once_and_can_write_no_more(store: Store) -> None:

@@ -93,6 +93,8 @@ class StudyRow:
     """How many controllers have held it."""
     lease_pid_space: str | None = None
     """Where `lease_pid` counts, and `lease_pid_started` is read; see `tuner.store.processes`."""
+    stopping_at: float | None = None
+    """Since when its controller starts no trial and leaves the running ones after their steps; None: it does not."""
     paused_at: float | None = None
     """Since when no trial of it is to run, by an order; None: it is not paused."""
     folder: str | None = None
@@ -111,6 +113,11 @@ class StudyRow:
             return False
         alive = self.lease_process_is_alive
         return self.lease_age < LEASE_SECONDS if alive is None else alive
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a controller is alive that ends its run once each running trial has finished its step."""
+        return self.is_held and self.stopping_at is not None
 
     @property
     def lease_process_is_alive(self) -> bool | None:
@@ -175,7 +182,7 @@ class TrialRow:
     rung_episode: int | None = None
     """The episodes after which the strategy paused it at its rung; None: it did not come to one."""
     rung_score: float | None = None
-    """What it is ranked by there, in reward; None: nothing could be read."""
+    """What it is ranked by there, from 0 to 1; None: nothing could be read."""
     is_promoted: bool = False
     """Whether it was to run on past its rung, whatever became of it."""
     retries: int = 0

@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Raised with every change of the tables: a store of another version is refused."""
 
 _SECRETS = (
@@ -87,6 +87,7 @@ studies = Table(
     Column("lease_pid_started", Float),  # see `ProcessKey`
     Column("lease_pid_space", String(255)),
     Column("lease_renewed_at", Float),
+    Column("stopping_at", Float),
     Column("paused_at", Float),
     Column("folder", PlainText),
     Column("workers", Integer),

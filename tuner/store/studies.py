@@ -119,7 +119,7 @@ class Studies(Database):
             mine = [table.c[name] == value for name, value in me.items()]
             taken = and_(table.c.lease_token == token + 1, table.c.lease_renewed_at.in_(tried), *mine)
             free = and_(table.c.id == study.id, or_(table.c.lease_token == token, taken))
-            values = {"lease_token": token + 1, "lease_renewed_at": tried[-1], **me}
+            values = {"lease_token": token + 1, "lease_renewed_at": tried[-1], "stopping_at": None, **me}
             return connection.execute(update(table).where(free).values(**values)).rowcount == 1
 
         if not self._change(take):
@@ -130,6 +130,11 @@ class Studies(Database):
     def renew(self, lease: Lease) -> None:
         """Show a sign of life where nothing else was written for a while."""
         self._write(lease, lambda _: None)
+
+    def show_stopping(self, lease: Lease) -> None:
+        """Show that its controller ends its run once each running trial has finished its step."""
+        query = update(schema.studies).where(schema.studies.c.id == lease.study_id)
+        self._write(lease, lambda connection: connection.execute(query.values(stopping_at=now(connection))))
 
     def release(self, lease: Lease) -> None:
         """Give the lease back; nothing happens where it was lost before. Its host stays known."""
