@@ -110,8 +110,8 @@ class SamplerSpec:
     name: str = "tpe"
     """One of SAMPLERS, or `module:callable`: given `seed`, it returns an `optuna.samplers.BaseSampler`."""
     startup_trials: int = 4
-    """Trials that must have a value before the sampler proposes. Until then they are drawn around the reference (see
-    `tuner.search.prior`); `random` and `qmc` need none."""
+    """Trials that must have a value before the sampler proposes. Until then they are drawn around the best one so far,
+    the reference at first (see `tuner.search.prior`); `random` and `qmc` need none."""
 
     @property
     def is_own(self) -> bool:

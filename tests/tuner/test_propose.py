@@ -92,19 +92,45 @@ def began(*hows: str) -> list[TrialRow]:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "tests.tuner.test_propose:mine"])
-def test_the_first_trials_are_drawn_around_the_reference(sampler: str) -> None:
+def test_the_first_trials_are_drawn_and_not_proposed(sampler: str) -> None:
     """As long as fewer have a value than the sampler asks for."""
+    spec = make_spec(sampler, startup_trials=2)
 
-    def is_drawn(*hows: str) -> bool:
-        spec, number = make_spec(sampler, startup_trials=2), len(hows)
-        first = first_params(spec.search, spec.config({}).to_dict(), spec.seed, number)
-        return propose(spec, began(*hows), number) == first
+    def centre(*hows: str) -> int | None:
+        """The trial around which the next one is drawn; -1: the reference; None: the sampler proposes it."""
+        rows, number = began(*hows), 9  # not a point of the even sequence
+        proposed = propose(spec, rows, number)
+        for row in rows:
+            if proposed == first_params(spec.search, {**row.config, **row.params}, spec.seed, number):
+                return row.number
+        return -1 if proposed == first_params(spec.search, spec.config({}).to_dict(), spec.seed, number) else None
 
-    assert is_drawn(*["running"] * 6)
-    assert is_drawn("completed", "running", "failed", "waiting")
-    assert is_drawn("resting", "running", "waiting", "running")
-    assert not is_drawn("completed", "running", "completed", "running")
-    assert not is_drawn("resting", "running", "stopped", "running")
+    assert centre(*["running"] * 6) == -1
+    assert centre("failed", "running", "waiting") == -1
+    assert centre("running", "completed", "failed", "waiting") == 1
+    assert centre("resting", "running", "waiting", "running") == 0
+    assert centre("nonfinite", "running", "waiting", "running") == -1, "one that broke leads nowhere"
+    assert centre("completed", "running", "completed", "running") is None
+    assert centre("resting", "running", "stopped", "running") is None
+
+
+def test_the_first_trials_are_drawn_around_the_best_at_the_rung() -> None:
+    """KL on course says more than reward there; a reference that is off is left behind."""
+    spec = make_spec(startup_trials=9)
+
+    def centre(*scores: tuple[float | None, float]) -> int:
+        rows = [
+            replace(row, value=value, rung_score=score)
+            for row, (score, value) in zip(began(*["resting"] * len(scores)), scores, strict=True)
+        ]
+        proposed = propose(spec, rows, 9)
+        drawn = [first_params(spec.search, {**row.config, **row.params}, spec.seed, 9) for row in rows]
+        return drawn.index(proposed)
+
+    assert centre((0.1, 2.0), (0.9, 1.0), (0.8, 3.0)) == 1
+    assert centre((1.0, 1.0), (1.0, 1.2), (1.0, 1.1)) == 1
+    assert centre((1.0, 1.0), (1.0, 1.0)) == 0, "the earlier of equals"
+    assert centre((None, 1.0), (None, 2.0)) == 1, "a study without rungs"
 
 
 def test_random_and_qmc_are_baselines_and_begin_as_they_go_on() -> None:

@@ -1,15 +1,15 @@
-"""Where a search begins, before a sampler has enough to learn from: around the reference, and evenly over the space.
+"""Where a search begins, before a sampler has enough to learn from: around a centre, and evenly over the space.
 
-Of the trials that begin a search three in four are drawn around the reference, each dimension on its own:
+Of the trials that begin a search three in four are drawn around a centre, each dimension on its own:
 
-    log       ln x ~ N(ln reference, 1.2²)
-    linear       x ~ N(reference, ((high - low) / 4)²)
-    log2    log2 x ~ N(log2 reference, 1²)
-    choices      x = the reference with probability 1/2, else any of the others
+    log       ln x ~ N(ln centre, 1.2²)
+    linear       x ~ N(centre, ((high - low) / 4)²)
+    log2    log2 x ~ N(log2 centre, 1²)
+    choices      x = the centre with probability 1/2, else any of the others
 
-each truncated to its range, and whole numbers rounded. Rates that work lie around the reference rather than anywhere
-in a range of three orders of magnitude. In case they do not, one in four is a point of a sequence that covers the whole
-space evenly.
+each truncated to its range, and whole numbers rounded. The centre is the reference at first, then the best trial so
+far: rates that work lie around it rather than anywhere in a range of three orders of magnitude. In case they do not,
+one in four is a point of a sequence that covers the whole space evenly.
 
 That is SciPy's Halton sequence with random digits (Owen 2017, arXiv 1706.02808).
 """
@@ -25,7 +25,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner.space import Search
 
 AROUND = 0.75
-"""Share of the first trials that are drawn around the reference."""
+"""Share of the first trials that are drawn around the centre."""
 LOG_SIGMA = 1.2
 """In the natural logarithm: half of all lie within a factor of 2.2."""
 LINEAR_SIGMA = 0.25
@@ -35,12 +35,12 @@ LOG2_SIGMA = 1.0
 Values = Mapping[str, HyperValue]
 
 
-def first_params(search: Search, reference: Values, seed: int, number: int) -> dict[str, HyperValue]:
+def first_params(search: Search, centre: Values, seed: int, number: int) -> dict[str, HyperValue]:
     """Return the params of a trial that begins a search.
 
     Args:
         search: What trials sample.
-        reference: The values to draw around, by name; if there is none, the middle of the range.
+        centre: The values to draw around, by name; if there is none, the middle of the range.
         seed: The study's.
         number: The trial's.
     """
@@ -48,7 +48,7 @@ def first_params(search: Search, reference: Values, seed: int, number: int) -> d
     if random.random() >= AROUND:
         return spread_params(search, seed, number)
     drawn = {name: random.random() for name in sorted(search)}  # whatever the order of the study file
-    return {name: _around(name, span, reference.get(name), drawn[name]) for name, span in search.items()}
+    return {name: _around(name, span, centre.get(name), drawn[name]) for name, span in search.items()}
 
 
 def spread_params(search: Search, seed: int, number: int) -> dict[str, HyperValue]:
@@ -95,17 +95,17 @@ def _at(name: str, span: Dimension, share: float) -> HyperValue:
     return _value(name, span, low + share * (high - low))
 
 
-def _around(name: str, span: Dimension, reference: HyperValue, share: float) -> HyperValue:
-    """Return the quantile of a normal distribution around the reference, truncated to the range; or a choice."""
+def _around(name: str, span: Dimension, centre: HyperValue, share: float) -> HyperValue:
+    """Return the quantile of a normal distribution around the centre, truncated to the range; or a choice."""
     if isinstance(span, Choices):
-        others = [value for value in span.values if value != reference]
+        others = [value for value in span.values if value != centre]
         if len(others) == len(span.values):
             return _at(name, span, share)
-        return reference if share < 0.5 else others[int((2 * share - 1) * len(others))]
-    if not isinstance(reference, int | float):
+        return centre if share < 0.5 else others[int((2 * share - 1) * len(others))]
+    if not isinstance(centre, int | float):
         middle = sum(_ends(name, span)) / 2
     else:
-        middle = _TO[span.scale](min(max(reference, span.low), span.high))
+        middle = _TO[span.scale](min(max(centre, span.low), span.high))
     low, high = _ends(name, span)
     sigma = {"log": LOG_SIGMA, "log2": LOG2_SIGMA, "linear": LINEAR_SIGMA * (span.high - span.low)}[span.scale]
     normal = NormalDist(middle, sigma)

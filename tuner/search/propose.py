@@ -44,7 +44,7 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
     if name == "qmc":
         return spread_params(spec.search, spec.seed, number)
     if name != "random" and not _has_enough(spec, rows):
-        return first_params(spec.search, spec.config({}).to_dict(), spec.seed, number)
+        return first_params(spec.search, _leading_values(spec, rows), spec.seed, number)
     return decoded(spec.search, _ask(spec, number, as_read(spec, rows)))
 
 
@@ -113,6 +113,16 @@ def _has_enough(spec: StudySpec, rows: Rows) -> bool:
 def _teaches(spec: StudySpec, row: TrialRow) -> bool:
     has_value = _told(spec, row, 0.0).value is not None
     return has_value and read_by_sampler(spec.search, {**row.config, **row.params}) is not None
+
+
+def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
+    """Return the values of the trial with the best rung score so far, then value; the reference's before there is one.
+
+    A reference whose rate is off is left behind after two trials, not after a whole search around it.
+    """
+    sound = [row for row in rows if _teaches(spec, row) and (_told(spec, row, 0.0).constraint or 0.0) <= 0]
+    best = max(sound, key=lambda row: (row.rung_score or 0.0, row.value or 0.0, -row.number), default=None)
+    return spec.config({}).to_dict() if best is None else {**best.config, **best.params}
 
 
 def _ask(spec: StudySpec, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:
