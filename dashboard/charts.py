@@ -13,6 +13,7 @@ import pandas as pd
 from dashboard import echarts, style
 from dashboard.diagnosis import SIGNALS, Incident
 from dashboard.echarts import FAINT, Drawn, Option, Place, Span
+from ppo_core.kl_budget import is_within
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.rules import KL, RULES
 from tuner.search.fidelity import Rest
@@ -28,6 +29,8 @@ AXIS_TITLES: Mapping[Axis, str] = {
     "KL": METRICS[KL].title,
 }
 LENGTH = "response/length_mean"
+BUDGETED = ("eval/kl", "eval/kl_se")
+"""What tells whether an evaluation is within the KL budget."""
 NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LENGTH,), "seconds": (), "KL": (KL,)}
 """The metrics that a horizontal axis is made of."""
 LONGEST_GAP = 20
@@ -37,6 +40,8 @@ BAND_TRIALS = 60
 
 EARLY = (Status.PRUNED, Status.FAILED, Status.STOPPED)
 """Statuses of trials that ended before their end."""
+WHOLE: Span = (0.0, 100.0)
+"""All of the horizontal axis, in percent of the longest trial."""
 MOST_POINTS = 600
 """Points of one drawn line."""
 
@@ -152,7 +157,7 @@ class Drawing:
     smoothing: float = 0.0
     """The past's share in each point, 0 to under 1."""
     log_kl: bool = False
-    window: tuple[int, int] = (0, 100)
+    window: Span = WHOLE
     """The shown part of the horizontal axis, in percent of the longest trial."""
     by: str = ""
     """The setting that lines are named by besides their number; empty: none."""
@@ -160,7 +165,7 @@ class Drawing:
 
 def needed(metrics: Sequence[str], axis: Axis) -> tuple[str, ...]:
     """Return the columns that charts of these metrics are made of, in the declared order."""
-    wanted = {*metrics, *NEEDED[axis], *(name for metric in metrics for name in quantiles(metric))}
+    wanted = {*metrics, *BUDGETED, *NEEDED[axis], *(name for metric in metrics for name in quantiles(metric))}
     return tuple(name for name in METRICS if name in wanted)
 
 
@@ -179,7 +184,7 @@ def curve(
     drawing: Drawing,
     levels: Mapping[str, float],
     targets: Mapping[str, float] | None = None,
-    shaded_from: float | None = None,
+    kl_budget: float | None = None,
     names: Mapping[int, str] | None = None,
     rests: Mapping[int, Rest] | None = None,
 ) -> Option:
@@ -193,7 +198,7 @@ def curve(
         drawing: Axis, smoothing and range.
         levels: Horizontal lines by their name: budget, limit, baseline.
         targets: Those named at the other end, where they do not overprint a level's name: an adaptive β's.
-        shaded_from: What lies over it is shaded; None: nothing.
+        kl_budget: What lies over it is shaded in a chart of KL, and evaluations over it are hollow; None: neither.
         names: What trials in colour are called besides their number: our own words alone.
         rests: Where the strategy paused trials (see `tuner.search.fidelity.rests`).
     """
@@ -206,7 +211,10 @@ def curve(
     top = _kl_top(points, *span, levels, is_log) if is_kl else np.inf
     names, targets, looks = names or {}, targets or {}, style.looks(chosen)
     declared = METRICS[metric]
-    band, lines = _lines(points, trials, metric, looks, names, span[1])
+    evaluations = _evaluations(frame, trials, metric, looks, drawing, top, kl_budget)
+    # An evaluation's metric has points: those that say which are within the budget, or else its line's own.
+    with_points = metric.startswith("eval/") and not evaluations
+    band, lines = _lines(points, trials, metric, looks, names, span[1], with_points)
     sides = _clear_sides(points, levels, span)
     limits = [
         echarts.limit(value, name, at_end=not is_kl, is_below=not is_kl and sides[name])
@@ -219,16 +227,23 @@ def curve(
     vertical: Option = {"name": declared.unit or declared.label}
     if is_kl:
         vertical |= {"min": LOG_FLOOR if is_log else 0, "max": top} | ({"type": "log"} if is_log else {})
-    shaded = None if shaded_from is None else (shaded_from, top if is_kl else shaded_from)
+    shaded = (kl_budget, top) if is_kl and kl_budget is not None else None
     pointer = drawing.axis if drawing.axis == "KL" else drawing.axis.capitalize()
     is_whole = drawing.axis not in ("KL", "seconds")
-    return echarts.one_panel(
-        declared.column,
-        echarts.axis(AXIS_TITLES[drawing.axis], span, pointer=f"{pointer} {{value}}", is_whole=is_whole),
-        vertical,
-        [*_spreads(frame, metric, looks, drawing), *band, *lines.values(), *pauses],
-        [echarts.limits_alone(limits, shaded), *_ends(points, trials, looks, span, top, names), *others],
-        right=90 if names else 40,
+    return echarts.zoomable(
+        echarts.one_panel(
+            declared.column,
+            echarts.axis(AXIS_TITLES[drawing.axis], span, pointer=f"{pointer} {{value}}", is_whole=is_whole),
+            vertical,
+            [*_spreads(frame, metric, looks, drawing), *band, *lines.values(), *pauses],
+            [
+                echarts.limits_alone(limits, shaded),
+                *evaluations,
+                *_ends(points, trials, looks, span, top, names),
+                *others,
+            ],
+            right=90 if names else 40,
+        )
     )
 
 
@@ -283,6 +298,7 @@ def _lines(
     looks: Mapping[int, style.Look],
     names: Mapping[int, str],
     right: float,
+    with_points: bool,
 ) -> tuple[list[Drawn], dict[int, Drawn]]:
     """Return the band of too many grey trials to distinguish, and by number every other trial's line, grey ones first.
 
@@ -313,10 +329,43 @@ def _lines(
         width, opacity = (1.2, 0.6) if number in resting else (2.0, 1.0)  # a paused trial is quieter than an ended one
         line = echarts.line(
             kept, name, looks[number].colour, width=width, opacity=opacity, dash=looks[number].dash,
-            with_points=is_single or sparse,
+            with_points=is_single or with_points,
         )  # fmt: skip
         lines[number] = line if number in marked else echarts.named_at_end(line, called, right)  # else a symbol is
     return band, lines
+
+
+def _evaluations(
+    frame: pd.DataFrame,
+    trials: pd.DataFrame,
+    metric: str,
+    looks: Mapping[int, style.Look],
+    drawing: Drawing,
+    top: float,
+    kl_budget: float | None,
+) -> list[Option]:
+    """Return the bright trials' evaluations as points: hollow and pale over the KL budget, a star where one counts.
+
+    In a chart of training KL they are eval KL, which is what the budget is about.
+    """
+    height = "eval/kl" if metric in KL_METRICS else metric
+    if kl_budget is None or not height.startswith("eval/") or not {height, *BUDGETED} <= set(frame.columns):
+        return []
+    found, counted = [], trials.set_index("number")["value_step"]
+    evaluated = frame.assign(x=positions(frame, drawing.axis), y=frame[height]).dropna(subset=["x", "y"])
+    evaluated["y"] = evaluated["y"].clip(LOG_FLOOR if drawing.log_kl and metric in KL_METRICS else None, top)
+    for number, look in looks.items():
+        own = evaluated[evaluated["trial"] == number]
+        within = np.array(
+            [is_within(kl, se, kl_budget) for kl, se in own[list(BUDGETED)].itertuples(index=False)], bool
+        )
+        is_counted = (own["step"] == counted[number]).to_numpy()
+        kinds = {"over": ~within, "within": within & ~is_counted, "counted": within & is_counted}
+        for kind, is_of in kinds.items():
+            if is_of.any():
+                places = list(own.loc[is_of, ["x", "y"]].itertuples(index=False, name=None))
+                found.append(echarts.evaluations(number, kind, places, look.colour))
+    return found
 
 
 def _called(number: int, names: Mapping[int, str]) -> str:
@@ -423,10 +472,19 @@ def resting_text(score: float | None) -> str:
     return style.RESTING if score is None else f"{style.RESTING} (score {score:.2f})"
 
 
+def zoomed(frame: pd.DataFrame, axis: Axis, span: Span) -> Span:
+    """Return a part of the horizontal axis, such as one selected on a chart, in percent of the longest trial."""
+    longest = float(positions(frame, axis).max())
+    low, high = (round(min(max(100 * place / longest, 0.0), 100.0), 1) for place in span)
+    return (low, high) if high > low else WHOLE
+
+
 def _edges(points: pd.DataFrame, drawing: Drawing) -> Span:
     """Return the ends of the shown part of the horizontal axis."""
     longest = float(points["x"].max()) if len(points) else 0.0
     low, high = (longest * share / 100 for share in drawing.window)
+    if drawing.axis not in ("KL", "seconds"):
+        low, high = round(low), round(high)  # the axis's first label is a whole number
     return low, max(high, low + 1)
 
 

@@ -22,9 +22,13 @@ Place = tuple[float, float]
 TOP, PANEL, GAP = 30, 92, 30
 """Pixels over the first of several panels, of one panel, and between two."""
 FILL = "rgba(128, 128, 128, 0.10)"
+TAG = "#6b6b6b"
+"""The ground of texts that are of no trial: white on it is 5.3 : 1."""
 FAINT = "rgba(128, 128, 128, 0.45)"
 """Grey that shows on light and on dark pages: an area, and a line behind others."""
 
+_STAR = "path://M10,1 L12.7,7 L19,7.6 L14.2,11.9 L15.6,18.2 L10,14.9 L4.4,18.2 L5.8,11.9 L1,7.6 L7.3,7 Z"
+_LENS = "path://M6,1 a5,5 0 1,0 0.01,0 M9.6,9.6 L14,14"
 _UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
 
 
@@ -50,6 +54,20 @@ def one_panel(
         "xAxis": across | {"nameGap": 28},
         "yAxis": {"type": "value", "nameLocation": "end", "nameTextStyle": {"align": "left"}, "scale": True} | vertical,
         "series": [series | {"datasetIndex": place} for place, (_, series) in enumerate(drawn)] + list(others),
+    }
+
+
+def zoomable(option: Option) -> Option:
+    """Return a chart with a button after which a drag selects a part of the horizontal axis.
+
+    Streamlit tells the page what was selected. ECharts' own zoom would be lost at the next refresh.
+    """
+    toolbox = option["toolbox"]
+    title = "Zoom: press, then drag over a part of the run"
+    brush = {"type": ["lineX"], "icon": {"lineX": _LENS}, "title": {"lineX": title}}
+    return option | {
+        "brush": {"xAxisIndex": "all", "transformable": False, "outOfBrush": {"colorAlpha": 1}},
+        "toolbox": toolbox | {"feature": {"brush": brush} | toolbox["feature"]},
     }
 
 
@@ -146,8 +164,7 @@ def behind(drawn: Drawn) -> Drawn:
 def named_at_end(drawn: Drawn, text: str, right: float) -> Drawn:
     """Return a line with a text at its end; `right` is where the chart ends."""
     source, series = drawn
-    colour = series["lineStyle"]["color"]
-    label = {"show": True, "formatter": text, "fontWeight": "bold", "distance": 6, "color": colour}
+    label = {"show": True, "formatter": text, "distance": 6, **_tag(series["lineStyle"]["color"])}
     at_edge = source["x"].iloc[-1] >= right  # where texts pile up, and make room for each other
     return source, series | {"endLabel": label} | ({"labelLayout": {"moveOverlap": "shiftY"}} if at_edge else {})
 
@@ -197,7 +214,7 @@ def limit(
         "xAxis" if is_upright else "yAxis": value,
         "name": text,
         "lineStyle": {"color": colour, "type": "dashed", "width": width},
-        "label": {"show": bool(text), "formatter": text, "position": side, "color": colour, "fontSize": 12},
+        "label": {"show": bool(text), "formatter": text, "position": side, "distance": 3, **_tag(TAG)},
     }
 
 
@@ -266,6 +283,32 @@ def point(
     }
 
 
+def evaluations(number: int, kind: str, places: Sequence[Place], colour: str) -> Option:
+    """Return evaluations of a trial that are `within` the KL budget, `over` it, or the one that is `counted`."""
+    if kind == "over":
+        look = _symbol(style.Mark("", "", "emptyCircle"), colour, size=6, border=1)
+        look["itemStyle"] = look["itemStyle"] | {"opacity": 0.6}
+    elif kind == "within":
+        look = {"symbol": "circle", "symbolSize": 6, "itemStyle": {"color": colour}}
+    else:
+        look = {
+            "symbol": _STAR,
+            "symbolSize": 15,
+            "itemStyle": {"color": colour, "borderColor": "#ffffff", "borderWidth": 1},
+        }
+    name = f"Trial {number}, {kind}"
+    return (
+        _UNTOUCHED
+        | look
+        | {
+            "type": "scatter",
+            "name": name,
+            "z": 6 if kind == "counted" else 4,
+            "data": [list(place) for place in places],
+        }
+    )
+
+
 def points_behind(places: Sequence[Place], mark: style.Mark) -> Option:
     """Return grey points behind the others as one series."""
     look = _symbol(mark, FAINT, size=6, border=1)
@@ -283,6 +326,16 @@ def _symbol(mark: style.Mark, colour: str, *, size: int, border: int) -> Option:
 
 
 def _words(called: str, more: str, colour: str) -> Option:
-    """Return the text beside a symbol: what a trial is called in its colour, then more in grey."""
-    rich = {"number": {"color": colour, "fontWeight": "bold"}}
-    return {"formatter": f"{{number|{called}}}{more}", "color": style.NEUTRAL, "rich": rich}
+    """Return the text beside a symbol: what a trial is called on its colour, then more on grey."""
+    rich = {"number": _tag(colour), "more": _tag(TAG)}
+    return {"formatter": f"{{number|{called}}}" + (f"{{more|{more.strip()}}}" if more else ""), "rich": rich}
+
+
+def _tag(colour: str) -> Option:
+    """Return how a text looks that lines must not run through, on light and on dark pages: on a coloured ground."""
+    ink = "#ffffff" if colour == TAG else style.ink(colour)
+    weight = "normal" if colour == TAG else "bold"
+    return {
+        "color": ink, "backgroundColor": colour, "padding": [2, 4], "borderRadius": 3, "fontSize": 11,
+        "fontWeight": weight,
+    }  # fmt: skip

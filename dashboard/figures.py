@@ -21,6 +21,8 @@ from tuner.status import Status
 GREY = style.NEUTRAL
 FONT = {"color": GREY}
 FAINT = "rgba(128, 128, 128, 0.35)"
+USUAL = 0.95
+"""Share of the evaluations that a linear KL axis shows: one blow-up would flatten all the rest."""
 PARAMS = "params_"
 """Before a searched hyperparameter's name, in a snapshot's columns."""
 
@@ -166,11 +168,11 @@ def _points_of(kind: str, group: pd.DataFrame, named: Collection[int | None]) ->
     )
 
 
-def _with_margin(heights: list[float]) -> list[float] | None:
+def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | None:
     """Return a range with room for the numbers above and below the points; None leaves it to Plotly."""
     if not heights:
         return None
-    margin = 0.14 * (max(heights) - min(heights)) or 0.5
+    margin = share * (max(heights) - min(heights)) or 0.5
     return [min(heights) - margin, max(heights) + margin]
 
 
@@ -229,6 +231,7 @@ def trajectories(
     checkpoint has a star, which `star` names. What lies over the budget is shaded.
     """
     figure, looks = go.Figure(), style.looks(chosen)
+    right = _right(evaluated, spec.kl_budget, log_kl)
     shown = evaluated.assign(x=evaluated["kl"].clip(lower=LOG_FLOOR) if log_kl else evaluated["kl"])
     figure.add_trace(_others(shown[~shown["trial"].isin(looks)]))
     resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
@@ -238,11 +241,11 @@ def trajectories(
             figure.add_trace(_way(number, look, line, number in resting))
     for kind in (*map(str, EARLY), style.RESTING):
         ends = _ends(shown, trials[trials["kind"] == kind])
+        ends["x"] = ends["x"].clip(upper=right)  # far ones stand at the axis's end
         if len(ends):
             figure.add_traces([_marks(kind, ends, looks), legend_entry(kind)])
     if len(front):
         figure.add_trace(_front(front.assign(x=front["kl"].clip(lower=LOG_FLOOR) if log_kl else front["kl"])))
-    right = _right(shown, spec.kl_budget, spec.kl_limit, log_kl)
     figure.add_vrect(x0=spec.kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
     kl_line(figure, spec.kl_budget, "KL budget", log_kl=log_kl)
     if spec.kl_limit <= right:
@@ -255,12 +258,13 @@ def trajectories(
         _name_best(figure, best, star, right, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
+    figure.update_yaxes(range=_with_margin(list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna()), 0.06))
     return figure.update_xaxes(**axis)
 
 
-def over_the_axis(evaluated: pd.DataFrame, kl_budget: float, kl_limit: float) -> str:
+def over_the_axis(evaluated: pd.DataFrame, kl_budget: float) -> str:
     """Return a sentence on the trials that leave the linear KL axis of `trajectories`; empty: none does."""
-    right = _right(evaluated, kl_budget, kl_limit, log_kl=False)
+    right = _right(evaluated, kl_budget, log_kl=False)
     return charts.beyond_text(evaluated[evaluated["kl"] > right], "kl", right)
 
 
@@ -376,6 +380,7 @@ def _name_best(figure: go.Figure, best: Checkpoint, name: str, right: float, log
     )  # fmt: skip
 
 
-def _right(points: pd.DataFrame, kl_budget: float, kl_limit: float, log_kl: bool) -> float:
-    highest = float(np.fmax(points["kl"].max(), kl_budget))
-    return 1.1 * (highest if log_kl else min(highest, max(MOST_LIMITS * kl_limit, kl_budget)))
+def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool) -> float:
+    """Return where a KL axis ends: a linear one over 19 in 20 of the evaluations, and twice the budget at least."""
+    usual = float(np.fmax(points["kl"].quantile(1.0 if log_kl else USUAL, interpolation="lower"), 2 * kl_budget))
+    return 1.1 * min(usual, float(np.fmax(points["kl"].max(), kl_budget)))

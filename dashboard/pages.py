@@ -2,10 +2,14 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import streamlit as st
+
+if TYPE_CHECKING:
+    from dashboard.views.common import Choice
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 
@@ -27,23 +31,31 @@ def main() -> None:
     if ROOT not in sys.path:  # Streamlit puts this file's folder there, not the checkout's
         sys.path.insert(0, ROOT)
     from dashboard import access, style
+    from dashboard.views import common
 
     # An emoji, since the browser would fetch a Material icon from outside.
     st.set_page_config(page_title="PPO Tuner", page_icon="📈", layout="wide")
     st.html(style.SHEET)
     access.given()  # takes a token that is not the right one out of the address
+    choice: list[Choice] = []
     pages = [
-        st.Page(_page(module), title=title, icon=icon, url_path=module, default=place == 0)
+        st.Page(_page(module, choice), title=title, icon=icon, url_path=module, default=place == 0)
         for place, (module, title, icon) in enumerate(PAGES)
     ]
-    st.navigation(pages).run()
+    shown = st.navigation(pages)
+    # Drawn here, and not by each page: Streamlit takes what a page's own widgets are bound to out of links to others.
+    choice.append(common.choose())
+    shown.run()
 
 
-def _page(module: str) -> Callable[[], None]:
-    """Return a page that imports its module when it is shown, so that no page waits for the libraries of another."""
+def _page(module: str, choice: "Sequence[Choice]") -> Callable[[], None]:
+    """Return a page that imports its module when it is shown, so that no page waits for the libraries of another.
+
+    `choice` holds what is chosen in the sidebar by then.
+    """
 
     def page() -> None:
-        importlib.import_module(f"dashboard.views.{module}").page()
+        importlib.import_module(f"dashboard.views.{module}").page(*choice)
 
     return page
 

@@ -11,6 +11,8 @@ from tuner.status import Status, Wanted
 from tuner.store import TrialRow
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+INKS = {"#0072B2": "#ffffff"}
+"""What is written on a colour; on all others it is black."""
 NEUTRAL = "#808080"
 """Limits and trials that are not highlighted: readable on a light and on a dark page."""
 
@@ -56,6 +58,7 @@ SHEET = """<style>
 [data-testid="stMain"] [data-testid="stVerticalBlock"] { gap: 0.75rem; }
 [data-testid="stMain"] h3 { font-size: 1.2rem; padding: 0.5rem 0; }
 [data-testid="stMetricValue"] { font-size: 1.5rem; }
+.parcoords text { text-shadow: none !important; }
 @media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 </style>"""
 """What makes a page denser than Streamlit's usual one, so that its first chart stands in the window's upper third."""
@@ -99,6 +102,11 @@ class Look:
 
     colour: str
     dash: Dash
+
+
+def ink(colour: str) -> str:
+    """Return the colour of texts on one of `COLOURS`: at least 5 : 1, which texts in these colours are not on white."""
+    return INKS.get(colour, "#000000")
 
 
 def looks(shown: Collection[int]) -> dict[int, Look]:

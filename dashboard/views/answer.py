@@ -10,12 +10,15 @@ from dashboard import data, diagnosis, safe_text
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.health import Card
-from dashboard.views import by_beta, common
+from dashboard.views import common
+from dashboard.views.common import Figure
+from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
 from tuner import results
 from tuner.answer import Answer, Badge
+from tuner.best import RULE
 from tuner.results import StudyView
-from tuner.status import Origin
+from tuner.status import Origin, Status
 from tuner.store import TrialRow
 
 
@@ -26,12 +29,23 @@ def draw(
     running: Sequence[Card],
     leader: TrialRow | None,
 ) -> None:
-    """Draw the study's answer, and the next steps beside it; `leader` leads while there is no answer yet."""
-    left, right = st.columns([3, 2], gap="medium")
-    with left:
-        _answer(snapshot.view, found, baseline, leader)
-    with right:
-        next_steps(snapshot, found, running)
+    """Draw the study's answer as a card, and the next steps in it; `leader` leads while there is no answer yet."""
+    with st.container(border=True, key="answer"):
+        left, right = st.columns([3, 2], gap="medium")
+        with left:
+            _answer(snapshot.view, found, baseline, leader)
+        with right:
+            next_steps(snapshot, found, running)
+            if found is not None:
+                _changed(snapshot.view, found.trial)
+
+
+def _changed(view: StudyView, best: TrialRow) -> None:
+    changed = changed_settings(view, best)
+    if isinstance(changed, str):
+        st.text(changed)
+    else:
+        common.table(changed, key="changed settings")
 
 
 def next_steps(snapshot: Snapshot, found: Answer | None, running: Sequence[Card]) -> None:
@@ -42,7 +56,6 @@ def next_steps(snapshot: Snapshot, found: Answer | None, running: Sequence[Card]
         boxes[one.level](one.text)
         if one.command:
             st.code(data.command(one.command), language=None, wrap_lines=True)
-    by_beta.link(snapshot)
 
 
 def _answer(view: StudyView, found: Answer | None, baseline: float | None, leader: TrialRow | None) -> None:
@@ -55,16 +68,44 @@ def _answer(view: StudyView, found: Answer | None, baseline: float | None, leade
     if found is None:
         st.info(_no_answer(view, leader))
         return
-    what_to_launch(view, found, baseline)
-    changed = changed_settings(view, found.trial)
-    if isinstance(changed, str):
-        st.text(changed)
-    else:
-        common.table(changed, key="changed settings")
+    _heading(found)
+    common.figures(_figures(view, found, baseline))
+    kl = found.trial.kl if found.confirmed is None or found.confirmed.kl is None else found.confirmed.kl.mean
+    if kl is not None:
+        st.progress(min(1.0, kl / view.spec.kl_budget), text=f"{kl / view.spec.kl_budget:.0%} of the KL budget")
+    _certainty(view, found)
     kept = None if found.checkpoint is None or found.confirmed is not None else found.checkpoint.kept.path
     if kept is not None:
         st.text("Its checkpoint:")
         st.code(safe_text.one_line(str(kept), data.MOST_OF_A_COMMAND), language=None, wrap_lines=True)
+
+
+def _figures(view: StudyView, found: Answer, baseline: float | None) -> tuple[Figure, ...]:
+    """Return the answer's reward and KL; on fresh seeds where it is confirmed."""
+    one, trial, budget = found.confirmed, found.trial, f"budget {view.spec.kl_budget:g}"
+    gained = f"trial {found.number}, {found.badge}"
+    reward = trial.value if one is None or one.reward is None else one.reward.mean
+    kl = trial.kl if one is None or one.kl is None else one.kl.mean
+    if baseline is not None and reward is not None and one is None:
+        gained += f", {reward - baseline:+.2f} over SFT"
+    if one is None and trial.end_kl is not None and trial.status is Status.COMPLETED:
+        budget += f", end {trial.end_kl:.1f}"
+    return (
+        (
+            "Reward to launch" if found.confirmed else "Best eval reward",
+            "–" if reward is None else f"{reward:.2f}",
+            gained,
+            f"What to launch has it; on fresh seeds and the test prompts where it is confirmed. {RULE} Below: which "
+            "trial, how sure that is, and how far its eval reward is over the SFT policy's.",
+        ),
+        (
+            "Its KL",
+            "–" if kl is None else f"{kl:.1f} nats",
+            budget,
+            f"KL in {METRICS['eval/kl'].unit}, of the same evaluations as the reward. Below: the KL budget, and the "
+            "eval KL at the end of the trial.",
+        ),
+    )
 
 
 def _no_answer(view: StudyView, leader: TrialRow | None) -> str:
@@ -79,16 +120,23 @@ def _no_answer(view: StudyView, leader: TrialRow | None) -> str:
     )
 
 
-def what_to_launch(view: StudyView, found: Answer, baseline: float | None = None) -> None:
-    """Draw a study's answer: what it reaches, how sure that is, and the command that launches it."""
+def _heading(found: Answer) -> None:
+    """Draw which trial and checkpoint it is, and how sure that is."""
     step = None if found.checkpoint is None or found.confirmed is not None else found.checkpoint.step
     at = "" if step is None else f", step {step}"
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(f"**Trial {found.number}{at}**", width="content")
         st.badge(found.badge.value, color=_COLOURS[found.badge], help=found.badge.meaning)
-    value = found.trial.value
-    gain = "" if baseline is None or value is None or found.confirmed else f" {value - baseline:+.2f} over SFT."
-    st.text(f"{found.reading}{gain}")
+
+
+def what_to_launch(view: StudyView, found: Answer) -> None:
+    """Draw a study's answer: what it reaches, how sure that is, and the command that launches it."""
+    _heading(found)
+    _certainty(view, found)
+
+
+def _certainty(view: StudyView, found: Answer) -> None:
+    st.text(found.reading)
     st.text(found.certainty if view.state == "finished" or view.confirming else f"{found.certainty} {_UNFINISHED}")
     for caution in found.cautions:
         st.text(caution)

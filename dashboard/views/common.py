@@ -1,5 +1,6 @@
 """What pages share: the study that the sidebar names, the status line, empty states, what can be downloaded."""
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,6 +31,19 @@ Draw = Callable[[Store, Snapshot, tuple[int, ...]], None]
 """Draws a page of a study, with the trials that are chosen in the sidebar."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen in the sidebar."""
+
+    store: Store
+    snapshot: Snapshot
+    """The study, under its own KL budget."""
+    trials: tuple[int, ...]
+    """By number; empty: none is chosen."""
+    budget: float
+    """The KL budget, in nats per response."""
+
+
 @contextmanager
 def problems_shown() -> Iterator[None]:
     """Show a user's problem (no store, a foreign one, a study that is gone) in place of the rest of the page."""
@@ -45,33 +59,30 @@ def open_store() -> Store:
     return data.open_store(data.storage())
 
 
-def of_a_study(draw: Draw, *, under_own_budget: bool = False, before: Callable[[Snapshot], None] | None = None) -> None:
-    """Draw the sidebar, and a page of what is chosen in it; a user's problem is shown in the page's place.
-
-    Args:
-        draw: Draws the page of a study and the trials chosen in it.
-        under_own_budget: Whether it is about the study under its own KL budget, whatever the sidebar has.
-        before: Done before trials can be chosen.
-    """
+def choose() -> Choice:
+    """Draw the sidebar, and return what is chosen in it; without a study, draw why in the page's place, and stop."""
     with problems_shown():
         store = open_store()
         name = sidebar.choose_study(store)
         if name is None:
-            _no_study(store)
-            return
+            text = f"The store is empty. A study appears here as soon as its first trial starts. {OWN_STUDY}"
+            guide("No studies yet", text, [data.command(["demo"]), *new_study()])
+            st.stop()
         snapshot = data.snapshot(store, name)
-        if before is not None:
-            before(snapshot)
-        chosen, budget = sidebar.choose_trials(snapshot), sidebar.choose_budget(snapshot)
-        draw(store, snapshot if under_own_budget else data.under_budget(store, snapshot, budget), chosen)
+        return Choice(store, snapshot, sidebar.choose_trials(snapshot), sidebar.choose_budget(snapshot))
 
 
-def _no_study(store: Store) -> None:
-    if store.studies():
-        st.info("Choose a study in the sidebar.")
-    else:
-        text = f"The store is empty. A study appears here as soon as its first trial starts. {OWN_STUDY}"
-        guide("No studies yet", text, [data.command(["demo"]), *new_study()])
+def of_a_study(choice: Choice, draw: Draw, *, under_own_budget: bool = False) -> None:
+    """Draw a page of what is chosen; a user's problem is shown in its place.
+
+    Args:
+        choice: What is chosen in the sidebar.
+        draw: Draws the page of a study and the trials chosen in it.
+        under_own_budget: Whether it is about the study under its own KL budget, whatever the sidebar has.
+    """
+    with problems_shown():
+        shown = choice.snapshot if under_own_budget else data.under_budget(choice.store, choice.snapshot, choice.budget)
+        draw(choice.store, shown, choice.trials)
 
 
 def again(store: Store, drawn: Snapshot) -> Snapshot:
@@ -80,8 +91,8 @@ def again(store: Store, drawn: Snapshot) -> Snapshot:
 
 
 def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.AT_A_GLANCE) -> tuple[int, ...]:
-    """Return the trials drawn in colour: those chosen, else all where they are few, else the default ones and what
-    runs.
+    """Return the trials drawn in colour: those chosen, else all where they are few, else the default ones, what runs,
+    and the best that completed.
     """
     if chosen:
         return chosen[:most]
@@ -89,12 +100,28 @@ def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.A
     if len(rows) <= style.AT_A_GLANCE:
         return tuple(row.number for row in rows)
     running = [row.number for row in rows if row.status is Status.RUNNING]
-    return tuple(dict.fromkeys([*snapshot.default_trials, *running]))[: style.AT_A_GLANCE]
+    ended = sorted((row for row in rows if row.status is Status.COMPLETED), key=lambda row: -(row.value or -math.inf))
+    best = [row.number for row in ended]
+    return tuple(dict.fromkeys([*snapshot.default_trials, *running, *best]))[: style.AT_A_GLANCE]
 
 
 def refresh_every(view: StudyView) -> int | None:
     """Return the seconds between two checks; None: nothing runs the study, so that it stays as it is."""
     return REFRESH_SECONDS if view.row.is_held else None
+
+
+_WHOLE_PAGE = "whole page"
+
+
+def ask_for_the_whole_page() -> None:
+    """Have all of the page drawn again: for what is chosen within a part that draws itself, and matters to the rest."""
+    st.session_state[_WHOLE_PAGE] = True
+
+
+def draw_the_whole_page_if_asked() -> None:
+    """Draw all of the page again if that was asked for: at the beginning of each part that draws itself."""
+    if st.session_state.pop(_WHOLE_PAGE, False):
+        st.rerun()
 
 
 def live(snapshot: Snapshot, draw: Callable[[Store, Snapshot], None], head: DeltaGenerator | None = None) -> None:
@@ -110,6 +137,7 @@ def _look(
 ) -> None:
     """Draw once; `drawn` is what the rest of the page shows, `fresh` holds what the page has read just now."""
     with problems_shown():
+        draw_the_whole_page_if_asked()
         store = open_store()
         snapshot = fresh.pop() if fresh else again(store, drawn)
         if snapshot.view.state != drawn.view.state:
@@ -249,7 +277,7 @@ def begun(snapshot: Snapshot, chosen: tuple[int, ...], most: int | None = None) 
         st.info(f"Not started yet: trial{'s' if len(missing) > 1 else ''} {', '.join(missing)}.")
     found = tuple(number for number in chosen if number in there)
     if most is not None and len(found) > most:
-        st.info(f"Only the first {most} chosen trials fit on this page.")
+        st.info(f"Shown are {most} of {len(found)} trials. Choose others in the sidebar.")
         found = found[:most]
     return found
 
@@ -273,6 +301,17 @@ def figure(drawn: go.Figure, key: str, alt: str) -> None:
         on_click="ignore",
         help="One file that opens offline, with zoom and tooltips.",
     )
+
+
+Figure = tuple[str, str, str | None, str]
+"""One figure of a page: label, value, note below it, help."""
+
+
+def figures(shown: Sequence[Figure]) -> None:
+    """Draw figures beside each other."""
+    with st.grid(len(shown), min_column_width=130):
+        for label, value, note, help_text in shown:
+            st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
 
 
 def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None) -> None:

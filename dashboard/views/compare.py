@@ -27,9 +27,9 @@ CURVES = ("objective/kl_exact", "eval/reward", "objective/scores")
 VIEWS = ("Trials", "What mattered")
 
 
-def page() -> None:
+def page(choice: common.Choice) -> None:
     """Draw the page."""
-    common.of_a_study(_study)
+    common.of_a_study(choice, _study)
 
 
 def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
@@ -50,7 +50,7 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
 
 
 def _trials(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], head: DeltaGenerator) -> None:
-    numbers = common.begun(snapshot, chosen, MOST) or tuple(snapshot.default_trials)[:MOST]
+    numbers = common.begun(snapshot, chosen or tuple(snapshot.default_trials), MOST)
     with head:
         common.line(store, snapshot, numbers)
     if len(numbers) < LEAST:

@@ -17,9 +17,9 @@ from tuner.confirmed import Confirmation, Interval, confirmations, runs_text
 from tuner.store import Store
 
 
-def page() -> None:
+def page(choice: common.Choice) -> None:
     """Draw the page."""
-    common.of_a_study(_study, under_own_budget=True)
+    common.of_a_study(choice, _study, under_own_budget=True)
 
 
 def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:

@@ -223,7 +223,7 @@ _KEEP = "token to keep"
 """The key of whether a token was typed just now, which the browser has yet to keep."""
 
 
-def page() -> None:
+def page(choice: common.Choice) -> None:
     """Draw the page."""
     head = st.container()
     row = st.container(horizontal=True, vertical_alignment="center")
@@ -234,7 +234,7 @@ def page() -> None:
     with row:
         _permission()
     draw_flash()
-    common.of_a_study(functools.partial(_of_a_study, part, head), under_own_budget=True)
+    common.of_a_study(choice, functools.partial(_of_a_study, part, head), under_own_budget=True)
     draw_asked()
 
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
 from dashboard import analysis, charts, data, style
-from dashboard.charts import KL_METRICS, Axis, Drawing
+from dashboard.charts import KL_METRICS, WHOLE, Axis, Drawing
 from dashboard.data import Snapshot
-from dashboard.echarts import Option
+from dashboard.echarts import Option, Span
 from dashboard.views import common
 from ppo_core.metrics import METRICS
 from tuner.rules import KL
@@ -90,11 +91,45 @@ def _chart(drawn: Drawn, metric: str, baseline: float | None, height: int) -> No
     lines = levels(drawn.snapshot, metric, baseline)
     option = _shown(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
     alt = f"{declared.title} over {drawn.drawing.axis}, one line a trial"
-    st.echarts_chart(option, key=f"{metric} curves", height=height, alt=alt)
+    key = f"{metric} curves" if drawn.drawing.window == WHOLE else f"{metric} curves {drawn.drawing.window}"
+    st.echarts_chart(option, key=key, height=height, alt=alt, on_select=partial(_zoom, key, drawn))
     if said := _spread_text(drawn, metric):
         st.caption(said)
     if over := charts.over_the_axis(drawn.frame, metric, drawn.drawing, lines):
         st.caption(over)
+
+
+# The shown part of the run: a drag on a chart or the slider of Curves sets it for all charts, and it stays.
+
+WINDOW = "window"
+"""The key of the shown part, in percent of the longest trial."""
+
+
+def window() -> Span:
+    """Return the shown part of the run."""
+    low, high = st.session_state.get(WINDOW, WHOLE)
+    return low, high
+
+
+def whole_run_button() -> None:
+    """Draw what part of the run is shown, and the button that shows all of it; nothing where all is shown."""
+    low, high = window()
+    if (low, high) != WHOLE:
+        label = f"Zoomed in on {low:g}% to {high:g}% of the run: show all"
+        st.button(label, icon=":material/zoom_out:", key="whole run", on_click=_set_window, args=(WHOLE,))
+
+
+def _zoom(key: str, drawn: Drawn) -> None:
+    """Show the part of the run that was selected on a chart."""
+    areas = st.session_state[key].selection.areas
+    if areas:
+        low, high = areas[0]["coord_range"]
+        _set_window(charts.zoomed(drawn.frame, drawn.drawing.axis, (low, high)))
+
+
+def _set_window(span: Span) -> None:
+    st.session_state[WINDOW] = span
+    common.ask_for_the_whole_page()
 
 
 def _help(drawn: Drawn, metric: str) -> str:
@@ -123,7 +158,15 @@ def _spread_text(drawn: Drawn, metric: str) -> str:
 
 
 def in_colour(drawn: Drawn, chosen: tuple[int, ...]) -> str:
-    """Return which trials are in colour, and why those."""
+    """Return which trials are in colour, why those, and what their points are."""
+    return f"{_in_colour(drawn, chosen)} {POINTS}".strip()
+
+
+POINTS = "Points are evaluations: hollow ones are over the KL budget, and ★ is the one that counts."
+
+
+def _in_colour(drawn: Drawn, chosen: tuple[int, ...]) -> str:
+    """Return which trials are in colour, and why those; empty: all are."""
     if len(chosen) > len(drawn.bright):
         return f"In colour: the first {len(drawn.bright)} of the {len(chosen)} chosen trials."
     if not chosen and len(drawn.bright) == len(drawn.snapshot.view.trials):
@@ -156,7 +199,7 @@ def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) 
         drawing=_drawn.drawing,
         levels=_levels,
         targets=targets(_drawn.snapshot, _drawn.bright, _drawn.frame) if _metric in KL_METRICS else None,
-        shaded_from=_drawn.snapshot.view.spec.kl_budget if _metric in KL_METRICS else None,
+        kl_budget=_drawn.snapshot.view.spec.kl_budget,
         names=_names(_drawn),
         rests=fidelity.rests(_of_frame(_drawn)),
     )

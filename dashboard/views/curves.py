@@ -8,11 +8,11 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import analysis, charts, data
-from dashboard.charts import AXES, MOST_LINES, Drawing
+from dashboard.charts import AXES, MOST_LINES, WHOLE, Drawing
 from dashboard.data import Snapshot
 from dashboard.views import by_beta, changes, common, curve_charts, incident
 from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
-from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
+from dashboard.views.curve_charts import SHOWN_FIRST, WINDOW, Drawn
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.diagnose import HEALTH_METRICS, LATEST, Course, Reading
@@ -34,9 +34,9 @@ GROUPS: Mapping[str, str] = {
 VIEWS = ("Curves", "What moved first", "PPO health")
 
 
-def page() -> None:
+def page(choice: common.Choice) -> None:
     """Draw the page."""
-    common.of_a_study(_study, before=by_beta.follow)
+    common.of_a_study(choice, _study)
 
 
 def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
@@ -70,6 +70,7 @@ def _draw(
     drawing: Drawing,
 ) -> None:
     """Draw the curves."""
+    curve_charts.whole_run_button()
     drawn = Drawn.of(store, snapshot, chosen, metrics, drawing)
     if drawn.frame.empty:
         st.info("No trial has reported a step yet.")
@@ -105,8 +106,9 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         help="Share of the past in each point (exponential mean). Evaluations are never smoothed.",
     )  # fmt: skip
     low, high = more.slider(
-        "Shown part of the run (%)", 0, 100, (0, 100), key="window", bind="query-params",
-        help="Percent of the longest trial. The range stays set while a running study refreshes.",
+        "Shown part of the run (%)", *WHOLE, WHOLE, 0.1, format="%.1f", key=WINDOW, bind="query-params",
+        persist_state="session",
+        help="Percent of the longest trial. The zoom button of a chart sets it, too: press it, then drag.",
     )  # fmt: skip
     by_beta.button(snapshot)
     return tuple(metrics) or SHOWN_FIRST, Drawing(axis, smoothing, scale == "log", (low, high), by or "")

@@ -1,4 +1,4 @@
-"""The first page: how the study stands, its curves, what to launch, what runs, every trial, every study."""
+"""The first page: what to launch, its curves, how the study stands, what runs, every trial, every study."""
 
 import streamlit as st
 
@@ -6,11 +6,11 @@ from dashboard import data
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import answer, common, curve_charts, running, search, studies, trials_table
+from dashboard.views.common import Figure
 from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
-from ppo_core.metrics import METRICS
 from ppo_core.output import counted
-from tuner.answer import Answer, of_study
-from tuner.best import RULE, best_trial
+from tuner.answer import of_study
+from tuner.best import best_trial
 from tuner.results import StudyView
 from tuner.scoring import with_running
 from tuner.status import Status
@@ -22,9 +22,9 @@ CHARTS = SHOWN_FIRST[:2]
 """KL and eval reward."""
 
 
-def page() -> None:
+def page(choice: common.Choice) -> None:
     """Draw the page."""
-    common.of_a_study(_study)
+    common.of_a_study(choice, _study)
 
 
 def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
@@ -45,6 +45,7 @@ def _is_large(snapshot: Snapshot) -> bool:
 def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...]) -> None:
     """Draw what changes while the study runs; `drawn` is what the rest of the page shows."""
     with common.problems_shown():
+        common.draw_the_whole_page_if_asked()
         store = common.open_store()
         snapshot = fresh.pop() if fresh else common.again(store, drawn)
         started = bool(snapshot.view.trials)
@@ -57,10 +58,10 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...]) -> No
             return
         baseline = _baseline(store, snapshot)
         found = of_study(store, snapshot.view)
-        _cards(snapshot, found, baseline)
-        _curves(store, snapshot, chosen)
         under_way = running.read(store, snapshot)
         answer.draw(snapshot, found, baseline, under_way, _leader(store, snapshot.view) if found is None else None)
+        _curves(store, snapshot, chosen)
+        _cards(snapshot)
         running.draw(under_way, snapshot.view.spec.kl_limit)
         if not _is_large(drawn):
             trials_table.draw(snapshot, chosen)
@@ -76,7 +77,9 @@ def _leader(store: Store, view: StudyView) -> TrialRow | None:
 
 
 def _curves(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    drawn = Drawn.of(store, snapshot, chosen, drawing=Drawing(axis="episodes"))
+    curve_charts.whole_run_button()
+    drawing = Drawing(axis="episodes", window=curve_charts.window())
+    drawn = Drawn.of(store, snapshot, chosen, drawing=drawing)
     if drawn.frame.empty:
         st.info("No trial has reported a step yet.")
         return
@@ -91,21 +94,14 @@ def _baseline(store: Store, snapshot: Snapshot) -> float | None:
     return data.baseline(steps)
 
 
-# The cards: how far the study is, its answer, and what it cost.
+# The figures: how far the study is, and what it cost.
 
 
-def _cards(snapshot: Snapshot, found: Answer | None, baseline: float | None) -> None:
-    cards = (*_progress(snapshot), *_launch(snapshot, found, baseline), _cost(snapshot.view))
-    with st.grid(len(cards), min_column_width=130):
-        for label, value, note, help_text in cards:
-            st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
+def _cards(snapshot: Snapshot) -> None:
+    common.figures((*_progress(snapshot), _cost(snapshot.view)))
 
 
-_Card = tuple[str, str, str | None, str]
-"""Label, value, note below it, help."""
-
-
-def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
+def _progress(snapshot: Snapshot) -> tuple[Figure, ...]:
     view = snapshot.view
     shown = [row.shown_status for row in view.trials if not row.is_done]
     resting = [_at_rung(view)] if view.extent.budget is None else []
@@ -133,7 +129,7 @@ def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
     )
 
 
-def _budget(view: StudyView) -> tuple[_Card, ...]:
+def _budget(view: StudyView) -> tuple[Figure, ...]:
     """Return the card of a study with a budget; none of one that has a number of trials alone."""
     extent = view.extent
     if extent.budget is None:
@@ -155,38 +151,7 @@ def _promoted(view: StudyView) -> str:
     return f" Below: trials that the strategy paused at a rung. {promoted.capitalize()} promoted so far."
 
 
-def _launch(snapshot: Snapshot, found: Answer | None, baseline: float | None) -> tuple[_Card, ...]:
-    """Return the cards of the answer: its reward, and its KL; on fresh seeds where it is confirmed."""
-    gained, budget = "none yet", f"budget {snapshot.view.spec.kl_budget:g}"
-    reward = kl = None
-    if found is not None:
-        one, trial = found.confirmed, found.trial
-        gained = f"trial {found.number}, {found.badge}"
-        reward = trial.value if one is None or one.reward is None else one.reward.mean
-        kl = trial.kl if one is None or one.kl is None else one.kl.mean
-        if baseline is not None and reward is not None and one is None:
-            gained += f", {reward - baseline:+.2f} over SFT"
-        if one is None and trial.end_kl is not None and trial.status is Status.COMPLETED:
-            budget += f", end {trial.end_kl:.1f}"
-    return (
-        (
-            "Reward to launch" if found is not None and found.confirmed else "Best eval reward",
-            "–" if reward is None else f"{reward:.2f}",
-            gained,
-            f"What to launch has it; on fresh seeds and the test prompts where it is confirmed. {RULE} Below: which "
-            "trial, how sure that is, and how far its eval reward is over the SFT policy's.",
-        ),
-        (
-            "Its KL",
-            "–" if kl is None else f"{kl:.1f} nats",
-            budget,
-            f"KL in {METRICS['eval/kl'].unit}, of the same evaluations as the reward. Below: the KL budget, and the "
-            "eval KL at the end of the trial.",
-        ),
-    )
-
-
-def _cost(view: StudyView) -> _Card:
+def _cost(view: StudyView) -> Figure:
     spent = data.cost(view)
     note = None if spent.seconds_a_trial is None else f"{spent.seconds_a_trial:,.0f} s per ended trial"
     pruned = "" if not spent.pruned_share else f" Pruned trials took {spent.pruned_share:.0%} of it."

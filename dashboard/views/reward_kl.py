@@ -22,9 +22,9 @@ WAYS, VALUES = "trajectories", "values"
 """What the figure can show."""
 
 
-def page() -> None:
+def page(choice: common.Choice) -> None:
     """Draw the page."""
-    common.of_a_study(_study)
+    common.of_a_study(choice, _study)
 
 
 def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
@@ -106,13 +106,8 @@ def _end_note(view: StudyView, trial: TrialRow) -> str:
 
 
 def _highlighted(snapshot: Snapshot, chosen: tuple[int, ...], at: Checkpoint | None) -> tuple[int, ...]:
-    if chosen:
-        return chosen[: style.DISTINCT]
-    rows = snapshot.view.trials
-    if len(rows) <= style.AT_A_GLANCE:
-        return tuple(row.number for row in rows)
-    found = [] if at is None else [at.trial]
-    return tuple(dict.fromkeys([*found, *snapshot.default_trials]))[: style.AT_A_GLANCE]
+    found = [] if at is None or chosen else [at.trial]
+    return tuple(dict.fromkeys([*found, *common.highlighted(snapshot, chosen, style.DISTINCT)]))
 
 
 def _figure(
@@ -156,7 +151,7 @@ def _figure(
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
     )
-    if scale != "log" and (over := figures.over_the_axis(evaluated, spec.kl_budget, spec.kl_limit)):
+    if scale != "log" and (over := figures.over_the_axis(evaluated, spec.kl_budget)):
         st.caption(over)
 
 

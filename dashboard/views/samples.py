@@ -131,10 +131,12 @@ LONG = 700
 """Characters from which a text scrolls in a box of its own, so that the others stay beside it."""
 
 
-def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw the samples of the chosen trials, or of the default ones."""
+def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
+    """Draw the samples of the first of some trials."""
     st.subheader("Samples on the same prompts", anchor=False, help=_HELP)
-    numbers = (chosen or tuple(snapshot.default_trials))[:SIDE_BY_SIDE]
+    if len(numbers) > SIDE_BY_SIDE:
+        st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
+        numbers = numbers[:SIDE_BY_SIDE]
     every = data.samples(store, snapshot, numbers)
     if every.empty:
         st.info("These trials have no samples yet. The first evaluation writes them.")
@@ -295,9 +297,9 @@ def _parts(parts: Mapping[str, float | None]) -> str:
 # Samples: the same prompt across trials and evaluations, what each reward was made of, and the tokens behind it.
 
 
-def page() -> None:
+def page(choice: common.Choice) -> None:
     """Draw the page."""
-    common.of_a_study(_study)
+    common.of_a_study(choice, _study)
 
 
 def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
@@ -306,10 +308,9 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         text = "A trial writes samples at its first evaluation, before its first update."
         common.not_begun(snapshot, "No trials yet", text)
         return
-    chosen = common.begun(snapshot, chosen, SIDE_BY_SIDE)
-    numbers = (chosen or tuple(snapshot.default_trials))[:SIDE_BY_SIDE]
+    numbers = common.begun(snapshot, chosen or tuple(snapshot.default_trials), SIDE_BY_SIDE)
     common.line(store, snapshot, numbers)
-    section(store, snapshot, chosen)
+    section(store, snapshot, numbers)
     _hacking(store, snapshot, numbers)
 
 

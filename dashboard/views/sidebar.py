@@ -4,7 +4,6 @@ import math
 from contextlib import suppress
 
 import streamlit as st
-from streamlit.errors import StreamlitAPIException
 
 from dashboard import data, safe_text
 from dashboard.data import Snapshot
@@ -18,27 +17,28 @@ _BUDGET_OF = "budget of"
 
 
 def choose_study(store: Store) -> str | None:
-    """Return the study's name from the selector; None: the store has none, or none is chosen."""
+    """Return the study's name from the selector; None: the store has none."""
     names = [study.name for study in data.studies(store)]
     if not names:
         return None
     _put_into_link(names)
-    return st.sidebar.selectbox(
+    chosen: str | None = st.sidebar.selectbox(
         "Study",
         names,
         index=None,
-        placeholder="Choose a study",
         format_func=safe_text.one_line,
         key=STUDY,
         bind="query-params",
         persist_state="session",
         help="Studies in this store, the running one or the latest one first.",
     )
+    if chosen is None:  # it was cleared, or the browser went back to an address that names none
+        st.rerun()
+    return chosen
 
 
 def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
     """Return the chosen trials by number, which stay when the page changes; empty: none is chosen."""
-    _keep(TRIALS)
     numbers = range(len(snapshot.view.trials) if snapshot.total is None else snapshot.total)
     _say_unknown_trials(numbers)
     chosen = st.sidebar.multiselect(
@@ -63,7 +63,6 @@ def choose_budget(snapshot: Snapshot) -> float:
     own = round(max(spec.kl_budget, step), digits + 2)
     if st.session_state.setdefault(_BUDGET_OF, name) != name:  # not the budget of the study before
         st.session_state[_BUDGET_OF], st.session_state[BUDGET] = name, own
-    _keep(BUDGET)
     lowest, highest = round(step, digits), round(math.ceil(top / step) * step, digits)
     _say_unknown_budget(lowest, highest)
     chosen = st.sidebar.slider(
@@ -105,13 +104,7 @@ def _listed(texts: list[str]) -> str:
 
 
 def _put_into_link(names: list[str]) -> None:
-    """Name the first study in the link where it names none that exists, so that the link keeps showing this one.
-
-    Only before the selector first exists: from then on the link is its own.
-    """
-    _keep(STUDY)
-    if STUDY in st.session_state:
-        return
+    """Name the first study in the link where it names none that exists, so that the link keeps showing this one."""
     linked, first = st.query_params.get(STUDY), names[0]
     if linked is not None and linked not in [safe_text.one_line(name) for name in names]:
         st.query_params[STUDY] = safe_text.one_line(first)
@@ -120,16 +113,5 @@ def _put_into_link(names: list[str]) -> None:
     if st.session_state.pop("study not found", False):
         st.warning("The study in the link is not in this store; this is its latest one.")
     if linked is None:
-        st.query_params[STUDY] = safe_text.one_line(first)
-        st.session_state[STUDY] = first
-
-
-def _keep(key: str) -> None:
-    """Have a choice outlast a change of the page: there Streamlit drops, once, what the link does not name."""
-    kept = st.session_state.get(key)
-    if kept and key not in st.query_params:
-        st.session_state[key] = kept
-        if isinstance(kept, float):
-            return
-        with suppress(StreamlitAPIException):  # the page did not change: its selector writes the link itself
-            st.query_params[key] = [str(one) for one in kept] if isinstance(kept, list) else safe_text.one_line(kept)
+        st.query_params[STUDY] = safe_text.one_line(st.session_state.get(STUDY) or first)
+        st.session_state.setdefault(STUDY, first)

@@ -1,6 +1,7 @@
 """The table of trials: status and reason, value and KL, and what was searched."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
@@ -9,6 +10,7 @@ import streamlit as st
 from dashboard import charts, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.views import common
+from dashboard.views.sidebar import TRIALS
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.best import VALUE
@@ -24,26 +26,71 @@ MOST_LIVE = 250
 
 
 def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw the chosen trials, or all."""
-    st.subheader("Trials", anchor=False, help=_HELP)
-    trials = snapshot.trials[snapshot.trials["number"].isin(chosen)] if chosen else snapshot.trials
-    if trials.empty:
-        st.info("None of the chosen trials has started yet.")
-        return
+    """Draw the trials, the best first, those in front that are chosen; ticking a row chooses its trial on all pages."""
+    row = st.container(horizontal=True, vertical_alignment="center")
+    row.subheader("Trials", anchor=False, help=_HELP, width="content")
+    with row:
+        kinds = _choose_kinds(snapshot.trials)
+    best = snapshot.view.best()
+    trials = snapshot.trials[snapshot.trials["kind"].isin(kinds)] if kinds else snapshot.trials
+    if best is not None:
+        trials = trials.sort_values("number", key=lambda numbers: numbers != best.number, kind="stable")
     looks = style.looks(common.highlighted(snapshot, chosen, charts.MOST_LINES))
     shown = rows(trials, notes(snapshot.view), _optional(snapshot), looks)
     styled: Any = shown
     if len(shown) <= MOST_LIVE:
         styled = shown.style.apply(_coloured, axis=None, looks=_looks(trials, looks))
     height: Literal["content", "auto"] = "content" if len(shown) <= MOST_ROWS else "auto"
+    numbers = trials["number"].tolist()
+    key = f"trials {best and best.number} {kinds}"
+    if _ticked(f"{key} {_version()}", numbers) not in (None, set(chosen) & set(numbers)):
+        st.session_state[_VERSION] = _version() + 1  # another table, since what is ticked was chosen elsewhere
+    key = f"{key} {_version()}"
+    rows_chosen = [place for place, number in enumerate(numbers) if number in chosen]
     with st.container(key="all trials"):
         st.dataframe(
-            styled, key="trials", height=height, hide_index=True, placeholder="",
-            column_config=_trial_columns(trials),
+            styled, key=key, height=height, hide_index=True, placeholder="", column_config=_trial_columns(trials),
+            on_select=partial(_choose, key, numbers, chosen), selection_mode="multi-row",
+            selection_default={"selection": {"rows": rows_chosen}},
         )  # fmt: skip
 
 
+_VERSION = "version of the table"
+
+
+def _choose_kinds(trials: pd.DataFrame) -> list[str]:
+    """Return the kinds of trials to show, which are in the link; empty: all."""
+    there = set(trials["kind"])
+    present = [kind for kind in style.KINDS if kind in there]
+    if len(present) < 2:
+        return []
+    return list(
+        st.pills(
+            "Show", present, selection_mode="multi", key="kinds", bind="query-params", label_visibility="collapsed"
+        )
+    )
+
+
+def _version() -> int:
+    return int(st.session_state.get(_VERSION, 0))
+
+
+def _ticked(key: str, numbers: Sequence[int]) -> set[int] | None:
+    """Return the trials whose rows are ticked in the table of this key; None: it was not drawn yet."""
+    state = st.session_state.get(key)
+    return None if state is None else {numbers[place] for place in state.selection.rows if place < len(numbers)}
+
+
+def _choose(key: str, numbers: Sequence[int], chosen: Sequence[int]) -> None:
+    """Choose the trials that are ticked, and leave those chosen that the table does not show."""
+    ticked = _ticked(key, numbers) or set()
+    kept = [number for number in chosen if number in ticked or number not in numbers]
+    st.session_state[TRIALS] = [*kept, *(number for number in numbers if number in ticked and number not in kept)]
+    common.ask_for_the_whole_page()
+
+
 _HELP = (
+    "Tick trials to choose them on every page. "
     "Value and KL are of a trial's best checkpoint within the KL budget; end reward and KL are those of its last "
     "evaluation. An empty cell was not searched in that trial."
 )

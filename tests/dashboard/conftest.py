@@ -54,9 +54,9 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> Page:
     """Return the page of curves on a store, not run yet."""
 
     def script() -> None:
-        from dashboard.views import curves
+        from dashboard.views import common, curves
 
-        curves.page()
+        curves.page(common.choose())
 
     def on(path: Path) -> AppTest:
         monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")

@@ -22,9 +22,9 @@ def orders(store: Store) -> list[Order]:
 
 
 def control_page() -> None:
-    from dashboard.views import control
+    from dashboard.views import common, control
 
-    control.page()
+    control.page(common.choose())
 
 
 def page(token: str = TOKEN, **link: str) -> AppTest:

@@ -24,7 +24,9 @@ Page = Callable[[Path], AppTest]
 def page(module: str, path: Path, monkeypatch: pytest.MonkeyPatch, **query: str | list[str]) -> AppTest:
     """Return the page `module` on the store at `path` with a link's query, run once."""
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-    app = AppTest.from_string(f"from dashboard.views import {module}\n{module}.page()", default_timeout=SECONDS)
+    app = AppTest.from_string(
+        f"from dashboard.views import common, {module}\n{module}.page(common.choose())", default_timeout=SECONDS
+    )
     app.query_params.update(query)
     return run(app)
 

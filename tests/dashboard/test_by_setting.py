@@ -90,8 +90,9 @@ def test_a_beta_that_only_a_fork_changed_names_lines_too(tmp_path: Path, monkeyp
     change(path, "UPDATE ppo_trials SET params = json_remove(params, '$.kl_coef') WHERE number = 0")
     change(path, "UPDATE ppo_trials SET episodes = 1920")
     assert settings(snapshot(path)) == ["kl_coef"]
-    app = page("curves", path, monkeypatch, study=STUDY, show="beta")
-    assert app.selectbox(key="by").value == "kl_coef"
+    app = page("curves", path, monkeypatch, study=STUDY)
+    next(button for button in app.button if button.label == "KL by β").click()
+    assert run(app).selectbox(key="by").value == "kl_coef"
 
 
 def test_a_value_that_is_no_number_is_never_in_a_chart(tmp_path: Path) -> None:
@@ -144,19 +145,8 @@ def test_one_click_on_the_curves_shows_kl_by_beta(path: Path, monkeypatch: pytes
     assert first.key == f"{KL} curves" and "Trial 3: β 0.032" in names
 
 
-def test_the_overview_links_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("overview", path, monkeypatch, study=STUDY)
-    [link] = [link.proto for link in app.get("page_link")]
-    assert link.page == "curves"
-    followed = page("curves", path, monkeypatch, study=STUDY, **{link.query_string.split("=")[0]: "beta"})
-    assert followed.multiselect(key="trial").value == [2, 3, 1, 4]
-    assert followed.selectbox(key="by").value == "kl_coef"
-    assert "show" not in followed.query_params
-
-
-def test_a_study_with_one_beta_has_no_such_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_with_one_beta_has_no_such_button(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of(tmp_path, Course(1e-4, 0.05, 4.0))
-    assert len(page("overview", tmp_path / "store.db", monkeypatch, study=STUDY).get("page_link")) == 0
-    app = page("curves", tmp_path / "store.db", monkeypatch, study=STUDY, show="beta")
+    app = page("curves", tmp_path / "store.db", monkeypatch, study=STUDY)
     assert [button.label for button in app.button if "β" in button.label] == []
     assert app.multiselect(key="trial").value == []

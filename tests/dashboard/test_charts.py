@@ -37,7 +37,7 @@ def steps(number: int, kl: list[float], **columns: list[float]) -> pd.DataFrame:
 
 
 def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict[str, Any]:
-    early = {"rule": "", "reason": "", "stop_step": NAN}
+    early = {"rule": "", "reason": "", "stop_step": NAN, "value_step": NAN}
     return {"number": number, "status": status, "kind": status.value, **early} | values
 
 
@@ -53,10 +53,9 @@ def chart(
 ) -> dict[str, Any]:
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
     levels = (LEVELS if metric == KL else {}) if levels is None else levels
-    shaded = 10 if metric == KL else None
     return charts.curve(
         frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, targets=targets,
-        shaded_from=shaded, rests=rests,
+        kl_budget=10, rests=rests,
     )  # fmt: skip
 
 
@@ -105,12 +104,12 @@ def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
     option = chart(steps(0, [0, 9, 188]), early, chosen=(0,))
     assert option["yAxis"]["max"] == 25, "one and a half times the limit, on a tick"
     [stop] = named(option, "pruned")["data"]
-    assert (stop["value"], stop["label"]["formatter"]) == ([2, 25], "{number|0} KL far over the limit: 188")
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 25], "{number|0}{more|KL far over the limit: 188}")
     log = chart(steps(0, [0, 9, 188]), early, chosen=(0,), log_kl=True)
     assert (log["yAxis"]["type"], log["yAxis"]["min"], log["yAxis"]["max"]) == ("log", 0.1, 200)
     assert drawn(log, "Trial 0")[0] == [0, pytest.approx(0.1)]
     [stop] = named(log, "pruned")["data"]
-    assert (stop["value"], stop["label"]["formatter"]) == ([2, 188], "{number|0} KL far over the limit")
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 188], "{number|0}{more|KL far over the limit}")
 
 
 def test_a_blow_up_at_the_last_step_of_a_tiny_limit_still_has_an_axis() -> None:
@@ -123,7 +122,7 @@ def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
     assert stops["symbol"] == style.mark(Status.PRUNED).echarts
     [stop] = stops["data"]
     assert stop["value"] == [3, 17] and stop["label"]["show"]
-    assert stop["itemStyle"]["color"] == stop["label"]["rich"]["number"]["color"] == "#009E73"
+    assert stop["itemStyle"]["color"] == stop["label"]["rich"]["number"]["backgroundColor"] == "#009E73"
 
 
 def test_a_failure_without_a_step_is_marked_at_its_last_one_in_grey_where_it_is_not_chosen() -> None:
@@ -154,7 +153,7 @@ def test_a_stop_is_marked_with_its_rule_on_every_chart_and_with_no_other_text(ru
         option = chart(steps(0, [0, 2, 3]), early, chosen=(0,), metric=metric)
         [stop] = named(option, "pruned")["data"]
         assert stop["value"] == [1, 2 if metric == KL else -2]
-        assert stop["label"]["formatter"] == "{number|0}" + (f" {RULES[rule].label}" if rule in RULES else "")
+        assert stop["label"]["formatter"] == "{number|0}" + (f"{{more|{RULES[rule].label}}}" if rule in RULES else "")
         assert "<img" not in json.dumps(option, default=pd.DataFrame.to_json)
 
 
@@ -208,7 +207,7 @@ def test_a_trial_that_the_strategy_paused_is_quieter_and_says_what_it_was_ranked
     source = option["dataset"][pause["datasetIndex"]]["source"].to_numpy().tolist()
     assert source == [[3, 3, pytest.approx(0.67)]]
     assert pause["encode"] == {"x": "x", "y": "y", "tooltip": ["value"]}, "the tooltip says its score"
-    assert pause["label"]["formatter"] == "{number|3} paused at rung (score 0.67)"
+    assert pause["label"]["formatter"] == "{number|3}{more|paused at rung (score 0.67)}"
     assert pause["symbol"] == "diamond" and pause["itemStyle"]["color"] == "transparent"
     assert pause["itemStyle"]["borderColor"] == style.colour(3)
 
@@ -226,7 +225,7 @@ def test_a_pause_is_marked_on_an_evaluations_chart_and_without_a_score() -> None
     option = chart(frame, RESTED, chosen=(3,), metric="eval/reward", rests={3: Rest(192, None)})
     pause = named(option, "Trial 3 paused at rung, score")
     assert option["dataset"][pause["datasetIndex"]]["source"][["x", "y"]].to_numpy().tolist() == [[2, 0.75]]
-    assert pause["label"]["formatter"] == "{number|3} paused at rung"
+    assert pause["label"]["formatter"] == "{number|3}{more|paused at rung}"
 
 
 def test_pauses_of_grey_trials_are_one_silent_series_and_those_in_a_band_are_none() -> None:
@@ -315,8 +314,9 @@ def test_an_empty_window_still_has_a_width(window: tuple[int, int]) -> None:
 
 
 def test_a_chart_reads_its_axis_and_its_distribution_too() -> None:
-    assert charts.needed((KL,), "tokens") == (KL, "response/length_mean")
-    assert charts.needed((SCORE,), "step") == (SCORE, *(f"{SCORE}_{name}" for name in QUARTERS))
+    assert set(charts.needed((KL,), "tokens")) == {KL, "response/length_mean", *charts.BUDGETED}
+    quarters = {f"{SCORE}_{name}" for name in QUARTERS}
+    assert set(charts.needed((SCORE,), "step")) == {SCORE, *quarters, *charts.BUDGETED}
 
 
 # Lines, bands and spreads
@@ -353,6 +353,30 @@ def test_an_evaluations_metric_has_its_points_its_unit_and_the_baseline() -> Non
     limits = named(option, "Limits")["markLine"]
     assert [line["yAxis"] for line in limits["data"]] == [0.5]
     assert limits["precision"] < 0, "ECharts would round 0.035 to 0.04"
+
+
+def test_evaluations_over_the_budget_are_hollow_and_the_one_that_counts_has_a_star() -> None:
+    """KL + one standard error decides: 9.5 ± 0.6 is over 10."""
+    kls = {"eval/kl": [1.0, NAN, 9.0, 9.5, 12.0], "eval/kl_se": [0.1, NAN, 0.1, 0.6, 0.1]}
+    frame = steps(0, [0, 1, 8, 9, 11], **kls, **{"eval/reward": [0.5, NAN, 0.7, 0.8, 0.9]})
+    for metric, heights in (("eval/reward", [0.5, 0.7, 0.8, 0.9]), (KL, [1.0, 9.0, 9.5, 12.0])):
+        option = chart(frame, trial(0, value_step=2), chosen=(0,), metric=metric)
+        first, counted, *over = heights
+        assert named(option, "Trial 0, within")["data"] == [[0, first]]
+        assert named(option, "Trial 0, counted")["data"] == [[2, counted]]
+        hollow = named(option, "Trial 0, over")
+        assert hollow["data"] == [[3, over[0]], [4, over[1]]] and hollow["itemStyle"]["color"] == "transparent"
+    assert not [name for name in names(chart(frame, trial(0), chosen=(0,), metric=SCORE)) if "," in name]
+
+
+def test_a_part_selected_on_a_chart_is_shown_in_percent_of_the_longest_trial() -> None:
+    frame = steps(0, [1.0] * 11)
+    assert charts.zoomed(frame, "step", (2.5, 5)) == (25, 50)
+    assert charts.zoomed(frame, "step", (-3, 99)) == charts.WHOLE
+    assert charts.zoomed(frame, "step", (4, 4)) == charts.WHOLE, "a click selects nothing"
+    option = chart(frame, chosen=(0,), window=(25.0, 50.0))
+    assert (option["xAxis"]["min"], option["xAxis"]["max"]) == (2, 5)
+    assert option["toolbox"]["feature"]["brush"]["type"] == ["lineX"]
 
 
 def test_smoothing_is_an_exponential_mean_of_each_trials_numbers_so_far_and_keeps_gaps() -> None:

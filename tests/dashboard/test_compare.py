@@ -86,7 +86,7 @@ def test_nothing_chosen_compares_the_default_ones(built: Path, monkeypatch: pyte
 def test_more_than_six_trials_are_cut_and_that_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch, trial=[str(number) for number in range(8)])
     assert len(app.dataframe[1].value.columns) == 7
-    assert "Only the first 6 chosen trials fit on this page." in shown.infos(app)
+    assert "Shown are 6 of 8 trials. Choose others in the sidebar." in shown.infos(app)
 
 
 def test_few_trials_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

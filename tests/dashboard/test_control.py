@@ -268,7 +268,7 @@ def test_a_password_is_on_no_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -
     assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")
 
 
-VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
+VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page(" in path.read_text())
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -276,7 +276,9 @@ def test_a_password_is_on_no_view(monkeypatch: pytest.MonkeyPatch, name: str) ->
     def any_view(name: str) -> None:
         import importlib
 
-        importlib.import_module(f"dashboard.views.{name}").page()
+        from dashboard.views import common
+
+        importlib.import_module(f"dashboard.views.{name}").page(common.choose())
 
     monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hunter2@127.0.0.1:1/nothing?connect_timeout=1")
     app = run(AppTest.from_function(any_view, default_timeout=SECONDS, kwargs={"name": name}))

@@ -39,7 +39,7 @@ def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Pa
     assert [mark["name"] for mark in marks] == [f"Trial {number} paused at rung, score" for number in (0, 5)]
     assert [mark["label"]["show"] for mark in marks] == [True, False], "trial 5 went on"
     assert "◇ paused by the strategy" in app.subheader[0].help
-    assert "In colour: trials 0 (reference), 5 (best)." in [caption.value for caption in app.caption]
+    assert any(one.value.startswith("In colour: trials 0 (reference), 5 (best).") for one in app.caption)
 
 
 def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
@@ -87,7 +87,7 @@ def test_trials_over_the_axis_are_told_below_it(tmp_path: Path, curves: Page) ->
 def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:
     app = curves(built)
     app.query_params.update({"study": STUDY, "view": "PPO health"})
-    assert run(app).dataframe[0].value["trial"].tolist() == [0, 9, 6, 13]
+    assert run(app).dataframe[0].value["trial"].tolist()[:4] == [0, 9, 6, 13], "then the best that ended"
     app.multiselect(key="trial").set_value([5, 2])
     assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
     assert charts(app) == []
@@ -112,7 +112,7 @@ def test_the_band_of_many_trials_is_explained_where_it_is_drawn(tmp_path: Path, 
     few = run(page_of(tmp_path / "few.db", curves, (GOOD,) * 2))
     many = run(page_of(tmp_path / "many.db", curves, (GOOD,) * 34))
     assert "grey band" not in few.subheader[0].help
-    assert "The grey band holds the middle 80% of the other 32 trials." in many.subheader[0].help
+    assert "The grey band holds the middle 80% of the other 26 trials." in many.subheader[0].help
     assert "Other trials" in many.get("echarts_chart")[0].proto.spec
 
 

@@ -14,7 +14,7 @@ from tuner.status import Origin
 from tuner.store import NewTrial, Store
 from tuner.store.schema import SCHEMA_VERSION
 
-VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
+VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page(" in path.read_text())
 LARGE = 2_000
 STUDY = {"study": fake_store.STUDY}
 

@@ -136,15 +136,15 @@ def test_the_limit_is_named_and_what_leaves_the_axis_is_told() -> None:
         notes = {note.text: note.x for note in figure.layout.annotations}
         assert notes["Guard's limit 15"] == pytest.approx(math.log10(15) if log_kl else 15)
     blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
-    told = "1 trial exceeds the axis at 24.8 nats (highest 200.0, trial 3); a log KL axis shows all."
-    assert figures.over_the_axis(blown, 10, 15) == told
-    assert figures.over_the_axis(WAYS, 10, 15) == ""
+    told = "1 trial exceeds the axis at 22 nats (highest 200.0, trial 3); a log KL axis shows all."
+    assert figures.over_the_axis(blown, 10) == told
+    assert figures.over_the_axis(WAYS, 10) == ""
 
 
 def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
     blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
     figure = figures.trajectories(blown, TRIALS, analysis.front(blown), spec=SPEC, chosen=())
-    assert figure.layout.xaxis.range[1] == pytest.approx(1.1 * 22.5)
+    assert figure.layout.xaxis.range[1] == pytest.approx(22), "19 in 20 of the evaluations"
     log = ways(log_kl=True, best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
     assert log.layout.xaxis.type == "log"
     assert list(log.layout.xaxis.range) == [-1, pytest.approx(math.log10(22))]

@@ -69,7 +69,7 @@ def test_nothing_chosen_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("samples", built, monkeypatch, trial=["0", "1", "2", "3", "4"])
-    assert shown.infos(app) == ["Only the first 4 chosen trials fit on this page."]
+    assert shown.infos(app) == ["Shown are 4 of 5 trials. Choose others in the sidebar."]
 
 
 # Tokens
