@@ -3,6 +3,7 @@
 No text from outside gets into a chart.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -40,7 +41,7 @@ BAND_TRIALS = 60
 
 EARLY = (Status.PRUNED, Status.FAILED, Status.STOPPED)
 """Statuses of trials that ended before their end."""
-WHOLE: Span = (0.0, 100.0)
+WHOLE = (0, 100)
 """All of the horizontal axis, in percent of the longest trial."""
 MOST_POINTS = 600
 """Points of one drawn line."""
@@ -157,7 +158,7 @@ class Drawing:
     smoothing: float = 0.0
     """The past's share in each point, 0 to under 1."""
     log_kl: bool = False
-    window: Span = WHOLE
+    window: tuple[int, int] = WHOLE
     """The shown part of the horizontal axis, in percent of the longest trial."""
     by: str = ""
     """The setting that lines are named by besides their number; empty: none."""
@@ -356,6 +357,8 @@ def _evaluations(
     evaluated["y"] = evaluated["y"].clip(LOG_FLOOR if drawing.log_kl and metric in KL_METRICS else None, top)
     for number, look in looks.items():
         own = evaluated[evaluated["trial"] == number]
+        if own.empty:
+            continue
         within = np.array(
             [is_within(kl, se, kl_budget) for kl, se in own[list(BUDGETED)].itertuples(index=False)], bool
         )
@@ -472,11 +475,14 @@ def resting_text(score: float | None) -> str:
     return style.RESTING if score is None else f"{style.RESTING} (score {score:.2f})"
 
 
-def zoomed(frame: pd.DataFrame, axis: Axis, span: Span) -> Span:
-    """Return a part of the horizontal axis, such as one selected on a chart, in percent of the longest trial."""
+def zoomed(frame: pd.DataFrame, axis: Axis, span: Span) -> tuple[int, int]:
+    """Return a part of the horizontal axis that was selected on a chart, in percent of the longest trial.
+
+    It is at least 1%; a click, which selects nothing, shows all of it.
+    """
     longest = float(positions(frame, axis).max())
-    low, high = (round(min(max(100 * place / longest, 0.0), 100.0), 1) for place in span)
-    return (low, high) if high > low else WHOLE
+    low, high = (min(max(100 * place / longest, 0.0), 100.0) for place in span)
+    return (math.floor(low), math.ceil(high)) if high > low else WHOLE
 
 
 def _edges(points: pd.DataFrame, drawing: Drawing) -> Span:

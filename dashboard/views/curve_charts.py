@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard import analysis, charts, data, style
 from dashboard.charts import KL_METRICS, WHOLE, Axis, Drawing
 from dashboard.data import Snapshot
-from dashboard.echarts import Option, Span
+from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.metrics import METRICS
 from tuner.rules import KL
@@ -103,19 +103,23 @@ def _chart(drawn: Drawn, metric: str, baseline: float | None, height: int) -> No
 
 WINDOW = "window"
 """The key of the shown part, in percent of the longest trial."""
+_NEW_WINDOW = "new window"
+"""The key of one that was chosen on a chart, until the page is drawn again."""
 
 
-def window() -> Span:
-    """Return the shown part of the run."""
+def window() -> tuple[int, int]:
+    """Return the shown part of the run. Called before the slider is drawn, so that it and the link have a new one."""
+    if _NEW_WINDOW in st.session_state:
+        st.session_state[WINDOW] = st.session_state.pop(_NEW_WINDOW)
     low, high = st.session_state.get(WINDOW, WHOLE)
     return low, high
 
 
-def whole_run_button() -> None:
+def whole_run_button(shown: tuple[int, int]) -> None:
     """Draw what part of the run is shown, and the button that shows all of it; nothing where all is shown."""
-    low, high = window()
-    if (low, high) != WHOLE:
-        label = f"Zoomed in on {low:g}% to {high:g}% of the run: show all"
+    low, high = shown
+    if shown != WHOLE:
+        label = f"Zoomed in on {low}% to {high}% of the run: show all"
         st.button(label, icon=":material/zoom_out:", key="whole run", on_click=_set_window, args=(WHOLE,))
 
 
@@ -127,8 +131,8 @@ def _zoom(key: str, drawn: Drawn) -> None:
         _set_window(charts.zoomed(drawn.frame, drawn.drawing.axis, (low, high)))
 
 
-def _set_window(span: Span) -> None:
-    st.session_state[WINDOW] = span
+def _set_window(span: tuple[int, int]) -> None:
+    st.session_state[_NEW_WINDOW] = span
     common.ask_for_the_whole_page()
 
 

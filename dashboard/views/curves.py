@@ -70,7 +70,7 @@ def _draw(
     drawing: Drawing,
 ) -> None:
     """Draw the curves."""
-    curve_charts.whole_run_button()
+    curve_charts.whole_run_button(drawing.window)
     drawn = Drawn.of(store, snapshot, chosen, metrics, drawing)
     if drawn.frame.empty:
         st.info("No trial has reported a step yet.")
@@ -105,8 +105,9 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         "Smoothing", 0.0, 0.95, 0.0, 0.05, key="smooth", bind="query-params",
         help="Share of the past in each point (exponential mean). Evaluations are never smoothed.",
     )  # fmt: skip
+    curve_charts.window()
     low, high = more.slider(
-        "Shown part of the run (%)", *WHOLE, WHOLE, 0.1, format="%.1f", key=WINDOW, bind="query-params",
+        "Shown part of the run (%)", *WHOLE, WHOLE, key=WINDOW, bind="query-params",
         persist_state="session",
         help="Percent of the longest trial. The zoom button of a chart sets it, too: press it, then drag.",
     )  # fmt: skip

@@ -77,8 +77,8 @@ def _leader(store: Store, view: StudyView) -> TrialRow | None:
 
 
 def _curves(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    curve_charts.whole_run_button()
     drawing = Drawing(axis="episodes", window=curve_charts.window())
+    curve_charts.whole_run_button(drawing.window)
     drawn = Drawn.of(store, snapshot, chosen, drawing=drawing)
     if drawn.frame.empty:
         st.info("No trial has reported a step yet.")

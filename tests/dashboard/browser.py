@@ -204,3 +204,20 @@ def _answers(address: str, process: "subprocess.Popen[str]", output: Path) -> bo
             return bool(response.read() == b"ok")
     except urllib.error.URLError:
         return False
+
+
+def zoom(made: Visit) -> None:
+    """Zoom into the middle of the first chart, as a reader does: press the lens, then drag over a part of the run."""
+    chart = made.page.get_by_test_id("stEChartsChart").first
+    made.scroll_to(chart)
+    box = chart.bounding_box()
+    assert box is not None
+    mouse = made.page.mouse
+    mouse.click(box["x"] + box["width"] - 54, box["y"] + 25)
+    mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 120)
+    mouse.down()
+    mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 120, steps=5)
+    mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 120, steps=5)
+    mouse.up()
+    made.sees("of the run: show all")
+    made.settle()

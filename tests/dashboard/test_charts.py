@@ -360,7 +360,7 @@ def test_evaluations_over_the_budget_are_hollow_and_the_one_that_counts_has_a_st
     kls = {"eval/kl": [1.0, NAN, 9.0, 9.5, 12.0], "eval/kl_se": [0.1, NAN, 0.1, 0.6, 0.1]}
     frame = steps(0, [0, 1, 8, 9, 11], **kls, **{"eval/reward": [0.5, NAN, 0.7, 0.8, 0.9]})
     for metric, heights in (("eval/reward", [0.5, 0.7, 0.8, 0.9]), (KL, [1.0, 9.0, 9.5, 12.0])):
-        option = chart(frame, trial(0, value_step=2), chosen=(0,), metric=metric)
+        option = chart(frame, trial(0, value_step=2), chosen=(0, 7), metric=metric)  # 7 has not begun
         first, counted, *over = heights
         assert named(option, "Trial 0, within")["data"] == [[0, first]]
         assert named(option, "Trial 0, counted")["data"] == [[2, counted]]

@@ -1,0 +1,80 @@
+"""What a reader chooses in a real browser, and where Back, the table and a chart's zoom lead."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.dashboard import browser as real
+from tests.dashboard.browser import Server, Visit, opened
+from tests.dashboard.fake_store import STUDY
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def server(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with real.serve(f"sqlite:///{built}", tmp_path_factory.mktemp("served")) as served:
+        yield served
+
+
+def go(visit: Visit, page: str) -> None:
+    visit.page.get_by_test_id("stSidebarNav").get_by_role("link", name=page, exact=True).click()
+    visit.page.wait_for_url(lambda url: f"/{page.lower()}" in url)
+    visit.settle()
+
+
+def test_back_comes_to_each_page_as_it_was_and_then_leaves(browser: Browser, server: Server) -> None:
+    with opened(browser, server, f"?study={STUDY}") as visit:
+        page, budget = visit.page, visit.page.locator('input[type="range"][aria-label="KL budget"]')
+        visit.slide("KL budget", "ArrowLeft", "ArrowLeft")
+        page.wait_for_url(lambda url: "budget=9.8" in url)
+        go(visit, "Curves")
+        go(visit, "Compare")
+        visit.pick("Trials", "4")
+        page.wait_for_url(lambda url: "trial=4" in url)
+        for place in ("/curves?", "/?"):
+            page.go_back()
+            visit.settle()
+            assert place in page.url and "budget=9.8" in page.url and f"study={STUDY}" in page.url
+            assert "trial=4" not in page.url
+            expect(budget).to_have_value("9.8")
+            expect(page.get_by_test_id("stMultiSelect").first).not_to_contain_text("4")
+        page.go_forward()
+        visit.settle()
+        assert "/curves?" in page.url
+        page.go_back()
+        page.go_back()
+        assert page.url == "about:blank", "no page holds the reader"
+
+
+def test_ticking_rows_of_the_table_chooses_trials_on_every_page(browser: Browser, server: Server) -> None:
+    with opened(browser, server, f"?study={STUDY}") as visit:
+        table = visit.page.locator('.st-key-all-trials [data-testid="stDataFrame"]')
+        visit.scroll_to(table)
+        box = table.bounding_box()
+        assert box is not None
+        for row in (0, 3):  # the best, which is the first, and trial 2
+            visit.page.mouse.click(box["x"] + 12, box["y"] + 36 + 35 * row + 17)
+            visit.page.wait_for_url(lambda url, row=row: ("trial=2" if row else "trial=9") in url)
+            visit.settle()
+        chosen = visit.page.get_by_test_id("stMultiSelect").first
+        expect(chosen).to_contain_text("9")
+        visit.pick("Trials", "5")
+        expect(table.locator('tr[aria-selected="true"] td:first-child')).to_have_text(["9", "2", "5"])
+        go(visit, "Curves")
+        visit.sees("In colour: trials 2 (pruned for KL), 5, 9 (best).")
+
+
+def test_a_zoom_is_the_same_on_all_charts_and_pages_until_all_is_shown(browser: Browser, server: Server) -> None:
+    with opened(browser, server, f"?study={STUDY}") as visit:
+        real.zoom(visit)
+        shown = visit.page.get_by_role("button", name="of the run: show all")
+        label = shown.inner_text()
+        go(visit, "Curves")
+        assert shown.inner_text() == label
+        visit.page.wait_for_url(lambda url: url.count("window=") == 2)
+        shown.click()
+        expect(shown).to_have_count(0)
+        visit.page.wait_for_url(lambda url: "window=" not in url)
