@@ -244,7 +244,7 @@ def _of_trials(cards: Sequence[Card], name: str) -> list[Advice]:
         text = f"No report for far longer than a step takes: trial {', '.join(stalled)}. Check its log:"
         found.append(Advice("error", text, ("logs", name, stalled[0])))
     if over := by_health.get("over the limit", []) + by_health.get("near the limit", []):
-        text = f"Near or over the guard's KL limit: trial {', '.join(over)}. Curves, What moved first, has the cause."
+        text = f"Near or over the guard's KL limit: trial {', '.join(over)}. The page Trial has the cause."
         found.append(Advice("warning", text))
     if paused := by_health.get("paused"):
         found.append(

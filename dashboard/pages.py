@@ -18,6 +18,7 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 PAGES = (
     ("overview", "Overview", ":material/dashboard:"),
     ("curves", "Curves", ":material/monitoring:"),
+    ("trial", "Trial", ":material/looks_one:"),
     ("reward_kl", "Reward and KL", ":material/scatter_plot:"),
     ("samples", "Samples", ":material/chat:"),
     ("compare", "Compare", ":material/compare_arrows:"),

@@ -37,10 +37,11 @@ def draw(
         with right:
             next_steps(snapshot, found, running)
             if found is not None:
-                _changed(snapshot.view, found.trial)
+                draw_changed(snapshot.view, found.trial)
 
 
-def _changed(view: StudyView, best: TrialRow) -> None:
+def draw_changed(view: StudyView, best: TrialRow) -> None:
+    """Draw the settings in which a trial differs from the reference."""
     changed = changed_settings(view, best)
     if isinstance(changed, str):
         st.text(changed)
@@ -127,6 +128,7 @@ def _heading(found: Answer) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(f"**Trial {found.number}{at}**", width="content")
         st.badge(found.badge.value, color=_COLOURS[found.badge], help=found.badge.meaning)
+        common.trial_link(found.number, "Its page")
 
 
 def what_to_launch(view: StudyView, found: Answer) -> None:

@@ -189,6 +189,17 @@ def _about(view: StudyView) -> str:
     )
 
 
+def trial_link(number: int, label: str) -> None:
+    """Draw a link to a trial's page."""
+    st.page_link(
+        st.Page(_trial, url_path="trial"), label=label, icon=":material/search:", query_params={"n": f"{number}"}
+    )
+
+
+def _trial() -> None:
+    """Stand for the page that the link leads to: its address is what counts."""
+
+
 def guide(title: str, text: str, commands: list[str], problem: str = "") -> None:
     """Draw an empty state with the commands to run next. Only `problem` may hold text from outside."""
     with st.container(border=True):

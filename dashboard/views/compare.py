@@ -65,7 +65,7 @@ def _trials(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], head: Del
         found = _outcomes(store, snapshot, rows)
     _over_the_first(rows, found)
     _curves(store, snapshot, numbers)
-    _lineage(snapshot, rows)
+    lineage(snapshot, rows)
     _commands(snapshot, rows)
     samples.section(store, snapshot, numbers)
 
@@ -162,7 +162,7 @@ def _curves(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
             )
 
 
-def _lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
+def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
     """Say where each trial comes from, where any of them is a fork or was forked."""
     trials = snapshot.view.trials
     lines = []

@@ -57,10 +57,14 @@ class Drawn:
         chosen: tuple[int, ...],
         metrics: tuple[str, ...] = (),
         drawing: Drawing | None = None,
+        *,
+        with_others: bool = True,
     ) -> "Drawn":
-        """Read what is drawn."""
+        """Read what is drawn; the other trials are grey behind those in colour, or left out."""
         drawing = drawing or Drawing(axis="episodes")
         bright, others, frame = read(store, snapshot, chosen, metrics, drawing.axis)
+        if not with_others:
+            others, frame = [], frame[frame["trial"].isin(bright)]
         stamp = data.stamp(store, snapshot, [*bright, *others])
         return cls(snapshot, frame, stamp, bright, others, drawing)
 

@@ -1,4 +1,4 @@
-"""The page of curves: KL, reward and every other declared metric over the run; one trial's incident; PPO's health."""
+"""The page of curves: KL, reward and every other declared metric over the run; PPO's health."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard import analysis, charts, data
 from dashboard.charts import AXES, MOST_LINES, WHOLE, Drawing
 from dashboard.data import Snapshot
-from dashboard.views import by_beta, changes, common, curve_charts, incident
+from dashboard.views import by_beta, common, curve_charts, incident
 from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
 from dashboard.views.curve_charts import SHOWN_FIRST, WINDOW, Drawn
 from ppo_core.hyperparameters import HYPERPARAMETERS
@@ -31,7 +31,7 @@ GROUPS: Mapping[str, str] = {
     "time": "Time",
 }
 """Groups of metrics by the first part of their names; the rest is "Run"."""
-VIEWS = ("Curves", "What moved first", "PPO health")
+VIEWS = ("Curves", "PPO health")
 
 
 def page(choice: common.Choice) -> None:
@@ -53,11 +53,6 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
             metrics, drawing = _controls(snapshot)
         draw = partial(_draw, chosen=chosen, metrics=metrics, drawing=drawing)
         common.live(snapshot, draw, head)
-    elif view == VIEWS[1]:
-        with row:
-            number = incident.choose(store, snapshot, chosen)
-        common.live(snapshot, partial(incident.draw, number=number), head)
-        changes.draw(store, snapshot, number)
     else:
         common.live(snapshot, partial(draw_health, chosen=chosen), head)
 
@@ -152,7 +147,7 @@ def draw_health(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> No
         "PPO health of the trials in colour",
         anchor=False,
         help=f"Medians of the last {LATEST} steps. ✓ in range, ▲ too high, ▼ too low, – not measured, or too early. "
-        "What is out of its range is also in the trial's diagnosis, under What moved first.",
+        "What is out of its range is also in the trial's diagnosis, on its page.",
     )
     st.dataframe(health_rows(found), key="health", hide_index=True, column_config=_health_columns())
     for text in advice(found):

@@ -17,21 +17,11 @@ LATEST = 5
 READ = (KL, *(signal.metric for signal in SIGNALS))
 
 
-def choose(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
-    """Return the trial whose incident is shown, from the selector.
-
-    By default the first chosen one, else the latest that was pruned for its KL and has an answer, else the last.
-    """
-    numbers, first = [row.number for row in snapshot.view.trials], _first(store, snapshot, chosen)
-    number = st.selectbox(
-        "Trial", numbers, index=None, key="incident", bind="query-params", width=240, label_visibility="collapsed",
-        placeholder=f"Trial {first}: choose another",
-    )  # fmt: skip
-    return first if number is None else number
-
-
 def line(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw a line on what moved first in the trial of `choose`; nothing where no KL went over a line."""
+    """Draw a line on what moved first in one trial; nothing where no KL went over a line.
+
+    It is the first chosen one, else the latest that was pruned for its KL and has an answer, else the last.
+    """
     number = _first(store, snapshot, chosen)
     found = _found(store, snapshot, number)
     if found is not None:

@@ -8,7 +8,7 @@ from dashboard import data, health, style
 from dashboard.data import Snapshot
 from dashboard.health import HEALTH_MARKS as MARKS
 from dashboard.health import LEAST_SECONDS, NEAR, TIMES_USUAL, Card
-from dashboard.views.common import duration
+from dashboard.views.common import duration, trial_link
 from ppo_core.metrics import METRICS
 from tuner.store import Store
 
@@ -42,6 +42,7 @@ def _card(card: Card, limit: float) -> None:
         st.badge(f"{glyph} {card.health}", color=colour)
     st.progress(card.progress, text=f"{card.progress:.0%} of its episodes")
     st.text("\n".join(lines(card, limit)))
+    trial_link(card.number, "Its page")
 
 
 def lines(card: Card, limit: float) -> list[str]:

@@ -288,7 +288,7 @@ def of_each_tab(curves: Page, path: Path) -> list[int]:
 def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
     app = run(page_of(tmp_path / "store.db", page, (course,)))
     assert cards(app).get("Best eval reward", ("–",))[0] == ("1.42" if course is GOOD else "–")
-    assert of_each_tab(curves, tmp_path / "store.db") == [3, 1, 0]
+    assert of_each_tab(curves, tmp_path / "store.db") == [3, 0]
 
 
 def test_one_step_is_enough(tmp_path: Path, page: Page, curves: Page) -> None:
@@ -296,7 +296,7 @@ def test_one_step_is_enough(tmp_path: Path, page: Page, curves: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, (begun,)))
     assert cards(app)["Trials ended"] == ("0 of 14", "1 interrupted")
     assert "Best eval reward" not in cards(app)
-    assert of_each_tab(curves, tmp_path / "store.db") == [3, 1, 0]
+    assert of_each_tab(curves, tmp_path / "store.db") == [3, 0]
 
 
 def test_where_all_failed_the_reasons_are_shown(tmp_path: Path, page: Page) -> None:

@@ -14,13 +14,23 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.browser
 
-PAGES = ("", "curves", "reward_kl", "samples", "compare", "compare?tab=What+mattered", "confirm", "control")
+PAGES = (
+    "",
+    "curves",
+    "trial?n=2",
+    "reward_kl",
+    "samples",
+    "compare",
+    "compare?tab=What+mattered",
+    "confirm",
+    "control",
+)
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
-CUT_PAGES = ("", "curves", "reward_kl", "compare?tab=What+mattered")
+CUT_PAGES = ("", "curves", "trial?n=2", "reward_kl", "compare?tab=What+mattered")
 CUT_QUERY = f"?study={fake_store.CUT}&trial=0&trial=5&trial=14"
 """Of the study with a rung: a trial that rests, one that finished, one that runs."""
 FIRST_SCREENS = {
-    **dict.fromkeys(("", "curves", "curves?view=What+moved+first", "curves?view=PPO+health", "reward_kl"), DRAWINGS),
+    **dict.fromkeys(("", "curves", "trial?n=2", "curves?view=PPO+health", "reward_kl"), DRAWINGS),
     **dict.fromkeys(("compare", "compare?tab=What+mattered", "control", "control?part=New+trial"), DRAWINGS),
     "samples": "text=Prompt 0",
     "confirm": '[data-testid="stCode"]',

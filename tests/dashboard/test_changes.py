@@ -1,4 +1,4 @@
-"""What to change in a trial: on the page of curves, with a button that asks before it orders."""
+"""What to change in a trial: on the page of a trial, with a button that asks before it orders."""
 
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from tuner.environment import READ_ONLY_VARIABLE
 from tuner.store import Order, Store
 
 TOKEN = "a token"
-VIEW = "What moved first"
 
 
 @pytest.fixture
@@ -33,20 +32,20 @@ def orders(path: Path) -> list[Order]:
 
 
 def test_each_change_is_told_with_its_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("curves", path, monkeypatch, view=VIEW, incident="2")
+    app = page("trial", path, monkeypatch, n="2")
     assert "What to change in trial 2" in shown.subheaders(app)
     assert any(one.value.startswith("**KL too high.** ") and " Try " in one.value for one in app.markdown)
     assert any(code.startswith(f"ppo-tuner enqueue {STUDY} --set ") for code in shown.codes(app))
     assert not [button for button in app.button if button.label.startswith("Enqueue")], (
         "without the token it only tells"
     )
-    fine = page("curves", path, monkeypatch, view=VIEW, incident="0")
+    fine = page("trial", path, monkeypatch, n="0")
     assert "No rule finds anything to change." in shown.texts(fine)
 
 
 def test_the_button_asks_and_then_orders_the_trial(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "given", lambda: TOKEN)
-    app = page("curves", path, monkeypatch, view=VIEW, incident="2")
+    app = page("trial", path, monkeypatch, n="2")
     button = next(button for button in app.button if button.label.startswith("Enqueue a trial with "))
     button.click()
     app = shown.run(app)

@@ -52,26 +52,9 @@ def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
     assert (entropy["xAxis"]["name"], kl["yAxis"]["type"]) == ("Step (PPO iterations)", "log")
 
 
-def test_the_incident_is_of_the_chosen_trial_unless_the_link_names_another(built: Path, curves: Page) -> None:
-    app = curves(built)
-    app.query_params.update({"study": STUDY, "view": "What moved first"})
-    run(app)
-    assert charts(app) == ["incident chart"]
-    [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21, the first step over")]
-    assert " moved first, at step 18" in told
-    app.multiselect(key="trial").set_value([2])
-    assert any(text.startswith("Trial 2: KL ") for text in texts(run(app)))
-    app.selectbox(key="incident").set_value(5)
-    run(app)
-    assert [info.value for info in app.info] == [
-        "The KL of trial 5 never went over the budget of 10 nats per response."
-    ]
-
-
 def test_the_incident_is_of_the_latest_pruned_trial_that_has_an_answer(tmp_path: Path, curves: Page) -> None:
     at_once = Course(1.9e-3, 0.011, 200.0, Status.PRUNED, blow_up=1)
     app = page_of(tmp_path / "store.db", curves, (fake_store.COURSES[2], at_once))
-    app.query_params["view"] = "What moved first"
     told = texts(run(app))
     assert any(text.startswith("Trial 0: KL ") for text in told)
     app.multiselect(key="trial").set_value([1])

@@ -49,6 +49,7 @@ SHOWS = {
     "overview": "dataframe",
     "reward_kl": "plotly_chart",
     "samples": "text",
+    "trial": "echarts_chart",
 }
 """The kind of element that each page is about."""
 
