@@ -20,8 +20,8 @@ from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import counted
 from tuner.best import VALUE
-from tuner.results import StudyView
-from tuner.status import Status
+from tuner.results import StudyView, kl_prunings
+from tuner.status import Role, Status
 from tuner.store import Store
 from tuner.study_file import STRATEGIES
 
@@ -162,10 +162,33 @@ _BADGES: dict[Shown, tuple[str, str, Literal["green", "blue", "orange", "red"]]]
 
 def status(view: StudyView, at: float | None = None) -> None:
     """Draw the status line; `at` is when the page was read, in seconds since the epoch (None: now)."""
-    label, icon, color = _BADGES[data.shown_state(view)]
+    state = data.shown_state(view)
+    label, icon, color = _BADGES[state]
+    st.set_page_config(page_title=tab_title(view))
     with st.container(horizontal=True, vertical_alignment="center"):
         st.badge(label, icon=icon, color=color)
         st.text(status_text(view, time.time() if at is None else at), help=_about(view))
+    if state in ("running", "stopping") and not view.confirming:
+        st.progress(min(1.0, view.extent.done), text=time_left(view) if state == "running" else "")
+
+
+_TAB = {"running": "▶", "stopping": "■", "paused": "‖", "finished": "✓", "unfinished": "…", "stalled": "?"}
+
+
+def tab_title(view: StudyView) -> str:
+    """Return what the browser's tab says: the study's state and name, and how many trials the guard stopped."""
+    pruned = sum(len(numbers) for numbers in kl_prunings(view.trials).values())
+    guard = f" ✕{pruned}" if pruned else ""
+    return f"{_TAB[data.shown_state(view)]}{guard} {safe_text.one_line(view.row.name)} - PPO Tuner"
+
+
+def time_left(view: StudyView) -> str:
+    """Return about how long the search still takes, by the device-seconds that it took so far; empty: too early."""
+    done = view.extent.done
+    if not 0.02 < done < 1:
+        return ""
+    seconds = sum(row.seconds for row in view.trials if row.role is Role.SEARCH)
+    return f"About {duration(seconds * (1 - done) / done / (view.row.workers or 1))} left"
 
 
 def status_text(view: StudyView, at: float) -> str:

@@ -4,12 +4,15 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import safe_text, style
+from dashboard import data, safe_text, style
+from dashboard.views import common
 from dashboard.views import curves as curves_page
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
@@ -28,7 +31,8 @@ from tests.dashboard.shown import (
     texts,
 )
 from tests.waiting import SECONDS
-from tuner.status import Status
+from tuner.results import StudyView
+from tuner.status import Role, Status
 from tuner.store import Lease, Store
 from tuner.store.schema import SCHEMA_VERSION
 
@@ -433,3 +437,24 @@ def test_a_link_to_what_a_study_does_not_have_is_answered(built: Path, page: Pag
     good = page(built)
     good.query_params.update({"trial": ["2"], "budget": "8"})
     assert not any("The link names" in warning.value for warning in run(good).warning)
+
+
+# The status line's bar, and the tab's title
+
+
+def test_the_time_left_is_by_what_the_search_took_so_far() -> None:
+    """A quarter took 600 device-seconds, so the rest takes 1,800: on two workers 15 minutes."""
+    rows = [SimpleNamespace(seconds=200.0, role=Role.SEARCH)] * 3 + [SimpleNamespace(seconds=9e9, role=Role.CONFIRM)]
+
+    def left(done: float, workers: int | None) -> str:
+        view = SimpleNamespace(extent=SimpleNamespace(done=done), trials=rows, row=SimpleNamespace(workers=workers))
+        return common.time_left(cast(StudyView, view))
+
+    assert left(0.25, 2) == "About 15 min left"
+    assert left(0.25, None) == "About 30 min left"
+    assert left(0.01, 1) == left(1.0, 1) == "", "too early to tell, and over"
+
+
+def test_the_tab_says_the_state_and_how_often_the_guard_stopped_a_trial(built: Path) -> None:
+    view = data.snapshot(data.open_store(f"sqlite:///{built}"), STUDY).view
+    assert common.tab_title(view) == "… ✕2 reviews - PPO Tuner"
