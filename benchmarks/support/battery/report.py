@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -84,7 +84,7 @@ class Line:
     """One arm at one start and budget, over the tasks."""
 
     arm: str
-    start: Start
+    start: Start | Literal["all"]
     budget: int
     studies: int
     value: Interval
@@ -160,7 +160,7 @@ class Battery:
             Interval.of_groups({task: list(of_task.values()) for task, of_task in values.items()}),
             Interval.of_groups(over) if over else None,
             worst,
-            self._speed(arm, start, budget),
+            float(np.median(self._times(arm, start, budget))),
             float(np.mean(list(gains.values())) / np.mean(list(fair_gains.values()))) if is_off else None,
         )
 
@@ -179,19 +179,47 @@ class Battery:
         }
         return {task: found for task, found in paired.items() if found}
 
-    def _speed(self, arm: str, start: Start, budget: int) -> float:
+    def _times(self, arm: str, start: Start, budget: int) -> list[float]:
+        """Return the time of each study to random search's mean value, as a share of what that takes."""
         wanted = {}
         for task, random in self.values(RANDOM, "fair", budget).items():
             share, baseline = float(np.mean(list(random.values()))), self.baselines[task]
             wanted[task] = baseline + share * (self.best[task] - baseline)
         times = [(study.reaches(wanted[study.task]), study.task) for study in self._chosen(arm, start, budget)]
-        return float(np.median([seconds / self.moment(task, budget) for seconds, task in times]))
+        return [seconds / self.moment(task, budget) for seconds, task in times]
 
     def lines(self) -> list[Line]:
         """Return all lines of the table."""
         cases = [(start, BUDGET) for start in ALL_STARTS] + [("fair", SMALL_BUDGET)]
         found = [self.line(arm, start, budget) for start, budget in cases for arm in self.arms]
-        return [one for one in found if one is not None and (one.arm != RANDOM or one.start == "fair")]
+        known = [one for one in found if one is not None and (one.arm != RANDOM or one.start == "fair")]
+        return known + [self._over_starts(arm) for arm in self.arms if arm != RANDOM]
+
+    def _over_starts(self, arm: str) -> Line:
+        """Return what an arm came to at the full budget over all starts."""
+        values: dict[str, list[float]] = {}
+        over: dict[str, list[float]] = {}
+        times = []
+        for start in ALL_STARTS:
+            of_start = self.values(arm, start, BUDGET)
+            for task, by_seed in of_start.items():
+                values.setdefault(task, []).extend(by_seed.values())
+            paired = self._over_optuna(of_start, start, BUDGET) if arm != OPTUNA else {}
+            for task, found in paired.items():
+                over.setdefault(task, []).extend(found)
+            times += self._times(arm, start, BUDGET)
+        means = {task: float(np.mean(found)) for task, found in over.items()}
+        return Line(
+            arm,
+            "all",
+            BUDGET,
+            sum(map(len, values.values())),
+            Interval.of_groups(values),
+            Interval.of_groups(over) if over else None,
+            min(means.items(), key=lambda each: each[1], default=None),
+            float(np.median(times)),
+            None,
+        )
 
     def curves(self, arm: str) -> tuple[list[float], list[float]]:
         """Return shares of random search's cost, and the mean value of an arm's studies of the full budget by then."""
