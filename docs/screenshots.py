@@ -26,6 +26,7 @@ IMAGES = Path(__file__).parent / "images"
 PAGES = {
     "overview": ("", ".st-key-all-trials [data-testid=stDataFrame]"),
     "curves": ("curves", "canvas"),
+    "trial": ("trial", "canvas"),
     "reward_kl": ("reward_kl", ".js-plotly-plot"),
     "samples": ("samples", "[data-testid=stCode], [data-testid=stText]"),
     "compare": ("compare", "[data-testid=stDataFrame]"),

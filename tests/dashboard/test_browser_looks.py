@@ -30,7 +30,9 @@ CUT_PAGES = ("", "curves", "trial?n=2", "reward_kl", "compare?tab=What+mattered"
 CUT_QUERY = f"?study={fake_store.CUT}&trial=0&trial=5&trial=14"
 """Of the study with a rung: a trial that rests, one that finished, one that runs."""
 FIRST_SCREENS = {
-    **dict.fromkeys(("", "curves", "trial?n=2", "curves?view=PPO+health", "reward_kl"), DRAWINGS),
+    "": ".st-key-answer",
+    **dict.fromkeys(("curves", "curves?view=PPO+health", "reward_kl"), DRAWINGS),
+    "trial?n=2": '[data-testid="stMetric"]',
     **dict.fromkeys(("compare", "compare?tab=What+mattered", "control", "control?part=New+trial"), DRAWINGS),
     "samples": "text=Prompt 0",
     "confirm": '[data-testid="stCode"]',
@@ -91,7 +93,7 @@ def _cut_off(visit: Visit) -> list[str]:
 def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
     browser: Browser, server: Server, place: str
 ) -> None:
-    """The first chart, table or figure; on the page of samples the first prompt."""
+    """The first chart, table or figure; on Overview the answer, on the page of samples the first prompt."""
     with opened(browser, server, _with_query(place, QUERY), width=1440, height=900) as visit:
         thing = visit.page.locator(FIRST_SCREENS[place]).first
         thing.wait_for()
