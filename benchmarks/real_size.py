@@ -52,8 +52,8 @@ def train(arguments: argparse.Namespace) -> None:
         }
     )
     task = get_task(str(arguments.train))
-    estimate = Estimator(task, task.prepare(None), "cpu")(config)
     place = room(torch.device("cpu"))
+    estimate = Estimator(task, task.prepare(None), place)(config)
     began = time.monotonic()
     trainer = ppo_trainer(config, str(arguments.train), device="cpu")
     loaded = time.monotonic() - began

@@ -38,6 +38,7 @@ from transformers.pytorch_utils import Conv1D
 from ppo_core.captured import cast_products
 from ppo_core.errors import PPOTunerError, TaskError
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.memory import Room, logits_in
 from ppo_core.networks import (
     REWARD_MODEL,
     base_of,
@@ -236,13 +237,14 @@ def _config(path: str) -> PreTrainedConfig:
 class Estimator:
     """Estimates runs of a task. Prompts are counted once, and networks built once for the runs that share them."""
 
-    def __init__(self, task: Task, assets: TaskAssets, device: str) -> None:
-        """Count the task's prompts; `device` is torch's type of the one that runs will use.
+    def __init__(self, task: Task, assets: TaskAssets, room: Room) -> None:
+        """Count the task's prompts; `room` is that of the device that runs will use.
 
         Raises:
             TaskError: the policy's tokenizer cannot be loaded.
         """
-        self._assets, self._device, self._on_cpu = assets, torch.device(device), device == "cpu"
+        self._assets, self._room = assets, room
+        self._device, self._on_cpu = torch.device(room.device), room.device == "cpu"
         self._gaps = HEAP if self._on_cpu else 1.0
         prompts = assets.prompts
         with _told(f"the tokenizer of {assets.policy} cannot be loaded"):
@@ -278,7 +280,8 @@ class Estimator:
             "copies for decoding": 0 if self._on_cpu or config.use_peft else _copies(policy, config),
             "libraries": LIBRARIES if self._on_cpu else 0,
         }
-        moments = self._without_gradients(config, networks) | self._learning(config, networks.trained)
+        always = sum(held.values())
+        moments = self._without_gradients(config, networks, always) | self._learning(config, networks.trained, always)
         saved = cast(torch.dtype, _config(self._assets.policy).dtype or torch.float32)
         file = sum(p.numel() for p in networks.reference.parameters()) * saved.itemsize
         if self._on_cpu and saved != networks.reference.dtype:  # what is converted lies beside what it becomes
@@ -290,7 +293,7 @@ class Estimator:
             size(networks.trained.policy_parameters()),
         )
 
-    def _without_gradients(self, config: PPOConfig, networks: Networks) -> dict[str, dict[str, int]]:
+    def _without_gradients(self, config: PPOConfig, networks: Networks, held: int) -> dict[str, dict[str, int]]:
         """Return what sampling and scoring hold, in rollouts or an evaluation, whichever has more tokens at once."""
         prompt, policy, vocabulary = self.longest_prompt, networks.trained.policy, networks.trained.head.vocabulary
         kinds = [(config.batch_sizes(world_size=1).batch_size, config.response_length), self.evaluation]
@@ -300,7 +303,8 @@ class Estimator:
         takes = per_token(policy, prompt + config.response_length, bf16=config.bf16 is True)
         cache, repeated = (tokens * count for count in keys_per_token(policy, bf16=config.bf16 is True))
         sorts = config.top_k is not None or config.top_p < 1
-        compared = round(self._gaps * COMPARED * _at_once(rows * response, vocabulary))
+        states = round(2 * (tokens + rows * response) * takes.states)
+        compared = round(self._gaps * COMPARED * self._at_once(rows * response, vocabulary, held + states))
         layer = round(tokens * takes.layer)
         found = {
             "sampling": {
@@ -310,7 +314,7 @@ class Estimator:
                 "bfloat16 copies": _copies(policy, config),
             },
             "scoring": {
-                "states": round(2 * (tokens + rows * response) * takes.states),
+                "states": states,
                 **({"logits": compared} if compared > layer else {"one layer": layer}),
                 "bfloat16 copies": _copies(networks.trained, config),
             },
@@ -322,7 +326,7 @@ class Estimator:
             found[f"reward model {name}"] = {"one layer": layer}
         return found
 
-    def _learning(self, config: PPOConfig, trained: ActorCritic) -> dict[str, dict[str, int]]:
+    def _learning(self, config: PPOConfig, trained: ActorCritic, held: int) -> dict[str, dict[str, int]]:
         """Return what learning holds in the policy's pass, in that of a separate critic, and in the optimizer's step.
 
         Gradients of a mini-batch of one micro-batch come as its activations go; with more of them, all are there while
@@ -346,13 +350,22 @@ class Estimator:
             }
 
         head = size(p for p in trained.policy.get_input_embeddings().parameters() if p.requires_grad)
-        at_once = _at_once(rows * config.response_length, trained.head.vocabulary)
+        own = passing(trained.policy, 0)
+        at_once = self._at_once(rows * config.response_length, trained.head.vocabulary, held + sum(own.values()))
         logits = round(self._gaps * at_once * (LEARNED_WITH_ENTROPY if config.entropy_coef > 0 else LEARNED))
-        found = {"policy's pass": passing(trained.policy, 0) | {"logits": logits, "head's gradient": head}}
+        found = {"policy's pass": own | {"logits": logits, "head's gradient": head}}
         if trained.critic is not None:
             found["critic's pass"] = passing(trained.critic, gradients - size(trained.value_parameters()))
         # The gradient of an embedding is dense, and added to what the head, which may share its weight, left of it.
         return found | {"optimizer's step": {"gradients": gradients, "embedding's gradient": head}}
+
+    def _at_once(self, tokens: int, vocabulary: int, beside: int) -> int:
+        """Return how many logits of so many response tokens are held at once: `policy.ResponseTokens.chunks`.
+
+        `beside` is what else is held then, in bytes.
+        """
+        more = 0 if self._on_cpu else logits_in(self._room.total - self._room.process - beside)
+        return min(tokens, max(1, max(LOGITS_AT_ONCE, more) // vocabulary)) * vocabulary
 
 
 _DECIDING = ("bf16", "use_peft", "lora_r", "lora_target_modules", "lora_modules_to_save", "value_model",
@@ -363,8 +376,3 @@ _DECIDING = ("bf16", "use_peft", "lora_r", "lora_target_modules", "lora_modules_
 def _copies(model: nn.Module, config: PPOConfig) -> int:
     """Return what autocast's bfloat16 copies of the weights that learn take."""
     return 2 * sum(p.numel() for p in matrices(model) if p.requires_grad) if config.bf16 else 0
-
-
-def _at_once(tokens: int, vocabulary: int) -> int:
-    """Return how many logits of so many response tokens are held at once: `policy.ResponseTokens.chunks`."""
-    return min(tokens, max(1, LOGITS_AT_ONCE // vocabulary)) * vocabulary

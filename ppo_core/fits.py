@@ -128,7 +128,7 @@ def memory_line(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, de
     where = resolve_device(device)
     place = room(where)
     try:
-        reckon = Estimator(task, assets, where.type)
+        reckon = Estimator(task, assets, place)
         decided = [settled(config, place, reckon) for config in configs]
         found = [(reckon(config), config) for config in decided]
     except TaskError:
@@ -153,7 +153,8 @@ def with_checkpointing(config: PPOConfig, task: Task, device: str) -> PPOConfig:
     assets = task.prepare(None)
     try:
         share = config.share_of(launched.size())
-        found = settled(share, room(where), Estimator(task, assets, where.type))
+        place = room(where)
+        found = settled(share, place, Estimator(task, assets, place))
         return replace(config, gradient_checkpointing=found.gradient_checkpointing)
     except TaskError:  # a shape that cannot be read: loading the model says why
         return config

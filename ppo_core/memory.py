@@ -97,6 +97,11 @@ def room_for_logits(device: torch.device) -> int:
     reserved = torch.cuda.memory_reserved(device)
     more = min(torch.cuda.mem_get_info(device)[0], gpu_limit(device) - reserved)
     unused = more + reserved - torch.cuda.memory_allocated(device)
+    return logits_in(unused)
+
+
+def logits_in(unused: int) -> int:
+    """Return how many logits are held at once in so many unused bytes of a GPU."""
     return min(int(LOGITS_SHARE * unused) // BYTES_A_LOGIT, MOST_LOGITS)
 
 

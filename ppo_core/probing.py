@@ -188,7 +188,8 @@ def _waits(func: Any, args: Any, options: Any) -> bool:
     if func is aten.copy_.default:
         return bool(args[0].device.type != args[1].device.type)
     reads = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-    return func is aten.equal.default or not reads.isdisjoint(func.tags)
+    # torch.tensor() copies a Python value to the device.
+    return func in (aten.equal.default, aten.lift_fresh.default) or not reads.isdisjoint(func.tags)
 
 
 def _decoded(model: PreTrainedModel, sequences: Sequences, decoding: Decoding) -> Tensor:

@@ -95,9 +95,10 @@ def test_the_cache_is_what_is_predicted(name: str) -> None:
     assert repeated == 2 * 32 * 4, "keys and values of all heads"
 
 
-def estimator(folder: Path, device: str = "cpu") -> Estimator:
+def estimator(folder: Path, device: str = "cpu", total: int = 2**30) -> Estimator:
     texts = ["w1 w2", "w1 w2 w3"]
-    return Estimator(TINY_TASK, TaskAssets(str(folder), (), Prompts.of_texts(texts, texts[:1], ())), device)
+    place = Room(device, "the device", total, total, 0)
+    return Estimator(TINY_TASK, TaskAssets(str(folder), (), Prompts.of_texts(texts, texts[:1], ())), place)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -112,6 +113,19 @@ def test_networks_are_those_that_a_run_builds(tiny_folder: Path, name: str) -> N
     assert sum(found.held.get(part, 0) for part in ("reference", "policy", "critic")) == sum(own.values())
     assert all(p.device.type == "meta" for p in networks.trained.parameters()), "nothing takes memory"
     assert (reckon.longest_prompt, reckon.evaluation) == (3, (1, TINY_TASK.eval_response_length))
+
+
+def test_a_gpu_with_room_holds_larger_pieces_of_the_logits(tiny_folder: Path) -> None:
+    rows = 2**20
+    config = replace(CONFIG, total_episodes=rows, batch_size=rows, mini_batch_size=rows, bf16=False)
+
+    def logits(total: int) -> int:
+        found = estimator(tiny_folder, "cuda", total)(config)
+        assert found.moments["policy's pass"]["logits"] % 12 == 0
+        return found.moments["policy's pass"]["logits"] // 12
+
+    small, large, larger = (logits(total) for total in (2**30, 2**45, 2**46))
+    assert 2**24 < small <= 2**25 and 2**27 < large == larger <= 2**28
 
 
 def test_what_each_moment_holds(tiny_folder: Path) -> None:

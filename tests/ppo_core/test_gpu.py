@@ -40,7 +40,9 @@ CONFIG = PPOConfig(
     eval_every_episodes=48,
 )
 FLOAT32_TOLERANCE = 2e-3
-"""Nats a token between float32 on the CPU and on a GPU, whose products may round to TF32."""
+"""Nats a token between two ways of decoding in float32, whose products may round to TF32."""
+TF32_TOLERANCE = 1e-2
+"""Nats a token between float32 on the CPU and TF32; an H100 was up to 0.0075 away, and a wrong mask is far more."""
 BF16_KL = 0.02
 """Nats a token: KL between a small random policy in float32 and in bfloat16."""
 
@@ -125,7 +127,7 @@ def test_the_training_forward_reads_what_the_cpu_reads(name: str, tmp_path: Path
     models = load_models(folder, tiny_folder)
     rollouts = sampled(models, None, 12, 0)
     there = logprobs_on(on_gpu(models, FrozenPolicy(), folder), rollouts)
-    assert (there - logprobs_on(models, rollouts)).abs().max() < FLOAT32_TOLERANCE
+    assert (there - logprobs_on(models, rollouts)).abs().max() < TF32_TOLERANCE
 
 
 @torch.no_grad()

@@ -54,7 +54,7 @@ def estimate(argv: Sequence[str]) -> int:
     found: dict[str, Estimate] = {}
     wrong: list[str] = []
     try:
-        estimator = Estimator(task, assets, device.type)
+        estimator = Estimator(task, assets, place)
         configs = {name: fits.settled(config, place, estimator) for name, config in configs.items()}
         found = {name: estimator(config) for name, config in configs.items()}
     except TaskError:
