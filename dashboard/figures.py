@@ -249,7 +249,7 @@ def trajectories(
     figure.add_vrect(x0=spec.kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
     kl_line(figure, spec.kl_budget, "KL budget", log_kl=log_kl)
     if spec.kl_limit <= right:
-        kl_line(figure, spec.kl_limit, "Guard's limit", log_kl=log_kl, dash="dot", width=1)
+        kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
     before = evaluated.loc[evaluated["step"] == 0, "reward"]
     if len(before):
         baseline_line(figure, float(before.mean()))

@@ -60,7 +60,7 @@ _DECLARED = (
     Metric("objective/kl", "Sampled KL", "Sum over a response of kl_estimator's estimate of KL(policy ‖ reference).", _NATS),
     Metric(
         "objective/kl_exact",
-        "KL",
+        "Training KL",
         "Sum over a response of KL(policy ‖ reference) over the whole vocabulary. Guards and budgets read this one. "
         "The policy is the one that sampled, so top-k and top-p raise it by what the reference gives to other tokens.",
         _NATS,

@@ -169,7 +169,8 @@ def status(view: StudyView, at: float | None = None) -> None:
         st.badge(label, icon=icon, color=color)
         st.text(status_text(view, time.time() if at is None else at), help=_about(view))
     if state in ("running", "stopping") and not view.confirming:
-        st.progress(min(1.0, view.extent.done), text=time_left(view) if state == "running" else "")
+        said = time_left(view) if state == "running" else "Ends once each running trial has finished its step"
+        st.progress(min(1.0, view.extent.done), text=said)
 
 
 _TAB = {"running": "▶", "stopping": "■", "paused": "‖", "finished": "✓", "unfinished": "…", "stalled": "?"}
@@ -183,10 +184,10 @@ def tab_title(view: StudyView) -> str:
 
 
 def time_left(view: StudyView) -> str:
-    """Return about how long the search still takes, by the device-seconds that it took so far; empty: too early."""
+    """Return about how long the search still takes, by the device-seconds that it took so far."""
     done = view.extent.done
     if not 0.02 < done < 1:
-        return ""
+        return "Time left: not known yet" if done < 1 else "About to end"
     seconds = sum(row.seconds for row in view.trials if row.role is Role.SEARCH)
     return f"About {duration(seconds * (1 - done) / done / (view.row.workers or 1))} left"
 

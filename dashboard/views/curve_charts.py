@@ -228,7 +228,7 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
     """Return the horizontal lines of a metric's chart by name: budget and limit; the SFT baseline."""
     spec = snapshot.view.spec
     if metric in KL_METRICS:
-        return {f"KL budget {spec.kl_budget:g}": spec.kl_budget, f"Guard's limit {spec.kl_limit:g}": spec.kl_limit}
+        return {f"KL budget {spec.kl_budget:g}": spec.kl_budget, f"Guard stops at {spec.kl_limit:g}": spec.kl_limit}
     if metric == "eval/reward" and baseline is not None:
         return {f"SFT baseline {baseline:.2f}": baseline}
     return {}

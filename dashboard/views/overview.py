@@ -135,7 +135,9 @@ def _budget(view: StudyView) -> tuple[Figure, ...]:
     if extent.budget is None:
         return ()
     help_text = f"In trials of full length: what the search has spent of what it may spend.{_promoted(view)}"
-    return (("Budget spent", f"{extent.spent:.1f} of {extent.budget:g}", _at_rung(view) or None, help_text),)
+    return (
+        ("Search budget", f"{extent.spent:.1f} of {extent.budget:g} full trials", _at_rung(view) or None, help_text),
+    )
 
 
 def _at_rung(view: StudyView) -> str:

@@ -77,7 +77,7 @@ def table_with(app: AppTest, column: str) -> pd.DataFrame:
 
 def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     app = run(page(built))
-    assert subheaders(app) == ["Best so far", "Next steps", "KL", "Eval reward", "Unfinished trials", "Trials"]
+    assert subheaders(app) == ["Best so far", "Next steps", "Training KL", "Eval reward", "Unfinished trials", "Trials"]
     assert charts(app) == ["objective/kl_exact curves", "eval/reward curves"]
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
@@ -100,8 +100,8 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert trials_table(app)["number"].tolist() == [9, *(number for number in range(14) if number != 9)], "best first"
     notes = trials_table(app).set_index("number")["note"]
     assert {number: note for number, note in notes.items() if note} == {
-        2: "KL was over 15 nats per response for 3 steps: 29.4 at step 13",
-        6: "KL was over 15 nats per response for 3 steps: 27 at step 23",
+        2: "Training KL was over 15 nats per response for 3 steps: 29.4 at step 13",
+        6: "Training KL was over 15 nats per response for 3 steps: 27 at step 23",
         8: "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free",
         9: "best, ends over budget",
         10: "KL (objective/kl_exact) was not a number at step 14",
@@ -118,13 +118,13 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
     app = run(page(cut))
     assert cards(app) == {
         "Trials ended": ("5", "1 paused, 1 interrupted"),
-        "Budget spent": ("5.8 of 8", "21 paused at rung"),
+        "Search budget": ("5.8 of 8 full trials", "21 paused at rung"),
         "Pruned for KL": ("2", "1 failed"),
         "Best eval reward": ("1.74", "trial 5, one seed, +1.32 over SFT"),
         "Its KL": ("9.7 nats", "budget 10, end 14.5"),
         "Device time": ("3 min", "18 s per ended trial"),
     }
-    assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Budget spent")
+    assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Search budget")
     assert any("Trained to its end its KL is 14.51, over 10 nats/response" in one.value for one in app.text)
     told = app.text[0].help.replace("\\", "")
     assert "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth." in told
@@ -149,7 +149,7 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     assert shown["end_reward"][5] > shown["value"][5]
     assert shown["end_kl"][5] == pytest.approx(14.51, abs=0.01)
     assert shown["rung_score"][0] == pytest.approx(1.0, abs=0.01)
-    assert shown["note"][2].startswith("KL was over 60 nats"), "a reason is in sight"
+    assert shown["note"][2].startswith("Training KL was over 60 nats"), "a reason is in sight"
     [heading] = [heading for heading in app.subheader if heading.value == "Trials"]
     assert "Value and KL are of a trial's best checkpoint within the KL budget" in heading.help
     plain = trials_table(run(page(cut.parent / "whole.db")))
@@ -452,7 +452,7 @@ def test_the_time_left_is_by_what_the_search_took_so_far() -> None:
 
     assert left(0.25, 2) == "About 15 min left"
     assert left(0.25, None) == "About 30 min left"
-    assert left(0.01, 1) == left(1.0, 1) == "", "too early to tell, and over"
+    assert (left(0.01, 1), left(1.0, 1)) == ("Time left: not known yet", "About to end")
 
 
 def test_the_tab_says_the_state_and_how_often_the_guard_stopped_a_trial(built: Path) -> None:

@@ -97,8 +97,9 @@ def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
         visit.page.get_by_role("button", name="Download as CSV").last.evaluate("button => button.click()")
     download.value.save_as(tmp_path / "trials.csv")
     rows = list(csv.DictReader((tmp_path / "trials.csv").open(encoding="utf-8-sig")))
-    assert [int(row["number"]) for row in rows] == list(range(9))
-    assert rows[8]["note"].startswith("'=1+1")
+    notes = {int(row["number"]): row["note"] for row in rows}
+    assert list(notes) == [7, *(number for number in range(9) if number != 7)], "the best is the first"
+    assert notes[8].startswith("'=1+1")
     assert {row["params_lr_scheduler_type"] for row in rows} == {"'@SUM(1)"}
 
 

@@ -34,17 +34,21 @@ def test_back_comes_to_each_page_as_it_was_and_then_leaves(browser: Browser, ser
         go(visit, "Compare")
         visit.pick("Trials", "4")
         page.wait_for_url(lambda url: "trial=4" in url)
-        for place in ("/curves?", "/?"):
+        for place, what in (("/curves?", "Axes and smoothing"), ("/?", "Next steps")):
             page.go_back()
+            visit.sees(what)
             visit.settle()
             assert place in page.url and "budget=9.8" in page.url and f"study={STUDY}" in page.url
             assert "trial=4" not in page.url
             expect(budget).to_have_value("9.8")
             expect(page.get_by_test_id("stMultiSelect").first).not_to_contain_text("4")
         page.go_forward()
+        visit.sees("Axes and smoothing")
         visit.settle()
         assert "/curves?" in page.url
         page.go_back()
+        visit.sees("Next steps")
+        visit.settle()
         page.go_back()
         assert page.url == "about:blank", "no page holds the reader"
 

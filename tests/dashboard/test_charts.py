@@ -24,7 +24,7 @@ from tuner.status import Status
 
 NAN = math.nan
 KL, SCORE = "objective/kl_exact", "objective/scores"
-LEVELS = {"KL budget 10": 10.0, "Guard's limit 15": 15.0}
+LEVELS = {"KL budget 10": 10.0, "Guard stops at 15": 15.0}
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
@@ -113,7 +113,7 @@ def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
 
 
 def test_a_blow_up_at_the_last_step_of_a_tiny_limit_still_has_an_axis() -> None:
-    assert chart(steps(0, [0.0, 0.0]), levels={"Guard's limit 0.02": 0.02})["yAxis"]["max"] == pytest.approx(0.025)
+    assert chart(steps(0, [0.0, 0.0]), levels={"Guard stops at 0.02": 0.02})["yAxis"]["max"] == pytest.approx(0.025)
 
 
 def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
@@ -285,7 +285,7 @@ def test_seconds_are_the_trials_own_and_a_pause_counts_as_one_step() -> None:
 def test_the_kl_can_be_the_horizontal_axis_in_the_order_of_the_steps() -> None:
     option = chart(steps(0, [0, 4, NAN, 3]), metric=SCORE, chosen=(0,), axis="KL")
     assert drawn(option, "Trial 0") == [[0, 0], [4, -4], [3, -3]]
-    assert option["xAxis"]["name"] == "KL (nats per response)"
+    assert option["xAxis"]["name"] == "Training KL (nats per response)"
 
 
 @pytest.mark.parametrize("axis", charts.AXES)

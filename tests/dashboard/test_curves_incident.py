@@ -123,7 +123,7 @@ def test_the_table_has_what_moved_first_in_front() -> None:
 def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -> None:
     frame = steps(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
     option = charts.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
-    assert [series["name"] for series in option["series"]] == ["KL", "Clip fraction", "Response length"]
+    assert [series["name"] for series in option["series"]] == ["Training KL", "Clip fraction", "Response length"]
     assert len(option["grid"]) == len(option["xAxis"]) == len(option["yAxis"]) == 3
     kl, clip, length = (series["markLine"]["data"] for series in option["series"])
     assert [mark.get("yAxis", mark.get("xAxis")) for mark in kl] == [10, 15, 11]
@@ -138,7 +138,7 @@ def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -
 
 def test_the_chart_without_an_incident_has_no_marks_but_its_lines() -> None:
     option = charts.incident(steps(KL[:5]), None, number=0, lines={"Budget": 10})
-    assert [series["name"] for series in option["series"]] == ["KL"]
+    assert [series["name"] for series in option["series"]] == ["Training KL"]
     assert [mark["yAxis"] for mark in option["series"][0]["markLine"]["data"]] == [10]
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
     app = run(curves(built))
-    assert subheaders(app) == ["KL", "Eval reward", "Score"]
+    assert subheaders(app) == ["Training KL", "Eval reward", "Score"]
     assert charts(app) == ["objective/kl_exact curves", "eval/reward curves", "objective/scores curves"]
     [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21")]
     assert "the first step over the guard's limit. " in told and " moved first, at step " in told
@@ -45,7 +45,7 @@ def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Pa
 def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
     app = curves(built)
     named = {"trial": ["2", "5"], "axis": "step", "scale": "log"}
-    app.query_params.update({"study": STUDY, "metric": ["Policy: Entropy", "KL and reward: KL"], **named})
+    app.query_params.update({"study": STUDY, "metric": ["Policy: Entropy", "KL and reward: Training KL"], **named})
     run(app)
     assert charts(app) == ["policy/entropy_avg curves", "objective/kl_exact curves"]
     entropy, kl = (json.loads(chart.proto.spec) for chart in app.get("echarts_chart")[:2])

@@ -45,7 +45,7 @@ def test_a_snapshot_has_a_row_for_every_trial_by_number(snapshot: data.Snapshot)
     assert snapshot.trials["number"].tolist() == list(range(14))
     pruned = trial(snapshot, 2)
     assert (pruned["status"], pruned["rule"], pruned["stop_step"]) == (Status.PRUNED, "kl_limit", 13)
-    assert pruned["reason"] == "KL was over 15 nats per response for 3 steps: 29.4 at step 13"
+    assert pruned["reason"] == "Training KL was over 15 nats per response for 3 steps: 29.4 at step 13"
     assert (pruned["episodes"], pruned["total_episodes"]) == (832, 1920)
     assert pruned["seconds"] == pytest.approx(14 * 0.8)
     assert pruned["params_learning_rate"] == 1.9e-3

@@ -134,7 +134,7 @@ def test_the_limit_is_named_and_what_leaves_the_axis_is_told() -> None:
     for log_kl in (False, True):
         figure = ways(log_kl=log_kl)
         notes = {note.text: note.x for note in figure.layout.annotations}
-        assert notes["Guard's limit 15"] == pytest.approx(math.log10(15) if log_kl else 15)
+        assert notes["Guard stops at 15"] == pytest.approx(math.log10(15) if log_kl else 15)
     blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
     told = "1 trial exceeds the axis at 22 nats (highest 200.0, trial 3); a log KL axis shows all."
     assert figures.over_the_axis(blown, 10) == told

@@ -115,7 +115,7 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
     assert "13 of 14 trials ended. Spent: 247 device-seconds" in text
     assert "Policy learning rate 0.00036 0.0001" in text, "against the reference"
     figures = text.split(" Figures ")[1].split(" Trials ")[0]
-    assert figures == "Reward against KL KL over episodes Eval reward over episodes"
+    assert figures == "Reward against KL Training KL over episodes Eval reward over episodes"
 
 
 def test_what_mattered_is_drawn_once_enough_trials_can_tell(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_it_is_of_the_best_of_the_first_chosen_or_of_the_one_in_the_link(
 
 def test_it_says_how_the_trial_ended_and_how_to_go_on(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("trial", built, monkeypatch, n="2")
-    assert "KL was over 15 nats per response for 3 steps: 29.4 at step 13" in texts(app)
+    assert "Training KL was over 15 nats per response for 3 steps: 29.4 at step 13" in texts(app)
     assert any(code.startswith(f"ppo-tuner train --from {STUDY} 2 ") for code in codes(app))
     assert any(code.startswith(f"ppo-tuner fork {STUDY} 2 --at ") for code in codes(app))
     assert {"What moved first", "What to change in trial 2", "Samples on the same prompts"} <= set(subheaders(app))

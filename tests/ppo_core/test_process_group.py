@@ -17,6 +17,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from ppo_core import PPOConfig, fits, process_group
 from ppo_core import trainer as trainer_module
 from ppo_core.errors import CheckpointError, ConfigError, RewardError, TaskError
+from ppo_core.memory import Room
 from ppo_core.models import TaskModels
 from ppo_core.sharding import whole
 from ppo_core.task import Prompts, Scored
@@ -237,7 +238,7 @@ def test_gradient_checkpointing_is_decided_for_what_one_process_does(monkeypatch
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(fits, "resolve_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(fits, "room", lambda _: None)
+    monkeypatch.setattr(fits, "room", lambda _: Room("cuda", "the device", 2**30, 2**30, 0))
     monkeypatch.setattr(fits, "settled", settled)
     config = PPOConfig(**BASE)
     found = fits.with_checkpointing(config, get_task("reviews"), "auto")
