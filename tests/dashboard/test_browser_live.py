@@ -171,7 +171,7 @@ def _left(visit: Visit) -> dict[str, Any]:
     page = visit.page
     left: dict[str, Any] = {
         "link": page.url,
-        "scrolled": page.get_by_test_id("stMain").evaluate("main => main.scrollTop"),
+        "place": round((page.locator(DRAWINGS).first.bounding_box() or {"y": 0.0})["y"]),  # a line above it may wrap
         "trials": page.locator('[data-testid="stMultiSelect"]').first.inner_text().split("\n"),
     }
     if page.locator(".js-plotly-plot").count():
