@@ -48,7 +48,7 @@ from ppo_core.networks import (
     prepare_layers,
     quiet_loading,
 )
-from ppo_core.policy import LOGITS_AT_ONCE, ActorCritic
+from ppo_core.policy import ActorCritic, tokens_at_once
 from ppo_core.prompts import prompt_lengths
 from ppo_core.quantized import bytes_of_8bit_moments
 from ppo_core.rewards.batch import one_line
@@ -364,8 +364,8 @@ class Estimator:
 
         `beside` is what else is held then, in bytes.
         """
-        more = 0 if self._on_cpu else logits_in(self._room.total - self._room.process - beside)
-        return min(tokens, max(1, max(LOGITS_AT_ONCE, more) // vocabulary)) * vocabulary
+        has_room_for = 0 if self._on_cpu else logits_in(self._room.total - self._room.process - beside)
+        return min(tokens, tokens_at_once(vocabulary, has_room_for)) * vocabulary
 
 
 _DECIDING = ("bf16", "use_peft", "lora_r", "lora_target_modules", "lora_modules_to_save", "value_model",

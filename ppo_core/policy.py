@@ -88,6 +88,11 @@ def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
     return states[:, sequences.prompt_width - 1 : -1]
 
 
+def tokens_at_once(vocabulary: int, has_room_for: int) -> int:
+    """Return of how many tokens the logits are held at once, on a device that has room for so many logits."""
+    return max(1, max(LOGITS_AT_ONCE, has_room_for) // vocabulary)
+
+
 class ResponseTokens:
     """The N response tokens of a batch, without the padding, and the way back to [B, T]."""
 
@@ -111,7 +116,7 @@ class ResponseTokens:
 
     def chunks(self, vocabulary: int) -> Iterator[slice]:
         """Yield slices of the tokens whose logits may be held at once."""
-        size = max(1, max(LOGITS_AT_ONCE, room_for_logits(self.index.device)) // vocabulary)
+        size = tokens_at_once(vocabulary, room_for_logits(self.index.device))
         for start in range(0, len(self.index), size):
             yield slice(start, start + size)
 
