@@ -104,7 +104,7 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
         6: "Training KL was over 15 nats per response for 3 steps: 27 at step 23",
         8: "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free",
         9: "best, ends over budget",
-        10: "KL (objective/kl_exact) was not a number at step 14",
+        10: "Training KL (objective/kl_exact) was not a number at step 14",
     }
     assert ":material/stop_circle: not running" in app.markdown[0].value
     assert texts(app)[0].startswith("reviews: 13 of 14 trials ended. Updated ")

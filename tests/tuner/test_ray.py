@@ -333,8 +333,8 @@ def test_the_command_runs_a_study_on_a_remote_cluster(tmp_path: Path, unbroken: 
         made.add("first")
         until(lambda: is_open(port))
         done = run_remotely(tmp_path, port)
-        for _ in range(2):  # on a machine with much else to do Ray may fail to start its server for a client
-            if "Starting Ray client server failed" in done.stderr:
+        for _ in range(2):  # Ray itself may stumble over a process of its own while it serves its first client
+            if "cannot use the Ray cluster at" in done.stderr:
                 done = run_remotely(tmp_path, port)
     assert done.returncode == 0, done.stderr
     assert [trial["status"] for trial in json.loads(done.stdout)["trials"]] == [
