@@ -1,4 +1,4 @@
-"""What is computed from a study's frames before it is drawn: pruning's cost, trials by setting, noise, front."""
+"""Figures computed from a study's frames: what pruning costs, trials by setting, noise, front."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ SAVING = (Status.PRUNED, Status.STOPPED)
 
 @dataclass(frozen=True)
 class Savings:
-    """What ending trials early saved against running them to their end."""
+    """Time and episodes saved by ending trials early."""
 
     trials: int
     episodes: int
     seconds: float
     """NaN: no trial has completed whose pace could be taken."""
     share: float
-    """Of the episodes that all trials that have ended would have taken to their end, failed ones left out."""
+    """Share, 0 to 1, of the episodes that all ended trials but failed ones would have run to their end."""
 
 
 def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
@@ -178,7 +178,7 @@ NOISE = (
     "of several evaluations, so it is optimistic. All are on the same eval prompts, so a difference is paired by "
     f"prompt; over {ERRORS:g} of its standard errors it counts as more than noise."
 )
-"""What the noise of a difference is, and what it is not."""
+"""Note on what the noise of a difference covers."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def forks_of(trials: Sequence[TrialRow], number: int) -> list[int]:
 # begins, and no checkpoint of it.
 
 EVALUATED = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se")
-"""What is read of a step to find evaluations."""
+"""Columns of a step that tell evaluations."""
 
 
 @dataclass(frozen=True)

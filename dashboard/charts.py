@@ -31,7 +31,7 @@ AXIS_TITLES: Mapping[Axis, str] = {
 }
 LENGTH = "response/length_mean"
 BUDGETED = ("eval/kl", "eval/kl_se")
-"""What tells whether an evaluation is within the KL budget."""
+"""Columns that decide whether an evaluation is within the KL budget."""
 NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LENGTH,), "seconds": (), "KL": (KL,)}
 """The metrics that a horizontal axis is made of."""
 LONGEST_GAP = 20

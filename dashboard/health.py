@@ -37,7 +37,7 @@ HEALTH_MARKS: dict[Health, tuple[str, Literal["green", "orange", "red", "gray", 
     "paused": ("‖", "orange"),
     "waiting": ("…", "gray"),
 }
-"""Each verdict's symbol and colour, so that nothing rests on colour alone."""
+"""Each verdict's symbol and colour, so that colour is never the only sign."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Spent:
     seconds: float
     """That a device was busy. Those of trials are without their evaluations, where it is known what these took."""
     share: float
-    """Of all seconds, 0 to 1."""
+    """Share of all seconds, 0 to 1."""
 
 
 def on_what(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec) -> list[Spent]:

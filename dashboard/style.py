@@ -159,5 +159,5 @@ def mark(kind: str) -> Mark:
 
 
 def kind_label(kind: str) -> str:
-    """Return one of `KINDS` with its symbol, so that nothing rests on colour alone."""
+    """Return one of `KINDS` with its symbol, so that colour is never the only sign."""
     return f"{mark(kind).glyph} {kind}"

@@ -20,7 +20,7 @@ GRPO_EPSILON = 1e-4
 """Added to a group's standard deviation, as in TRL's GRPO."""
 
 QUANTILE_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of `metrics.QUANTILES`, in its order."""
+"""Levels of `metrics.QUANTILES`, in its order."""
 
 
 def masked_mean(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tensor:

@@ -140,7 +140,7 @@ def latest(run_folder: Path) -> Path | None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint, or what is left of one. Its manifest goes first: half removed, it must not look complete."""
+    """Remove a checkpoint, or what is left of one: its manifest first, so that a half never looks complete."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -360,7 +360,7 @@ def _remove_others(folder: Path, kept: Collection[Path | None]) -> int:
 
 
 def removed(path: Path) -> bool:
-    """Remove a checkpoint, and return whether that could be done; what could not is logged, and goes the next time."""
+    """Remove a checkpoint, and return whether that worked; what stays is logged, and removed the next time."""
     try:
         remove(path)
     except OSError as error:

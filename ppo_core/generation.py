@@ -334,7 +334,7 @@ class _Chunk:
         self.logprobs = torch.zeros((rows, steps), device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         self.allowed: list[TokenSets] = []
-        """Of each step, for the rows in `sampled_rows`."""
+        """Allowed tokens of each step, for the rows in `sampled_rows`."""
         self.sampled_rows: list[Tensor] = []
 
     def run(self, begin: BeginDecoding) -> "_Chunk":

@@ -83,7 +83,7 @@ def free() -> None:
 
 
 LOGITS_SHARE = 0.25
-"""Of a GPU's free memory: what logits may take, beside the activations of the same pass."""
+"""Share of a GPU's free memory that logits may take, beside the activations of the same pass."""
 MOST_LOGITS = 2**28
 """Larger pieces gain nothing more, and would have a peak say how much was free, not what a run needs."""
 BYTES_A_LOGIT = 24

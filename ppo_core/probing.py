@@ -25,10 +25,10 @@ from ppo_core.sequences import Sequences, position_ids
 logger = logging.getLogger(__name__)
 
 LEAST_TOLERANCE = 1e-3
-"""Of the logits' spread: what TF32 leaves of float32, and far less than a wrong state changes."""
+"""Share of the logits' spread: TF32's error, and far less than a wrong state changes."""
 
 MOST_TOLERANCE = 0.4
-"""Of the logits' spread, in any precision: a wrong state changes about all of it."""
+"""Share of the logits' spread, in any precision: a wrong state changes about all of it."""
 
 
 @torch.no_grad()

@@ -348,13 +348,13 @@ def _joined(splits: list[Split]) -> Split:
 # Reading a source's prompts: what is not a prompt is left out and reported, and the splits are disjoint.
 
 UNREADABLE_AT_MOST = 0.5
-"""Of the rows; with more, it is the wrong file or column."""
+"""Share of the rows; with more, it is the wrong file or column."""
 
 
 @dataclass(frozen=True)
 class _Kept:
     position: int
-    """Of the row in what was read for its split."""
+    """The row's position in what was read for its split."""
     where: str
     prompt: Prompt
 

@@ -82,7 +82,7 @@ class StepReport:
     samples: tuple[Sample, ...] = field(default=())
     """A few fixed eval prompts' responses, where evaluated."""
     readings: EvalReadings | None = None
-    """Of every eval prompt, where evaluated."""
+    """Readings of every eval prompt, where evaluated."""
 
     @property
     def is_evaluation(self) -> bool:

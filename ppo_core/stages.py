@@ -61,11 +61,11 @@ class StagedTrainer:
         self._make = make
         self._folder = folder
         self.trainer = make(self.config, resume_from)
-        """Of the stage that the run is in."""
+        """Trainer of the current stage."""
 
     @property
     def config(self) -> PPOConfig:
-        """Of the stage that the run is in."""
+        """Configuration of the current stage."""
         return self._earlier[0].config if self._earlier else self._last
 
     def ends_stage(self, report: StepReport) -> bool:

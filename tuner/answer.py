@@ -72,7 +72,7 @@ class Answer:
     seeds: int
     """Fresh seeds that were read, whether or not they are enough."""
     newer_by: str
-    """Of a newer trial how much its lead in the search is worth, as a clause; else empty."""
+    """A newer trial's lead in the search, as a clause; empty: there is no newer trial."""
     own_budget: float
     """The study's own KL budget, which the confirmation is for."""
     chose: str

@@ -129,7 +129,7 @@ class TrialFiles:
         self._study = study
         self.work = FileWork()
         self._saved: dict[int, Saved] = {}
-        """Of trials that have ended or are paused at a rung, as last looked at. Only pieces of work use it."""
+        """Those of trials that have ended or are paused at a rung, as last looked at. Only pieces of work use it."""
         self._kl_budget = study.spec.kl_budget
         """By which `_saved` tells a trial's best."""
 
@@ -246,7 +246,7 @@ class TrialFiles:
         self.work.give(fork, then)
 
     def place_fork(self, point: ForkPoint, number: int) -> None:
-        """Move a fork's checkpoint to the folder of its trial; what an attempt that was cut off left there goes.
+        """Move a fork's checkpoint to the folder of its trial; what a cut-off attempt left there is deleted.
 
         Raises:
             CheckpointError: it cannot be moved.

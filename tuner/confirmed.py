@@ -86,7 +86,7 @@ class Confirmed:
     trial: TrialRow
     """The search's trial that had it."""
     length: int
-    """Of its runs, in episodes."""
+    """Length of its runs, in episodes."""
     rewards: Mapping[int, float]
     """By seed: on the test prompts, of the best checkpoint within the KL budget."""
     kls: Mapping[int, float]

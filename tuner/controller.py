@@ -95,7 +95,7 @@ class _Running:
     row: TrialRow
     total_episodes: int
     iterations: int
-    """Of the whole trial."""
+    """Iterations of the whole trial."""
     decision: Decision = NOTHING_DECIDED
     """On its last report."""
     wanted: Wanted | None = None
@@ -141,7 +141,7 @@ class TrialLoop:
         self._looked_at = time.monotonic()
         self._is_idle = False
         self._told = 0
-        """Of the engine's retired places."""
+        """How many of the engine's notices were told."""
 
     @property
     def is_finished(self) -> bool:
@@ -197,14 +197,14 @@ class TrialLoop:
             self._files.work.collect()
             self._stay_alive()
 
-    def tell_retired(self) -> None:
+    def tell_notices(self) -> None:
         """Say what the engine has to tell, such as which places get no further trial, each once."""
         for line in self._engine.notices[self._told :]:
             self._told += 1
             self._emit(StudyWarned(line))
 
     def _stay_alive(self) -> None:
-        self.tell_retired()
+        self.tell_notices()
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
             self._study.store.renew(self._study.lease)
             self._renewed_at = time.monotonic()

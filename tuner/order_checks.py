@@ -1,4 +1,4 @@
-"""Whether an order fits a study as it stands: asked before it is placed, and again by the controller."""
+"""Check an order against the study as it stands: before it is placed, and again by the controller."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

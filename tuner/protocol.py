@@ -63,7 +63,7 @@ class TrialSpec:
     checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
     """The longest time between two checkpoints; there is one at every evaluation, too."""
     fork_step: int | None = None
-    """Of a fork the step of the checkpoint that it began at, which it keeps."""
+    """Step of the checkpoint that a fork began at, which it keeps. None: not a fork."""
     stages: tuple[Stage, ...] = ()
     """Those before `config` holds, see `tuner.forks.stages`."""
     ranks: int = 1
@@ -114,7 +114,7 @@ class Entered:
 
 @dataclass(frozen=True)
 class Progress:
-    """Of the task's preparation, the `share` of the part `what` that is done."""
+    """Share, 0 to 1, of one part (`what`) of the task's preparation that is done."""
 
     what: str
     share: float

@@ -49,7 +49,7 @@ class StudyView:
     row: StudyRow
     spec: StudySpec
     trials: tuple[TrialRow, ...]
-    """Of its search, and what people added."""
+    """Trials of its search, and those that people added."""
     confirming: tuple[TrialRow, ...] = ()
     """The runs that confirm its configurations (see `tuner.confirm`)."""
 

@@ -135,7 +135,7 @@ def _run_held(
                 running = engine()
                 stop.on_request = files.work.on_done = running.wake
                 loop = TrialLoop(study, files, running, stop, limits, emit, plan)
-                stack.callback(loop.tell_retired)  # when the engine is closed
+                stack.callback(loop.tell_notices)  # when the engine is closed
                 stack.enter_context(running)
                 why = loop.run()
         except KeyboardInterrupt:

@@ -95,7 +95,7 @@ STRATEGIES: Mapping[str, str] = {
 
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
-"""Of a study that lists its trials."""
+"""Required keys of a study that lists its trials."""
 
 NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, dashes and underscores, at most 100")
 PER_TOKEN = "_per_token"

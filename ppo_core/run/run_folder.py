@@ -265,7 +265,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of checkpoints, which goes once the model is written."""
+        """The folder of checkpoints, deleted once the model is written."""
         return self.output / CHECKPOINTS
 
     @property

@@ -19,7 +19,7 @@ COMPLETION_VARIABLE = "_ARGCOMPLETE"
 LOCAL, RAY, RAY_CLIENT = "local", "ray", "ray://"
 """What `--engine` takes; the last is followed by a host and a port."""
 _MOST_DIGITS = 9
-"""Of a trial's number: databases know no larger ones."""
+"""Longest trial number: databases hold no larger ones."""
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 

@@ -28,7 +28,7 @@ from tuner.status import Status
 from tuner.store import Store, TrialRow
 
 MOST_LISTED, LISTED_EACH = 200, 50
-"""Of a study with more trials the tables list the best, the latest, and those that have not ended."""
+"""Beyond so many trials, tables list the best, the latest (so many of each), and those that have not ended."""
 
 
 def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = False) -> None:

@@ -52,7 +52,7 @@ ADDRESS_VARIABLE = "RAY_ADDRESS"
 DISTRIBUTION = "ppo-tuner"
 _LOCAL = "local"
 _STORE_BYTES = 80 * 2**20
-"""Of a cluster started here, for objects: what crosses is a few kilobytes at a time."""
+"""Object store of a cluster started here; messages are a few kilobytes each."""
 _CONNECT_SECONDS, _CONNECT_AGAIN_SECONDS = 20.0, 1.0
 """How long a connection is tried again, and after which pauses."""
 _LONGEST = 400
@@ -203,7 +203,7 @@ class _Busy:
 
 
 _Outcome = tuple[_Busy, Any, "Future[Any]"]
-"""Of a call for a job."""
+"""Worker, call, future."""
 
 
 class RayEngine:

@@ -41,13 +41,13 @@ class NodeSetup:
     """What the controller tells a node about the run, and expects of it."""
 
     threads: int
-    """Of a worker process whose job does not say."""
+    """Threads of a worker process whose job does not say."""
     has_gpus: bool
     """Whether Ray gives the worker GPUs, by CUDA_VISIBLE_DEVICES."""
     shared_by: int
     """How many workers a GPU is for."""
     version: str
-    """Of the controller's sources, see `sources`."""
+    """Version of the controller's sources, see `sources`."""
     packages: Sequence[str]
     """What must be installed."""
     working_folder: Path

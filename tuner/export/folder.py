@@ -80,7 +80,7 @@ OF_TRIALS = {
 TABLES = (TRIALS, *OF_TRIALS.values())
 
 ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
-"""Of each order in `study.json`."""
+"""Fields of each order in `study.json`."""
 STUDY_FIELDS = ("created_at", "finished_at", "paused_at", "workers", "overrides")
 """Columns of the study itself that `study.json` holds beside its name and spec."""
 
@@ -178,7 +178,7 @@ def _rows_by_trial(connection: Connection, table: Table, numbers: Mapping[int, i
 
 
 def _put_in_place(part: Path, folder: Path) -> None:
-    """Give the finished folder its name; an older export there goes once the new one is whole on the disk."""
+    """Give the finished folder its name; an older export there is deleted once the new one is whole on the disk."""
     for path in part.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -29,7 +29,7 @@ from tuner.store import NewTrial, TrialRow
 SHARE = 0.1
 """Where the rung is, of a trial's episodes."""
 ONE_IN = 6
-"""Of so many trials that came to the rung one is finished."""
+"""One in so many trials that reached the rung is finished."""
 FINISH_SHARE = 0.2
 """Share of the budget that is kept for finishing trials: when no more is left, no trial starts."""
 

@@ -53,7 +53,7 @@ class Importance:
 
     name: str
     share: float
-    """Of all hyperparameters' importance, 0 to 1."""
+    """Share of all hyperparameters' importance, 0 to 1."""
     low: float
     high: float
     """Where the share falls in the middle 80% of the resamples, widened to contain it; not a confidence interval: noise

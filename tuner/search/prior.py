@@ -29,7 +29,7 @@ AROUND = 0.75
 LOG_SIGMA = 1.2
 """In the natural logarithm: half of all lie within a factor of 2.2."""
 LINEAR_SIGMA = 0.25
-"""Of the range."""
+"""Share of the range."""
 LOG2_SIGMA = 1.0
 
 Values = Mapping[str, HyperValue]

@@ -24,7 +24,7 @@ from tuner.store import TrialRow
 from tuner.study_file import PRUNERS
 
 PERCENTILE = 25.0
-"""Of the trials that completed: a trial below the best so many is pruned by "percentile"."""
+""""percentile" prunes a trial below this top share of the completed trials, in percent."""
 
 
 def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int) -> Reason | None:

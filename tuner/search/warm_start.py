@@ -27,7 +27,7 @@ class ListedTrial:
     source: str = ""
     """The warm start that it is, as the study file names it; empty: the file states its values."""
     moved_from: Mapping[str, HyperValue] | None = None
-    """Of a start: what was asked for in place of the values that were moved into their ranges. None: not a start."""
+    """Values that were asked for and lay outside their ranges, by name. None: not a start."""
 
     @property
     def text(self) -> str:

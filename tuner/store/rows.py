@@ -85,7 +85,7 @@ class StudyRow:
     created_at: float
     finished_at: float | None
     lease_host: str | None
-    """Of its controller, or of its last one."""
+    """Host of its controller, or of its last one."""
     lease_pid: int | None
     lease_pid_started: float | None
     lease_renewed_at: float | None
@@ -169,7 +169,7 @@ class TrialRow:
     """What an order wants of it, until it is done."""
     role: Role = Role.SEARCH
     seed: int | None = None
-    """Of its trainer, as its configuration states it."""
+    """Seed of its trainer. None: its configuration states none."""
     paused_by: PausedBy | None = None
     """Who paused it; None: it is not paused."""
     value_step: int | None = None
@@ -221,7 +221,7 @@ class OnTest:
     """How a trial's checkpoint did on the test prompts. A number that is not finite is None."""
 
     step: int
-    """Of the checkpoint."""
+    """Step of the checkpoint."""
     prompts: int
     """How many there are; 0: none were read."""
     reward: float | None

@@ -203,7 +203,7 @@ class NewTrial:
 
     @property
     def seed(self) -> int | None:
-        """Of its trainer."""
+        """Seed of its trainer."""
         seed = self.config.get("seed")
         return int(seed) if isinstance(seed, int) else None
 
