@@ -119,7 +119,7 @@ def fits(given: str) -> bool:
 def require_order(given: str) -> None:
     """Raise NotPermitted where this token does not permit placing orders."""
     if is_read_only():
-        raise NotPermitted("this dashboard is read-only; start one without --read-only to place orders")
+        raise NotPermitted("this dashboard is read-only; start one without --read-only to act on studies")
     if not fits(given):
         what = "is not this server's" if given else "is missing"
         raise NotPermitted(f"the token {what}; open the link that the dashboard printed on its terminal")

@@ -44,7 +44,7 @@ class Proposal:
 
 _SENTENCES = {
     ("stop", True): "the current run ends once each running trial has finished its step; its trials can be resumed",
-    ("stop", False): "it ends now, for good",
+    ("stop", False): "it ends after this step, for good, and keeps what it reached",
     ("pause", True): "running trials save and wait, and no other starts",
     ("pause", False): "it saves and waits",
     ("resume", True): "its trials continue",
@@ -85,7 +85,7 @@ def place(store: Store, proposal: Proposal, token: str) -> Order:
     access.require_order(token)
     view = read_study(store, proposal.study)
     if view.row.id != proposal.study_id:
-        raise StudyError(f'study "{proposal.study}" was deleted and created again meanwhile; no order was placed')
+        raise StudyError(f'study "{proposal.study}" was deleted and created again meanwhile; nothing was done')
     placed = next((order for order in store.orders(view.row) if order.key == proposal.key), None)
     if placed is not None:
         return placed

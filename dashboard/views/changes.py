@@ -60,7 +60,7 @@ def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, one: Diagnosis) -
             steering.propose(store, view, "enqueue", None, arguments)
         except PPOTunerError as problem:
             refusal = str(problem)
-        text = f"Enqueue a trial with {one.advice}"
+        text = f"Add to queue: {one.advice}"
         if control_parts.act_button(st.container(), text, f"advice {one.rule}", "Runs next in this study.", refusal):
             control_parts.confirm_order(store, view, "enqueue", None, arguments)
     st.code(data.command(try_it(view.spec, trial, one)), language=None)

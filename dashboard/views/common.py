@@ -82,6 +82,7 @@ def of_a_study(choice: Choice, draw: Draw, *, under_own_budget: bool = False) ->
     """
     with problems_shown():
         shown = choice.snapshot if under_own_budget else data.under_budget(choice.store, choice.snapshot, choice.budget)
+        sidebar.describe(shown, choice.trials)
         draw(choice.store, shown, choice.trials)
 
 

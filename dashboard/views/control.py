@@ -1,4 +1,4 @@
-"""The page that acts: orders to a study and its trials, the commands that run it, and the log of orders."""
+"""The page that acts: on a study and its trials, with the commands that run it and a log of what was asked."""
 
 import functools
 
@@ -6,9 +6,9 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import access, data, safe_text, steering, style
+from dashboard import access, data, safe_text, steering
 from dashboard.data import Snapshot
-from dashboard.views import common, control_parts
+from dashboard.views import common, control_parts, running
 from dashboard.views.control_parts import (
     act_button,
     arguments_text,
@@ -23,7 +23,7 @@ from dashboard.views.control_parts import (
 from tuner.environment import to_copy
 from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
-from tuner.store import Order, OrderState, Store, StudyRow, TrialRow
+from tuner.store import Order, OrderState, Store, StudyRow
 
 # The log of orders: what was asked, by whom, and what became of it.
 
@@ -41,24 +41,24 @@ def _log(store: Store, name: str) -> None:
     with common.problems_shown():
         study = store.study(name)
         orders = store.orders(study)
-    st.subheader("Latest orders", anchor=False, help="The controller carries out orders; they wait while none runs.")
+    st.subheader("Action log", anchor=False, help="What was asked of the study. It waits while no controller runs.")
     if not orders:
-        st.write("No orders yet.")
+        st.write("Nothing was asked yet.")
         return
     shown = rows(orders, study)
     st.dataframe(
         shown, key="orders", hide_index=True, placeholder="",
         column_config={
-            "order": st.column_config.NumberColumn("Order", width=55, pinned=True),
+            "order": st.column_config.NumberColumn("No.", width=55, pinned=True),
             "state": st.column_config.TextColumn("State", width=85),
-            "what": st.column_config.TextColumn("What", width=150),
+            "what": st.column_config.TextColumn("Action", width=150),
             "outcome": st.column_config.TextColumn("Outcome", width=220),
-            "placed": st.column_config.TextColumn("Placed", width=90),
+            "placed": st.column_config.TextColumn("Asked", width=90),
             "by": st.column_config.TextColumn("By", width=160),
         },
     )  # fmt: skip
     st.download_button(
-        "Orders as CSV", shown.to_csv(index=False), f"{safe_text.file_name(name)}-orders.csv", "text/csv",
+        "Action log as CSV", shown.to_csv(index=False), f"{safe_text.file_name(name)}-actions.csv", "text/csv",
         on_click="ignore",
     )  # fmt: skip
 
@@ -87,44 +87,10 @@ def _outcome(order: Order, study: StudyRow) -> str:
     return why_it_waits(study) if order.state is OrderState.WAITING else order.outcome or ""
 
 
-LATEST = 8
-"""Trials whose latest event is shown."""
-
-
-def latest_trials(store: Store, snapshot: Snapshot) -> None:
-    """Draw what happened last to trials: which started or ended, and why."""
-    if not snapshot.view.trials:
-        return
-    st.subheader("Latest trials", anchor=False, help="Those that started or ended last.")
-    rows = sorted(snapshot.view.trials, key=lambda row: row.ended_at or row.started_at, reverse=True)[:LATEST]
-    shown = pd.DataFrame(
-        {
-            "trial": [row.number for row in rows],
-            "status": [style.status_cell(row) for row in rows],
-            "when": [_when(row) for row in rows],
-            "reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
-        }
-    )
-    st.dataframe(
-        shown, key="latest trials", hide_index=True, placeholder="",
-        column_config={
-            "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
-            "status": st.column_config.TextColumn("Status", width=120),
-            "when": st.column_config.TextColumn("Started or ended", width=140),
-            "reason": st.column_config.TextColumn("Reason", width=260),
-        },
-    )  # fmt: skip
-
-
-def _when(row: TrialRow) -> str:
-    """Return when a trial ended, or else started: `ended 3 min ago`."""
-    return f"started {common.ago(row.started_at)}" if row.ended_at is None else f"ended {common.ago(row.ended_at)}"
-
-
 # Steering a study and one of its trials: each button leads to a confirmation that names what it is about.
 
-_STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop this run", "retry": "Retry all failed"}
-_TRIAL_BUTTONS = {"stop": "Stop", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
+_STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop after this step", "retry": "Retry all failed"}
+_TRIAL_BUTTONS = {"stop": "Stop after this step", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
 
 
 def steer_section(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
@@ -161,7 +127,7 @@ def _follow(was_held: bool, store: Store, snapshot: Snapshot) -> None:
 def _run_it(view: StudyView) -> None:
     """Show the commands that run or confirm a study that nothing runs, and look until something has run it."""
     name, is_finished = view.row.name, view.state == "finished"
-    st.write("The search has ended. To carry out orders that wait:" if is_finished else "To resume the study:")
+    st.write("The search has ended. To carry out actions that wait:" if is_finished else "To resume the study:")
     common.show_commands([data.command(["run", name])])
     if is_finished:
         st.write("To run its best configurations on fresh seeds, or see how they did:")
@@ -249,19 +215,19 @@ def _of_a_study(part: str, head: DeltaGenerator, store: Store, snapshot: Snapsho
             control_parts.section(store, snapshot.view)
     with right:
         log_section(store, snapshot.view)
-        common.live(snapshot, latest_trials)
+        common.live(snapshot, running.happened)
 
 
 def _permission() -> None:
     """Say what this browser may do; ask for the token where it was not given."""
     if access.is_read_only():
-        st.text("This dashboard is read-only: it places no orders.")
+        st.text("This dashboard is read-only: it acts on nothing.")
         return
     if access.may_order():
         if st.session_state.pop(_KEEP, False):
             st.html(access.keep_given(), unsafe_allow_javascript=True)
         return
-    place = st.popover("Enter token", icon=":material/key:", help="Needed to place orders.")
+    place = st.popover("Enter token", icon=":material/key:", help="Needed to act on studies.")
     with place, st.form("token", clear_on_submit=True):
         st.write("Open the link that this server's terminal shows, or enter its token here.")
         typed = st.text_input("Token", type="password", autocomplete="off")

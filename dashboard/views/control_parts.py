@@ -1,4 +1,4 @@
-"""Parts of the control page: fields from declarations, problems, confirmations, and new trials by order."""
+"""Parts of the control page: fields from declarations, problems, confirmations, and new trials."""
 
 import functools
 import time
@@ -79,7 +79,7 @@ def _answered(done: str = "") -> None:
     st.rerun()
 
 
-@st.dialog("Place this order?", on_dismiss=_put_away)
+@st.dialog("Do this?", on_dismiss=_put_away)
 def _order_dialog(store: Store, proposal: Proposal) -> None:
     st.text(safe_text.visible(proposal.does))
     if proposal.arguments:
@@ -87,7 +87,7 @@ def _order_dialog(store: Store, proposal: Proposal) -> None:
     if proposal.ends_something and proposal.trial is not None:
         st.write("This cannot be undone.")
     row = st.container(horizontal=True)
-    pressed = row.button("Place the order", type="primary", key=f"confirm {proposal.key}")
+    pressed = row.button("Do it", type="primary", key=f"confirm {proposal.key}")
     if row.button("Cancel", key=f"cancel {proposal.key}"):
         _answered()
     if pressed:
@@ -104,8 +104,8 @@ def _place(store: Store, proposal: Proposal) -> str:
     order = steering.place(store, proposal, access.given())
     study = store.study(proposal.study)
     if order.state is not OrderState.WAITING or study.is_held:
-        return f"Order {order.id} is placed: {proposal.does}"
-    return f"Order {order.id} is placed, and waits: {why_it_waits(study)}"
+        return f"Action {order.id}: {proposal.does}"
+    return f"Action {order.id} waits: {why_it_waits(study)}"
 
 
 def why_it_waits(study: StudyRow) -> str:
@@ -188,7 +188,7 @@ def _standing(row: TrialRow) -> tuple[str, str | None]:
 def trial_text(row: TrialRow) -> str:
     """Return how a trial stands, in a sentence."""
     label = f' "{safe_text.one_line(row.label)}"' if row.label else ""
-    wanted = "" if row.wanted is None else f"; order: {row.wanted}"
+    wanted = "" if row.wanted is None else f"; to {row.wanted} after this step"
     episodes = f"{row.episodes:,} of {row.config['total_episodes']:,} episodes"
     return f"Trial {row.number}{label} is {_status(row)}, at {episodes}{wanted}."
 
@@ -248,7 +248,7 @@ def _copy(store: Store, view: StudyView, row: TrialRow) -> None:
             for place, name in enumerate(names)
         }  # fmt: skip
         label = st.text_input("Label", key=f"copy {row.number} label", max_chars=100, placeholder="none")
-        pressed = st.form_submit_button("Enqueue", disabled=not access.may_order())
+        pressed = st.form_submit_button("Add to queue", disabled=not access.may_order())
     if pressed:
         confirm_order(store, view, "enqueue", None, _arguments(_left_to_state(view, typed), label))
 

@@ -63,6 +63,8 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...]) -> No
         _curves(store, snapshot, chosen)
         _cards(snapshot)
         running.draw(under_way, snapshot.view.spec.kl_limit)
+        if snapshot.view.row.is_held:
+            running.happened(store, snapshot)
         if not _is_large(drawn):
             trials_table.draw(snapshot, chosen)
         elif (more := snapshot.ended - drawn.ended) > 0 and st.button(

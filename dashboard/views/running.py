@@ -1,16 +1,17 @@
-"""The trials that run now: a card for each with a verdict, what needs attention first."""
+"""The trials that run now: a card for each with a verdict, what needs attention first; and what happened last."""
 
 from collections.abc import Sequence
 
+import pandas as pd
 import streamlit as st
 
-from dashboard import data, health, style
+from dashboard import data, health, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.health import HEALTH_MARKS as MARKS
 from dashboard.health import LEAST_SECONDS, NEAR, TIMES_USUAL, Card
-from dashboard.views.common import duration, trial_link
+from dashboard.views.common import ago, duration, trial_link
 from ppo_core.metrics import METRICS
-from tuner.store import Store
+from tuner.store import Store, TrialRow
 
 MOST_CARDS = 12
 
@@ -65,3 +66,37 @@ def read(store: Store, snapshot: Snapshot) -> list[Card]:
     return health.cards(
         snapshot.view.trials, steps, limit=snapshot.view.spec.kl_limit, now=row.read_at or row.created_at
     )
+
+
+LATEST = 8
+"""Trials whose latest event is shown."""
+
+
+def happened(store: Store, snapshot: Snapshot) -> None:
+    """Draw which trials started or ended last, and why."""
+    if not snapshot.view.trials:
+        return
+    st.subheader("What happened", anchor=False, help="Trials that started or ended last.")
+    rows = sorted(snapshot.view.trials, key=lambda row: row.ended_at or row.started_at, reverse=True)[:LATEST]
+    shown = pd.DataFrame(
+        {
+            "trial": [row.number for row in rows],
+            "status": [style.status_cell(row) for row in rows],
+            "when": [_when(row) for row in rows],
+            "reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
+        }
+    )
+    st.dataframe(
+        shown, key="happened", hide_index=True, placeholder="",
+        column_config={
+            "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
+            "status": st.column_config.TextColumn("Status", width=120),
+            "when": st.column_config.TextColumn("Started or ended", width=140),
+            "reason": st.column_config.TextColumn("Reason", width=260),
+        },
+    )  # fmt: skip
+
+
+def _when(row: TrialRow) -> str:
+    """Return when a trial ended, or else started: `ended 3 min ago`."""
+    return f"started {ago(row.started_at)}" if row.ended_at is None else f"ended {ago(row.ended_at)}"

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import streamlit as st
 
-from dashboard import data, safe_text
+from dashboard import data, safe_text, style
 from dashboard.data import Snapshot
 from ppo_core.output import KL_UNIT
 from tuner.store import Store
@@ -14,6 +14,8 @@ STUDY, TRIALS, BUDGET = "study", "trial", "budget"
 """Keys of the three, in the link and in the session."""
 _BUDGET_OF = "budget of"
 """The key of the study whose budget the session has."""
+MOST_DESCRIBED = 12
+"""Chosen trials with a line of their own."""
 
 
 def choose_study(store: Store) -> str | None:
@@ -52,6 +54,18 @@ def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
         "else the reference, the best within the budget, one pruned for KL and those that are running.",
     )
     return tuple(chosen)
+
+
+def describe(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
+    """Draw a line for each chosen trial: `25 ★ 2.06 · KL 5.0 · completed`."""
+    best = snapshot.view.best()
+    lines = []
+    for row in [row for row in snapshot.view.trials if row.number in chosen][:MOST_DESCRIBED]:
+        star = " ★" if best is not None and best.number == row.number else ""
+        worth = "" if row.value is None or row.kl is None else f" {row.value:.2f} · KL {row.kl:.1f} ·"
+        lines.append(f"{row.number}{star}{worth} {style.status_text(row)}")
+    if lines:
+        st.sidebar.caption("  \n".join(lines), help="Best reward within the KL budget, its KL, and status.")
 
 
 def choose_budget(snapshot: Snapshot) -> float:

@@ -30,9 +30,8 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     row = st.container(horizontal=True, vertical_alignment="center")
     row.subheader("Trials", anchor=False, help=_HELP, width="content")
     with row:
-        kinds = _choose_kinds(snapshot.trials)
+        trials, filters = _filtered(snapshot)
     best = snapshot.view.best()
-    trials = snapshot.trials[snapshot.trials["kind"].isin(kinds)] if kinds else snapshot.trials
     if best is not None:
         trials = trials.sort_values("number", key=lambda numbers: numbers != best.number, kind="stable")
     looks = style.looks(common.highlighted(snapshot, chosen, charts.MOST_LINES))
@@ -42,7 +41,7 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         styled = shown.style.apply(_coloured, axis=None, looks=_looks(trials, looks))
     height: Literal["content", "auto"] = "content" if len(shown) <= MOST_ROWS else "auto"
     numbers = trials["number"].tolist()
-    key = f"trials {best and best.number} {kinds}"
+    key = f"trials {best and best.number} {filters}"
     if _ticked(f"{key} {_version()}", numbers) not in (None, set(chosen) & set(numbers)):
         st.session_state[_VERSION] = _version() + 1  # another table, since what is ticked was chosen elsewhere
     key = f"{key} {_version()}"
@@ -58,17 +57,28 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
 _VERSION = "version of the table"
 
 
-def _choose_kinds(trials: pd.DataFrame) -> list[str]:
-    """Return the kinds of trials to show, which are in the link; empty: all."""
-    there = set(trials["kind"])
-    present = [kind for kind in style.KINDS if kind in there]
+def _filtered(snapshot: Snapshot) -> tuple[pd.DataFrame, list[str]]:
+    """Return the trials that pass the filters (any of the kinds, all others), and the filters; the link has them."""
+    trials, view = snapshot.trials, snapshot.view
+    of_kind = {kind: trials["kind"] == kind for kind in style.KINDS}
+    others = {
+        "ends within the KL budget": trials["end_kl"] <= view.spec.kl_budget,
+        "fixed β": trials["number"].isin([row.number for row in view.trials if row.config.get("kl_target") is None]),
+        "labelled": trials["number"].isin([row.number for row in view.trials if row.label]),
+    }
+    present = [name for name, passes in (of_kind | others).items() if passes.any()]
+    if others["fixed β"].all():
+        present.remove("fixed β")
     if len(present) < 2:
-        return []
-    return list(
-        st.pills(
-            "Show", present, selection_mode="multi", key="kinds", bind="query-params", label_visibility="collapsed"
-        )
+        return trials, []
+    chosen = list(
+        st.pills("Show", present, selection_mode="multi", key="show", bind="query-params", label_visibility="collapsed")
     )
+    kinds = [name for name in chosen if name in of_kind]
+    passed = trials["kind"].isin(kinds or style.KINDS)
+    for name in chosen:
+        passed &= others.get(name, passed)
+    return trials[passed], chosen
 
 
 def _version() -> int:

@@ -1,6 +1,7 @@
 """The overview on real stores, run by Streamlit's AppTest: what they say, and that nothing raises."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -254,10 +255,27 @@ def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: P
     assert sum(widths[name]["width"] for name in before) < 800, "a page 1,400 pixels wide has room for some more"
 
 
-def test_the_table_is_filtered_by_kind(built: Path, page: Page) -> None:
+@pytest.mark.parametrize(
+    ("filters", "numbers"),
+    [
+        (["pruned"], [2, 6, 10]),
+        (["completed", "pruned"], [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]),
+        (["completed", "fixed β"], [0, 1, 3, 5, 7, 9, 12]),
+        (["ends within the KL budget"], [0, 1, 3, 4, 5, 7, 10, 11, 12]),
+    ],
+)
+def test_the_table_shows_the_trials_that_pass_its_filters(
+    built: Path, page: Page, filters: list[str], numbers: list[int]
+) -> None:
     app = page(built)
-    app.query_params["kinds"] = "pruned"
-    assert trials_table(run(app))["number"].tolist() == [2, 6, 10]
+    app.query_params["show"] = filters
+    assert sorted(trials_table(run(app))["number"]) == numbers
+
+
+def test_the_sidebar_says_how_each_chosen_trial_stands(built: Path, page: Page) -> None:
+    app = page(built)
+    app.query_params["trial"] = ["9", "2"]
+    assert re.search(r"^2 .*pruned +\n9 ★ \d+\.\d\d · KL \d+\.\d · completed$", run(app).sidebar.caption[0].value)
 
 
 def test_a_link_to_a_study_that_is_gone_shows_the_latest_and_says_so(built: Path, page: Page) -> None:

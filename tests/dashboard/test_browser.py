@@ -122,7 +122,7 @@ def test_the_token_leaves_the_link_and_is_in_nothing_that_is_copied(hostile: Ser
     visit.open(hostile.link)
     visit.page.wait_for_url(lambda url: "token" not in url)
     visit.page.get_by_role("link", name="Control").click()
-    visit.sees("Latest orders")
+    visit.sees("Action log")
     expect(visit.page.get_by_role("button", name="Pause", exact=True).first).to_be_enabled()
     assert hostile.token not in visit.page.content() + visit.page.url
     assert hostile.output.read_text().count(hostile.token) == 1  # the line with the link
@@ -174,7 +174,7 @@ def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
         first.open(f"{address}&token={hostile.token}")
         first.page.get_by_role("button", name="Pause", exact=True).first.click()
         first.sees('Pause study "reviews": running trials save and wait, and no other starts.')
-        first.button("Place the order")
+        first.button("Do it")
         first.sees("Order 2 is placed")
         expect(second.page.get_by_role("button", name="Pause", exact=True).first).to_be_disabled()
         second.sees("Enter token")
@@ -243,7 +243,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
             visit.sees("Trial 0 is running")
             visit.page.get_by_role("button", name="Stop", exact=True).click()
             visit.sees('Stop trial 0 of study "quick": it ends now, for good.')
-            visit.button("Place the order")
+            visit.button("Do it")
             visit.sees("is placed")
             store = Store.open(storage)
             study = store.study("quick")
@@ -259,7 +259,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
         expect(visit.page.get_by_role("textbox", name="Total episodes")).to_have_value("320")
         visit.button("Fork")
         visit.sees('Fork trial 1 of study "quick"')
-        visit.button("Place the order")
+        visit.button("Do it")
         visit.sees("is placed")
 
         visit.page.get_by_role("radio", name="Steer").click()

@@ -36,7 +36,7 @@ def test_each_change_is_told_with_its_command(path: Path, monkeypatch: pytest.Mo
     assert "What to change in trial 2" in shown.subheaders(app)
     assert any(one.value.startswith("**KL too high.** ") and " Try " in one.value for one in app.markdown)
     assert any(code.startswith(f"ppo-tuner enqueue {STUDY} --set ") for code in shown.codes(app))
-    assert not [button for button in app.button if button.label.startswith("Enqueue")], (
+    assert not [button for button in app.button if button.label.startswith("Add to queue")], (
         "without the token it only tells"
     )
     fine = page("trial", path, monkeypatch, n="0")
@@ -46,11 +46,11 @@ def test_each_change_is_told_with_its_command(path: Path, monkeypatch: pytest.Mo
 def test_the_button_asks_and_then_orders_the_trial(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "given", lambda: TOKEN)
     app = page("trial", path, monkeypatch, n="2")
-    button = next(button for button in app.button if button.label.startswith("Enqueue a trial with "))
+    button = next(button for button in app.button if button.label.startswith("Add to queue: "))
     button.click()
     app = shown.run(app)
     assert orders(path) == [], "it asks first"
-    confirm = next(button for button in app.button if button.label == "Place the order")
+    confirm = next(button for button in app.button if button.label == "Do it")
     confirm.click()
     shown.run(app)
     (order,) = orders(path)

@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
 
 def test_an_order_to_a_study_that_runs_does_not_say_that_nothing_runs_it(store: Store) -> None:
     store.acquire(STUDY)
-    app = press(press(page(part="Steer"), "study pause"), "Place the order")
-    assert "Order 1 is placed: Pause study" in texts(app) and "nothing runs" not in texts(app)
+    app = press(press(page(part="Steer"), "study pause"), "Do it")
+    assert "Action 1: Pause study" in texts(app) and "nothing runs" not in texts(app)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_what_a_trials_status_rules_out_is_disabled_and_says_why(store: Store) -
     app = page(part="Steer", steer="0")
     buttons = {button.label: button for button in app.button if (button.key or "").startswith("trial ")}
     assert all(button.disabled for button in buttons.values())
-    assert buttons["Stop"].help == r"trial 0 is completed\; stop does not apply to it"
+    assert buttons["Stop after this step"].help == r"trial 0 is completed\; stop does not apply to it"
     app.selectbox(key="steer").set_value(1)
     run(app)
     enabled = [button.label for button in app.button if (button.key or "").startswith("trial ") and not button.disabled]
@@ -151,19 +151,19 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
     run(app)
     assert "Trial 2 is interrupted, at 320 of 1,920 episodes." in texts(app)
     press(app, "trial stop")
-    assert 'Stop trial 2 of study "reviews": it ends now, for good' in texts(app)
+    assert 'Stop trial 2 of study "reviews": it ends after this step, for good' in texts(app)
     assert orders(store) == []
     press(app, "Cancel")
-    assert orders(store) == [] and "Place the order" not in [button.label for button in app.button]
+    assert orders(store) == [] and "Do it" not in [button.label for button in app.button]
     press(app, "trial stop")
-    press(app, "Place the order")
+    press(app, "Do it")
     [order] = orders(store)
     assert (order.kind, order.trial, order.arguments) == ("stop", 2, {})
     waits = "nothing runs the study; to carry it out: ppo-tuner run reviews --storage sqlite:"
-    assert f"Order 1 is placed, and waits: {waits}" in texts(app)
+    assert f"Action 1 waits: {waits}" in texts(app)
     assert app.dataframe[0].value["outcome"][0].startswith(waits)
     run(app)  # as when the page draws itself anew: what was done is still told
-    assert len(orders(store)) == 1 and "Order 1 is placed" in texts(app)
+    assert len(orders(store)) == 1 and "Action 1 waits: " in texts(app)
 
 
 def test_a_trial_chosen_by_number_stays_it_when_others_come(store: Store) -> None:
@@ -184,14 +184,14 @@ def test_what_would_be_refused_is_told_on_the_page(store: Store) -> None:
     app.text_input(key="set kl_budget").set_value("nine")
     press(app, "Change")
     assert "kl_budget = 'nine' is not allowed" in texts(app)
-    assert "Place the order" not in [button.label for button in app.button]
+    assert "Do it" not in [button.label for button in app.button]
 
 
 def test_settings_are_changed_by_an_order(store: Store) -> None:
     app = page(part="Steer")
     app.text_input(key="set trials").set_value("20")
     app.text_input(key="set kl_budget").set_value("9")
-    press(press(app, "Change"), "Place the order")
+    press(press(app, "Change"), "Do it")
     assert orders(store)[0].arguments == {"changes": {"trials": 20, "kl_budget": 9.0}}
 
 
@@ -200,7 +200,7 @@ def test_a_budget_may_be_any_number(folder: Path) -> None:
     app = page(part="Steer", study=fake_store.CUT)
     assert app.text_input(key="set budget").placeholder == "8 (unchanged)"
     app.text_input(key="set budget").set_value("9.5")
-    press(press(app, "Change"), "Place the order")
+    press(press(app, "Change"), "Do it")
     assert store.orders(store.study(fake_store.CUT))[0].arguments == {"changes": {"budget": 9.5}}
 
 
@@ -216,14 +216,14 @@ def test_without_the_token_the_page_asks_for_it_and_places_nothing(store: Store,
     app = page(token, part="Steer")
     assert all(button.disabled for button in app.button if button.label != "Use this token")
     press(app, "study pause")
-    assert "Place the order" not in [button.label for button in app.button]
+    assert "Do it" not in [button.label for button in app.button]
     app.text_input[0].set_value("a guess")
     press(app, "Use this token")
     assert "That is not this server's token." in texts(app)
     app.text_input[0].set_value(TOKEN)
     press(app, "Use this token")
     press(app, "study pause")
-    press(app, "Place the order")
+    press(app, "Do it")
     assert [order.kind for order in orders(store)] == ["pause"]
 
 
@@ -237,7 +237,7 @@ def test_a_confirmation_is_refused_in_the_action_itself(
         monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
     else:
         monkeypatch.setattr(access, "_token", "that of a later server")
-    press(app, "Place the order")
+    press(app, "Do it")
     assert orders(store) == [] and why in texts(app)
 
 

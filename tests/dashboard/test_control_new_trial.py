@@ -43,7 +43,7 @@ def test_the_checkpoints_to_fork_at_are_those_in_the_trials_folder(folder: Path,
     app.text_input(key="fork 0 label").set_value(HOSTILE)
     press(app, "Fork")
     assert 'Fork trial 0 of study "reviews"' in texts(app) and "kl_coef = 0.2" in texts(app)
-    press(app, "Place the order")
+    press(app, "Do it")
     [order] = orders(store)
     assert (order.kind, order.trial) == ("fork", 0)
     assert order.arguments["values"] == {"kl_coef": "0.2"} and order.arguments["episode"] == 512
@@ -63,7 +63,7 @@ def test_a_fork_at_the_last_episode_is_offered_with_more_of_them(folder: Path, s
     app = page(part="New trial", way="Fork at a checkpoint", **{"from": "0"})
     assert "at the trial's last episode, 1,920" in "".join(text.value for text in app.markdown)
     press(app, "Fork")
-    press(app, "Place the order")
+    press(app, "Do it")
     assert [order.arguments for order in orders(store)] == [{"values": {"total_episodes": "3840"}}]
     app.selectbox(key="at 0").set_value(1024)
     run(app)
@@ -80,9 +80,9 @@ def test_a_copy_has_the_trials_values_and_the_changed_ones(store: Store) -> None
     assert fields["Rollout batch (episodes): 64 to 128, a power of two"] == "64"
     assert fields["KL coefficient β (reward per nat): 0.01 to 0.3"] == ""
     app.text_input(key="copy 2 learning_rate").set_value("2")
-    press(app, "Enqueue")
+    press(app, "Add to queue")
     assert "learning_rate = '2' is not allowed" in texts(app)
     app.text_input(key="copy 2 learning_rate").set_value("5e-4")
-    press(press(app, "Enqueue"), "Place the order")
+    press(press(app, "Add to queue"), "Do it")
     values = orders(store)[0].arguments["values"]
     assert values["learning_rate"] == "5e-4" and values["kl_target"] == "5.2" and "kl_coef" not in values
