@@ -112,7 +112,7 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
     common.live(snapshot, functools.partial(_follow, view.row.is_held), head)
     row = st.container(horizontal=True)
     for kind, label in _STUDY_BUTTONS.items():
-        if act_button(row, label, f"study {kind}", KINDS[kind].doc):
+        if act_button(row, label, f"study {kind}", KINDS[kind].doc, steering.refusal(store, view, kind)):
             confirm_order(store, view, kind)
     if not view.row.is_held:
         _run_it(view)

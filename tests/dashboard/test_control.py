@@ -179,8 +179,8 @@ def test_a_trial_chosen_by_number_stays_it_when_others_come(store: Store) -> Non
 
 def test_what_would_be_refused_is_told_on_the_page(store: Store) -> None:
     app = page(part="Steer")
-    press(app, "study resume")
-    assert "the study is not paused" in texts(app)
+    resume = app.button(key="study resume")
+    assert resume.disabled and "not paused" in resume.help
     app.text_input(key="set kl_budget").set_value("nine")
     press(app, "Change")
     assert "kl_budget = 'nine' is not allowed" in texts(app)
