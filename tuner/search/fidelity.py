@@ -1,6 +1,6 @@
-"""Where trials are read when they are compared: at one rung or at their end, and never both at once.
+"""Fidelity of a comparison: all trials at their rung, or all at their end, never mixed.
 
-A trial that the strategy paused at a tenth of its episodes has a value, too, which says less than one of a whole run.
+A value at a tenth of the episodes says less than one of a whole run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,28 +25,25 @@ class Rest:
 
 
 def rests(rows: Iterable[TrialRow]) -> dict[int, Rest]:
-    """Return where the strategy paused trials, by number; those never paused are left out."""
+    """Return the pauses at rungs by trial number."""
     return {row.number: Rest(row.rung_episode, row.rung_score) for row in rows if row.rung_episode is not None}
-
-
-# Where trials are read.
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """One of the places where trials can be read."""
+    """A point at which trials are compared."""
 
     at_rung: bool
-    """Whether it is the rung, and not their end."""
+    """True for the rung, False for the end."""
     name: str
     reward: str
-    """What is read of the reward, for an axis."""
+    """Axis title of the reward."""
     kl: str
-    """What is read of the KL, for an axis."""
+    """Axis title of the KL."""
     short: tuple[str, str]
-    """Both in a word or three, the KL first."""
+    """Short names of both, the KL first."""
     doc: str
-    """What the numbers are, in a sentence."""
+    """Description of the numbers, in a sentence."""
 
 
 _RUNG = Fidelity(
@@ -68,7 +65,7 @@ _END = Fidelity(
 
 
 def offered(spec: StudySpec) -> list[Fidelity]:
-    """Return where a study's trials can be read: at the rung, if its strategy pauses trials, and at their end."""
+    """Return a study's fidelities: the rung, if its strategy pauses trials, and the end."""
     if not spec.pauses_trials:
         return [_END]
     left_out = "Trials that are paused at a rung are left out, since they have no end value. "
@@ -78,9 +75,9 @@ def offered(spec: StudySpec) -> list[Fidelity]:
 def read(
     rows: Sequence[TrialRow], at: Fidelity, evaluated: Mapping[tuple[int, int], tuple[float, float]]
 ) -> tuple[TrialRow, ...]:
-    """Return the trials that came to a place, with the `value` and `kl` that they read there.
+    """Return the trials that reached a fidelity, with their `value` and `kl` there.
 
-    `evaluated` are the study's evaluations: eval reward and eval KL by a trial's number and the episode.
+    `evaluated` maps a trial's number and episode to eval reward and eval KL.
     """
     if not at.at_rung:
         return tuple(replace(row, kl=row.end_kl) for row in rows if row.status.is_final)
@@ -93,7 +90,7 @@ def read(
 
 
 def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
-    """Return a sentence on the part of their episodes at which trials were read; empty: at their end, or none was."""
+    """Return a sentence on the share of episodes at the rung; empty for the end, or if no trial reached it."""
     if not at.at_rung:
         return ""
     total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}
