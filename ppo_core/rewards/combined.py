@@ -26,9 +26,9 @@ class Scorer(Protocol):
 def load_reward(
     parts: Sequence[RewardPart], device: "torch.device", prompts: Iterable[Prompt] | None = None
 ) -> "WeightedSum":
-    """Return the reward of the parts, loaded; models stand on `device`.
+    """Return the reward of the parts, loaded, with models on `device`.
 
-    With the task's `prompts`, functions that ask for what is not a column are found now instead of when first called.
+    With the task's `prompts`, functions whose arguments are not columns fail now instead of when first called.
 
     Raises:
         TaskError: a part is declared wrongly or cannot be loaded.
@@ -85,7 +85,7 @@ class WeightedSum:
     ) -> Scored:
         """Score the responses.
 
-        A response of no tokens has none to stand on: its dense rewards are empty, whatever its total.
+        A response without tokens has empty dense rewards, whatever its total.
 
         Raises:
             RewardError: a part cannot score.
@@ -108,7 +108,7 @@ class WeightedSum:
 
 
 def _token_rewards(answers: Sequence[tuple[RewardPart, Answer]], row: int, length: int) -> list[float]:
-    """Return a response's weighted rewards token by token, what scores the whole of it on the last one."""
+    """Return a response's weighted rewards per token; scores of the whole response are on the last one."""
     rewards = [0.0] * length
     for part, answer in answers:
         if answer.dense is not None:
