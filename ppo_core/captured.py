@@ -57,7 +57,7 @@ class CapturedDecoding:
         self._captures = captures
         self.looks_every = LOOKS_EVERY if captures else 1
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        """By rows and columns."""
+        """Graphs by rows and columns."""
         self._beside: float | None = None
         """Peak bytes of iterations that learned after the buffers were released; None: none yet."""
         self._is_given_back = False

@@ -136,7 +136,7 @@ class CachedDecoding:
 
     @property
     def drops_rows(self) -> bool:
-        """As determined for the model."""
+        """True if a way was found for the model."""
         return getattr(self._model, WAY, WAYS[0]) is not None
 
     def leaving(self, ended: Tensor, count: int) -> Tensor | None:

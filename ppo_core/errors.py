@@ -56,7 +56,7 @@ _LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib
 
 
 def raised_at(error: BaseException, file: str = "") -> str:
-    """Return where an error was raised, `path/to/file.py:12`, or empty if it was not raised.
+    """Return the location at which an error was raised, `path/to/file.py:12`, or empty if it was not raised.
 
     This is the innermost line in `file`, else in code that is not a library's, if any.
     """

@@ -1,4 +1,4 @@
-"""How the KL coefficient β moves over a run: fixed, adaptive (Ziegler et al. 2019), or landing.
+"""Controllers of the KL coefficient β over a run: fixed, adaptive (Ziegler et al. 2019), or landing.
 
     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
     landing     β *= exp(pace · clip(log(forecast / target), -1/2, 1))

@@ -109,17 +109,17 @@ def iteration_seconds(report: StepReport) -> float:
 
 
 class Trainer(Protocol):
-    """What drives a trial: PPO by default, or anything a study names as `module:factory`.
+    """The trainer of a trial: PPO by default, or anything a study names as `module:factory`.
 
-    In a fork `resume_from` holds a checkpoint of another config; `config` is what holds from there on.
+    In a fork `resume_from` is a checkpoint of another config; `config` applies from there on.
 
-    A factory is called as `factory(config, task_name, device=..., resume_from=...)`. One that also has a method
-    `checkpoint_bytes() -> int`, about how large a checkpoint will be, has the room for its checkpoints checked before
-    its first step. One with a method `tested() -> SplitReading | None` reads the policy as it is on the task's test
-    prompts, or returns None where the task has none: the best checkpoint of a study is read so, once.
+    A factory is called as `factory(config, task_name, device=..., resume_from=...)`. If the trainer has a method
+    `checkpoint_bytes() -> int`, the approximate size of a checkpoint, the room for its checkpoints is checked before
+    its first step. A method `tested() -> SplitReading | None` evaluates the current policy on the task's test prompts,
+    or returns None if there are none: the best checkpoint of a study is read so, once.
 
-    Where a trial has several processes, each makes a trainer, and all are asked the same in the same order. One process
-    alone then writes what is saved, and an error of ours, such as NoRoomError, is raised in all (`ppo_core.world`).
+    If a trial has several processes, each makes a trainer, and all get the same calls in the same order. One process
+    alone then writes files, and our own errors, such as NoRoomError, are raised in all (`ppo_core.world`).
     """
 
     def __iter__(self) -> Iterator[StepReport]:

@@ -57,7 +57,7 @@ class Chunks:
 
     @property
     def all(self) -> tuple[ChunkRows, ...]:
-        """Those of generation, scoring and training, in this order."""
+        """All of them, in the order generation, scoring, training."""
         return self.generation, self.scoring, self.training
 
 

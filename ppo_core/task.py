@@ -54,8 +54,8 @@ class Scored:
     parts: Mapping[str, Sequence[float]]
     """[B] by the part's name, unweighted."""
     dense: Sequence[Sequence[float]] | None = None
-    """Where a part rewards token by token: per response, the weighted rewards of its tokens, which add up to `totals`
-    (what scores the whole response stands on the last token)."""
+    """Weighted rewards per response and token, if a part rewards tokens; they add up to `totals` (scores of the whole
+    response are on the last token)."""
 
 
 class Reward(Protocol):

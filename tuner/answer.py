@@ -163,7 +163,7 @@ class Answer:
             yield f"On the test prompts the checkpoint's KL is {_sum(self.test.kl, self.test.kl_se, self.kl_budget)}."
 
     def _end(self) -> str:
-        """How far the trial was trained, and how its final KL compares with the budget."""
+        """State in words of the trial's end: the length trained, and its KL against the budget."""
         end, trial = self.end, self.trial
         kl = "unknown" if end.kl is None else f"{plus_minus(end.kl.mean, end.kl.se)} {KL_UNIT}"
         until = forks.stop_of(self.launch)

@@ -88,11 +88,11 @@ class Confirmed:
     length: int
     """Length of its runs in episodes."""
     rewards: Mapping[int, float]
-    """By seed: on the test prompts, of the best checkpoint within the KL budget."""
+    """Rewards by seed: on the test prompts, of the best checkpoint within the KL budget."""
     kls: Mapping[int, float]
-    """By seed: that checkpoint's, in nats per response."""
+    """KL of that checkpoint by seed, in nats per response."""
     episodes: Mapping[int, int]
-    """By seed: episode of that checkpoint; 0: the SFT policy."""
+    """Episode of that checkpoint by seed; 0: the SFT policy."""
     reward: Interval | None
     """None: no run was read yet."""
     kl: Interval | None

@@ -26,7 +26,7 @@ FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
 FILE, SET = "file", "set"
 
 Overrides = Mapping[str, Mapping[str, float]]
-"""By setting: `file`, its value in the study file at the last run; `set`, an order's value since then."""
+"""Per setting: `file`, its value in the study file at the last run; `set`, an order's value since then."""
 
 
 def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -84,7 +84,7 @@ class ReadTest:
     checkpoint: Path | None
     """None: the SFT policy."""
     ranks: int = 1
-    """As in `TrialSpec`."""
+    """Same as in `TrialSpec`."""
 
     @property
     def step(self) -> int:

@@ -1,4 +1,4 @@
-"""Which checkpoints of a study are kept: a rule over its trials and what lies in their folders. It reads no file.
+"""Decide which checkpoints of a study to keep, from its trials and their folders' contents. Reads no file.
 
 | a trial                                       | keeps                                                       |
 |-----------------------------------------------|-------------------------------------------------------------|
@@ -8,8 +8,8 @@
 | paused at a rung, another                     | its part of the study's front                               |
 | has ended                                     | its newest, its best, and its part of the study's front     |
 
-A fork also keeps the checkpoint that it started from, and the study its answer. The first row is seen to by the trial's
-worker, which saves and removes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): nothing of such a trial is removed
+A fork also keeps the checkpoint that it started from, and the study its answer. The first row is the job of the trial's
+worker, which saves and deletes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): nothing of such a trial is deleted
 here, and the study's front is later chosen from what it kept. The front has at most 8 checkpoints (see `tuner.front`).
 """
 

@@ -1,4 +1,4 @@
-"""What a trial is worth: its value, its KL constraint, what a sampler learns of it, and which trial is best. No torch.
+"""Judge trials: value, KL constraint, rung score, and the report to a sampler. No torch.
 
 | status                  | Optuna state | value                       | constraint |
 |-------------------------|--------------|-----------------------------|------------|
@@ -13,16 +13,15 @@
 | failed                  | FAIL         |                             |            |
 | any, not of the search  | FAIL         |                             |            |
 
-A value is of a checkpoint within the KL budget, so a constraint that is satisfied is log(KL / budget) of that, at most
-0.
+A value comes from a checkpoint within the KL budget, so a satisfied constraint is its log(KL / budget), at most 0.
 
-A trial at a rung is reported with a predicted value: its value so far, plus its rung score times what finished trials
-gained in the median. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
+A trial at a rung is reported with a predicted value: its value so far, plus its rung score times the median gain of
+finished trials. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
 trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
 The states of the table are those of an exported study, but a trial paused at a rung is RUNNING there.
 
-A fork did not get where it is with its configuration alone, and a confirming run says nothing new about where to
-search. FAIL keeps their numbers.
+A fork's result is not due to its configuration alone, and a confirming run says nothing new about where to search. FAIL
+keeps their numbers.
 """
 
 import math
@@ -84,14 +83,14 @@ def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
 
 
 def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) -> float | None:
-    """Return what a trial is ranked by at a rung, from 0 to 1: how near its KL is to its course.
+    """Return a trial's rank score at its rung, from 0 to 1: the nearness of its KL to its course.
 
     With x = (KL / budget) / (episode / total_episodes) at the last evaluation the score is
 
         min(1, x / SLOWEST, FASTEST / x)
 
-    so 1 for a trial that has spent about the share of its KL budget that it has of its episodes. A slower one will not
-    get to the budget; a faster one is there before it has learned much, and then held back. None: no KL can be read.
+    so 1 for a trial whose shares of KL budget and of episodes are about equal. A slower one will not reach the budget;
+    a faster one reaches it before it has learned much, and is then held back. None: no KL can be read.
     """
     if not evaluations or not is_finite(evaluations[-1]["eval/kl"]) or evaluations[-1]["episode"] <= 0:
         return None

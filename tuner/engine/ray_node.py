@@ -57,7 +57,7 @@ class NodeSetup:
     token: str = ""
     """Expected content of the folder's file `TOKEN`."""
     trainer: str | None = None
-    """As `module:function`."""
+    """`module:function`."""
     needs_torch: bool = False
     """True if it trains with torch."""
 

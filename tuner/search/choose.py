@@ -190,7 +190,7 @@ def promotable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def promotions(spec: StudySpec, rows: Rows) -> int:
-    """Return how many trials paused at the rung the rest of the budget can finish.
+    """Return the number of trials paused at the rung that the rest of the budget can finish.
 
     Without a budget: the number still to be promoted, of the trials that the study is to have.
     """

@@ -16,7 +16,7 @@ _KL = METRICS["eval/kl"]
 
 
 @dataclass(frozen=True)
-class Rest:
+class RungPause:
     """A pause of a trial by the strategy."""
 
     episode: int
@@ -24,9 +24,9 @@ class Rest:
     """Its rung score, from 0 to 1; None: no KL could be read."""
 
 
-def rests(rows: Iterable[TrialRow]) -> dict[int, Rest]:
+def rung_pauses(rows: Iterable[TrialRow]) -> dict[int, RungPause]:
     """Return the pauses at rungs by trial number."""
-    return {row.number: Rest(row.rung_episode, row.rung_score) for row in rows if row.rung_episode is not None}
+    return {row.number: RungPause(row.rung_episode, row.rung_score) for row in rows if row.rung_episode is not None}
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def read(
     """
     if not at.at_rung:
         return tuple(replace(row, kl=row.end_kl) for row in rows if row.status.is_final)
-    its = rests(rows)
-    came = [row for row in rows if row.number in its]
-    there = [evaluated.get((row.number, its[row.number].episode), (None, None)) for row in came]
+    pauses = rung_pauses(rows)
+    came = [row for row in rows if row.number in pauses]
+    there = [evaluated.get((row.number, pauses[row.number].episode), (None, None)) for row in came]
     return tuple(
         replace(row, value=reward, value_se=None, kl=kl) for row, (reward, kl) in zip(came, there, strict=True)
     )
@@ -94,8 +94,8 @@ def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
     if not at.at_rung:
         return ""
     total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}
-    its = rests(rows)
-    shares = {f"{rest.episode / total[number]:.0%}": rest.episode / total[number] for number, rest in its.items()}
+    pauses = rung_pauses(rows)
+    shares = {f"{pause.episode / total[number]:.0%}": pause.episode / total[number] for number, pause in pauses.items()}
     if not shares:
         return ""
     least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
@@ -105,4 +105,4 @@ def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
         if where == named
         else f" The rung is at {named}, rounded up to whole iterations and never before a trial's second."
     )
-    return f"{counted(len(its), 'trial')} read at {where} of {'its' if len(its) == 1 else 'their'} episodes.{why}"
+    return f"{counted(len(pauses), 'trial')} read at {where} of {'its' if len(pauses) == 1 else 'their'} episodes.{why}"

@@ -56,8 +56,8 @@ class Importance:
     """Share of all hyperparameters' importance, 0 to 1."""
     low: float
     high: float
-    """Where the share falls in the middle 80% of the resamples, widened to contain it; not a confidence interval: noise
-    pulls shares in resamples away from 0 and 1."""
+    """Range of the share in the middle 80% of resamples, widened to contain it; not a confidence interval: noise pulls
+    shares in resamples away from 0 and 1."""
     chance: float
     """Share of shuffled outcomes that make it matter as much; small: more than chance."""
 

@@ -180,7 +180,7 @@ class TrialRow:
     rung_episode: int | None = None
     """Episodes at which the strategy paused it at its rung; None: it did not reach one."""
     rung_score: float | None = None
-    """What it is ranked by at the rung, from 0 to 1; None: no readings."""
+    """From 0 to 1; None: not at a rung, or no KL could be read."""
     is_promoted: bool = False
     """True once the strategy or a person let it run past its rung."""
     retries: int = 0

@@ -177,7 +177,7 @@ class KnownTrials:
 
     def __init__(self) -> None:
         self.rows: dict[int, TrialRow] = {}
-        """By id, in order of number."""
+        """Trials by id, in order of number."""
         self.stored: dict[int, tuple[object, ...]] = {}
         """The columns that may change, as stored, by id."""
 
