@@ -171,7 +171,7 @@ class Answer:
         if end.is_within:
             return f"Trained to its end its KL is {kl}: within the budget.{stop}"
         if not end.is_whole:
-            how = {"paused": "paused by the strategy" if trial.is_resting else "paused by a person"}
+            how = {"paused": "paused by the strategy" if trial.is_at_rung else "paused by a person"}
             status = how.get(trial.shown_status, trial.shown_status)
             of = short(trial.config.get("total_episodes"))
             return f"It was not trained to its end: {status} at episode {trial.episodes} of {of}, KL {kl}.{stop}"

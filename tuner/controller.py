@@ -290,7 +290,7 @@ class TrialLoop:
             if row.wanted is not None:
                 self._reconcile(row)
             elif (reason := why_paused(study.spec, row, evaluations)) is not None:
-                self._rest(row, evaluations, reason)
+                self._pause_at_rung(row, evaluations, reason)
             elif row.status is Status.RUNNING:
                 study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec))
                 study.refresh(row.number)
@@ -533,7 +533,7 @@ class TrialLoop:
             trial_log.note(study.trial_folder(number), f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
             trial_log.note(study.trial_folder(number), report_line(message.report, running.iterations))
-        self._engine.answer(number, answer(decision, running.wanted, has_to_rest=self._has_to_rest()))
+        self._engine.answer(number, answer(decision, running.wanted, must_leave=self._must_leave()))
         if decision.action is not Action.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, running.total_episodes))
 
@@ -547,14 +547,14 @@ class TrialLoop:
         reason = why_pruned(study.spec, study.rows, evaluations, number)
         return None if reason is None else Decision(Action.STOP, reason)
 
-    def _has_to_rest(self) -> bool:
+    def _must_leave(self) -> bool:
         """Return True if all trials must leave their workers."""
         return self._study.row.paused_at is not None or self._is_stopping()
 
     def _answer_without_room(self) -> None:
         """Let trials that found no disk space for a checkpoint retry when due, or leave if they must."""
         for number in self._room.waiting:
-            if self._has_to_rest() or self._study.rows[number].wanted is not None:
+            if self._must_leave() or self._study.rows[number].wanted is not None:
                 self._room.answered(number)
                 self._engine.answer(number, Answer.STOP)
             elif self._room.is_due(number):
@@ -569,16 +569,16 @@ class TrialLoop:
         decision = self._running.pop(number).decision
         row, study = self._study.refresh(number), self._study
         if decision.action is Action.PAUSE and row.wanted is None:
-            self._rest(row, evaluations_of(study.store, row), decision.reason)
+            self._pause_at_rung(row, evaluations_of(study.store, row), decision.reason)
         elif row.wanted is not None or study.row.paused_at is not None:
             self._reconcile(row)
 
-    def _rest(self, row: TrialRow, evaluations: Evaluations, reason: Reason | None) -> None:
+    def _pause_at_rung(self, row: TrialRow, evaluations: Evaluations, reason: Reason | None) -> None:
         """Record that the strategy paused a trial, and its rung score."""
         study = self._study
         standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
         score = rung_score(evaluations, study.spec.kl_budget, study.spec.total_episodes)
-        study.store.rest(study.lease, row, standing, score)
+        study.store.pause_at_rung(study.lease, row, standing, score)
         trial_log.note(study.trial_folder(row.number), "the strategy paused the trial")
         row = study.refresh(row.number)
         self._files.settle(row, self._at_rung())

@@ -82,18 +82,18 @@ def _is_evaluated(stepped: Stepped) -> bool:
     return stepped.report.is_evaluation or stepped.is_again
 
 
-def answer(decision: Decision, wanted: Wanted | None, *, has_to_rest: bool) -> Answer:
+def answer(decision: Decision, wanted: Wanted | None, *, must_leave: bool) -> Answer:
     """Return a worker's answer to a report: rules come first, then orders, then the strategy.
 
     Args:
         decision: Of `judge`.
         wanted: What an order wants of the trial.
-        has_to_rest: Whether no trial is to run now.
+        must_leave: True if no trial is to run now.
     """
     if decision.action is Action.EVALUATE:
         return Answer.EVALUATE
     if decision.action is Action.STOP or wanted is Wanted.STOP:
         return Answer.STOP
-    if decision.action is Action.PAUSE or wanted is Wanted.PAUSE or has_to_rest:
+    if decision.action is Action.PAUSE or wanted is Wanted.PAUSE or must_leave:
         return Answer.LEAVE
     return Answer.GO_ON

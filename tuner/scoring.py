@@ -130,7 +130,7 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason)
-    if row.is_resting and row.value is not None:
+    if row.is_at_rung and row.value is not None:
         return Told(TrialState.COMPLETE, row.value, constraint)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
@@ -285,7 +285,7 @@ def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
     confirming = [row for row in rows if row.role is Role.CONFIRM]
     return Extent(
         ended=sum(row.status.is_final for row in searched),
-        resting=sum(row.is_resting for row in searched),
+        resting=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
         spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
         budget=spec.budget,

@@ -186,7 +186,7 @@ def _may_start(spec: StudySpec, rows: Rows) -> bool:
 
 def promotable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
     """Return the trials paused at the rung, best first: by rung score, then value so far, then number."""
-    return sorted((row for row in counted(rows) if row.is_resting), key=_rank)
+    return sorted((row for row in counted(rows) if row.is_at_rung), key=_rank)
 
 
 def promotions(spec: StudySpec, rows: Rows) -> int:

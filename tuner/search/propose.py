@@ -79,7 +79,7 @@ def _told(spec: StudySpec, row: TrialRow, gain: float) -> Told:
     told = to_optuna(row, spec)
     if told.value is None:
         return told
-    promised = gain * (row.rung_score or 0.0) if row.is_resting else 0.0
+    promised = gain * (row.rung_score or 0.0) if row.is_at_rung else 0.0
     return replace(told, state=TrialState.COMPLETE, value=told.value + promised)
 
 

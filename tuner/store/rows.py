@@ -199,14 +199,14 @@ class TrialRow:
         return self.role is Role.SEARCH and self.origin is not Origin.ENQUEUED
 
     @property
-    def is_resting(self) -> bool:
+    def is_at_rung(self) -> bool:
         """True if the strategy paused it at its rung: it runs again only if promoted."""
         return self.status is Status.PAUSED and self.paused_by is PausedBy.STRATEGY
 
     @property
     def is_done(self) -> bool:
         """True if it does not keep the study unfinished: it has ended, or is paused at its rung."""
-        return self.status.is_final or self.is_resting
+        return self.status.is_final or self.is_at_rung
 
     @property
     def shown_status(self) -> str:

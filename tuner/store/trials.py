@@ -349,7 +349,7 @@ class Trials(Database):
 
         self._write(lease, add)
 
-    def rest(self, lease: Lease, trial: TrialRow, so_far: Outcome, rung_score: float | None) -> None:
+    def pause_at_rung(self, lease: Lease, trial: TrialRow, so_far: Outcome, rung_score: float | None) -> None:
         """Record that the strategy paused a trial at its rung, its standing, and its rung score."""
         values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": PausedBy.STRATEGY}
         rung = {"rung_episode": trial.episodes, "rung_score": rung_score}
@@ -415,7 +415,7 @@ def write_resumption(connection: Connection, trial: TrialRow) -> None:
     This promotes one that was paused at its rung.
     """
     judgement = dict.fromkeys((*JUDGEMENT, "reason", "wanted", "paused_by"))
-    values = judgement | {"status": Status.WAITING, "is_promoted": trial.is_promoted or trial.is_resting}
+    values = judgement | {"status": Status.WAITING, "is_promoted": trial.is_promoted or trial.is_at_rung}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial.id).values(**values))
 
 
