@@ -275,7 +275,7 @@ TEST_NAMES = ("test",)
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """Choice of splits to read; the rest are drawn from `pool`."""
 
     pool: str
@@ -283,7 +283,7 @@ class Plan:
     test: str | None
 
 
-def make_plan(source: PromptSource, names: Sequence[str]) -> Plan:
+def make_plan(source: PromptSource, names: Sequence[str]) -> SplitPlan:
     """Assign the dataset's splits to train, eval and test.
 
     Raises:
@@ -292,7 +292,7 @@ def make_plan(source: PromptSource, names: Sequence[str]) -> Plan:
     named = {choice for choice in (source.eval, source.test) if isinstance(choice, str)}
     pool = source.train if isinstance(source.train, str) else _default_pool(source, names, named)
     taken = {name for spec in (pool, *named) for name in _split_names(spec, names)}
-    return Plan(pool, _named(source.eval, EVAL_NAMES, names, taken), _named(source.test, TEST_NAMES, names, taken))
+    return SplitPlan(pool, _named(source.eval, EVAL_NAMES, names, taken), _named(source.test, TEST_NAMES, names, taken))
 
 
 def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> list[Row]:
@@ -323,7 +323,7 @@ def drawn_order(positions: Sequence[int], seed: int) -> list[int]:
     return sorted(range(len(positions)), key=lambda i: float(keys[positions[i]]))
 
 
-def draw(positions: Sequence[int], plan: Plan, source: PromptSource) -> dict[str, list[int]]:
+def draw(positions: Sequence[int], plan: SplitPlan, source: PromptSource) -> dict[str, list[int]]:
     """Return the pool's rows for train, in their own order, and for eval and test, in the order of the draw.
 
     `positions` are the kept rows' positions in the pool; the results index them. A named split draws none.

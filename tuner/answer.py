@@ -20,7 +20,7 @@ from tuner.confirm import whole_run
 from tuner.confirmed import LEAST_SEEDS, Confirmation, Confirmed, confirmations, longest_read
 from tuner.forks import ValueCheckpoint
 from tuner.paired import over
-from tuner.results import End, Estimate, StudyView
+from tuner.results import End, Measured, StudyView
 from tuner.spec import StudySpec
 from tuner.status import Origin
 from tuner.store import OnTest, Store, TrialRow
@@ -59,7 +59,7 @@ class Answer:
     """In nats per response."""
     checkpoint: ValueCheckpoint | None
     """Source of the trial's value; None: it has none."""
-    kl: Estimate | None
+    kl: Measured | None
     """Eval KL of that checkpoint, in nats per response."""
     end: End
     test: OnTest | str

@@ -24,7 +24,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PIPE_WIDTH, counted, measured, plain, plus_minus, short
 from tuner.forks import ValueCheckpoint
 from tuner.paired import Difference
-from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
+from tuner.results import FrontPoint, Measured, Source, StudyView, value_sources
 from tuner.rules import RULES
 from tuner.scoring import ends_within
 from tuner.spec import StudySpec
@@ -94,7 +94,7 @@ def study_line(view: StudyView) -> str:
     )
 
 
-def outcome_line(trial: TrialRow, kl: Estimate | None) -> str:
+def outcome_line(trial: TrialRow, kl: Measured | None) -> str:
     """Return one line on how a trial ended, or stands."""
     at = "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
     texts = [trial.shown_status, f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at}"]

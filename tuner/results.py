@@ -35,7 +35,7 @@ Source = Literal["searched", "listed", "enqueued", "study", "task", "TRL", "defa
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Measured:
     """A mean, and its standard error if known."""
 
     mean: float
@@ -97,19 +97,19 @@ def as_view(row: StudyRow, trials: Sequence[TrialRow]) -> StudyView:
     return StudyView(row, spec, searched, tuple(trial for trial in trials if trial.role is Role.CONFIRM))
 
 
-def baseline(store: Store, trial: TrialRow) -> Estimate | None:
+def baseline(store: Store, trial: TrialRow) -> Measured | None:
     """Return the SFT baseline's eval reward: the trial's evaluation at step 0, before any update."""
     rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
     first = next((row for row in rows if row["step"] == 0), None)
-    return None if first is None else Estimate(first["eval/reward"], first["eval/reward_se"])
+    return None if first is None else Measured(first["eval/reward"], first["eval/reward_se"])
 
 
-def value_kl(store: Store, trial: TrialRow) -> Estimate | None:
+def value_kl(store: Store, trial: TrialRow) -> Measured | None:
     """Return the eval KL at the trial's value, in nats per response."""
     if trial.kl is None:
         return None
     rows = store.steps([trial.id], ("eval/kl_se",), evaluations_only=True)
-    return Estimate(trial.kl, next((row["eval/kl_se"] for row in rows if row["step"] == trial.value_step), None))
+    return Measured(trial.kl, next((row["eval/kl_se"] for row in rows if row["step"] == trial.value_step), None))
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class End:
 
     is_whole: bool
     """True if it was trained to its end."""
-    kl: Estimate | None
+    kl: Measured | None
     """In nats per response; None: not read at its last evaluation."""
     is_within: bool | None
     """True if the configuration itself ends within the KL budget; None: not trained to its end."""
@@ -128,7 +128,7 @@ def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
     """Return a trial's end, or its state so far, under the KL budget of `spec`."""
     rows = store.steps([trial.id], ("eval/kl", "eval/kl_se"), evaluations_only=True)
     last = rows[-1] if rows else None
-    kl = None if last is None or last["eval/kl"] is None else Estimate(last["eval/kl"], last["eval/kl_se"])
+    kl = None if last is None or last["eval/kl"] is None else Measured(last["eval/kl"], last["eval/kl_se"])
     return End(trial.status is Status.COMPLETED, kl, ends_within(trial, spec))
 
 
@@ -152,8 +152,8 @@ class FrontPoint:
     trial: int
     step: int
     episode: int
-    reward: Estimate
-    kl: Estimate
+    reward: Measured
+    kl: Measured
     """In nats per response."""
     budget: float
     """Lowest budget that it fits: KL + one standard error, in nats per response."""
@@ -170,7 +170,7 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
     for point in StudyFront.read(store, view.trials, lambda one: path_of(one) is not None).kept():
         rows = store.steps([row_of[point.trial].id], EVALUATION_METRICS, evaluations_only=True)
         found = next(row for row in rows if row["step"] == point.step)
-        reward, kl = (Estimate(found[f"eval/{name}"], found[f"eval/{name}_se"]) for name in ("reward", "kl"))
+        reward, kl = (Measured(found[f"eval/{name}"], found[f"eval/{name}_se"]) for name in ("reward", "kl"))
         path = path_of(point)
         if path is not None:
             points.append(FrontPoint(point.trial, point.step, found["episode"], reward, kl, point.bound, path))
@@ -188,7 +188,7 @@ def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
 
 
 @dataclass(frozen=True)
-class Spent:
+class Costs:
     """Cost of a study so far, in device-seconds: a worker's seconds on its device."""
 
     seconds: float
@@ -204,7 +204,7 @@ class Spent:
         return f"Spent: {self.seconds:.0f} device-seconds ({', '.join(parts)}); {self.evaluations:.0f} for evaluations."
 
 
-def spent(store: Store, view: StudyView) -> Spent:
+def spent(store: Store, view: StudyView) -> Costs:
     by: dict[str, tuple[int, float]] = {}
     for trial in view.trials:
         what = "paused at a rung" if trial.is_at_rung else trial.shown_status
@@ -212,7 +212,7 @@ def spent(store: Store, view: StudyView) -> Spent:
         by[what] = (count + 1, seconds + trial.seconds)
     rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)
     evaluations = sum(row["time/evaluate"] or 0.0 for row in rows)
-    return Spent(sum(trial.seconds for trial in view.trials), evaluations, by)
+    return Costs(sum(trial.seconds for trial in view.trials), evaluations, by)
 
 
 def task_reference(task: str) -> Mapping[str, HyperValue]:

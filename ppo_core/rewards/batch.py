@@ -77,7 +77,7 @@ def _value(prompt: Prompt, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PartScores:
     """One part's answer for B responses, unweighted."""
 
     scores: list[float]
@@ -86,7 +86,7 @@ class Answer:
     """Per response one number per token, if the part answers so."""
 
 
-def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) -> Answer:
+def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) -> PartScores:
     """Return an answer as plain numbers. `raw` is a list, tuple, array or tensor; so are the rows of a dense one.
 
     `who` answered, as errors name it; with `tokenwise` the answer may be dense.
@@ -104,8 +104,8 @@ def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) ->
     rows = [_plain(row) for row in rows]
     if tokenwise and isinstance(rows[0], list | tuple):
         dense = [_token_scores(row, batch, index, who) for index, row in enumerate(rows)]
-        return Answer([math.fsum(row) for row in dense], dense)
-    return Answer([_number(row, f"for {batch.sample(index)}", who) for index, row in enumerate(rows)])
+        return PartScores([math.fsum(row) for row in dense], dense)
+    return PartScores([_number(row, f"for {batch.sample(index)}", who) for index, row in enumerate(rows)])
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from ppo_core.errors import TaskError, nearest
-from ppo_core.rewards.batch import Answer, Batch, column_names
+from ppo_core.rewards.batch import Batch, PartScores, column_names
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import FunctionReward
 from ppo_core.task import Prompt, RewardKind, RewardPart, Scored
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # functions and endpoints need neither
 class Scorer(Protocol):
     """Scores a batch of at least one response for one part."""
 
-    def __call__(self, batch: Batch) -> Answer: ...
+    def __call__(self, batch: Batch) -> PartScores: ...
 
 
 def load_reward(
@@ -107,7 +107,7 @@ class WeightedSum:
         return next((cast("RewardModel", scorer).model for part, scorer in self.parts if part.kind == "model"), None)
 
 
-def _token_rewards(answers: Sequence[tuple[RewardPart, Answer]], row: int, length: int) -> list[float]:
+def _token_rewards(answers: Sequence[tuple[RewardPart, PartScores]], row: int, length: int) -> list[float]:
     """Return a response's weighted rewards per token; scores of the whole response are on the last one."""
     rewards = [0.0] * length
     for part, answer in answers:

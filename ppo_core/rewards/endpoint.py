@@ -26,7 +26,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ppo_core.errors import RewardError, RewardOutage, TaskError
-from ppo_core.rewards.batch import Answer, Batch, cut, one_line, read_answer
+from ppo_core.rewards.batch import Batch, PartScores, cut, one_line, read_answer
 from ppo_core.task import RewardPart
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class EndpointReward:
         self._open = build_opener(_NoRedirects).open
         self._sleep = sleep
 
-    def __call__(self, batch: Batch) -> Answer:
+    def __call__(self, batch: Batch) -> PartScores:
         """Score the batch.
 
         Raises:
@@ -75,7 +75,7 @@ class EndpointReward:
             RewardError: it refuses, or answers with something else than numbers.
         """
         size = self.part.batch_size
-        return Answer(self._ask_all([batch.rows(start, start + size) for start in range(0, len(batch), size)]))
+        return PartScores(self._ask_all([batch.rows(start, start + size) for start in range(0, len(batch), size)]))
 
     def _ask_all(self, batches: Sequence[Batch]) -> list[float]:
         """Return the scores of all batches, several requested at a time. The first error in order is raised.

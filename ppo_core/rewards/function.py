@@ -18,7 +18,7 @@ from typing import Any
 
 from ppo_core.errors import RewardError, TaskError, nearest, raised_at
 from ppo_core.lookup import import_file, import_module
-from ppo_core.rewards.batch import Answer, Batch, one_line, read_answer
+from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
 from ppo_core.task import RewardPart
 
 ALWAYS = ("prompts", "responses", "tokens", "ended")
@@ -46,7 +46,7 @@ class FunctionReward:
         if complaint:
             raise TaskError(complaint)
 
-    def __call__(self, batch: Batch) -> Answer:
+    def __call__(self, batch: Batch) -> PartScores:
         """Score the batch.
 
         Raises:

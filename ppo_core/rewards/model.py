@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.memory import ChunkRows
 from ppo_core.networks import load_merged, prepare_layers
-from ppo_core.rewards.batch import Answer, Batch, one_line, read_answer
+from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
 from ppo_core.task import Prompt, RewardPart
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class RewardModel:
         self._say_endings(part)
         self._chunks = ChunkRows(f"scoring by {part.name}", most_rows)
 
-    def __call__(self, batch: Batch) -> Answer:
+    def __call__(self, batch: Batch) -> PartScores:
         """Score the batch.
 
         Raises:
