@@ -88,7 +88,7 @@ WAYS = ("batch_select_indices", "reorder_cache")
 WAY = "_ppo_core_drops_rows_by"
 """Attribute of a model naming its way to drop rows, or None; copies of the model have it, too."""
 IS_FIXED = "_ppo_core_reads_fixed_buffers"
-"""Attribute of a model that can be decoded in buffers of fixed shape (`ppo_core.captured`)."""
+"""Attribute of a model that can be decoded in buffers of fixed shape (`ppo_core.cuda_graphs`)."""
 
 
 class Decoding(Protocol):

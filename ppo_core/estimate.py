@@ -36,7 +36,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from ppo_core.captured import cast_products
+from ppo_core.cuda_graphs import cast_products
 from ppo_core.errors import PPOTunerError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import Room, logits_in

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from ppo_core.captured import CapturedDecoding, CastWeights
+from ppo_core.cuda_graphs import CapturedDecoding, CastWeights
 from ppo_core.decoding import IS_FIXED, CachedDecoding, Decoding
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig

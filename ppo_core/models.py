@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core import process_group, quantized
-from ppo_core.captured import cast_products
+from ppo_core.cuda_graphs import cast_products
 from ppo_core.errors import TaskError
 from ppo_core.generation import TokenTexts
 from ppo_core.hyperparameters import PPOConfig

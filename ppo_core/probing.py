@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from ppo_core.captured import CapturedDecoding, has_fixed_layers
+from ppo_core.cuda_graphs import CapturedDecoding, has_fixed_layers
 from ppo_core.decoding import IS_FIXED, WAY, WAYS, CachedDecoding, Decoding
 from ppo_core.errors import TaskError
 from ppo_core.policy import LanguageHead, response_states
