@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ppo_core import declare
-from ppo_core.agreement import KL_GAP, KL_GAP_NOISE, MISMATCH
 from ppo_core.declare import Bounds
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
+from ppo_core.sampler_check import KL_GAP, KL_GAP_NOISE, MISMATCH
 from tuner.rules import ENTROPY, IDLE_STEPS, KL, REPETITION, RULES, VALUE_LOSS, Rule
 from tuner.status import Reason
 

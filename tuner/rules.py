@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from ppo_core.agreement import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 from ppo_core.declare import Bounds
 from ppo_core.metrics import METRICS
+from ppo_core.sampler_check import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 
 KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"
