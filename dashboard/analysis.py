@@ -149,7 +149,7 @@ def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
     Of β: of the trials with a fixed one, and beside them the adaptive trial whose target is in the middle.
     """
     begun = [row for row in rows if row.episodes > 0 and row.status is not Status.FAILED]
-    longer = [row for row in begun if not row.is_resting]
+    longer = [row for row in begun if not row.is_at_rung]
     begun = longer if len(longer) > 1 else begun
     adaptive = [row for row in begun if setting == BETA and _number(row, TARGET) is not None]
     fixed = _by_value([row for row in begun if row not in adaptive], setting)

@@ -17,7 +17,7 @@ from dashboard.echarts import FAINT, Drawn, Option, Place, Span
 from ppo_core.kl_budget import is_within
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.rules import KL, RULES
-from tuner.search.fidelity import Rest
+from tuner.search.fidelity import RungPause
 from tuner.status import Status
 
 Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
@@ -187,7 +187,7 @@ def curve(
     targets: Mapping[str, float] | None = None,
     kl_budget: float | None = None,
     names: Mapping[int, str] | None = None,
-    rests: Mapping[int, Rest] | None = None,
+    rests: Mapping[int, RungPause] | None = None,
 ) -> Option:
     """Return one metric over the run for every trial of `frame`, with every early end and every pause at a rung marked.
 
@@ -201,7 +201,7 @@ def curve(
         targets: Those named at the other end, where they do not overprint a level's name: an adaptive β's.
         kl_budget: What lies over it is shaded in a chart of KL, and evaluations over it are hollow; None: neither.
         names: What trials in colour are called besides their number: our own words alone.
-        rests: Where the strategy paused trials (see `tuner.search.fidelity.rests`).
+        rests: Where the strategy paused trials (see `tuner.search.fidelity.rung_pauses`).
     """
     points = points_of(frame, metric, drawing.axis, drawing.smoothing)
     is_kl = metric in KL_METRICS
@@ -445,7 +445,7 @@ def _pauses(
     span: Span,
     top: float,
     names: Mapping[int, str],
-    rests: Mapping[int, Rest],
+    rests: Mapping[int, RungPause],
 ) -> tuple[list[Drawn], list[Option]]:
     """Return marks on the curves wherever the strategy paused a trial: bright ones, and the grey ones as one series.
 

@@ -136,7 +136,7 @@ def heading(number: int, label: str = "") -> str:
 
 def kind(row: TrialRow) -> str:
     """Return which of `KINDS` a trial is of."""
-    return RESTING if row.is_resting else row.status.value
+    return RESTING if row.is_at_rung else row.status.value
 
 
 def status_text(row: TrialRow) -> str:
@@ -145,7 +145,7 @@ def status_text(row: TrialRow) -> str:
     """
     if row.status is Status.RUNNING and row.wanted is not None and not row.is_interrupted:
         return {Wanted.STOP: "stopping", Wanted.PAUSE: "pausing"}[row.wanted]
-    return RESTING if row.is_resting else row.shown_status
+    return RESTING if row.is_at_rung else row.shown_status
 
 
 def status_cell(row: TrialRow) -> str:

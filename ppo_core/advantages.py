@@ -5,8 +5,8 @@
     return_t = A_t + V_t
 
 Source of GAE: Schulman et al. 2016, arXiv 1506.02438, eq. 16. Shapes: [B, T], B responses of at most T
-tokens; `mask` is 1 on response tokens (the end-of-sequence token included) and 0 after them. What stands
-where it is 0, NaN and infinities too, changes nothing.
+tokens; `mask` is 1 on response tokens (the end-of-sequence token included) and 0 after them. Values
+where it is 0, even NaN and infinities, change nothing.
 """
 
 import torch

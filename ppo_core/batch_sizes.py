@@ -17,7 +17,7 @@ class BatchSizes:
     per_device_train_batch_size: int
     """P: one forward and backward pass on one device."""
     local_batch_size: int
-    """B / W: what one process collects in an iteration."""
+    """B / W: one process's share of a rollout batch."""
     batch_size: int
     """B: one rollout batch over all processes."""
     mini_batch_size: int
@@ -56,7 +56,7 @@ def resolve(
     per_device: int | None,
     accumulation: int | None,
 ) -> BatchSizes:
-    """Return all sizes from whichever state them.
+    """Return all sizes, derived from those that are given.
 
     Raises:
         ConfigError: two contradict each other, or something does not divide; the nearest sizes that do are named.

@@ -1,7 +1,7 @@
 """Checkpoints on disk: `step-000012/` with its files and a manifest written last.
 
-A folder without a manifest does not exist. The manifest holds every file's size and SHA-256, so a
-damaged checkpoint is refused by name. Never imports torch; what the files hold is the trainer's business.
+A folder without a manifest is no checkpoint. The manifest holds every file's size and SHA-256, so a damaged checkpoint
+is refused by name. Never imports torch; the files' content is the trainer's business.
 """
 
 import hashlib
@@ -29,18 +29,18 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
-"""How safetensors tells which error the system had."""
+"""Matches safetensors' form of a system error."""
 
 _log = logging.getLogger(__name__)
 
 
 def step_folder(run_folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step belongs below a run's folder."""
+    """Return the folder of a step's checkpoint below a run's folder."""
     return run_folder / f"step-{step:06d}"
 
 
 def step_of(folder: Path) -> int:
-    """Return the step that a checkpoint's folder is named by; -1 where its name is none of `step_folder`'s."""
+    """Return the step in a checkpoint folder's name; -1 if it is not a name by `step_folder`."""
     digits = folder.name.removeprefix("step-")
     return int(digits) if digits.isdecimal() else -1
 
@@ -54,7 +54,7 @@ def write(
 ) -> None:
     """Write a checkpoint: each of `files` by its writer, then the manifest with `state` and the driver's `extra`.
 
-    What an interrupted write left in `folder` is replaced, and so is a damaged checkpoint.
+    Leftovers of an interrupted write, or a damaged checkpoint, in `folder` are replaced.
 
     Raises:
         CheckpointError: the folder already holds an undamaged checkpoint, or cannot be written; NoRoomError where that
@@ -68,7 +68,7 @@ def write(
 def copy(source: Path, folder: Path, *, extra: Mapping[str, Any]) -> None:
     """Copy a checkpoint to `folder`, the manifest last, with the driver's `extra` in place of its own.
 
-    What an interrupted copy left in `folder` is replaced, and so is a damaged checkpoint.
+    Leftovers of an interrupted copy, or a damaged checkpoint, in `folder` are replaced.
 
     Raises:
         CheckpointError: `source` is missing or damaged, or `folder` already holds an undamaged checkpoint or cannot be
@@ -83,7 +83,7 @@ def copy(source: Path, folder: Path, *, extra: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest (`files`, `state`, `extra`) of a complete checkpoint, whose files are not looked at.
+    """Return the manifest (`files`, `state`, `extra`) of a complete checkpoint, without checking its files.
 
     Raises:
         CheckpointError: there is none, or it is damaged, of another format, or names files outside of its folder.
@@ -140,13 +140,13 @@ def latest(run_folder: Path) -> Path | None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint, or what is left of one: its manifest first, so that a half never looks complete."""
+    """Delete a checkpoint or its remains: the manifest first, so that half of one never looks complete."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def bytes_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder, some of which may vanish meanwhile; links are not followed."""
+    """Return the total bytes of files below a folder, which may vanish meanwhile; links are not followed."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -157,7 +157,7 @@ def bytes_of(folder: Path) -> int:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[None]:
-    """Make an empty folder for a checkpoint, and remove it where writing into it fails."""
+    """Create an empty folder for a checkpoint, deleted again if writing fails."""
     if (folder / MANIFEST).exists():
         # `latest` passes a damaged one over, so a run that resumed before it comes to the same step again.
         try:
@@ -184,7 +184,7 @@ def _new_folder(folder: Path) -> Iterator[None]:
 
 
 def _no_room(error: BaseException) -> str | None:
-    """Return what the system says of a full disk or quota where that caused an error, also one of a library's own."""
+    """Return the system's message if a full disk or quota caused an error, even one raised by a library."""
     behind: BaseException | None = error
     while behind is not None:
         found = _OS_ERROR.search(str(behind))
@@ -217,25 +217,24 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# Which checkpoints of a run are kept: the newest two, the best evaluated one within the KL budget and, where asked for,
-# some of the run's own front: those that are the best for other budgets. These give way where the disk is full.
+# Checkpoints kept of a run: the newest two, the best evaluated one within the KL budget and, on request, some of
+# the run's own front, best for other budgets, which are the first to be deleted when the disk is full.
 #
-# What an evaluation read stands in its checkpoint's manifest, so that all this is found again from the folder alone.
-# Never imports torch.
+# Evaluations are in the checkpoints' manifests, so that the folder alone tells all this. Never imports torch.
 
 NEWEST = 2
-"""Newest checkpoints kept: the last, and the one before in case that one is damaged."""
+"""Newest checkpoints kept: the last, and the one before in case the last is damaged."""
 MOST_KEPT = NEWEST + 1
 """The newest and the best."""
 EVALUATION, EPISODE = "evaluation", "episode"
-"""Keys of a manifest's `extra` that are the keeper's own."""
+"""Keys in a manifest's `extra` that the keeper writes."""
 
 
 class CheckpointKeeper:
-    """Saves a run's checkpoints when they are due, and removes those that are not kept.
+    """Saves a run's checkpoints when due, and deletes those no longer kept.
 
-    It continues with what the folder holds. A run that is resumed first removes what lies beyond its step. Of several
-    processes each has one, and all save; only what rank 0's says is due counts.
+    It continues with a folder's checkpoints. A resumed run first deletes those beyond its step. Each of several
+    processes has a keeper, and all save; rank 0's decides when.
     """
 
     def __init__(
@@ -270,11 +269,11 @@ class CheckpointKeeper:
         self._saved_at = time.perf_counter()
 
     def is_due(self, report: StepReport) -> bool:
-        """Return whether to save after the step of `report`: a new best always is."""
+        """Return True if the step of `report` should be saved; a new best always is."""
         return self.is_new_best(report) or self._episodes_are_due(report.episode) or self._seconds_are_due()
 
     def save(self, trainer: Trainer, report: StepReport, extra: Mapping[str, Any] | None = None) -> Path:
-        """Save a checkpoint of the step of `report`, remove what is no longer kept, and return its folder.
+        """Save a checkpoint of the step of `report`, delete those no longer kept, and return its folder.
 
         Args:
             trainer: Stands between the step of `report` and the next.
@@ -303,7 +302,7 @@ class CheckpointKeeper:
         self._saved_episode, self._saved_at = report.episode, time.perf_counter()
 
     def is_new_best(self, report: StepReport) -> bool:
-        """Return whether the step of `report` is better than the best checkpoint so far."""
+        """Return True if the step of `report` is better than the best checkpoint so far."""
         rank = _rank(report, self._kl_budget)
         return rank is not None and (self._best_rank is None or rank < self._best_rank)
 
@@ -318,7 +317,7 @@ class CheckpointKeeper:
 def best(folder: Path, kl_budget: float) -> Path | None:
     """Return the undamaged checkpoint below a run's folder with the highest eval reward within the KL budget.
 
-    None: no checkpoint there was evaluated within it. A damaged one is logged by name and passed over.
+    None: none was evaluated within it. Damaged ones are logged by name and skipped.
     """
     for path in by_rank(folder, kl_budget):
         try:
@@ -331,15 +330,15 @@ def best(folder: Path, kl_budget: float) -> Path | None:
 
 
 def by_rank(folder: Path, kl_budget: float) -> list[Path]:
-    """Return the checkpoints that were evaluated within the KL budget, the best first, by their manifests alone."""
+    """Return the checkpoints evaluated within the KL budget, best first, from their manifests alone."""
     ranked = {path: _saved_rank(path, kl_budget) for path in complete(folder)}
     return [path for _, path in sorted((rank, path) for path, rank in ranked.items() if rank is not None)]
 
 
 def _own_front(folder: Path, most: int, best: Path | None) -> list[Path]:
-    """Return at most so many of a run's checkpoints, and its best, that are the best for some KL budget.
+    """Return up to so many of a run's checkpoints that are best for some KL budget, and its best.
 
-    Step 0 holds the SFT policy, which nobody needs a checkpoint of.
+    Step 0, the SFT policy, is left out, as nobody needs its checkpoint.
     """
     if most == 0:
         return []
@@ -355,12 +354,12 @@ def _own_front(folder: Path, most: int, best: Path | None) -> list[Path]:
 
 
 def _remove_others(folder: Path, kept: Collection[Path | None]) -> int:
-    """Remove all checkpoints but the newest two and those that are kept; return how many went."""
+    """Delete all checkpoints except the newest two and `kept`; return the number deleted."""
     return sum(removed(path) for path in complete(folder)[:-NEWEST] if path not in kept)
 
 
 def removed(path: Path) -> bool:
-    """Remove a checkpoint, and return whether that worked; what stays is logged, and removed the next time."""
+    """Delete a checkpoint and return True on success; leftovers are logged, and deleted the next time."""
     try:
         remove(path)
     except OSError as error:
@@ -370,7 +369,7 @@ def removed(path: Path) -> bool:
 
 
 def _evaluation(report: StepReport) -> dict[str, dict[str, float]]:
-    """Return what the manifest says of the step's evaluation; nothing where there was none that can be ranked."""
+    """Return the manifest's entry for the step's evaluation; empty if there is none that can be ranked."""
     readings = {name: float(report.metrics.get(f"eval/{name}", math.nan)) for name in ("reward", "kl")}
     if not all(map(math.isfinite, readings.values())):
         return {}
@@ -387,7 +386,7 @@ def _saved_rank(folder: Path, kl_budget: float) -> Rank | None:
 
 
 def _saved_extra(folder: Path) -> Mapping[str, Any]:
-    """Return the `extra` of a checkpoint's manifest; nothing where that is damaged, which is logged."""
+    """Return the `extra` of a checkpoint's manifest; empty if that is damaged, which is logged."""
     try:
         extra: Mapping[str, Any] = read_manifest(folder)["extra"]
     except CheckpointError as error:
@@ -404,7 +403,7 @@ def _rank_of(extra: Mapping[str, Any], step: int, kl_budget: float) -> Rank | No
 
 
 def _newest_episode(folder: Path) -> int:
-    """Return the episode of the newest checkpoint whose manifest says it; 0 if there is none."""
+    """Return the episode of the newest checkpoint whose manifest has it; 0 if there is none."""
     for path in reversed(complete(folder)):
         try:
             return int(read_manifest(path)["extra"].get(EPISODE, 0))
@@ -413,35 +412,32 @@ def _newest_episode(folder: Path) -> int:
     return 0
 
 
-# How much room they take
-
-
 @dataclass(frozen=True)
 class DiskUse:
-    """What a run's checkpoints will take. All in bytes."""
+    """Disk space for a run's checkpoints, in bytes."""
 
     folder: Path
     one: int
-    """About the size of one checkpoint."""
+    """Approximate size of one checkpoint."""
     held: int
-    """What the folder's checkpoints take already."""
+    """Size of the folder's checkpoints now."""
     free: int
-    """What its disk has left."""
+    """Free space on its disk."""
     total: int
-    """What its disk holds when it is empty."""
+    """Total size of its disk."""
 
     @property
     def most(self) -> int:
-        """What they take at most, while one more than are kept is written."""
+        """Maximum size, while one more than those kept is written."""
         return (MOST_KEPT + 1) * self.one
 
     @property
     def line(self) -> str:
-        """`checkpoints: about 12.3 MB each, up to 3 kept and one being written, in FOLDER`: said before the run."""
+        """`checkpoints: about 12.3 MB each, up to 3 kept and one being written, in FOLDER`, printed before the run."""
         return f"checkpoints: {at_most(self.one)}, in {self.folder}"
 
     def require_room(self) -> None:
-        """Raise NoRoomError where the disk has too little left, CheckpointError where it never has enough."""
+        """Raise NoRoomError if the disk has too little free space, CheckpointError if it is too small."""
         missing = self.most - self.held
         if self.free < missing:
             raise (NoRoomError if self.most <= self.total else CheckpointError)(
@@ -451,9 +447,9 @@ class DiskUse:
 
 
 def disk_use(trainer: Trainer, folder: Path) -> DiskUse | None:
-    """Return what checkpoints of `trainer` in a run's folder take; None where the trainer does not tell their size.
+    """Return the disk use of a trainer's checkpoints in a run's folder; None if the trainer does not report their size.
 
-    A trainer tells it by a method `checkpoint_bytes() -> int`.
+    It reports that by a method `checkpoint_bytes() -> int`.
     """
     estimate = getattr(trainer, "checkpoint_bytes", None)
     if estimate is None:
@@ -465,7 +461,7 @@ def disk_use(trainer: Trainer, folder: Path) -> DiskUse | None:
 
 
 def at_most(one: int) -> str:
-    """Return how many checkpoints of `one` byte count a run keeps: `about 12.3 MB each, up to 3 kept and ...`."""
+    """Return a run's checkpoints of `one` byte count each in words: `about 12.3 MB each, up to 3 kept and ...`."""
     return f"about {size(one)} each, up to {MOST_KEPT} kept and one being written"
 
 

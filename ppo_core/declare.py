@@ -1,4 +1,4 @@
-"""How a hyperparameter is declared: `name: type = hyper(default, label, doc, ...)` on a dataclass field."""
+"""Declarations of hyperparameters: `name: type = hyper(default, label, doc, ...)` on a dataclass field."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choices:
-    """The values that a search tries of a hyperparameter, at least two, each once."""
+    """Values for a search to try of a hyperparameter: at least two, no duplicates."""
 
     values: tuple[HyperValue, ...]
 
@@ -44,12 +44,12 @@ class Choices:
 
 
 Dimension = Range | Choices
-"""What is searched of one hyperparameter."""
+"""Search space of one hyperparameter."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The values that make mathematical sense. An open end is itself not allowed."""
+    """Mathematically valid values. An open end is itself not allowed."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -70,7 +70,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Hyper:
-    """What is known of one hyperparameter, apart from its name, type and default."""
+    """A hyperparameter's declaration, apart from its name, type and default."""
 
     label: str
     doc: str
@@ -79,16 +79,16 @@ class Hyper:
     valid: Bounds | None = None
     search: Range | None = None
     fixed_by_checkpoint: str = ""
-    """Why a run that resumes from a checkpoint cannot change it; empty where it can."""
+    """Reason that a run resumed from a checkpoint cannot change it, or empty."""
 
 
 @dataclass(frozen=True)
 class Hyperparameter(Hyper):
-    """A declaration with the field's name, type and default: the whole of what is known of it."""
+    """A hyperparameter's full declaration: field name, type, default and the rest."""
 
     name: str = ""
     group: str = ""
-    """The heading it stands under in help and docs."""
+    """Its heading in help and docs."""
     kind: type = float
     optional: bool = False
     choices: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Hyperparameter(Hyper):
 
     @property
     def allowed(self) -> str:
-        """What a value must be, in words."""
+        """The allowed values in words."""
         if self.choices:
             text = "one of " + ", ".join(self.choices)
         elif self.kind is bool:
@@ -114,7 +114,7 @@ class Hyperparameter(Hyper):
         return f"{text}, or unset" if self.optional else text
 
     def coerce(self, value: object) -> HyperValue:
-        """Return `value` in the field's type (YAML hands `1e-5` over as text), or raise ConfigError."""
+        """Return `value` in the field's type (YAML gives `1e-5` as text), or raise ConfigError."""
         if value is None and self.optional:
             return None
         converted = _convert(value, self.kind)
@@ -128,7 +128,7 @@ class Hyperparameter(Hyper):
 
 
 def _convert(value: object, kind: type) -> HyperValue:
-    """Return `value` as `kind`, or None where that would lose or invent something."""
+    """Return `value` as `kind`, or None if that would lose or invent information."""
     if kind is bool:
         truths = {"true": True, "false": False}
         return value if isinstance(value, bool) else truths.get(str(value).lower())
@@ -158,7 +158,7 @@ class Help(str):
 def hyper(default: HyperValue, label: str, doc: str, *, source: str, heading: str = "", **known: Any) -> Any:
     """Return a dataclass field that declares a hyperparameter; `known` are further fields of `Hyper`.
 
-    A `heading` begins a group: it is of this field and of those after it, up to the next heading.
+    A `heading` starts a group of this field and those after it, up to the next heading.
     """
     text = Help(doc.replace("%", "%%"))
     text.declared, text.heading = Hyper(label, doc, source, **known), heading
@@ -189,14 +189,14 @@ def read_declarations(cls: type) -> dict[str, Hyperparameter]:
     return table
 
 
-# Checks of single values in a study or task file. Each error is one line: where, what is there, what is allowed.
+# Checks of single values in a study or task file. Each error is one line: location, value, allowed values.
 
 POSITIVE = Bounds(0, low_open=True)
 AT_LEAST_ONE = Bounds(1)
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Return a TOML file's content; `what` it is stands in errors.
+    """Return a TOML file's content; `what` describes it in errors.
 
     Raises:
         ConfigError: it cannot be read; the message names the file and, for bad syntax, the line.
@@ -221,7 +221,7 @@ def table(value: object, where: str) -> Mapping[str, Any]:
 
 
 def require_known(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
-    """Raise ConfigError for the first key that is not allowed; `where` ends in what stands before a key."""
+    """Raise ConfigError for the first key that is not allowed; `where` ends with the prefix of a key."""
     allowed = tuple(allowed)
     for key in keys:
         if key not in allowed:
@@ -229,7 +229,7 @@ def require_known(keys: Iterable[str], allowed: Iterable[str], where: str) -> No
 
 
 def text(value: object, where: str, what: str = "a string in quotes") -> str:
-    """Return `value` as a text that is not empty, or raise ConfigError."""
+    """Return `value` as non-empty text, or raise ConfigError."""
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{where} = {value!r} is not allowed; expected {what}")
     return value
@@ -251,7 +251,7 @@ def whole(value: object, bounds: Bounds | None, where: str) -> int:
 
 
 def truth(value: object, where: str) -> bool:
-    """Return `value` as true or false, or raise ConfigError."""
+    """Return `value` as a bool, or raise ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(f"{where} = {value!r} is not allowed; expected true or false")
     return value
@@ -270,22 +270,20 @@ def _within(bounds: Bounds | None) -> str:
     return f" {bounds}" if bounds else ""
 
 
-# Reads a search range `{ low = ..., high = ..., scale = ... }`, or a list of choices, and checks it. No torch.
-
 RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
-"""What all trials of a study have in common."""
+"""Settings that all trials of a study share."""
 _BATCH_SIZES = ("batch_size", "mini_batch_size", "num_mini_batches", "gradient_accumulation_steps")
 _SCALES = ("linear", "log", "log2")
 
 
 def require_searchable(hyper: Hyperparameter, where: str) -> None:
-    """Raise ConfigError for a hyperparameter that is the same in all trials of a study."""
+    """Raise ConfigError for a hyperparameter that all trials of a study share."""
     if hyper.name in RUN_LENGTH:
         raise ConfigError(f"{where}: cannot be searched; trials are compared at the same length, cadence and seed")
 
 
 def require_numeric(hyper: Hyperparameter, where: str) -> None:
-    """Raise ConfigError for a hyperparameter that has no range, as its values have no order."""
+    """Raise ConfigError for a hyperparameter without a range, as its values have no order."""
     if hyper.kind not in (int, float):
         raise ConfigError(
             f"{where}: has no range, since it is not a number; list the values to search, [A, B], or set it in [fixed] "

@@ -1,6 +1,6 @@
-"""The steps of decoding with a KV cache, one after another.
+"""Decoding with a KV cache, one step after another.
 
-The model prepares the inputs of a step, as for transformers' `generate`. How its cache drops rows is decided once for a
+The model prepares a step's inputs as for transformers' `generate`. The way its cache drops rows is determined once per
 loaded model (`ppo_core.probing`), and noted on it.
 """
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-# A KV cache with its room reserved: a step writes into it, where transformers' own copies it whole to add a token.
+# A KV cache with reserved room: a step writes into it, whereas transformers' own copies it whole to add a token.
 
 
 def reserved_cache(model: PreTrainedModel, tokens: int, rows: int | None = None) -> DynamicCache:
-    """Return an empty cache with room for `tokens` of `rows` (None: of as many as come first).
+    """Return an empty cache with room for `tokens` of `rows` (None: as many as the first call has).
 
     Layers of other kinds (a sliding window, a state) stay transformers' own.
     """
@@ -33,7 +33,7 @@ class ReservedLayer(DynamicLayer):
         super().__init__()
         self.tokens, self.rows = tokens, rows
         self.place: Tensor | None = None
-        """[1], where the next token's states go; set: `columns` are returned, so that no shape depends on it."""
+        """[1], column of the next token's states; if set, `columns` are returned, so that no shape depends on it."""
         self.columns = tokens
         self._buffers: tuple[Tensor, ...] = ()
 
@@ -57,11 +57,11 @@ class ReservedLayer(DynamicLayer):
         return self.keys, self.values
 
     def held_bytes(self) -> int:
-        """Return how much memory the buffers take."""
+        """Return the buffers' size in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def rewind(self) -> None:
-        """Forget all tokens; the buffers stay, for at most as many rows."""
+        """Forget all tokens, keeping the buffers, for at most as many rows."""
         self.place = None
         if self._buffers:
             self.keys, self.values = (buffer[:, :, :0] for buffer in self._buffers)
@@ -78,30 +78,28 @@ class ReservedLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Do as `batch_select_indices`: transformers' name for it where layers have a state."""
+        """Same as `batch_select_indices`: transformers' name for it in layers with a state."""
         self.batch_select_indices(beam_idx)
 
 
-# The steps of a batch.
-
 WAYS = ("batch_select_indices", "reorder_cache")
-"""The methods of transformers' caches that drop rows; layers with a state have the second one alone."""
+"""Methods of transformers' caches that drop rows; layers with a state have only the second."""
 
 WAY = "_ppo_core_drops_rows_by"
-"""The attribute of a model that names its way, or is None; copies of the model have it, too."""
+"""Attribute of a model naming its way to drop rows, or None; copies of the model have it, too."""
 IS_FIXED = "_ppo_core_reads_fixed_buffers"
-"""The attribute of a model that can be decoded in buffers of fixed shape (`ppo_core.captured`)."""
+"""Attribute of a model that can be decoded in buffers of fixed shape (`ppo_core.cuda_graphs`)."""
 
 
 class Decoding(Protocol):
     """The decode steps of one batch; the first one takes the prompts."""
 
     looks_every: int
-    """Steps between two checks at which rows have ended: each look waits for the device."""
+    """Steps between two checks for ended rows: each check waits for the device."""
 
     @property
     def drops_rows(self) -> bool:
-        """Whether rows may leave before the others, and come more than once."""
+        """True if rows may leave before the others, and be repeated."""
         ...
 
     def logits(self, ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
@@ -109,16 +107,16 @@ class Decoding(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Continue with the rows `rows` [K], in that order; only where it `drops_rows`."""
+        """Continue with the rows `rows` [K], in that order; only if it `drops_rows`."""
         ...
 
     def leaving(self, ended: Tensor, count: int) -> Tensor | None:
-        """Return the rows to keep decoding, of [R], where only `count` have not `ended` [R]; None: all stay."""
+        """Return the rows to keep decoding, given that only `count` have not `ended` [R]; None: all."""
         ...
 
 
 class CachedDecoding:
-    """Decoding step by step with a cache, at most `tokens` columns."""
+    """Step-by-step decoding with a cache of at most `tokens` columns."""
 
     looks_every = 1
 
@@ -128,7 +126,6 @@ class CachedDecoding:
         self._is_first = True
 
     def logits(self, ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
-        """Return the next token's logits."""
         found = step_logits(self._model, self._cache, ids, attention_mask, positions, is_first=self._is_first)
         self._is_first = False
         return found
@@ -139,18 +136,18 @@ class CachedDecoding:
 
     @property
     def drops_rows(self) -> bool:
-        """As was decided for the model."""
+        """True if a way was found for the model."""
         return getattr(self._model, WAY, WAYS[0]) is not None
 
     def leaving(self, ended: Tensor, count: int) -> Tensor | None:
-        """Return the rows that have not ended, as soon as half of all has."""
+        """Return the rows that have not ended, once half of all have."""
         return (~ended).nonzero().squeeze(-1) if self.drops_rows and 2 * count <= len(ended) else None
 
 
 def step_logits(
     model: Any, cache: DynamicCache, ids: Tensor, attention_mask: Tensor, positions: Tensor, *, is_first: bool
 ) -> Tensor:
-    """Return the next token's logits [R, V], of inputs as the model prepares them for transformers' `generate`."""
+    """Return the next token's logits [R, V]; the model prepares the inputs as for transformers' `generate`."""
     parameters = inspect.signature(model.forward).parameters
     inputs = model.prepare_inputs_for_generation(
         ids,

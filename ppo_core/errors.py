@@ -1,4 +1,4 @@
-"""Every error a user's mistake can cause. Each message is one line: what, where, what is allowed."""
+"""Errors that a user's mistake can cause. Each message is one line: problem, location, allowed values."""
 
 import errno
 import socket
@@ -7,17 +7,17 @@ import traceback
 from collections.abc import Iterable, Iterator
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""What the system calls a full disk, and a user's full quota."""
+"""System errors for a full disk and for a full quota."""
 OUTAGES = (*NO_ROOM, errno.EIO, errno.ESTALE, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED,
            errno.ECONNRESET, errno.ETIMEDOUT, socket.EAI_AGAIN)  # fmt: skip
-"""What it calls that a disk, a file server or another host does not answer for now."""
+"""System errors when a disk, a file server or another host does not respond for now."""
 
 
 OUT_OF_MEMORY = (
     "out of memory; lower per_device_train_batch_size or local_rollout_forward_batch_size, which change nothing else, "
     "or response_length"
 )
-"""What to say where memory ran out in work that cannot be done in smaller pieces."""
+"""Message for memory exhausted by work that cannot be done in smaller pieces."""
 
 
 _SAYS_NO_MEMORY = (
@@ -29,7 +29,7 @@ _SAYS_NO_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out, the device's or the machine's, or the error came of that."""
+    """Return True if the error is due to exhausted memory, of the device or the machine."""
     if not isinstance(error, RuntimeError):
         return isinstance(error, MemoryError)
     is_torchs = type(error).__name__ == "OutOfMemoryError"  # without importing torch
@@ -38,7 +38,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, what it was raised from, and so on to the first."""
+    """Yield an error and its chain of causes, to the first."""
     found: BaseException | None = error
     while found is not None:
         yield found
@@ -46,7 +46,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether an error came of something that may soon be well: a host that does not answer, a full disk."""
+    """Return True if the cause may soon recover: a host that does not respond, a full disk."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     is_one = isinstance(error, RewardOutage) or getattr(error, "errno", None) in OUTAGES
     return is_one or (before is not None and is_outage(before))  # many libraries raise their own while they handle it
@@ -56,9 +56,9 @@ _LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib
 
 
 def raised_at(error: BaseException, file: str = "") -> str:
-    """Return where an error was raised, `path/to/file.py:12`; empty: it was not raised.
+    """Return the location at which an error was raised, `path/to/file.py:12`, or empty if it was not raised.
 
-    It is the innermost line of `file`, else of what is no library's, where there was one on the way.
+    This is the innermost line in `file`, else in code that is not a library's, if any.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
@@ -75,7 +75,7 @@ class ConfigError(PPOTunerError, ValueError):
 
 
 class TaskError(PPOTunerError, ValueError):
-    """A task does not exist, or its models, reward or prompts cannot be used."""
+    """A task does not exist, or its models, reward or prompts are unusable."""
 
 
 class RewardError(PPOTunerError, RuntimeError):
@@ -83,7 +83,7 @@ class RewardError(PPOTunerError, RuntimeError):
 
 
 class RewardOutage(RewardError):
-    """An endpoint of a reward cannot be reached, or says that it cannot answer now."""
+    """A reward's endpoint is unreachable, or reports that it cannot answer now."""
 
 
 class OutOfMemory(PPOTunerError, MemoryError):
@@ -95,7 +95,7 @@ class CheckpointError(PPOTunerError, OSError):
 
 
 class NoRoomError(CheckpointError):
-    """A checkpoint cannot be written for lack of room: the disk, or the user's quota of it, is full for now."""
+    """A checkpoint cannot be written for now: the disk, or the user's quota, is full."""
 
 
 class StoreError(PPOTunerError, OSError):
@@ -110,14 +110,14 @@ class StudyError(PPOTunerError, LookupError):
 
 
 LEAST_PREFIX = 3
-"""Letters of a name that begins another one, to be taken for it."""
+"""Shortest prefix that is taken for an abbreviated name."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the valid name closest to `name`, or an empty string.
 
-    Close is one slip in three letters (see `slips`; at least one is allowed), or a name that was cut short.
-    Dashes before a flag do not count as letters.
+    Close means one slip per three letters (see `slips`; at least one is allowed), or a prefix. Dashes before a flag do
+    not count as letters.
     """
     given = name.lstrip("-").lower()
     close = []
@@ -133,7 +133,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def slips(one: str, other: str) -> int:
-    """Return how many letters to insert, drop, replace or swap with their neighbour make one text of the other.
+    """Return the number of insertions, deletions, replacements and swaps of neighbours between two texts.
 
     The optimal string alignment distance (a restricted Damerau-Levenshtein distance), row by row.
     """

@@ -1,14 +1,15 @@
-"""How much memory and disk a run takes, before anything is loaded.
+"""Predict a run's memory and disk use before loading anything.
 
-The networks are built as a run builds them, on torch's device `meta`. Then one row goes through each trunk under
-`FakeTensorMode`, where tensors have sizes and no memory, and autograd tells what it keeps for the backward pass. All
-else is a product: logits, the KV cache, a layer that is computed again, AdamW's moments, 4-bit weights.
+The networks are built as a run builds them, on torch's device `meta`. Then one row runs through each trunk under
+`FakeTensorMode`, where tensors have sizes and no memory, and autograd tells what it keeps for the backward pass. The
+rest is arithmetic: logits, the KV cache, a recomputed layer, AdamW's moments, 4-bit weights.
 
-The row has no padding mask, which would need values. It runs as on a CPU, whose attention kernel keeps what those of a
-GPU keep: queries, keys, values, output and one number a head; a GPU's also the mask, which is added here.
+The row has no padding mask, which would need values. It runs as on a CPU, whose attention kernel keeps the same
+tensors as a GPU's: queries, keys, values, output and one number a head; a GPU's also keeps the mask, which is added
+here.
 
-A run holds some parts all the time, the others at moments of an iteration. Its peak is the former plus the largest
-moment. Sizes are bytes, of one device in one process.
+A run holds some parts all the time, others at moments of an iteration. Its peak is the former plus the largest moment.
+Sizes are bytes, of one device in one process.
 """
 
 import copy
@@ -35,7 +36,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from ppo_core.captured import cast_products
+from ppo_core.cuda_graphs import cast_products
 from ppo_core.errors import PPOTunerError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import Room, logits_in
@@ -56,16 +57,16 @@ from ppo_core.rewards.model import MOST_ROWS
 from ppo_core.task import Task, TaskAssets
 
 ERROR = 0.15
-"""How far the predicted peak may be from the measured one, as a share of it."""
+"""Largest relative error of the predicted peak."""
 
 LIBRARIES = 32 * 2**20
-"""What torch's kernels and the tokenizer take on a CPU when they are first used; measured."""
+"""First-use overhead of torch's kernels and the tokenizer on a CPU; measured."""
 HEAP = 1.2
-"""On a CPU, what activations and logits take with the gaps between them, which short-lived tensors leave; measured."""
+"""Overhead factor on a CPU for activations and logits, due to gaps left by short-lived tensors; measured."""
 IN_4_BITS = 0.516
 """Bytes of a weight in NF4 with double quantisation: 4 bits, and 0.127 of scales (Dettmers et al. 2023, section 3)."""
 
-# Bytes of one logit, with all that is computed from it and held at the same time.
+# Bytes of one logit, with the values derived from it that are held at the same time.
 SAMPLED, SORTED = 28, 45
 """`generation.next_token`: three float32 and two float64; top-k and top-p sort before."""
 COMPARED = 25
@@ -76,43 +77,43 @@ LEARNED, LEARNED_WITH_ENTROPY = 12, 28
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run takes on one device."""
+    """A run's predicted use of one device."""
 
     held: Mapping[str, int]
-    """Held all the time once the first optimizer step was taken, by part."""
+    """Held permanently after the first optimizer step, by part."""
     moments: Mapping[str, Mapping[str, int]]
-    """What else is held at each moment of an iteration, by part."""
+    """Held in addition at each moment of an iteration, by part."""
     checkpoint: int
-    """One checkpoint on disk."""
+    """Size of one checkpoint on disk."""
     model: int
-    """The trained policy, saved for its users."""
+    """Size of the trained policy as saved for its users."""
 
     @property
     def largest(self) -> str:
-        """The moment that takes most."""
+        """The moment that takes the most memory."""
         return max(self.moments, key=lambda name: sum(self.moments[name].values()))
 
     @property
     def peak(self) -> int:
-        """The most memory held at once, without the process's own (`Room.process`)."""
+        """Peak memory, without the process's own (`Room.process`)."""
         return sum(self.held.values()) + sum(self.moments[self.largest].values())
 
 
 class PerToken(NamedTuple):
-    """What one token of a row takes in a trunk."""
+    """Memory of one token of a row in a trunk."""
 
     layers: int
     kept: float
-    """By all layers, for the backward pass."""
+    """In all layers, for the backward pass."""
     layer: float
-    """By one layer: about what it holds at work, and again in the backward pass under gradient checkpointing."""
+    """In one layer at work, and again in the backward pass under gradient checkpointing."""
     states: float
-    """What runs from layer to layer."""
+    """Hidden states between layers."""
 
 
 @functools.lru_cache(maxsize=64)
 def per_token(model: PreTrainedModel, tokens: int, *, bf16: bool) -> PerToken:
-    """Return what a token takes in a pass with gradients over a row of so many; a frozen model runs as if it learned.
+    """Return a token's memory in a pass with gradients over a row of so many; a frozen model runs as if it learned.
 
     Raises:
         TaskError: it cannot be predicted.
@@ -143,9 +144,9 @@ def per_token(model: PreTrainedModel, tokens: int, *, bf16: bool) -> PerToken:
 
 
 def keys_per_token(model: PreTrainedModel, *, bf16: bool) -> tuple[int, int]:
-    """Return the KV cache of one token in all layers, and what one layer makes of it, repeated for all heads.
+    """Return a token's KV cache in all layers, and its copy in one layer, repeated for all heads.
 
-    Keys have been rotated by float32 angles where weights are float32, and so are float32 themselves.
+    If weights are float32, keys are float32, too, since they are rotated by float32 angles.
     """
     config: Any = model.config.get_text_config()
     heads = int(getattr(config, "num_attention_heads", None) or 1)
@@ -157,19 +158,18 @@ def keys_per_token(model: PreTrainedModel, *, bf16: bool) -> tuple[int, int]:
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of linear layers: what autocast casts, and 4 bits hold."""
+    """Return the parameters of linear layers, which autocast casts and 4 bits hold."""
     linear = (module for module in model.modules() if isinstance(module, nn.Linear | Conv1D))
     return [p for module in linear for p in module.parameters(recurse=False)]
 
 
 def size(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
 @contextmanager
 def _told(problem: str) -> Iterator[None]:
-    """Raise what is missing, damaged or unknown, which fails in errors of many classes, as a TaskError of one line."""
+    """Convert errors of many classes about missing, damaged or unknown files to a one-line TaskError."""
     try:
         with quiet_loading():
             yield
@@ -181,7 +181,7 @@ def _told(problem: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Networks:
-    """What a run loads and builds, on torch's device `meta`, where nothing takes memory."""
+    """A run's networks, on torch's device `meta`, which takes no memory."""
 
     reference: PreTrainedModel
     rewards: Mapping[str, PreTrainedModel]
@@ -203,7 +203,7 @@ class Networks:
         return cls(reference, rewards, build_network(begins, reference, source))
 
     def weights(self, *, in_4bit: bool) -> dict[str, int]:
-        """Return what weights take. Each tensor counts where it stands first, so adapters cost only their own."""
+        """Return the size of weights; a shared tensor counts once, so adapters cost only their own."""
         packed = set(matrices(self.reference.base_model)) if in_4bit else set()
         trained, critic = self.trained, self.trained.critic
         parts: dict[str, list[nn.Module]] = {
@@ -221,7 +221,7 @@ class Networks:
 
 
 def _empty(path: str, kind: Any, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Return the frozen model of a folder or hub id; of no dtype: as it was saved."""
+    """Return the frozen model of a folder or hub id; no dtype: as saved."""
     config = copy.deepcopy(_config(path))
     model: PreTrainedModel = kind.from_config(config, dtype=dtype or config.dtype or torch.float32)
     prepare_layers(model)
@@ -235,10 +235,10 @@ def _config(path: str) -> PreTrainedConfig:
 
 
 class Estimator:
-    """Estimates runs of a task. Prompts are counted once, and networks built once for the runs that share them."""
+    """Estimates runs of a task. Prompts are counted once, and networks are shared between runs where possible."""
 
     def __init__(self, task: Task, assets: TaskAssets, room: Room) -> None:
-        """Count the task's prompts; `room` is that of the device that runs will use.
+        """Count the task's prompts; `room` is that of the runs' device.
 
         Raises:
             TaskError: the policy's tokenizer cannot be loaded.
@@ -251,11 +251,11 @@ class Estimator:
             tokenizer = AutoTokenizer.from_pretrained(assets.policy)
         self.longest_prompt = max(prompt_lengths((*prompts.train, *prompts.eval, *prompts.test), tokenizer), default=1)
         self.evaluation = (max(len(prompts.eval), len(prompts.test)), task.eval_response_length)
-        """Prompts, and tokens of a response."""
+        """Number of prompts, and tokens of a response."""
         self._known: dict[tuple[object, ...], Networks] = {}
 
     def networks(self, config: PPOConfig) -> Networks:
-        """Return a run's networks; its errors are those of a call."""
+        """Return a run's networks, with the same errors as a call."""
         key = tuple(getattr(config, name) for name in _DECIDING)
         if key not in self._known:
             with _told(f"the models of {self._assets.policy} cannot be built"), warnings.catch_warnings():
@@ -265,7 +265,7 @@ class Estimator:
         return self._known[key]
 
     def __call__(self, config: PPOConfig) -> Estimate:
-        """Return what the run of `config` takes.
+        """Return the estimate for the run of `config`.
 
         Raises:
             ConfigError: adapters or a critic that these models cannot have.
@@ -294,7 +294,7 @@ class Estimator:
         )
 
     def _without_gradients(self, config: PPOConfig, networks: Networks, held: int) -> dict[str, dict[str, int]]:
-        """Return what sampling and scoring hold, in rollouts or an evaluation, whichever has more tokens at once."""
+        """Return the memory of sampling and scoring, for rollouts or evaluation, whichever has more tokens."""
         prompt, policy, vocabulary = self.longest_prompt, networks.trained.policy, networks.trained.head.vocabulary
         kinds = [(config.batch_sizes(world_size=1).batch_size, config.response_length), self.evaluation]
         passes = [(min(config.local_rollout_forward_batch_size, rows), response) for rows, response in kinds]
@@ -327,7 +327,7 @@ class Estimator:
         return found
 
     def _learning(self, config: PPOConfig, trained: ActorCritic, held: int) -> dict[str, dict[str, int]]:
-        """Return what learning holds in the policy's pass, in that of a separate critic, and in the optimizer's step.
+        """Return the memory of learning: in the policy's pass, in a separate critic's, and in the optimizer's step.
 
         Gradients of a mini-batch of one micro-batch come as its activations go; with more of them, all are there while
         the next one's activations are. On a CPU they add up, since small blocks that are freed stay the process's own
@@ -360,9 +360,9 @@ class Estimator:
         return found | {"optimizer's step": {"gradients": gradients, "embedding's gradient": head}}
 
     def _at_once(self, tokens: int, vocabulary: int, beside: int) -> int:
-        """Return how many logits of so many response tokens are held at once: `policy.ResponseTokens.chunks`.
+        """Return the number of logits held at once for so many response tokens: `policy.ResponseTokens.chunks`.
 
-        `beside` is what else is held then, in bytes.
+        `beside` is other memory held then, in bytes.
         """
         has_room_for = 0 if self._on_cpu else logits_in(self._room.total - self._room.process - beside)
         return min(tokens, tokens_at_once(vocabulary, has_room_for)) * vocabulary
@@ -370,9 +370,9 @@ class Estimator:
 
 _DECIDING = ("bf16", "use_peft", "lora_r", "lora_target_modules", "lora_modules_to_save", "value_model",
              "value_model_path", "advantage_estimator", "gradient_checkpointing")  # fmt: skip
-"""The hyperparameters that networks are built by."""
+"""Hyperparameters that determine the networks."""
 
 
 def _copies(model: nn.Module, config: PPOConfig) -> int:
-    """Return what autocast's bfloat16 copies of the weights that learn take."""
+    """Return the size of autocast's bfloat16 copies of trainable weights."""
     return 2 * sum(p.numel() for p in matrices(model) if p.requires_grad) if config.bf16 else 0

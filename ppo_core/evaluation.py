@@ -1,6 +1,6 @@
 """Evaluation on held-out prompts: the same prompts, settings and random numbers at every step of every trial.
 
-Several processes share the prompts between them: each takes a block of them, and all report the same.
+Several processes take a block of the prompts each, and all report the same.
 """
 
 import math
@@ -22,12 +22,12 @@ from ppo_core.task import Prompt, Scored
 from ppo_core.world import World, together
 
 SAMPLES_KEPT = 8
-"""The first eval prompts, whose responses are kept at every evaluation."""
+"""Number of first eval prompts whose responses are kept at every evaluation."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation: `eval/*` metrics, what each prompt came to, and a few responses."""
+    """One evaluation: `eval/*` metrics, results per prompt, and a few responses."""
 
     metrics: dict[str, float]
     samples: tuple[Sample, ...]
@@ -37,7 +37,7 @@ class Evaluation:
 def evaluate(state: RunState, models: TaskModels, generator: Generator, *, with_values: bool) -> Evaluation:
     """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors.
 
-    Temperature and length are the task's; what ends a response is the run's, since that defines a response.
+    Temperature and length are the task's; stop tokens and texts are the run's, since they define a response.
     `with_values` adds the critic's readings to the samples.
     """
     key = Key(models.task.eval_seed, Purpose.EVALUATION, 0)
@@ -45,7 +45,7 @@ def evaluate(state: RunState, models: TaskModels, generator: Generator, *, with_
 
 
 def evaluate_on_test(state: RunState, models: TaskModels, generator: Generator) -> SplitReading | None:
-    """Return what the policy comes to on the test prompts, at the settings of every evaluation; None if there are none.
+    """Evaluate the policy on the test prompts, at the settings of every evaluation; None if there are none.
 
     It has its own random numbers, so a checkpoint's luck in evaluations does not carry over.
     """
@@ -113,7 +113,7 @@ def _evaluate(
 
 
 def _block(prompts: int, world: World) -> tuple[int, int, int]:
-    """Return the first prompt of this process's block, how many of the prompts lie in it, and how long a block is."""
+    """Return the first prompt of this process's block, its number of prompts, and the length of a block."""
     each = -(-prompts // world.size)
     first = world.rank * each
     return first, max(0, min(each, prompts - first)), each

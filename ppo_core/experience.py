@@ -1,4 +1,4 @@
-"""From rollouts to what PPO learns from: log-probs, values, KL, rewards, advantages and returns."""
+"""From rollouts to training data: log-probs, values, KL, rewards, advantages and returns."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from ppo_core.sequences import Sequences
 from ppo_core.task import Scored
 from ppo_core.world import ONE_PROCESS, World
 
-# What becomes of scores before PPO reads them: normalised, clipped, and charged for overlong responses.
+# Shaping scores: normalised, clipped, and charged for overlong responses.
 #
 # Shapes: scores [B]; dense rewards and `mask` [B, T], where the mask is 1 on response tokens. Means and deviations
 # are kept in float64 whatever the scores' type.
@@ -31,11 +31,11 @@ from ppo_core.world import ONE_PROCESS, World
 Moved = TypeVar("Moved")
 Normalization = Literal["none", "running", "reference"]
 NO_SPREAD = 1e-8
-"""A standard deviation up to this, relative to the mean where that is over 1, is rounding and no spread."""
+"""Standard deviations up to this, relative to the mean if that is over 1, are rounding, not spread."""
 
 
 class StatisticsState(TypedDict):
-    """`RewardStatistics` as JSON holds it."""
+    """`RewardStatistics` in JSON."""
 
     count: int
     mean: float
@@ -45,10 +45,10 @@ class StatisticsState(TypedDict):
 class RewardStatistics:
     """Mean and standard deviation of scores: of all so far (`running`), of the first batch (`reference`), or unused.
 
-    A batch (of all processes, in the order of their ranks) counts before it is shaped, so the first one is shaped by
-    itself. Scores without spread (all equal, or a single one) are shifted to 0 and not scaled: dividing by almost
-    nothing would blow up the first score that differs. A reference batch without spread therefore leaves the scale as
-    it is, for good.
+    A batch (of all processes, in the order of their ranks) is counted before it is shaped, so the first one is shaped
+    by itself. Scores without spread (all equal, or a single one) are shifted to 0 and not scaled: dividing by almost
+    nothing would blow up the first score that differs. A reference batch without spread therefore leaves the scale
+    unchanged for good.
     """
 
     def __init__(self, mode: Normalization, world: World = ONE_PROCESS) -> None:
@@ -61,22 +61,22 @@ class RewardStatistics:
 
     @property
     def mean(self) -> float:
-        """The mean of what was counted; 0 before."""
+        """Mean of the counted scores; 0 before any."""
         return self._mean
 
     @property
     def std(self) -> float:
-        """The standard deviation (of the population) of what was counted; 0 before."""
+        """Standard deviation (of the population) of the counted scores; 0 before any."""
         return math.sqrt(self._squares / self._count) if self._count else 0.0
 
     @property
     def scale(self) -> float:
-        """What scores are divided by."""
+        """Divisor of scores."""
         spread = self.std
         return spread if spread > NO_SPREAD * max(1.0, abs(self._mean)) else 1.0
 
     def update(self, scores: Tensor) -> None:
-        """Count a batch of scores [B]; nothing where the mode uses none, or has its reference already."""
+        """Count a batch of scores [B], unless the mode uses none, or has its reference already."""
         if self.mode == "none" or scores.numel() == 0 or (self.mode == "reference" and self._count):
             return
         batch = self._world.gather(scores.detach()).cpu().double()  # some accelerators have no float64
@@ -95,10 +95,10 @@ class RewardStatistics:
         return ((scores.detach().cpu().double() - self._mean) / self.scale).to(scores)
 
     def shape_dense(self, rewards: Tensor, mask: Tensor) -> Tensor:
-        """Count the responses' sums and return dense rewards [B, T] that add up to the sums as `shape` has them.
+        """Count the responses' sums, and return dense rewards [B, T] whose sums are shaped as by `shape`.
 
-        Every token is divided by the deviation of the sums, so that what tokens are worth to each other stays; the
-        shift, which belongs to the response and not to a token, stands on its last token.
+        Every token is divided by the deviation of the sums, which keeps tokens' relative worth; the shift, which
+        belongs to the response and not to a token, is put on its last token.
         """
         if self.mode == "none":
             return rewards * mask
@@ -107,7 +107,7 @@ class RewardStatistics:
         return on_last_token(rewards * mask / self.scale, shift, mask)
 
     def state_dict(self) -> StatisticsState:
-        """Return what a checkpoint keeps: plain numbers that JSON writes and reads without loss."""
+        """Return the state for a checkpoint: plain numbers that JSON stores without loss."""
         return {"count": self._count, "mean": self._mean, "squares": self._squares}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
@@ -116,22 +116,22 @@ class RewardStatistics:
 
 
 def on_last_token(rewards: Tensor, amounts: Tensor, mask: Tensor) -> Tensor:
-    """Return rewards [B, T] with the amounts [B] added at each response's last token; a response of none has none."""
+    """Return rewards [B, T] with the amounts [B] added at each response's last token; empty responses are skipped."""
     lengths = mask.sum(-1).long()
     last = (lengths - 1).clamp(min=0).unsqueeze(-1)
     return rewards.scatter_add(1, last, (amounts.to(rewards) * (lengths > 0)).unsqueeze(-1))
 
 
 def clip_scores(scores: Tensor, cliprange_reward: float | None) -> Tensor:
-    """Return scores [B] within ± cliprange_reward (None: as they are).
+    """Return scores [B] clipped to ± cliprange_reward (None: unchanged).
 
-    Of dense rewards, what the clip changes of a response's sum belongs on its last token (`on_last_token`).
+    For dense rewards, the clip's change of a response's sum belongs on its last token (`on_last_token`).
     """
     return scores if cliprange_reward is None else scores.clamp(-cliprange_reward, cliprange_reward)
 
 
 def overlong_cost(lengths: Tensor, response_length: int, buffer: int, penalty: float) -> Tensor:
-    """Return what responses of these lengths [B] cost, to be taken off their scores; float [B].
+    """Return the penalties for responses of these lengths [B], to subtract from their scores; float [B].
 
     0                                                        up to response_length - buffer tokens
     penalty (length - (response_length - buffer)) / buffer   from there to response_length
@@ -140,12 +140,9 @@ def overlong_cost(lengths: Tensor, response_length: int, buffer: int, penalty: f
     return penalty * ((lengths.float() - (response_length - buffer)) / buffer).clamp(0, 1)
 
 
-# From rollouts to what PPO learns from: log-probs, values, KL, rewards, advantages and returns.
-
-
 @dataclass(frozen=True)
 class PolicyReading:
-    """What policy, critic and reference say of given responses, per token [B, T] and 0 where masked."""
+    """Policy, critic and reference on given responses, per token [B, T] and 0 where masked."""
 
     logprobs: Tensor
     ref_logprobs: Tensor
@@ -157,7 +154,7 @@ class PolicyReading:
 
 @dataclass(frozen=True)
 class Experience:
-    """One rollout batch, ready to learn from. Per token [B, T] and 0 where masked."""
+    """One rollout batch for learning. Per token [B, T] and 0 where masked."""
 
     sequences: Sequences
     logprobs: Tensor
@@ -167,10 +164,10 @@ class Experience:
     returns: Tensor | None
     """With `values`, None without a critic."""
     kl_loss_coef: float = 0.0
-    """β where the KL is a term of the loss; 0 where it is in the rewards."""
+    """β if the KL is a term of the loss; 0 if it is in the rewards."""
 
     def rows(self, index: Tensor) -> "Experience":
-        """Return the rows `index` [K], without the outer columns in which none of them has a token."""
+        """Return the rows `index` [K], without outer columns that are empty in all of them."""
         sequences = self.sequences.rows(index)
         width = sequences.response_width
 
@@ -190,8 +187,8 @@ class Experience:
     def of_all(self, world: World) -> "Experience":
         """Return the rows of all processes, in the order of ranks, padded to the widest.
 
-        A mini-batch is then made of the same rows however the rollout batch was spread. It is small beside the
-        activations of one pass: some 40 bytes a token.
+        A mini-batch then has the same rows however the rollout batch was spread. This is small beside the activations
+        of one pass: some 40 bytes a token.
         """
         if world.size == 1:
             return self
@@ -231,7 +228,7 @@ def read_policy(
     *,
     with_values: bool = True,
 ) -> PolicyReading:
-    """Return all readings with one pass of each trunk, some rows of like length at a time."""
+    """Return all readings with one pass of each trunk, some rows of similar length at a time."""
     reads_values = with_values and network.value_head is not None
     ref_head = LanguageHead.of(reference)
     order = sequences.by_length()
@@ -256,7 +253,7 @@ def read_policy(
 
 
 def token_kl(config: PPOConfig, reading: PolicyReading, mask: Tensor) -> Tensor:
-    """Return the sampled KL that β weighs, in nats per token [B, T], 0 where masked."""
+    """Return the sampled KL for β to weigh, in nats per token [B, T], 0 where masked."""
     return sampled_kl(reading.logprobs, reading.ref_logprobs, config.kl_estimator, config.kl_clamp) * mask
 
 
@@ -271,7 +268,7 @@ def build_experience(
 ) -> Experience:
     """Return the batch's advantages and returns.
 
-    `kl` [B, T] is `token_kl`, of which β comes off here; `token_scores` [B, T] hold the shaped scores.
+    `kl` [B, T] is `token_kl`, which is weighed by β and subtracted here; `token_scores` [B, T] are the shaped scores.
     """
     mask = rollouts.sequences.response_mask
     rewards = token_scores * mask
@@ -299,9 +296,9 @@ def build_experience(
 
 
 def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored, rollouts: Rollouts) -> Tensor:
-    """Return [B, T], what PPO reads of the scores: normalised, then clipped, then less the penalties.
+    """Return the shaped scores [B, T]: normalised, then clipped, then less the penalties.
 
-    All of a response's score stands on its last token, but for dense rewards, which stay where they are.
+    A response's score is on its last token, but dense rewards stay on theirs.
     """
     mask = rollouts.sequences.response_mask
     none = torch.zeros_like(mask)
@@ -322,12 +319,12 @@ def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored
 
 
 def _padded(dense: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
-    """Return [B, T] of each response's token rewards."""
+    """Return the responses' token rewards as [B, T]."""
     width = mask.shape[1]
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in dense], dtype=mask.dtype, device=mask.device)
 
 
-# The metrics of one rollout batch, that of all processes; all means are over response tokens that exist.
+# Metrics of one rollout batch, over all processes; means are over existing response tokens.
 
 
 def rollout_metrics(
@@ -339,7 +336,7 @@ def rollout_metrics(
     kl_coef: float,
     world: World = ONE_PROCESS,
 ) -> dict[str, float]:
-    """Return the declared metrics of what was sampled; `kl` [B, T] is `token_kl`, `scores` [B] are the raw ones."""
+    """Return the declared metrics of the rollouts; `kl` [B, T] is `token_kl`, `scores` [B] are the raw ones."""
     mask = rollouts.sequences.response_mask
     tokens, lengths = world.sum(mask.sum()), world.gather(rollouts.lengths)
     scores, ended = world.gather(scores), world.gather(rollouts.ended)
@@ -382,14 +379,14 @@ def rollout_metrics(
 def part_metrics(
     parts: Mapping[str, Sequence[float]], prefix: str = "", world: World = ONE_PROCESS
 ) -> dict[str, float]:
-    """Return each reward part's mean, where there are several."""
+    """Return each reward part's mean, if there are several."""
     if len(parts) < 2:
         return {}
     return {f"{prefix}reward/{name}": mean_of_all(values, world) for name, values in parts.items()}
 
 
 def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[str, float]:
-    """Return the explained variance of the values that the rollout began with; nothing without a critic."""
+    """Return the explained variance of the rollout's initial values; empty without a critic."""
     if experience.values is None or experience.returns is None:
         return {}
     mask, returns = experience.sequences.response_mask, experience.returns
@@ -398,7 +395,7 @@ def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[s
 
 
 def repetition(sequences: Sequences) -> list[float]:
-    """Return the share of each response's tokens that already stood earlier in it."""
+    """Return the share of each response's tokens that occurred earlier in it."""
     shares = []
     for ids, mask in zip(sequences.response_ids.tolist(), sequences.response_mask.tolist(), strict=True):
         used = [token for token, on in zip(ids, mask, strict=True) if on]
@@ -407,6 +404,6 @@ def repetition(sequences: Sequences) -> list[float]:
 
 
 def mean_of_all(values: Sequence[float], world: World) -> float:
-    """Return the mean of all processes' numbers."""
+    """Return the mean over all processes' numbers."""
     everywhere = world.gather_objects(values)
     return float(sum(everywhere) / len(everywhere))

@@ -1,4 +1,4 @@
-"""Does a run fit into its device's memory, and what to change where it does not."""
+"""Check that a run fits into its device's memory, and find settings that make it fit."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from ppo_core.output import amount, short
 from ppo_core.task import Task, TaskAssets
 
 Reckon = Callable[[PPOConfig], Estimate]
-"""Returns what a run takes."""
+"""Returns a run's estimate."""
 
 
 def predicted(estimate: Estimate, room: Room) -> int:
@@ -23,7 +23,7 @@ def predicted(estimate: Estimate, room: Room) -> int:
 
 
 def line(estimate: Estimate, room: Room) -> str:
-    """Return the predicted peak beside the device's memory, in one line."""
+    """Return a line with the predicted peak and the device's memory."""
     return (
         f"memory: a predicted peak of {amount(predicted(estimate, room))} (± {ERROR:.0%}) in {estimate.largest}; "
         f"{room.name} has {amount(room.total)}, {amount(room.free)} of it free"
@@ -31,7 +31,7 @@ def line(estimate: Estimate, room: Room) -> str:
 
 
 def why_not(config: PPOConfig, room: Room, reckon: Reckon) -> str | None:
-    """Return that the run does not fit, and which setting to change, in one line; None: it fits."""
+    """Return a line if the run does not fit, with the setting to change, or None."""
     need = predicted(reckon(config), room)
     if need <= room.total:
         return None
@@ -44,7 +44,7 @@ def why_not(config: PPOConfig, room: Room, reckon: Reckon) -> str | None:
 
 
 def settled(config: PPOConfig, room: Room, reckon: Reckon) -> PPOConfig:
-    """Return the config with unset gradient checkpointing decided: on a GPU that the run is too large for without."""
+    """Return the config with unset gradient checkpointing decided: on a GPU, used if the run needs it to fit."""
     if config.gradient_checkpointing is not None:
         return config
     kept, recomputed = (replace(config, gradient_checkpointing=on) for on in (False, True))
@@ -53,10 +53,10 @@ def settled(config: PPOConfig, room: Room, reckon: Reckon) -> PPOConfig:
 
 
 def require(config: PPOConfig, room: Room, reckon: Reckon) -> None:
-    """Raise OutOfMemory where the run cannot fit, by more than the estimate's error.
+    """Raise OutOfMemory if the run exceeds its memory by more than the estimate's error.
 
-    On a GPU rows that do not fit are halved while it runs, so there it is refused only where single rows do not fit. On
-    a CPU the system would end the process instead.
+    On a GPU a run halves rows that do not fit, so it is refused only if single rows do not fit. On a CPU the system
+    would kill the process instead.
     """
     asked = config if room.device == "cpu" else replace(config, **dict(_single_rows(config)))
     if predicted(reckon(asked), room) > (1 + ERROR) * room.total:
@@ -64,9 +64,9 @@ def require(config: PPOConfig, room: Room, reckon: Reckon) -> None:
 
 
 def remedy(config: PPOConfig, room: Room, reckon: Reckon) -> Mapping[str, Any] | None:
-    """Return the settings that make a run fit: one of them if one does, else the first of them together; None: none do.
+    """Return settings that make a run fit: a single one if that suffices, else the first ones together, or None.
 
-    First those that change nothing but time, then those that change the run.
+    Settings that change nothing but time come first, then those that change the run.
     """
 
     def fits(changes: Mapping[str, Any]) -> bool:
@@ -85,7 +85,7 @@ def remedy(config: PPOConfig, room: Room, reckon: Reckon) -> Mapping[str, Any] |
 
 
 def _steps(config: PPOConfig) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """Yield what may be changed, each with its values from the least change to the largest."""
+    """Yield settings to change, each with its values from the least change to the largest."""
     yield _fewer_rows(config)
     yield ({"local_rollout_forward_batch_size": rows} for rows in _halves(config.local_rollout_forward_batch_size))
     for name in ("gradient_checkpointing", "bf16", "use_peft"):
@@ -113,13 +113,10 @@ def _single_rows(config: PPOConfig) -> Mapping[str, Any]:
     return {"local_rollout_forward_batch_size": 1, **(list(_fewer_rows(config)) or [{}])[-1]}
 
 
-# What a run asks before it loads anything.
-
-
 def memory_line(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> str | None:
-    """Return the predicted peak of the largest of these runs beside its device's memory, in one line.
+    """Return a line with the predicted peak of the largest of these runs and its device's memory.
 
-    None where the shape of a model cannot be read: loading it says why. `device` is one of `DEVICES`.
+    None if a model's shape cannot be read: loading it says why. `device` is one of `DEVICES`.
 
     Raises:
         OutOfMemory: that run cannot fit.
@@ -139,9 +136,9 @@ def memory_line(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, de
 
 
 def with_checkpointing(config: PPOConfig, task: Task, device: str) -> PPOConfig:
-    """Return the config with unset gradient checkpointing decided for its device; `device` is one of `DEVICES`.
+    """Return the config with gradient checkpointing, if unset, decided for its device, one of `DEVICES`.
 
-    In a launch of several processes it is decided for what one of them does.
+    In a launch of several processes it is decided for the work of one.
 
     Raises:
         ConfigError: adapters or a critic that these models cannot have, or a batch that cannot be spread.

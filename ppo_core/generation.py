@@ -1,7 +1,7 @@
-"""Sampling responses: what a generator is asked and answers, and the one that decodes with transformers.
+"""Sample responses: the interface of a generator, and the one that decodes with transformers.
 
 The sampler's own log-probabilities are kept, so that the training forward can be checked against them. Rows whose
-response has ended leave the batch as soon as half of it has, where the model's cache can drop rows.
+response has ended leave the batch once half of it has, if the model's cache can drop rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from ppo_core.captured import CapturedDecoding, CastWeights
+from ppo_core.cuda_graphs import CapturedDecoding, CastWeights
 from ppo_core.decoding import IS_FIXED, CachedDecoding, Decoding
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
@@ -26,17 +26,17 @@ from ppo_core.task import Prompt
 
 # One step of sampling: the next token by inverse CDF, from exactly the distribution that is trained.
 #
-# Top-k and top-p leave out tokens; which ones were left to choose from is kept beside the response, so that training
-# and KL read the same filtered distribution. A number in [0, 1) decides each token.
+# The tokens left by top-k and top-p are kept beside the response, so that training and KL read the same filtered
+# distribution. A number in [0, 1) decides each token.
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How responses are drawn, and what ends one."""
+    """Settings for sampling and ending responses."""
 
     temperature: float
     response_length: int
-    """Most tokens of a response, what ends it included."""
+    """Maximum tokens of a response, the stop token or text included."""
     top_k: int | None = None
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
@@ -64,14 +64,14 @@ class SamplingSettings:
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens are left out."""
+        """True if top-k or top-p leaves out tokens."""
         return self.top_k is not None or self.top_p < 1
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return all ids that end a response: those of the model's generation config, and the tokenizer's.
 
-    Either alone can lack one: a chat model's config may name the base model's only, a tokenizer has room for one.
+    Either may miss one: a chat model's config may have only the base model's, and a tokenizer has only one.
     """
     declared = getattr(model.generation_config, "eos_token_id", None)
     of_model = declared if isinstance(declared, list | tuple) else [declared]
@@ -80,18 +80,18 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
 
 @dataclass(frozen=True)
 class NextToken:
-    """What was sampled for R rows."""
+    """The next token of R rows."""
 
     ids: Tensor
     """[R]"""
     logprobs: Tensor
     """[R], nats, under the filtered distribution."""
     kept: Tensor | None
-    """[R, V], bool: what was left to choose from; None where nothing is left out."""
+    """[R, V], bool: tokens left by the filters; None: no filters."""
 
 
 def next_token(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> NextToken:
-    """Return the next token of logits [R, V] by numbers [R] in [0, 1), in double precision."""
+    """Sample the next token from logits [R, V] by numbers [R] in [0, 1), in double precision."""
     logits = logits.float()
     if settings.temperature != 1.0:
         logits = logits / settings.temperature
@@ -107,9 +107,10 @@ def next_token(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> N
 
 
 def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    """Return which tokens of logits [R, V] stay: the top k, and of those the fewest that hold `top_p`; [R, V], bool.
+    """Return the tokens of logits [R, V] left by the filters: the top k, and the fewest of those that hold `top_p`.
 
-    Top-p reads the probabilities among the top k, as transformers does; the likeliest token always stays.
+    The result is [R, V], bool. Top-p reads the probabilities among the top k, as transformers does; the likeliest
+    token always stays.
     """
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     stays = torch.ones_like(ordered, dtype=torch.bool)
@@ -123,7 +124,7 @@ def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
 
 
 class _StopTexts(StopStringCriteria):
-    """Transformers' matcher. It puts "abcdef" before each token to see its text, which some tokenizers do not know."""
+    """Transformers' matcher, which finds tokens' texts by prefixing "abcdef"; some tokenizers lack that text."""
 
     @classmethod
     def of(cls, texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> "_StopTexts":
@@ -138,14 +139,14 @@ class _StopTexts(StopStringCriteria):
     def clean_tokenizer_vocab(
         tokenizer: Any, static_prefix: Any = "abcdef", stop_string_matching_mode: Any = None
     ) -> Any:
-        """Return the tokens' texts and ids, found after a text that the tokenizer gives back."""
+        """Return the tokens' texts and ids, found with a prefix that the tokenizer reproduces."""
         texts = (str(static_prefix), *tokenizer.get_vocab())
         known = next(text for text in texts if text in tokenizer.convert_tokens_to_string(tokenizer.tokenize(text)))
         return StopStringCriteria.clean_tokenizer_vocab(tokenizer, known, stop_string_matching_mode)
 
 
 class Stops:
-    """Tells which rows end with the token just sampled."""
+    """Detects rows that end with the token just sampled."""
 
     def __init__(self, settings: SamplingSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
         self._ids = torch.tensor(settings.stop_ids, device=device, dtype=torch.long)
@@ -159,15 +160,12 @@ class Stops:
         return ends
 
 
-# What a generator is asked and answers.
-
-
 @dataclass(frozen=True)
 class Request:
     """One response to sample."""
 
     id: int
-    """Which of the key's random numbers decide it; at least 0, and different within a batch."""
+    """Selects its random numbers of the key; at least 0, and unique in a batch."""
     prompt: Prompt
 
 
@@ -179,27 +177,27 @@ class Rollouts:
     sampler_logprobs: Tensor
     """[B, T]: log-probability of each token as sampled, 0 where masked."""
     ended: Tensor
-    """[B], bool: ended by itself, with a stop token or text."""
+    """[B], bool: True if ended by a stop token or text."""
     prompts: tuple[Prompt, ...]
     responses: tuple[str, ...]
     """Texts without special tokens."""
     weight_version: int
-    """Version of the weights that sampled, as given to the generator."""
+    """Version of the sampling weights, as given to the generator."""
 
     @property
     def lengths(self) -> Tensor:
-        """[B]: response tokens, what ended it included."""
+        """[B]: response tokens, including the stop token or text."""
         return self.sequences.response_mask.sum(-1)
 
 
 class Generator(Protocol):
-    """Samples responses from the policy as it is; the trainer and its evaluations know no other way."""
+    """Samples responses from the current policy, for the trainer and its evaluations."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
         """Return one response per request, in their order.
 
-        What is random about a response depends on the key, its request's id and the position alone: neither the other
-        requests, nor their order, nor how many go through the model at once change a sample.
+        A response's randomness depends on the key, its request's id and the position alone, not on other requests,
+        their order, or the number of rows in a pass.
 
         Raises:
             OutOfMemory: not even one response at a time fits.
@@ -207,7 +205,7 @@ class Generator(Protocol):
         ...
 
     def update_weights(self, version: int) -> None:
-        """Take over the policy's weights, which have changed; `version` names them in what is sampled from now on."""
+        """Take over the policy's changed weights; `version` labels later samples."""
         ...
 
 
@@ -216,9 +214,9 @@ MakeGenerator = Callable[[ActorCritic, PreTrainedTokenizerBase], Generator]
 
 
 class TransformersGenerator:
-    """Decodes with the tensors that are trained, in this process; on a GPU as captured graphs where the model can be.
+    """Decodes with the trained tensors, in this process; on a GPU with captured graphs if the model allows.
 
-    `fixed` decodes in buffers of fixed shape: None: on a GPU, where `ppo_core.probing` found that the model can be.
+    `fixed` decodes in buffers of fixed shape; None: on a GPU, if `ppo_core.probing` found that the model can.
     """
 
     def __init__(
@@ -239,7 +237,7 @@ class TransformersGenerator:
         self._captured = CapturedDecoding(self._model, captures=on_gpu) if fixed else None
 
     def update_weights(self, version: int) -> None:
-        """Name the weights `version` in what is sampled from now on, and cast them again where casts are kept."""
+        """Label later samples with `version`, and refresh cached casts of the weights."""
         self._weight_version = version
         if self._casts is not None:
             self._casts.refresh()
@@ -270,13 +268,11 @@ class TransformersGenerator:
         return rollouts
 
 
-# Sampling responses with a KV cache.
-
 BeginDecoding = Callable[[int, int], Decoding]
-"""Makes ready for a batch of at most so many rows and columns."""
+"""Prepares for a batch of at most so many rows and columns."""
 
 REPLACEMENT = "\ufffd"
-"""What tokenizers decode bytes to that are not (yet) a character."""
+"""Character that tokenizers decode incomplete bytes to."""
 
 
 @torch.no_grad()
@@ -293,8 +289,8 @@ def generate(
 ) -> Rollouts:
     """Return one response per prompt; `uniforms` [B, T] in [0, 1) decides every token, T is `response_length`.
 
-    Rows go through the model `chunk_rows` at a time, prompts of like length together, the longest first; that bounds
-    memory and changes no sample. `begin` makes the steps of a chunk ready; None: `CachedDecoding`.
+    Rows are sampled `chunk_rows` at a time, prompts of similar length together, the longest first; that bounds memory
+    and changes no sample. `begin` prepares the steps of a chunk; None: `CachedDecoding`.
     """
     if uniforms.shape != (wanted := (len(prompts), settings.response_length)):
         raise ValueError(f"generate: uniforms has shape {list(uniforms.shape)}, not {list(wanted)}")
@@ -323,7 +319,7 @@ def generate(
 
 
 class _Chunk:
-    """The responses of R rows, of at most T tokens; nothing but a look at which rows have ended waits for a GPU."""
+    """The responses of R rows, of at most T tokens; the only wait for a GPU is a look at which rows have ended."""
 
     def __init__(self, prompt: Sequences, uniforms: Tensor, settings: SamplingSettings, stops: Stops) -> None:
         rows, steps = uniforms.shape
@@ -362,7 +358,7 @@ class _Chunk:
         return self._cut(int(self.mask.sum(-1).max()))
 
     def _write(self, t: int, live: Tensor, logits: Tensor) -> Tensor:
-        """Sample position `t` of the live rows; what a row that has ended samples is not kept."""
+        """Sample position `t` of the live rows; samples of ended rows are dropped."""
         sampled = next_token(logits, self.uniforms[live, t], self.settings)
         ended = self.ended[live]
         self.ids[live, t] = sampled.ids.masked_fill(ended, 0)
@@ -380,7 +376,7 @@ class _Chunk:
 
 
 def _prompt_logits(decoding: Decoding, prompt: Sequences, positions: Tensor) -> Tensor:
-    """Return the first token's logits [R, V]; prompts that come several times go through the model once."""
+    """Return the first token's logits [R, V]; repeated prompts are run only once."""
     if decoding.drops_rows:
         first, of_row = _distinct(prompt)
         if len(first) < len(of_row):
@@ -391,7 +387,7 @@ def _prompt_logits(decoding: Decoding, prompt: Sequences, positions: Tensor) -> 
 
 
 def _distinct(prompt: Sequences) -> tuple[Tensor, Tensor]:
-    """Return one row of each distinct prompt, [U], and which of these each row is, [R]."""
+    """Return one row of each distinct prompt, [U], and each row's index among these, [R]."""
     rows = (prompt.ids + 1) * prompt.attention_mask  # padding is 0 whatever fills it
     _, of_row = rows.unique(dim=0, return_inverse=True)
     first = torch.full((int(of_row.max()) + 1,), len(of_row), device=of_row.device)
@@ -400,7 +396,7 @@ def _distinct(prompt: Sequences) -> tuple[Tensor, Tensor]:
 
 
 def _row_by_row(parts: Sequence[_Chunk], rows: Sequence[Tensor]) -> TokenSets:
-    """Return all steps' sets in the order of the tokens; `rows` are the numbers of each part's rows in the batch."""
+    """Return all steps' sets in the order of the tokens; `rows` are each part's rows in the batch."""
     of_tokens = [own[sampled] for part, own in zip(parts, rows, strict=True) for sampled in part.sampled_rows]
     sets = TokenSets.cat([step for part in parts for step in part.allowed])
     return sets[torch.cat(of_tokens).argsort(stable=True)]  # a row's tokens stand one after the other already
@@ -411,7 +407,7 @@ def _widened(values: Tensor, width: int) -> Tensor:
 
 
 def _response_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) -> tuple[str, ...]:
-    """Return the responses' texts, in rows decoded whole: a response decoded alone can lose its leading space."""
+    """Return the responses' texts, decoded with their prompts: decoded alone, one can lose its leading space."""
     prompts, wholes = [], []
     for ids, mask in zip(sequences.ids.tolist(), sequences.attention_mask.tolist(), strict=True):
         used = [token for token, on in zip(ids, mask, strict=True) if on]
@@ -424,10 +420,10 @@ def _response_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) ->
 def _text_after(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], whole: list[int], prompt_text: str, whole_text: str
 ) -> str:
-    """Return what a row's text holds after its prompt, which its response's first tokens may have changed.
+    """Return a row's text after its prompt, whose end the response's first tokens may have changed.
 
-    A character that the prompt leaves unfinished belongs to the response. A response that begins with a byte of no
-    character can spoil all bytes before it in one decoder (byte fallback): it is decoded after less of the prompt then.
+    A character that the prompt leaves unfinished belongs to the response. A response that begins with an incomplete
+    byte can spoil all bytes before it in one decoder (byte fallback): it is then decoded after less of the prompt.
     """
     if whole_text.startswith(prompt_text):
         return whole_text[len(prompt_text) :]
@@ -447,7 +443,7 @@ def _text_after(
 
 
 class TokenTexts:
-    """The text of each token by itself, for rewards and pages that look at single tokens."""
+    """Text of each token by itself, for rewards and pages that look at single tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer

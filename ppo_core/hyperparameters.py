@@ -345,7 +345,7 @@ class PPOConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "PPOConfig":
-        """Return the config of `values` over the defaults; an unknown key is an error naming the nearest."""
+        """Return the config of `values` over the defaults; an unknown key raises an error with the nearest name."""
         for name in values:
             require_name(name, where)
         return cls(**values)
@@ -370,7 +370,7 @@ class PPOConfig:
         )
 
     def spread_over(self, world_size: int) -> "PPOConfig":
-        """Return the same run with a batch size that no longer depends on the number of processes.
+        """Return the same run with a batch size independent of the number of processes.
 
         Raises:
             ConfigError: its batch cannot be spread over so many.
@@ -381,7 +381,7 @@ class PPOConfig:
         return dataclasses.replace(self, batch_size=sizes.batch_size, gradient_accumulation_steps=None)
 
     def share_of(self, world_size: int) -> "PPOConfig":
-        """Return a run of what one of so many processes does of this one: it takes the same memory on a device."""
+        """Return a run of one process's share of this one, which takes the same memory on a device."""
         sizes = self.batch_sizes(world_size)
         if world_size == 1:
             return self
@@ -395,15 +395,15 @@ class PPOConfig:
         )
 
     def shards_weights(self, world_size: int) -> bool:
-        """Return whether each of so many processes holds a share of the weights, whose memory nothing predicts."""
+        """Return True if each of so many processes holds a share of the weights; no memory prediction covers that."""
         return self.use_fsdp and world_size > 1
 
     def num_iterations(self, world_size: int = 1) -> int:
-        """Return how many rollout batches the run has: total_episodes / batch_size, rounded up."""
+        """Return the number of rollout batches: total_episodes / batch_size, rounded up."""
         return math.ceil(self.total_episodes / self.batch_sizes(world_size).batch_size)
 
     def whole_episodes(self, world_size: int = 1) -> int:
-        """Return how many episodes the run has: total_episodes, rounded up to whole rollout batches."""
+        """Return the number of episodes: total_episodes, rounded up to whole rollout batches."""
         return self.num_iterations(world_size) * self.batch_sizes(world_size).batch_size
 
     @property
@@ -418,12 +418,12 @@ class PPOConfig:
 
     @property
     def has_critic(self) -> bool:
-        """Whether advantages come from a critic; the critic-free baselines have none."""
+        """True if advantages come from a critic; the critic-free baselines have none."""
         return self.advantage_estimator == "gae"
 
     @property
     def whitens_advantages(self) -> bool:
-        """Whether advantages are whitened, with the default filled in."""
+        """True if advantages are whitened, with the default filled in."""
         return self.has_critic if self.whiten_advantages is None else self.whiten_advantages
 
     @property
@@ -444,7 +444,7 @@ def require_name(name: str, where: str) -> Hyperparameter:
     return HYPERPARAMETERS[name]
 
 
-# What holds across hyperparameters: values that contradict each other, and values that do nothing.
+# Checks across hyperparameters: contradictions, and values without effect.
 
 _NEEDS_CRITIC = ("value_learning_rate", "value_lr_scheduler_type", "value_warmup_ratio", "value_max_grad_norm",
                  "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam")  # fmt: skip
@@ -452,7 +452,7 @@ _NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lor
 
 
 def _check(config: PPOConfig) -> None:
-    """Raise ConfigError where two values of `config` contradict each other."""
+    """Raise ConfigError if two values of `config` contradict each other."""
     for kind, ratio in (("lr_scheduler_type", "warmup_ratio"), ("value_lr_scheduler_type", "value_warmup_ratio")):
         if getattr(config, kind) == "constant" and getattr(config, ratio):
             raise ConfigError(f'{kind} = "constant" has no warm-up; use "constant_with_warmup", or {ratio} = 0')
@@ -493,7 +493,7 @@ def _check(config: PPOConfig) -> None:
 
 
 def _check_batch(config: PPOConfig, batch_size: int) -> None:
-    """Raise ConfigError where the rollout batch of `batch_size` episodes cannot hold whole groups of responses."""
+    """Raise ConfigError if the rollout batch of `batch_size` episodes cannot hold whole groups of responses."""
     if batch_size % config.num_generations:
         near = " or ".join(map(str, divisors_near(config.num_generations, batch_size)))
         raise ConfigError(
@@ -503,7 +503,7 @@ def _check_batch(config: PPOConfig, batch_size: int) -> None:
 
 
 def _texts(stop_strings: str | None) -> tuple[str, ...]:
-    """Return the stop strings one by one; one text that begins with [ is read as a JSON list.
+    """Split the stop strings; text that begins with [ is read as a JSON list.
 
     Raises:
         ConfigError: that list is not a list of texts, or a text is empty.
@@ -524,11 +524,11 @@ def _texts(stop_strings: str | None) -> tuple[str, ...]:
 
 
 MAKES_INERT = ("advantage_estimator", "value_model", "kl_target", "kl_controller", "use_peft", "overlong_buffer")
-"""The hyperparameters whose values decide whether others do anything: those that `inert` reads."""
+"""Hyperparameters that can make others ineffective; `inert` reads these."""
 
 
 def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
-    """Return why searching `name` would do nothing beside the `fixed` values, or None where it does something."""
+    """Return why searching `name` would have no effect with the `fixed` values, or None."""
     if fixed.get("advantage_estimator", "gae") != "gae" and name in _NEEDS_CRITIC:
         return f'advantage_estimator = "{fixed["advantage_estimator"]}" has no critic'
     if name == "vf_coef" and fixed.get("value_model", "shared") == "separate":
@@ -553,7 +553,7 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
 
 
 def cautions(config: PPOConfig) -> list[str]:
-    """Return what is allowed but will hardly do what it says, one line each."""
+    """Return warnings on allowed values that will hardly have their effect, one line each."""
     lines = []
     is_adaptive = config.kl_target is not None and config.kl_controller == "adaptive"
     if is_adaptive and config.horizon > config.total_episodes:

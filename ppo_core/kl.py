@@ -26,7 +26,7 @@ from ppo_core.world import ONE_PROCESS, World
 Estimator = Literal["k1", "k2", "k3", "abs"]
 
 EXPONENT_LIMIT = 20.0
-"""k3's exponent stays at most this, since exp overflows and NaN follows (verl#891): e^20 is past any meaning."""
+"""Limit of k3's exponent, since exp overflows and NaN follows (verl#891): e^20 is past any meaning."""
 
 
 def sampled_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Estimator, clamp: float | None = None) -> Tensor:
@@ -86,9 +86,9 @@ def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 RARE = 5.0
-"""In nats: how large a log-ratio the noise of k1 - exact allows for that no response of the batch had."""
+"""In nats: the largest log-ratio, unseen in the batch, that the noise of k1 - exact allows for."""
 ROUNDING = 0.025
-"""In nats per response: noise of k1 - exact that is there whatever the KL, from low precision."""
+"""In nats per response: noise of k1 - exact at any KL, due to low precision."""
 
 
 def kl_gap(

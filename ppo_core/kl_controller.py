@@ -1,4 +1,4 @@
-"""How the KL coefficient β moves over a run: fixed, adaptive (Ziegler et al. 2019), or landing.
+"""Controllers of the KL coefficient β over a run: fixed, adaptive (Ziegler et al. 2019), or landing.
 
     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
     landing     β *= exp(pace · clip(log(forecast / target), -1/2, 1))
@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from ppo_core.hyperparameters import PPOConfig
 
 PACE, FASTEST = 18.0, 0.6
-"""Rise of log β over a whole run whose forecast is e times the target, and the most of it in one iteration."""
+"""Rise of log β over a run whose forecast is e times the target, and the maximum rise in one iteration."""
 SMOOTHING = 9.0
 """Weight of the newest change in the smoothed rise of the KL, times the run's iterations."""
 LEAST = 0.01
-"""Lowest landing β, as a share of the first: from much lower it would be back too late when the KL rises."""
+"""Lowest landing β, as a share of the first: from much lower it would recover too late when the KL rises."""
 
 
 class KLController:
@@ -42,11 +42,11 @@ class KLController:
         """
 
     def state_dict(self) -> dict[str, float]:
-        """Return what changes over a run, for a checkpoint's JSON; all else is the config's."""
+        """Return the changing state for a checkpoint's JSON; the rest is in the config."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore from a `state_dict`."""
         self.coef = state["coef"]
 
 
@@ -64,7 +64,7 @@ class AdaptiveController(KLController):
 
 
 class LandingController(KLController):
-    """A β that brings the KL to a target, in nats per response, where a run of so many iterations ends."""
+    """A β that brings the KL to a target, in nats per response, at the end of a run of so many iterations."""
 
     def __init__(self, coef: float, target: float, iterations: int) -> None:
         super().__init__(coef)
@@ -84,11 +84,11 @@ class LandingController(KLController):
         self.coef = max(self.coef * math.exp(min(PACE / self.iterations, FASTEST) * error), self.least)
 
     def state_dict(self) -> dict[str, float]:
-        """Return what changes over a run."""
+        """Return the changing state."""
         return {"coef": self.coef, "kl": self.kl} | ({} if self.rise is None else {"rise": self.rise})
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore from a `state_dict`."""
         self.coef, self.kl, self.rise = state["coef"], state["kl"], state.get("rise")
 
 

@@ -1,4 +1,4 @@
-"""What a launcher (torchrun, accelerate, a study's worker) says of a run's processes in the environment. No torch."""
+"""Read a launcher's environment (torchrun, accelerate, a study's worker): the run's processes. No torch."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ from ppo_core.errors import ConfigError
 
 
 def size() -> int:
-    """Return how many processes the run has."""
+    """Return the number of processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -22,13 +22,13 @@ def local_rank() -> int:
 
 
 def command_prefix(alone: str) -> list[str]:
-    """Return what starts as many processes on a host as this launch, for a command to copy; `alone` starts one."""
+    """Return the command prefix that starts as many processes on a host as this launch; `alone` starts one."""
     here = os.environ.get("LOCAL_WORLD_SIZE", str(size()))
     return ["torchrun", "--nproc_per_node", here] if size() > 1 else [alone]
 
 
 def fsdp() -> dict[str, Any]:
-    """Return the hyperparameters that accelerate's FSDP flags ask for; none where it does not ask for FSDP."""
+    """Return the hyperparameters for accelerate's FSDP flags; empty without FSDP."""
     if not _is_on("ACCELERATE_USE_FSDP"):
         return {}
     keeps = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false"  # "true" is what nobody asked for
@@ -40,7 +40,7 @@ def _is_on(variable: str) -> bool:
 
 
 def require_known() -> None:
-    """Raise ConfigError where the launcher asks for something unsupported, by its flags or by a config file."""
+    """Raise ConfigError if the launcher asks for something unsupported, by its flags or by a config file."""
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
         raise ConfigError(
             "DeepSpeed is not supported; FSDP2 shards as ZeRO-3 does: accelerate launch --use_fsdp --fsdp_version 2; "

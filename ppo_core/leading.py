@@ -1,11 +1,11 @@
-"""Several processes for one run: each goes through the same loop with its own trainer, and rank 0 decides.
+"""One run in several processes: each runs the same loop with its own trainer, and rank 0 decides.
 
-torchrun, `accelerate launch` and a study's worker start the same program W times. What one process alone may do is done
-by rank 0, inside `by_first`: choose folders, write files, show steps, read clocks, ask whoever drives the run. All
-processes then go on with what it answers.
+torchrun, `accelerate launch` and a study's worker start the same program W times. Work for one process alone is done
+by rank 0, inside `by_first`: choose folders, write files, show steps, read clocks, ask the driver. All processes then
+continue with its result.
 
-An error of ours is raised in all of them. Any other error is of one process, which ends at once; whatever started the
-processes then ends the rest. Torch is imported only where there are several.
+Our own errors are raised in all processes. Any other error ends its process at once; the launcher then ends the rest.
+Torch is imported only if there are several processes.
 """
 
 import atexit
@@ -22,23 +22,23 @@ T = TypeVar("T")
 
 
 class Answer(Enum):
-    """What a run does after a step, or after there was no room for a checkpoint."""
+    """A run's next move after a step, or after a lack of room for a checkpoint."""
 
     GO_ON = "go on"
     EVALUATE = "evaluate"
-    """Evaluate the policy as it is now, and report the same step again."""
+    """Evaluate the current policy, and report the same step again."""
     SAVE = "save"
     """Save a checkpoint and keep running."""
     LEAVE = "leave"
-    """Save a checkpoint and leave the run, to be taken up later or never."""
+    """Save a checkpoint and leave the run, to be resumed later or never."""
     STOP = "stop"
     """End the run here."""
 
 
 def by_first(work: Callable[[], T]) -> T:
-    """Have rank 0 do `work`, and return its result in all processes; an error of ours that it raises is raised in all.
+    """Run `work` in rank 0, and return its result in all processes, or raise our own error in all.
 
-    What other processes give as `work` is ignored. The result has to pickle.
+    The `work` of other processes is ignored. The result must pickle.
     """
     if launched.size() == 1:
         return work()
@@ -58,7 +58,7 @@ def of_any(value: T | None) -> T | None:
 
 
 def drive(work: Callable[[], int]) -> int:
-    """Return what a program's `work` returns; all processes of its launch do it, and rank 0 alone speaks.
+    """Run a program's `work` in all processes of its launch and return its result; rank 0 alone prints.
 
     Raises:
         ConfigError: the launcher asks for something unsupported.
@@ -82,7 +82,7 @@ def drive(work: Callable[[], int]) -> int:
 
 
 def _end_at_once(status: int) -> None:
-    """End this process without torch's own leave-taking, which waits for the others or aborts."""
+    """End this process without torch's own shutdown, which waits for the others or aborts."""
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Finding what a user names: `module:attribute`, a Python file, a model of the hub. Never imports torch."""
+"""Find things by the user's name for them: `module:attribute`, a Python file, a hub model. Never imports torch."""
 
 import hashlib
 import importlib
@@ -28,7 +28,7 @@ def import_module(path: str, what: str, error: type[PPOTunerError]) -> tuple[Mod
 
 
 def import_file(file: Path) -> ModuleType:
-    """Return a Python file, run as a module of its own. It may import what lies beside it, as a script may.
+    """Return a Python file, run as a module of its own. Like a script, it may import its neighbours.
 
     Raises:
         ImportError: it is not a file, or not named as Python's are.
@@ -60,20 +60,20 @@ def _importing_from(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-# Whether a model that is not on disk can be fetched from the hub at all, asked once and quickly. Never imports torch.
+# Check quickly that a model that is not on disk can be fetched from the hub at all.
 #
-# Loading it asks for several files and repeats each request for half a minute, with a line on stderr every time.
+# Loading asks for several files and repeats each request for half a minute, with a line on stderr every time.
 
 FILES = ("config.json", "adapter_config.json")
-"""A model or adapters that are in the cache have one of them there."""
+"""Files of which a cached model or adapter has one."""
 SECONDS = 5.0
-"""How long the hub has to answer."""
+"""Timeout for the hub's answer."""
 
 
 def require_reachable(model: str, where: str) -> None:
-    """Raise TaskError where a hub id is not in the local cache and the hub gives no answer.
+    """Raise TaskError if a hub id is not in the local cache and the hub does not respond.
 
-    A path is left alone; what a hub answers, a refusal too, is left to the loading. `where` names the setting that
+    Paths are skipped; an answer of the hub, even a refusal, is left to the loading. `where` names the setting that
     holds the id.
     """
     if Path(model).is_absolute():

@@ -1,7 +1,7 @@
-"""Rows of one pass, halved when memory runs out; and how much memory was used.
+"""Halve the rows of a pass when memory runs out, and measure memory.
 
 Only the size of a pass changes: every random draw is a function of (seed, iteration, row, position) and losses are
-sums over tokens, so the work is simply done again in smaller pieces, with the same result beyond rounding.
+sums over tokens, so the work is simply repeated in smaller pieces, with the same result beyond rounding.
 """
 
 import gc
@@ -26,16 +26,16 @@ Result = TypeVar("Result")
 
 
 class ChunkRows:
-    """How many rows go through a model at once, for one kind of work (`generation`, `scoring`, `training`).
+    """The number of rows in a pass, for one kind of work (`generation`, `scoring`, `training`).
 
-    All processes of a trial have the same: they do the work in step, and share what an optimizer step needs.
+    It is the same in all processes of a trial, which work in step and share the inputs of an optimizer step.
     """
 
     def __init__(self, work: str, rows: int, world: World = ONE_PROCESS, *, may_halve: bool = True) -> None:
-        """Begin with `rows`.
+        """Start with `rows`.
 
-        Without `may_halve` an attempt asks the other processes for weights, which would wait for one whose memory ran
-        out: that one's error is raised as it is, and ends its process.
+        Without `may_halve` (an attempt gathers weights from the other processes, which would wait for one whose memory
+        ran out), the error is raised as it is, and ends its process.
         """
         self._may_halve = may_halve
         self.work = work
@@ -43,10 +43,10 @@ class ChunkRows:
         self._world = world
 
     def run(self, attempt: Callable[[int], Result], most: int | None = None) -> Result:
-        """Return `attempt(rows)`; when memory runs out in any process, halve the rows for good and attempt it again.
+        """Return `attempt(rows)`, retried with half the rows, for good, when memory runs out in any process.
 
-        `most` is how many rows there are at all, the same in all processes, so that the first halving bites. An
-        attempt must not call the world: a process whose memory ran out would not be there to answer.
+        `most` is the total number of rows, the same in all processes, so that the first halving has an effect. An
+        attempt must not call the world: a process whose memory ran out could not answer.
 
         Raises:
             OutOfMemory: it runs out with a single row, too.
@@ -76,7 +76,7 @@ class ChunkRows:
 
 
 def free() -> None:
-    """Give back what is cached on the device."""
+    """Free the device's cached memory."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -85,13 +85,13 @@ def free() -> None:
 LOGITS_SHARE = 0.25
 """Share of a GPU's free memory that logits may take, beside the activations of the same pass."""
 MOST_LOGITS = 2**28
-"""Larger pieces gain nothing more, and would have a peak say how much was free, not what a run needs."""
+"""Larger pieces gain nothing, and would make the peak reflect free memory, not the run's needs."""
 BYTES_A_LOGIT = 24
-"""Six float32 numbers: two distributions, and what their KL and entropy are computed from."""
+"""Six float32 numbers: two distributions, and the inputs of their KL and entropy."""
 
 
 def room_for_logits(device: torch.device) -> int:
-    """Return how many logits a GPU has room for now; 0 elsewhere, where larger pieces gain nothing."""
+    """Return the number of logits that fit on a GPU now; 0 elsewhere, where larger pieces gain nothing."""
     if device.type != "cuda":
         return 0
     reserved = torch.cuda.memory_reserved(device)
@@ -101,12 +101,12 @@ def room_for_logits(device: torch.device) -> int:
 
 
 def logits_in(unused: int) -> int:
-    """Return how many logits are held at once in so many unused bytes of a GPU."""
+    """Return the number of logits held at once in so many unused bytes of a GPU."""
     return min(int(LOGITS_SHARE * unused) // BYTES_A_LOGIT, MOST_LOGITS)
 
 
 def gpu_limit(device: torch.device) -> int:
-    """Return how many bytes of a GPU this process may allocate: all of it, or its share where others run there, too."""
+    """Return the bytes of a GPU that this process may allocate: all, or its share if others run there, too."""
     share = torch.cuda.memory.get_per_process_memory_fraction(device)
     return int(share * torch.cuda.get_device_properties(device).total_memory)
 
@@ -124,9 +124,9 @@ def peak_mib(device: torch.device) -> float:
 _HIGH_WATER = re.compile(r"VmHWM:\s+(\d+) kB")
 
 CUDA_CONTEXT = 512 * 2**20
-"""About what CUDA itself and torch's kernels take of a GPU, in bytes; no allocation counts it."""
+"""Approximate bytes of a GPU for CUDA itself and torch's kernels, not counted as allocations."""
 CGROUP = Path("/sys/fs/cgroup")
-"""Where a container's own limit stands."""
+"""Location of a container's own limit."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class Room:
     total: int
     free: int
     process: int
-    """What the process takes for itself: Python and torch, or CUDA's context."""
+    """Memory of the process itself: Python and torch, or CUDA's context."""
 
 
 def room(device: torch.device) -> Room:
-    """Return a device's memory: of a GPU, else of this machine or its container, with what this process takes."""
+    """Return the memory of a GPU, or else of this machine or its container, and this process's own use."""
     if device.type == "cuda":
         (free, total), share = torch.cuda.mem_get_info(device), gpu_limit(device)
         name = torch.cuda.get_device_name(device)
@@ -160,5 +160,5 @@ def room(device: torch.device) -> Room:
 
 
 def resident() -> int:
-    """Return what this process holds in memory now, in bytes."""
+    """Return this process's resident memory in bytes."""
     return int(psutil.Process().memory_info().rss)

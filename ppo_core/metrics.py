@@ -15,7 +15,7 @@ Direction = Literal["higher", "lower", "neither"]
 
 @dataclass(frozen=True)
 class Metric:
-    """One declared metric. `better` says which way is good, where one way is."""
+    """One declared metric. `better` is the good direction, if there is one."""
 
     name: str
     label: str
@@ -25,7 +25,7 @@ class Metric:
 
     @property
     def column(self) -> str:
-        """The name of its column in the store: `objective/kl` is `objective_kl`."""
+        """Name of its column in the store: `objective/kl` is `objective_kl`."""
         return self.name.replace("/", "_")
 
     @property
@@ -34,7 +34,7 @@ class Metric:
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
     def with_unit(self, reading: str) -> str:
-        """Return `15 nats per response`, `1 nat per response`; a share is a number alone."""
+        """Return `15 nats per response`, `1 nat per response`; shares have no unit."""
         if self.unit in ("", "share"):
             return reading
         what, *per = self.unit.split(" ")
@@ -42,7 +42,7 @@ class Metric:
 
 
 QUANTILES = {"min": "minimum", "q25": "lower quartile", "q50": "median", "q75": "upper quartile", "max": "maximum"}
-"""What is reported of a distribution beside its mean and spread, by suffix."""
+"""Quantiles reported of a distribution beside its mean and spread, by suffix."""
 
 _NATS = "nats per response"
 _TOKEN = "nats per token"

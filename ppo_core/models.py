@@ -1,4 +1,4 @@
-"""Loading what a task names: the frozen reference, its tokenizer and the reward, by path or hub id."""
+"""Load a task's frozen reference, tokenizer and reward, by path or hub id."""
 
 import functools
 import logging
@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core import process_group, quantized
-from ppo_core.captured import cast_products
+from ppo_core.cuda_graphs import cast_products
 from ppo_core.errors import TaskError
 from ppo_core.generation import TokenTexts
 from ppo_core.hyperparameters import PPOConfig
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TaskModels:
-    """Everything frozen that the runs of one task share: a worker loads it once for all its trials."""
+    """Frozen models that the runs of one task share: a worker loads them once for all its trials."""
 
     task: Task
     reference: PreTrainedModel
@@ -43,14 +43,14 @@ class TaskModels:
     longest_prompt: int
     """In tokens."""
     baseline: dict[tuple[object, ...], StepReport] = field(default_factory=dict)
-    """The SFT policy's evaluation, by what it depends on beside the task."""
+    """The SFT policy's evaluation, by the settings that affect it."""
 
     def __post_init__(self) -> None:
         self.token_texts = TokenTexts(self.tokenizer)
 
     @property
     def reward_model(self) -> PreTrainedModel | None:
-        """The task's first reward model, where there is one: a critic may begin as its copy."""
+        """The task's first reward model, if any: a critic may begin as its copy."""
         find = getattr(self.reward, "reward_model", None)
         return None if find is None else cast("PreTrainedModel | None", find())
 
@@ -76,7 +76,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def prepare_device(device: torch.device) -> None:
-    """Choose for this process how a GPU multiplies and attends; nothing elsewhere."""
+    """Set this process's matrix multiplication and attention modes for a GPU; nothing elsewhere."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 in what is left of float32 products: reward models
         # cuDNN plans attention anew for every shape, and here nearly every pass has a width of its own.
@@ -95,7 +95,7 @@ def _has_float64(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class FrozenPolicy:
-    """How a task's policy is held."""
+    """Precision and kernels of a task's frozen policy."""
 
     weights: Literal["float32", "bf16", "bf16_products"] = "float32"
     """`bf16_products`: the weights of linear layers alone are in bfloat16, as autocast reads those of a policy that is
@@ -103,11 +103,11 @@ class FrozenPolicy:
     attention: str | None = None
     """Transformers' name for it."""
     in_4bit: bool = False
-    """The linear layers but for the head are in 4 bits, for adapters to be trained on."""
+    """True if the linear layers except the head are in 4 bits, to train adapters on."""
 
     @classmethod
     def of(cls, config: PPOConfig, device: str) -> "FrozenPolicy":
-        """Return how a run on `device` (see `resolve_device`) holds it."""
+        """Return the settings for a run on `device` (see `resolve_device`)."""
         weights: Literal["float32", "bf16", "bf16_products"] = "float32"
         if computes_in_bf16(config, resolve_device(device)):
             weights = "bf16" if config.use_peft else "bf16_products"
@@ -116,7 +116,7 @@ class FrozenPolicy:
 
 @functools.lru_cache(maxsize=1)
 def load_task(name: str, device: str, held: FrozenPolicy = FrozenPolicy()) -> TaskModels:
-    """Return the task's models, prepared and loaded; the last one asked for stays in memory.
+    """Return the task's models, prepared and loaded; the latest ones stay in memory.
 
     Raises:
         ConfigError: 4-bit weights are asked for without bitsandbytes.
@@ -136,7 +136,7 @@ def load_task(name: str, device: str, held: FrozenPolicy = FrozenPolicy()) -> Ta
 
 
 def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> int:
-    """Return the longest prompt's length in tokens, or raise TaskError for a prompt without any."""
+    """Return the longest prompt's length in tokens, or raise TaskError for an empty prompt."""
     longest = 0
     for split in ("train", "eval", "test"):
         lengths = prompt_lengths(getattr(prompts, split), tokenizer)
@@ -151,7 +151,7 @@ def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: 
 def load_policy(
     path: str, device: torch.device, held: FrozenPolicy, of: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a frozen causal LM and its tokenizer; `of` names whose it is in errors.
+    """Return a frozen causal LM and its tokenizer; `of` names the owner in errors.
 
     Raises:
         TaskError: it cannot be loaded, or its architecture makes logits or decodes in a way that training cannot use.
@@ -188,7 +188,7 @@ def freeze_policy(model: PreTrainedModel, device: torch.device, held: FrozenPoli
 
 @contextmanager
 def _as_it_computes(held: FrozenPolicy, device: torch.device) -> Iterator[None]:
-    """Compute in bfloat16 where passes do; else in float32 throughout, since TF32 differs with the number of rows."""
+    """Compute in bfloat16 if passes do; else in float32 throughout, since TF32 differs with the number of rows."""
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -200,7 +200,7 @@ def _as_it_computes(held: FrozenPolicy, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def _require_known_head(model: PreTrainedModel, which: str) -> None:
-    """Raise TaskError where head and trunk together are not the whole model: training reads them apart."""
+    """Raise TaskError if the model is more than head and trunk, which training reads apart."""
     ids = torch.arange(4, device=model.device).unsqueeze(0)
     probe = Sequences(ids, torch.ones_like(ids), prompt_width=1)
     name = f"{which} ({type(model).__name__})"

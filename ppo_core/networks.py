@@ -1,4 +1,4 @@
-"""Loading and building a run's networks: copies of a task's frozen models, or adapters on shared weights."""
+"""Load and build a run's networks: copies of a task's frozen models, or adapters on shared weights."""
 
 import copy
 import warnings
@@ -34,8 +34,6 @@ from ppo_core.policy import ActorCritic, SavePolicy
 from ppo_core.randomness import Purpose, generator
 from ppo_core.rewards.batch import one_line
 
-# What is changed in a loaded model's layers: nothing that its weights or its function depend on.
-
 
 def prepare_layers(model: nn.Module) -> None:
     """Turn dropout off for good, and compute the tanh GELU in one kernel."""
@@ -46,8 +44,8 @@ def prepare_layers(model: nn.Module) -> None:
 def disable_dropout(model: nn.Module) -> None:
     """Set every dropout of a model to 0: it would make the ratio differ from 1 before any update.
 
-    Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode. Layers that ask
-    their config at each pass are given a copy: the model's own config is saved with it and keeps its values.
+    Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode. Layers that read
+    their config in each pass get a copy: the model's own config is saved with it and keeps its values.
     """
     copies: dict[int, PreTrainedConfig] = {}
     for module in model.modules():
@@ -63,7 +61,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def _zero_dropout(owner: nn.Module | PreTrainedConfig) -> None:
-    """Set what a module, or a config with those in it, calls a dropout to 0."""
+    """Set the dropout values of a module, or of a config with those nested in it, to 0."""
     for name, value in vars(owner).items():
         if "drop" in name and isinstance(value, float):
             setattr(owner, name, 0.0)
@@ -72,19 +70,16 @@ def _zero_dropout(owner: nn.Module | PreTrainedConfig) -> None:
 
 
 def fuse_gelu(model: nn.Module) -> None:
-    """Replace GELUs that are written out as six operations (gelu_new, gelu_fast) by torch's kernel of that function."""
+    """Replace GELUs written as six operations (gelu_new, gelu_fast) by torch's kernel of that function."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation | FastGELUActivation):
                 setattr(module, name, nn.GELU(approximate="tanh"))
 
 
-# Loading with transformers, without its notes and progress bars: what matters is raised, in one line.
-
-
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Silence transformers and the hub's progress bars inside; afterwards everything is as it was."""
+    """Silence transformers and the hub's progress bars inside; errors are raised in one line."""
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     had_hub_bars = not are_progress_bars_disabled()
     logging.set_verbosity_error()
@@ -121,11 +116,11 @@ def load_pretrained(
 
 
 MERGED = "_ppo_core_is_merged"
-"""The attribute of a model into which adapters were merged, so that its weights are in no folder."""
+"""Attribute of a model into which adapters were merged, so that its weights are in no folder."""
 
 
 def load_merged(kind: Any, path: str, **options: Any) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model of `path`, with its adapters merged where it is those, and which weights it was saved without.
+    """Load the model of `path`, merging adapters; also return the weights missing from its files.
 
     Raises:
         OSError, ValueError, ImportError: as `load_pretrained`; or adapters that cannot be merged.
@@ -159,7 +154,7 @@ def load_merged(kind: Any, path: str, **options: Any) -> tuple[PreTrainedModel, 
 
 
 def adapters_of(path: str) -> PeftConfig | None:
-    """Return the config of the adapters that a folder or hub id holds instead of a model; None: it holds a model.
+    """Return the config of the adapters in a folder or hub id, or None if it holds a model.
 
     Raises:
         ValueError: they name no model that they belong to.
@@ -173,25 +168,22 @@ def adapters_of(path: str) -> PeftConfig | None:
 
 
 def base_of(path: str) -> str:
-    """Return the folder or hub id of the model under adapters; `path` itself where it holds none."""
+    """Return the folder or hub id of the model under adapters, or `path` itself without any."""
     adapters = adapters_of(path)
     return path if adapters is None else base_of(str(adapters.base_model_name_or_path))
 
 
-# Building a run's networks from a task's frozen models: copies, or adapters on shared weights.
-
-
 def computes_in_bf16(config: PPOConfig, device: torch.device) -> bool:
-    """Return whether the passes of a run on this device are in bfloat16."""
+    """Return True if the passes of a run on this device are in bfloat16."""
     if config.bf16 is not None:
         return config.bf16
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 REWARD_MODEL = "reward_model"
-"""What `value_model_path` says to begin the critic as the task's reward model."""
+"""Value of `value_model_path` to begin the critic as the task's reward model."""
 CAUSAL_LM = "CAUSAL_LM"
-"""peft's word for a model with a language head."""
+"""peft's task type of a model with a language head."""
 
 
 def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: PreTrainedModel | None) -> ActorCritic:
@@ -222,7 +214,7 @@ def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: P
 
 
 def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[PreTrainedModel, SavePolicy]:
-    """Return a network that learns and begins as `frozen`, and what saves it as users load it."""
+    """Return a trainable network that begins as `frozen`, and the function that saves it for users."""
     if not config.use_peft:
         model = copy.deepcopy(frozen).float().requires_grad_(True)
         model.tie_weights()  # a frozen head in another precision is not its embeddings
@@ -257,7 +249,7 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
 
 
 def _merged_copy(adapted: PeftModel) -> PreTrainedModel:
-    """Return a copy on the CPU in which the adapters are merged: the weights under them are the reference's, too."""
+    """Return a copy on the CPU with the adapters merged, as the weights under them are also the reference's."""
     cpu = {id(p): nn.Parameter(p.detach().to("cpu", copy=True), requires_grad=False) for p in adapted.parameters()}
     memo: dict[int, Any] = cpu | {id(buffer): buffer.to("cpu", copy=True) for buffer in adapted.buffers()}
     model = cast(PreTrainedModel, copy.deepcopy(adapted, memo).merge_and_unload())
@@ -266,9 +258,9 @@ def _merged_copy(adapted: PeftModel) -> PreTrainedModel:
 
 
 def _modules_to_save(model: PreTrainedModel, config: PPOConfig, task: str) -> tuple[list[str], bool]:
-    """Return those of `lora_modules_to_save` that `model` has, and whether tied embeddings and head are among them.
+    """Return the `lora_modules_to_save` that `model` has, and True if tied embeddings and head are among them.
 
-    As in peft, a name stands for every module whose path ends with it. A critic's trunk may lack some: the head.
+    As in peft, a name means every module whose path ends with it. A critic's trunk may lack some: the head.
 
     Raises:
         ConfigError: the policy has no such module, or peft could not keep tied embeddings and head one tensor.
@@ -298,7 +290,7 @@ def _cannot_save(config: PPOConfig, reason: str) -> ConfigError:
 
 
 def _names(text: str | None) -> list[str]:
-    """Return the names in a text with commas between them, each once."""
+    """Return the distinct names in comma-separated text."""
     return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
 
 
@@ -308,7 +300,7 @@ def _has_tied_head(model: PreTrainedModel) -> bool:
 
 
 def _train_in_float32(model: PreTrainedModel) -> None:
-    """Hold the copies of modules that are trained whole in float32; they answer in the precision of their originals."""
+    """Hold fully trained module copies in float32; they answer in the precision of their originals."""
     for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper):
             dtype = next((p.dtype for p in module.original_module.parameters()), torch.float32)
@@ -325,7 +317,7 @@ def _as_dtype(output: object, dtype: torch.dtype) -> object:
 
 @contextmanager
 def _drawing_by(seed: int, task: str) -> Iterator[None]:
-    """Let peft draw an adapter's first weights as a function of the run's seed; torch's own generator is as before."""
+    """Draw an adapter's first weights from the run's seed; torch's own generator is unaffected."""
     number = generator(seed, Purpose.ADAPTERS, *task.encode()).integers(2**63)
     with torch.random.fork_rng(devices=[]):  # peft draws on the CPU
         torch.default_generator.manual_seed(int(number))
@@ -333,13 +325,13 @@ def _drawing_by(seed: int, task: str) -> Iterator[None]:
 
 
 def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model of its own whose parameters and buffers are `model`'s own tensors."""
+    """Return a second model that shares `model`'s parameters and buffers."""
     shared = [*model.parameters(), *model.buffers(), *quantized.scales(model)]
     return copy.deepcopy(model, {id(item): item for item in shared})
 
 
 def _new_head(width: int) -> nn.Linear:
-    """Return a value head that begins at 0, so the first values are 0."""
+    """Return a value head of zeros, so the first values are 0."""
     head = nn.Linear(width, 1)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -349,7 +341,7 @@ def _new_head(width: int) -> nn.Linear:
 def _critic_source(
     config: PPOConfig, reference: PreTrainedModel, reward_model: PreTrainedModel | None
 ) -> PreTrainedModel:
-    """Return the model that a separate critic begins as."""
+    """Return the model from which a separate critic begins."""
     path = config.value_model_path
     if path is None:
         return reference
@@ -381,7 +373,7 @@ def _load_critic(path: str, config: PPOConfig, device: torch.device) -> PreTrain
 
 
 def critic_kind(path: str) -> Any:
-    """Return which of transformers' Auto classes loads the model of `path` for a critic: with its head, if it scores.
+    """Return the Auto class to load the model of `path` as a critic: with its head, if it scores.
 
     Raises:
         OSError, ValueError: its config cannot be read.
@@ -410,7 +402,7 @@ def _head_of(source: PreTrainedModel) -> nn.Linear:
 
 
 def _recomputed_layers(*models: PreTrainedModel | None) -> tuple[nn.Module, ...]:
-    """Prepare gradient checkpointing and return the layers that it recomputes, of all models.
+    """Enable gradient checkpointing, and return the layers that it recomputes, of all models.
 
     Raises:
         ConfigError: an architecture has none.

@@ -1,6 +1,6 @@
 """One AdamW for the policy and one for the critic, each with its own rate and gradient clip.
 
-Weight decay is of matrices alone: biases and norms' weights have a group of their own without it.
+Weight decay applies to matrices alone: biases and norms' weights are in a group without it.
 """
 
 import functools
@@ -22,16 +22,16 @@ from ppo_core.world import World, add_up_in_place
 
 @dataclass(frozen=True)
 class StepNorms:
-    """Gradient norms of one optimizer step before clipping (0 where a network does not learn), as scalars."""
+    """Gradient norms of one optimizer step before clipping (0 for a frozen network), as scalars."""
 
     policy: Tensor
     value: Tensor
     skipped: bool = False
-    """Left out, since a norm was not finite."""
+    """True if the step was skipped, since a norm was not finite."""
 
 
 class Optimizers:
-    """The optimizers of a run. A critic-free run has none for the critic."""
+    """A run's optimizers. Critic-free runs have none for the critic."""
 
     def __init__(self, network: ActorCritic, config: PPOConfig) -> None:
         policy, value = network.policy_parameters(), network.value_parameters()
@@ -47,11 +47,11 @@ class Optimizers:
 
     @property
     def both(self) -> list[Optimizer]:
-        """The optimizers that there are, the policy's first."""
+        """The existing optimizers, the policy's first."""
         return [self.policy] if self.value is None else [self.policy, self.value]
 
     def set_rates(self, policy: float, value: float) -> None:
-        """Set the learning rates, with the schedule in them, of the coming iteration."""
+        """Set the coming iteration's learning rates, schedule included."""
         for optimizer, rate in zip(self.both, (policy, value), strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -62,15 +62,15 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def add_up_gradients(self, world: World) -> None:
-        """Have all processes hold the sum of their gradients, each of its own share of a mini-batch.
+        """Sum the gradients of all processes, each from its share of a mini-batch.
 
-        Those of sharded weights were added up in the backward pass.
+        Those of sharded weights were summed in the backward pass.
         """
         for own in self._parameters:
             add_up_in_place(world, [p.grad for p in own if p.grad is not None and not isinstance(p, DTensor)])
 
     def step(self, *, policy_learns: bool = True) -> StepNorms:
-        """Clip, step and clear; during the critic's warm-up the policy stays as it is."""
+        """Clip, step and clear; during the critic's warm-up the policy is unchanged."""
         learning = self.both if policy_learns else self.both[1:]
         each = zip(self.both, self._parameters, self._clips, strict=False)
         norms = {id(o): sharding.clip_grad_norm(own, clip) for o, own, clip in each if o in learning}
@@ -86,12 +86,12 @@ class Optimizers:
 
     @property
     def moment_bytes(self) -> int:
-        """What AdamW's two moments of all that learns take."""
+        """Size of AdamW's two moments of all trainable weights."""
         each = quantized.bytes_of_8bit_moments if self._in_8_bits else _bytes_of_moments
         return sum(each(p) for own in self._parameters for p in own)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return AdamW's state of each weight by its name; what is sharded is whole in rank 0 (`sharding.to_first`)."""
+        """Return AdamW's state by weight name; sharded state is whole in rank 0 (`sharding.to_first`)."""
         return {
             self._names[parameter]: {key: sharding.to_first(value) for key, value in optimizer.state[parameter].items()}
             for optimizer in self.both
@@ -100,14 +100,14 @@ class Optimizers:
         }
 
     def require_own(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raise ValueError where a checkpoint's moments are of other weights."""
+        """Raise ValueError if a checkpoint's moments belong to other weights."""
         if not state.keys() <= set(self._names.values()):
             raise ValueError(
                 f"it holds the moments of other weights, such as {min(state.keys() - self._names.values())}"
             )
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over a checkpoint's moments (see `require_own`); betas, epsilon and weight decay stay this run's own."""
+        """Load a checkpoint's moments (see `require_own`); betas, epsilon and weight decay stay this run's own."""
         for optimizer in self.both:
             named = [(number, self._names[p], p) for number, p in enumerate(self._of(optimizer))]
             own = optimizer.state_dict()
@@ -120,12 +120,12 @@ class Optimizers:
 
     @staticmethod
     def _of(optimizer: Optimizer) -> list[nn.Parameter]:
-        """Return an optimizer's weights in the order in which its state numbers them."""
+        """Return an optimizer's weights in the order of its state's numbers."""
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float, config: PPOConfig) -> Optimizer:
-    """Return an optimizer with a group of the decayed weights and one of the others, sharded ones in their own."""
+    """Return an optimizer with groups of decayed and other weights, with sharded ones in groups of their own."""
     decayed = {p for p in parameters if p.ndim > 1} - norms
     groups: list[dict[str, Any]] = [
         {
@@ -151,12 +151,12 @@ def _bytes_of_moments(parameter: nn.Parameter) -> int:
 
 
 def _norm_weights(network: nn.Module) -> set[nn.Parameter]:
-    """Return the weights of LayerNorm, RMSNorm and the like, which every architecture has a class of its own for."""
+    """Return the weights of LayerNorm, RMSNorm and similar classes, one for every architecture."""
     norms = [module for module in network.modules() if "norm" in type(module).__name__.lower()]
     return {parameter for module in norms for parameter in module.parameters(recurse=False)}
 
 
-# Learning-rate schedules: the factor on the peak rate in each iteration (TRL steps once a rollout batch, too).
+# Learning-rate schedules: each iteration's factor on the peak rate (like TRL, one step a rollout batch).
 
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 

@@ -1,6 +1,6 @@
-"""What a run says: short lines for people, JSON for programs.
+"""Output of a run: short lines for people, JSON for programs.
 
-Whatever comes from a model, a file or an error is shown with its control characters escaped, and never as markup.
+Text from a model, a file or an error is shown with its control characters escaped, and never as markup.
 """
 
 import json
@@ -18,7 +18,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 
 PIPE_WIDTH = 1_000_000
-"""Columns where the output is not a terminal: more than any line has, so that nothing is cut or wrapped."""
+"""Columns of output that is not a terminal: more than any line has, so that nothing is cut or wrapped."""
 NOTHING = "-"
 
 KL_UNIT = METRICS["eval/kl"].unit.replace(" per ", "/")
@@ -28,7 +28,7 @@ _STEP_READINGS = {"objective/scores": "score", "objective/kl_exact": "KL", "obje
 
 
 def discard(stream: IO[str]) -> None:
-    """Let what is still written to a stream go nowhere: Python flushes stdout again at exit, which must not fail."""
+    """Redirect a stream to nowhere: Python flushes stdout again at exit, which must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -36,7 +36,7 @@ class _Console(Console):
     outlives_reader = False
 
     def on_broken_pipe(self) -> None:
-        """Be silent from now on where the work goes on without a reader; else raise, as `print` does."""
+        """Fall silent if the work goes on without a reader; else raise, as `print` does."""
         if not self.outlives_reader:
             raise  # the BrokenPipeError that this is called for
         self.quiet = True
@@ -46,10 +46,10 @@ class _Console(Console):
 
 
 def console(stream: IO[str] | None = None, *, outlives_reader: bool = False) -> Console:
-    """Return a console on `stream` (stdout unless given) that prints text as it is.
+    """Return a console on `stream` (stdout unless given) that prints text unchanged.
 
-    Where what reads it ends, as `head` does, printing raises BrokenPipeError; with `outlives_reader` it says so on
-    stderr once and prints nothing more.
+    When its reader ends, as `head` does, printing raises BrokenPipeError; with `outlives_reader` it says so on stderr
+    once and prints nothing more.
     """
     file = stream or sys.stdout
     width = None if file.isatty() else PIPE_WIDTH
@@ -91,9 +91,9 @@ def duration(seconds: float) -> str:
 
 
 def measured(number: float | None) -> str:
-    """Return a measured number with three significant digits, zeros included: `4.00`, `201`; `-` if there is none.
+    """Return a number with three significant digits, zeros included: `4.00`, `201`; `-` if there is none.
 
-    From 1000 on all digits of its whole part are there.
+    From 1000 on, the whole part keeps all its digits.
     """
     if number is None:
         return NOTHING
@@ -102,7 +102,7 @@ def measured(number: float | None) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """Return `1 trial` or `3 trials` of the thing in the singular."""
+    """Return `1 trial` or `3 trials`; `thing` is the singular."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 

@@ -21,31 +21,31 @@ from ppo_core.memory import room_for_logits
 from ppo_core.sequences import Sequences, TokenSets, position_ids
 
 LOGITS_AT_ONCE = 2**25
-"""Logits that may always be held at once beyond what one backward pass keeps (128 MiB in float32)."""
+"""Logits that may always be held at once in addition to those of one backward pass (128 MiB in float32)."""
 
 SavePolicy = Callable[..., Any]
-"""Writes the policy into a folder as transformers, or peft, loads it; of sharded weights it is given `state_dict`."""
+"""Saves the policy to a folder for transformers or peft; for sharded weights it is given `state_dict`."""
 
 TRUNK = "sharded_trunk"
-"""The name by which a model with sharded weights runs its trunk (`ppo_core.sharding`)."""
+"""Name under which a model with sharded weights runs its trunk (`ppo_core.sharding`)."""
 
 FILTERED = -1e9
-"""The logit of a token that top-k or top-p left out: its exp is exactly 0, and no product with it is NaN."""
+"""Logit of a token left out by top-k or top-p: its exp is exactly 0, and no product with it is NaN."""
 
 
 @dataclass(frozen=True)
 class LanguageHead:
-    """From hidden states [N, H] to logits [N, V], as the architecture makes them."""
+    """Hidden states [N, H] to logits [N, V], with the architecture's scale and cap."""
 
     module: nn.Linear
     vocabulary: int
     scale: float = 1.0
     softcap: float | None = None
-    """Logits are squeezed into ± this by tanh."""
+    """Bound to which tanh squeezes the logits."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "LanguageHead":
-        """Return a causal LM's head, with the scale and the soft cap that its config states."""
+        """Return a causal LM's head, with the scale and soft cap from its config."""
         module = model.get_output_embeddings()
         config = model.config.get_text_config()
         scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
@@ -54,7 +54,7 @@ class LanguageHead:
         return cls(module, module.weight.shape[0], scale, getattr(config, "final_logit_softcapping", None))
 
     def __call__(self, hidden: Tensor, temperature: float, allowed: TokenSets | None) -> Tensor:
-        """Return float32 logits at a temperature; `allowed` are each row's tokens to choose from, None: all."""
+        """Return float32 logits at a temperature; `allowed` are each row's permitted tokens, None: all."""
         if not torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(self.module.weight.dtype)  # some trunks end in float32 whatever the weights are
         folds = temperature != 1.0 and self._may_fold(hidden)
@@ -70,7 +70,7 @@ class LanguageHead:
         return logits
 
     def _may_fold(self, hidden: Tensor) -> bool:
-        """Whether the temperature may divide the hidden states instead, which are far fewer numbers than the logits."""
+        """True if the temperature may divide the hidden states, which have far fewer numbers than the logits."""
         is_linear = self.softcap is None and getattr(self.module, "bias", None) is None
         return is_linear and hidden.dtype == torch.float32 and not torch.is_autocast_enabled(hidden.device.type)
 
@@ -89,7 +89,7 @@ def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
 
 
 def tokens_at_once(vocabulary: int, has_room_for: int) -> int:
-    """Return of how many tokens the logits are held at once, on a device that has room for so many logits."""
+    """Return the number of tokens whose logits are held at once, on a device with room for so many logits."""
     return max(1, max(LOGITS_AT_ONCE, has_room_for) // vocabulary)
 
 
@@ -121,16 +121,16 @@ class ResponseTokens:
             yield slice(start, start + size)
 
     def allowed_in(self, part: slice) -> TokenSets | None:
-        """Return what some of the tokens were chosen from."""
+        """Return some tokens' permitted sets."""
         return None if self.allowed is None else self.allowed[part]
 
 
 def token_readings(
     head: LanguageHead, states: Tensor, sequences: Sequences, temperature: float, *, with_entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the response tokens' log-probabilities and, if asked for, entropies, in nats, each [B, T], differentiable.
+    """Return the response tokens' log-probabilities and, on request, entropies, in nats, each [B, T], differentiable.
 
-    Logits that are too many to hold at once are computed again in the backward pass.
+    If the logits are too many to hold at once, they are recomputed in the backward pass.
     """
     tokens = ResponseTokens(sequences)
     packed = tokens.packed(states)
@@ -170,8 +170,8 @@ def compare(
 ) -> Comparison:
     """Return both models' readings of the same responses, from each one's head and states [B, T, H].
 
-    Top-k and top-p belong to the policy. The reference's distribution is its whole one: filtered like the policy and
-    normalised again, it would hide all probability that the policy has drawn away from the tokens left out.
+    Top-k and top-p belong to the policy. The reference's distribution stays whole: filtered and renormalised, it would
+    hide all probability that the policy has drawn away from the tokens left out.
     """
     tokens = ResponseTokens(sequences)
     columns: list[tuple[Tensor, ...]] = []
@@ -219,12 +219,12 @@ class ActorCritic(nn.Module):
         self.eval()  # dropout would make the ratio differ from 1 before any update
 
     def precision(self) -> AbstractContextManager[None]:
-        """Return the context of every forward pass: bfloat16 where that is asked for."""
+        """Return the context of every forward pass: bfloat16 on request."""
         return torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Hold the context of passes with gradients: layers under gradient checkpointing keep no activations.
+        """Enter the context of passes with gradients: checkpointed layers keep no activations.
 
         Not for sampling, where such a layer would drop its KV cache.
         """
@@ -237,7 +237,7 @@ class ActorCritic(nn.Module):
                 layer.training = False
 
     def values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
-        """Return the critic's values [B, T]; `states` are the policy's, which a separate critic does not read."""
+        """Return the critic's values [B, T]; `states` are the policy's, unused by a separate critic."""
         if self.critic is not None:
             states = response_states(self.critic, sequences)
         assert self.value_head is not None and states is not None
@@ -246,21 +246,21 @@ class ActorCritic(nn.Module):
         return values
 
     def shard(self, how: Callable[[PreTrainedModel], None]) -> None:
-        """Spread the weights of both networks over processes; value heads, which are small, stay whole."""
+        """Spread the weights of both networks over processes; the small value heads stay whole."""
         how(self.policy)
         if self.critic is not None:
             how(cast(PreTrainedModel, self.critic))
         self.is_sharded = True
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Return what learns at `learning_rate`."""
+        """Return the weights trained at `learning_rate`."""
         return [p for p in self.policy.parameters() if p.requires_grad]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Return what learns at `value_learning_rate`."""
+        """Return the weights trained at `value_learning_rate`."""
         modules = [module for module in (self.critic, self.value_head) if module is not None]
         return [p for module in modules for p in module.parameters() if p.requires_grad]
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return everything that learns, by name: what a checkpoint holds."""
+        """Return all trainable weights by name, as saved in a checkpoint."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}

@@ -29,7 +29,7 @@ class PolicyLoss:
     clipped: Tensor
     """Tokens whose loss was set by a clip of the ratio, the dual clip included."""
     approx_kl: Tensor
-    """½ (log-ratio)², nats, of the log-ratio before its clamp (TRL's policy/approxkl_avg)."""
+    """½ (log-ratio)², nats, before the log-ratio's clamp (TRL's policy/approxkl_avg)."""
     ratio: Tensor
     ratio_squared: Tensor
 

@@ -1,8 +1,8 @@
-"""How a loaded model can be decoded: found out once, by trying.
+"""Find out by trying how a loaded model can be decoded.
 
 Architectures differ in what a cache holds (keys and values, states, or both), in how it drops rows, and in whether
 padding on the left has an effect. No list of names decides: when a model is loaded, a few tokens are decoded in each
-way that there is, and the logits are compared with those of each row by itself, without padding or cache.
+possible way, and the logits are compared with those of each row by itself, without padding or cache.
 """
 
 import logging
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from ppo_core.captured import CapturedDecoding, has_fixed_layers
+from ppo_core.cuda_graphs import CapturedDecoding, has_fixed_layers
 from ppo_core.decoding import IS_FIXED, WAY, WAYS, CachedDecoding, Decoding
 from ppo_core.errors import TaskError
 from ppo_core.policy import LanguageHead, response_states
@@ -25,15 +25,15 @@ from ppo_core.sequences import Sequences, position_ids
 logger = logging.getLogger(__name__)
 
 LEAST_TOLERANCE = 1e-3
-"""Share of the logits' spread: TF32's error, and far less than a wrong state changes."""
+"""Share of the logits' spread: TF32's error, far less than a wrong state's effect."""
 
 MOST_TOLERANCE = 0.4
-"""Share of the logits' spread, in any precision: a wrong state changes about all of it."""
+"""Share of the logits' spread, in any precision: a wrong state's effect is about the whole spread."""
 
 
 @torch.no_grad()
 def decide_decoding(model: PreTrainedModel, which: str, *, fixed: bool | None = None) -> None:
-    """Decide how rows leave the model's cache: in one of two ways, or, with a note in the log, not at all.
+    """Determine how rows leave the model's cache: in one of two ways or, with a note in the log, not at all.
 
     Args:
         model: Loaded, on its device.
@@ -68,7 +68,7 @@ def decide_decoding(model: PreTrainedModel, which: str, *, fixed: bool | None = 
 
 
 def _comparison(model: PreTrainedModel) -> tuple[Callable[[Callable[[], Tensor]], bool], Sequences]:
-    """Return what tells whether logits [B, T, V] agree with those of each row alone, and the sequences they are of."""
+    """Return a check that logits [B, T, V] agree with those of each row alone, and its test sequences."""
     sequences = _probe(model)
     is_token = sequences.response_mask > 0
     expected = _each_alone(model, sequences)[is_token]
@@ -103,8 +103,8 @@ def _probe(model: PreTrainedModel) -> Sequences:
 def _rounded_otherwise(model: PreTrainedModel) -> Iterator[None]:
     """Move every layer's output by up to one unit in the last place, as another order of summation does.
 
-    In bfloat16 this moves the logits by 1% to 70% of their spread: more in deep models, and where a choice of experts
-    is close.
+    In bfloat16 this moves the logits by 1% to 70% of their spread: more in deep models, and if a choice of experts is
+    close.
     """
     generator = torch.Generator().manual_seed(0)
     unit = unit_of(model)
@@ -125,7 +125,7 @@ def _rounded_otherwise(model: PreTrainedModel) -> Iterator[None]:
 
 
 def unit_of(model: PreTrainedModel) -> float:
-    """Return one unit in the last place of what the model computes with, in which autocast may replace its own."""
+    """Return one unit in the last place of the model's computing precision, which autocast may set."""
     device = model.device.type
     return torch.finfo(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype).eps
 
@@ -145,7 +145,7 @@ def _alone(model: PreTrainedModel, sequences: Sequences, row: int) -> Tensor:
 
 
 def _decoded_fixed(model: PreTrainedModel, sequences: Sequences) -> Tensor:
-    """Return the logits of two batches in the same buffers, of which the first one was of other tokens."""
+    """Return the logits of the second of two batches decoded in the same buffers, the first one of other tokens."""
     decoding = _Rehearsal(model, captures=False)
     other = replace(sequences, ids=sequences.ids.flip(0))
     for batch in (other, sequences):
@@ -154,9 +154,9 @@ def _decoded_fixed(model: PreTrainedModel, sequences: Sequences) -> Tensor:
 
 
 class _Rehearsal(CapturedDecoding):
-    """Runs without a graph, and raises RuntimeError where a step could not be captured.
+    """Runs without a graph, and raises RuntimeError if a step could not be captured.
 
-    A capture that fails may leave torch's allocator in it for good, so such a step must not be tried on a GPU.
+    A failed capture may leave torch's allocator in it for good, so such a step must not be tried on a GPU.
     """
 
     def _step(self, rows: int) -> Tensor:
@@ -165,7 +165,7 @@ class _Rehearsal(CapturedDecoding):
 
 
 class _NoWaiting(TorchDispatchMode):
-    """Raises RuntimeError at an operation for which the host waits for a GPU: it reads a value, or moves a tensor.
+    """Raises RuntimeError at an operation that makes the host wait for a GPU: reading a value or moving a tensor.
 
     On the CPU, where nothing is moved, only the reads are seen, and of these not `tolist`.
     """
@@ -193,7 +193,7 @@ def _waits(func: Any, args: Any, options: Any) -> bool:
 
 
 def _decoded(model: PreTrainedModel, sequences: Sequences, decoding: Decoding) -> Tensor:
-    """Return the logits before each response token, [B, T, V], step by step; rows that end leave where they can."""
+    """Return the logits before each response token, [B, T, V], step by step; ended rows leave if possible."""
     width, steps = sequences.prompt_width, sequences.response_width
     lengths = sequences.response_mask.sum(-1)
     live = torch.arange(len(lengths), device=lengths.device)

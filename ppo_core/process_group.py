@@ -1,8 +1,8 @@
 """The processes that a launcher started for one run, as a world: torch.distributed, started as accelerate would.
 
 torchrun and `accelerate launch` tell each process of the others by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT (`ppo_core.launched`). Tensors are added up over NCCL on GPUs and gloo on CPUs; objects and yes-or-no
-questions go over gloo.
+MASTER_PORT (`ppo_core.launched`). Tensors are summed over NCCL on GPUs and gloo on CPUs; objects and yes-or-no
+questions use gloo.
 """
 
 import functools
@@ -46,13 +46,13 @@ class ProcessGroup:
         return [row for part in parts for row in part]
 
     def broadcast(self, value: T) -> T:
-        """Return what rank 0 gives, any object that pickles; what the others give is ignored."""
+        """Return rank 0's value, any object that pickles; the others' is ignored."""
         box = [value]
         distributed.broadcast_object_list(box)
         return box[0]
 
     def agree(self, yes: bool) -> bool:
-        """Return whether all processes say yes."""
+        """Return True if all processes say yes."""
         answer = torch.tensor(int(yes))
         distributed.all_reduce(answer, distributed.ReduceOp.MIN)
         return bool(answer)
@@ -60,7 +60,7 @@ class ProcessGroup:
 
 @functools.cache
 def joined() -> World:
-    """Return the world of this process, which meets the others of its launch the first time; alone: `ONE_PROCESS`.
+    """Return this process's world, meeting the others of its launch the first time; alone: `ONE_PROCESS`.
 
     Raises:
         ConfigError: the launcher asks for something unsupported.
@@ -77,7 +77,7 @@ def joined() -> World:
 
 
 def require_own_gpu() -> None:
-    """Raise ConfigError where torch sees GPUs and this process of a launch has none to itself."""
+    """Raise ConfigError if torch sees GPUs and this process of a launch has none to itself."""
     number, count = launched.local_rank(), torch.cuda.device_count()
     if launched.size() > 1 and 0 < count <= number:
         raise ConfigError(

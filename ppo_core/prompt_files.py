@@ -1,4 +1,4 @@
-"""Reading a source's prompts: what is not a prompt is left out and reported, and the splits are disjoint."""
+"""Read a source's prompts: bad rows are left out and reported, and the splits are disjoint."""
 
 import contextlib
 import csv
@@ -37,13 +37,13 @@ if TYPE_CHECKING:  # importing them loads torch, or takes a second
     from transformers import PreTrainedTokenizerBase
 
 
-# What the library `datasets` reads: Parquet files, folders that it saved, and datasets of the hub.
+# The library `datasets` reads Parquet files, folders that it saved, and datasets of the hub.
 #
 # It is imported where it is used: that takes a second, which declarations and text files should not.
 
 
 def read_parquet(path: Path, suffix: str, source: PromptSource) -> Split:
-    """Return a Parquet file's rows; nothing of it stays in a cache."""
+    """Return a Parquet file's rows, caching nothing."""
     from datasets import Dataset
 
     with _quiet(), tempfile.TemporaryDirectory() as cache:
@@ -55,7 +55,7 @@ def read_parquet(path: Path, suffix: str, source: PromptSource) -> Split:
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether `datasets` saved the folder (`save_to_disk`), one split or several."""
+    """Return True if `datasets` saved the folder (`save_to_disk`), one split or several."""
     return (folder / "dataset_dict.json").exists() or (folder / "state.json").exists()
 
 
@@ -72,7 +72,7 @@ def read_saved(folder: Path, source: PromptSource) -> dict[str, Split]:
 
 
 def read_hub(source: PromptSource) -> dict[str, Split]:
-    """Return the splits of a dataset of the hub, from the cache of `datasets` where they are there."""
+    """Return the splits of a hub dataset, from the cache of `datasets` if they are there."""
     from datasets import load_dataset
 
     with _quiet():
@@ -90,7 +90,7 @@ def _splits(loaded: "dict[str, Dataset]") -> dict[str, Split]:
 
 
 def _split(dataset: "Dataset", suffix: str) -> Split:
-    """Return a split that reads only the rows asked for, and decodes none (images, audio)."""
+    """Return a split that reads only requested rows, and decodes none (images, audio)."""
 
     def rows(start: int, stop: int) -> list[Row]:
         part = dataset.select(range(start, stop)).to_list()
@@ -101,7 +101,7 @@ def _split(dataset: "Dataset", suffix: str) -> Split:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the library's progress bars and logged errors off the terminal: what fails is raised, in one line."""
+    """Suppress the library's progress bars and logged errors: failures are raised, in one line."""
     import datasets
 
     verbosity, had_bars = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
@@ -118,9 +118,6 @@ def _quiet() -> Iterator[None]:
 def _why(error: BaseException) -> str:
     cause = error.__cause__ or error  # datasets says "an error occurred", its cause says which
     return str(cause).strip().partition("\n")[0] or type(cause).__name__
-
-
-# Reading one file: every row keeps its place, and a bad one does not spoil the others.
 
 
 def read_file(path: Path, suffix: str, source: PromptSource) -> Split:
@@ -184,7 +181,7 @@ def _read_csv(path: Path, suffix: str, source: PromptSource, delimiter: str) -> 
 
 
 def _csv_lines(reader: Any) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield the line that each row begins on, and its cells or what is wrong; blank lines are not rows."""
+    """Yield each row's first line number, and its cells or the problem; blank lines are not rows."""
     while True:
         line = reader.line_num + 1
         try:
@@ -207,7 +204,7 @@ def _csv_row(cells: list[str] | str, header: list[str], where: str) -> Row:
 
 
 def _typed(rows: list[Row], header: list[str], prompts: Collection[str | None]) -> list[Row]:
-    """Return the rows with whole columns of numbers, of true and false, of lists or of objects read as such.
+    """Convert whole columns of numbers, of true and false, of lists or of objects.
 
     A column that may be the prompt's stays text unless all of it is chats: "7" may be a prompt.
     """
@@ -250,10 +247,8 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         ".parquet": read_parquet,
     }
 )
-"""How a file is read, by its suffix. Each takes the path, what follows a row's number in messages, and the source."""
+"""File readers by suffix. Each takes the path, the suffix of row numbers in messages, and the source."""
 
-
-# The splits of a source: of a file, a folder or a dataset of the hub.
 
 SPLIT_WORDS: Mapping[str, str] = {
     "train": "train",
@@ -267,20 +262,20 @@ SPLIT_WORDS: Mapping[str, str] = {
     "test": "test",
     "testing": "test",
 }
-"""Words of a file's or folder's name that say which split is inside."""
+"""Words in a file's or folder's name that identify its split."""
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def is_data_file(choice: object) -> bool:
-    """Whether a split is given as the path of a file, by its suffix."""
+    """Return True if a split is given as the path of a file, by its suffix."""
     return isinstance(choice, str) and Path(choice).suffix.lower() in READERS
 
 
 def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]]:
     """Return the source's splits by name (a single file is "train"), and notes for the user, one line each.
 
-    A split that is given as a file has its path as its name.
+    A split given as a file is named by its path.
 
     Raises:
         TaskError: there is no such file, folder or dataset, or it cannot be read.
@@ -303,7 +298,7 @@ def _load(source: PromptSource, *, with_name: bool) -> tuple[dict[str, Split], t
 
 
 def _read_folder(path: Path, source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Read a folder's files; where some names say their split, those that say none are left out and reported."""
+    """Read a folder's files; if some names tell their split, files whose names do not are left out and reported."""
     files = sorted(file.relative_to(path) for file in path.rglob("*") if _is_data(file, path))
     if not files:
         raise TaskError(f"{source.where}: the folder has no data files; supported: {', '.join(READERS)}")
@@ -325,7 +320,7 @@ def _is_data(file: Path, folder: Path) -> bool:
 
 
 def _split_name(file: Path) -> str | None:
-    """Return the split that the file's name says, or else the nearest folder's that says one."""
+    """Return the split named by the file, or else by the nearest folder that names one."""
     for part in (file.stem, *reversed(file.parent.parts)):
         for word in re.split(r"[^a-z]+", part.lower()):
             if word in SPLIT_WORDS:
@@ -345,16 +340,14 @@ def _joined(splits: list[Split]) -> Split:
     return Split(sum(split.count for split in splits), rows)
 
 
-# Reading a source's prompts: what is not a prompt is left out and reported, and the splits are disjoint.
-
 UNREADABLE_AT_MOST = 0.5
-"""Share of the rows; with more, it is the wrong file or column."""
+"""Maximum share of unreadable rows; more mean the wrong file or column."""
 
 
 @dataclass(frozen=True)
 class _Kept:
     position: int
-    """The row's position in what was read for its split."""
+    """Position among the rows read for its split."""
     where: str
     prompt: Prompt
 
@@ -362,9 +355,9 @@ class _Kept:
 def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> tuple[Prompts, tuple[str, ...]]:
     """Return the source's prompts, and notes for the user, one line each: rows left out and why, the splits' sizes.
 
-    A text stands in one split, and there once: a named test split keeps it before eval does, and eval before train;
-    the first row stays. Train and named splits are in the order of their rows; a drawn one is in the order of the
-    draw, so that its first prompts are a sample of all.
+    A text is in one split, once: a named test split keeps it before eval does, and eval before train; the first row
+    stays. Train and named splits are in row order; a drawn one is in the order of the draw, so that its first prompts
+    are a sample of all.
 
     Raises:
         TaskError: there is no such source, split or column; chats, and no chat template; more than half of the rows
@@ -401,7 +394,7 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
 
 
 def _missing_columns(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    """Yield a note on each split that lacks a column of another one: a reward that reads it gets None there."""
+    """Yield a note on each split that lacks a column of another one: a reward gets None for it."""
     names = {
         role: dict.fromkeys(name for row in part if row.values is not None for name in row.values)
         for role, part in rows.items()

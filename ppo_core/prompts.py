@@ -1,6 +1,7 @@
-"""Prompts from files, folders and datasets: read, checked, and put into disjoint splits.
+"""Prompts from files, folders and datasets: checked, and divided into disjoint splits.
 
-`PromptSource` declares where they are; `read_prompts` reads them and says what it left out. Nothing here imports torch.
+`PromptSource` declares their location and splits; `read_prompts` reads them and reports rows left out. Never imports
+torch.
 """
 
 import math
@@ -18,10 +19,8 @@ if TYPE_CHECKING:  # importing it loads torch
     from transformers import PreTrainedTokenizerBase
 
 
-# Where prompts come from, and how they are split: a declaration, checked when it is made.
-
 PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text", "messages")
-"""Where no column is named, the first of these that the rows have is the prompt."""
+"""Default prompt columns: the first of these that the rows have."""
 
 SplitChoice = str | float | int | None
 """A split by name ("validation", "train[:90%]"), a share of the rows (0.1), a number of rows (256), or the default. Of
@@ -40,21 +39,21 @@ class PromptSource:
     """A .jsonl, .json, .csv, .tsv or .parquet file, a folder of such files, a folder that `datasets` saved, or a
     dataset's id on the hub."""
     config: str | None = None
-    """Which of a hub dataset's configurations."""
+    """Configuration of a hub dataset."""
     column: str | None = None
-    """The column with the prompts, texts or chats; unset: the first of PROMPT_COLUMNS that is there."""
+    """Column with the prompts, texts or chats; unset: the first existing one of PROMPT_COLUMNS."""
     train: SplitChoice = None
-    """Unset: all that is in neither of the others."""
+    """Unset: all rows in neither of the others."""
     eval: SplitChoice = None
     """Unset: the split called validation, else 256 rows, at most an eighth."""
     test: SplitChoice = None
     """Unset: the split called test, else 256 rows, at most an eighth."""
     seed: int = 0
-    """Decides which rows a share or a number of rows takes."""
+    """Selects the rows for a share or a number of rows."""
     max_prompt_tokens: int = 512
-    """Rows with more are left out, and counted."""
+    """Longer rows are left out, and counted."""
     system: str | None = None
-    """A system message for the chats that do not begin with one."""
+    """System message for chats that do not begin with one."""
 
     def __post_init__(self) -> None:
         for name in ("path", "config", "column", "system"):
@@ -79,7 +78,7 @@ class PromptSource:
 
     @property
     def where(self) -> str:
-        """The beginning of every error about these prompts."""
+        """Prefix of every error about these prompts."""
         return f'prompts "{self.path}"'
 
 
@@ -93,26 +92,24 @@ def _is_allowed(choice: object) -> bool:
     return choice is None or (isinstance(choice, float) and 0 < choice < 1)
 
 
-# Rows as they are read, and why one is left out.
-
 Reason = Literal["empty", "too long", "unreadable", "repeated"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a dataset as it was read, good or not."""
+    """One row of a dataset as read, valid or not."""
 
     where: str
-    """Names it in messages: "line 17", or "row 3 of validation"."""
+    """Its name in messages: "line 17", or "row 3 of validation"."""
     values: Mapping[str, Any] | None
-    """Plain values by column; None where the row could not be read."""
+    """Plain values by column; None if the row could not be read."""
     fault: str = ""
-    """Why it could not be read."""
+    """Reason that it could not be read."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A split's rows, made when they are asked for: a dataset may be larger than what is used of it."""
+    """A split's rows, read on request: a dataset may be larger than the part in use."""
 
     count: int
     rows: Callable[[int, int], list[Row]]
@@ -120,13 +117,13 @@ class Split:
 
     @classmethod
     def of(cls, rows: list[Row]) -> "Split":
-        """Return rows that are in memory as a split."""
+        """Return a split of rows in memory."""
         return cls(len(rows), lambda start, stop: rows[start:stop])
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row that is not a prompt, and why."""
+    """A row that is not a prompt, with the reason."""
 
     where: str
     reason: Reason
@@ -146,14 +143,12 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-# Prompts from a row's value: a text as it is, a chat under the tokenizer's chat template.
-
 ANSWERED_ROLES = ("user", "tool")
-"""Whose message the policy answers: a chat must end with one of theirs."""
+"""Roles whose messages the policy answers: a chat must end with one."""
 
 
 class NoPromptError(Exception):
-    """A row's value is not a prompt; says the reason, and what exactly is wrong."""
+    """A row's value is not a prompt; has the reason, and the details."""
 
     def __init__(self, reason: Reason, why: str = "") -> None:
         super().__init__(reason, why)
@@ -164,7 +159,7 @@ class NoPromptError(Exception):
 def make_prompt(
     value: Any, columns: Mapping[str, Any], source: PromptSource, tokenizer: "PreTrainedTokenizerBase"
 ) -> Prompt:
-    """Return the prompt that `value` is; `columns` are the row's others.
+    """Return the prompt made from `value`; `columns` are the row's others.
 
     Raises:
         NoPromptError: it is none.
@@ -177,7 +172,7 @@ def make_prompt(
 
 
 def is_chat(value: object) -> bool:
-    """Whether `value` is a list of messages, each a mapping with a role."""
+    """Return True for a list of messages, each a mapping with a role."""
     return isinstance(value, list) and all(isinstance(message, Mapping) and "role" in message for message in value)
 
 
@@ -230,10 +225,10 @@ def _rendered(
         raise NoPromptError("unreadable", f"the chat template says: {first_line}") from error
 
 
-# Prompts to token ids: the one place that decides about special tokens.
+# Prompts to token ids: the only place that decides about special tokens.
 
 BATCH = 1024
-"""Prompts of one call of the tokenizer: many at once are fast, all at once may not fit."""
+"""Prompts per call of the tokenizer: many at once are fast, all at once may not fit."""
 
 
 def encode(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
@@ -242,7 +237,7 @@ def encode(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
 
 
 def prompt_lengths(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Return how many tokens each prompt is, as `encode` makes them."""
+    """Return the number of tokens in each prompt, as `encode` makes them."""
     lengths = [0] * len(prompts)
     for chats in (False, True):
         rows = [i for i, prompt in enumerate(prompts) if (prompt.messages is not None) == chats]
@@ -261,21 +256,18 @@ def _encode_all(texts: list[str], chats: bool, tokenizer: "PreTrainedTokenizerBa
 
 
 def _closing(whole: list[int], text: str, tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Return how many special tokens the tokenizer put behind a text: a response must not follow an EOS."""
+    """Return the number of special tokens that the tokenizer put behind a text: a response must not follow an EOS."""
     bare = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return next((n for n in range(len(whole)) if whole[: len(whole) - n][-len(bare) :] == bare), 0)
 
 
-# Which rows are learned from, judged on and kept for the end.
-#
-# A split is named, or drawn. What is drawn comes out of the rows that train is made of: each row has a random key, a
-# pure function of the seed and its position (Philox: Salmon et al. 2011), and the rows with the smallest keys are
-# test, the next ones eval. So a row that is left out, or one that is added at the end, does not change the order of
-# the others: it moves at most one row over each border (and where sizes are shares, the borders move with the number
-# of rows).
+# A split is named, or drawn from the rows of train: each row has a random key, a pure function of the seed and its
+# position (Philox: Salmon et al. 2011), and the rows with the smallest keys are test, the next ones eval. So a row
+# left out, or added at the end, does not change the order of the others: it moves at most one row over each border
+# (and if sizes are shares, the borders move with the number of rows).
 
 DRAWN_BY_DEFAULT = 256
-"""Rows of eval, and of test, where the dataset has no such split..."""
+"""Default rows of eval, and of test, if the dataset has no such split..."""
 DRAWN_AT_MOST = 8
 """...but at most one in so many."""
 EVAL_NAMES = ("validation", "valid", "val", "dev", "eval")
@@ -283,16 +275,16 @@ TEST_NAMES = ("test",)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which splits' rows are read; what is not named is drawn from those of `pool`."""
+class SplitPlan:
+    """Choice of splits to read; the rest are drawn from `pool`."""
 
     pool: str
     eval: str | None
     test: str | None
 
 
-def make_plan(source: PromptSource, names: Sequence[str]) -> Plan:
-    """Return which of the dataset's splits are what.
+def make_plan(source: PromptSource, names: Sequence[str]) -> SplitPlan:
+    """Assign the dataset's splits to train, eval and test.
 
     Raises:
         TaskError: no split is called train and there are several.
@@ -300,11 +292,11 @@ def make_plan(source: PromptSource, names: Sequence[str]) -> Plan:
     named = {choice for choice in (source.eval, source.test) if isinstance(choice, str)}
     pool = source.train if isinstance(source.train, str) else _default_pool(source, names, named)
     taken = {name for spec in (pool, *named) for name in _split_names(spec, names)}
-    return Plan(pool, _named(source.eval, EVAL_NAMES, names, taken), _named(source.test, TEST_NAMES, names, taken))
+    return SplitPlan(pool, _named(source.eval, EVAL_NAMES, names, taken), _named(source.test, TEST_NAMES, names, taken))
 
 
 def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> list[Row]:
-    """Return the rows of "train", "train[:90%]" or "train+extra", as the library `datasets` reads it.
+    """Return the rows of "train", "train[:90%]" or "train+extra", in the syntax of `datasets`.
 
     Raises:
         TaskError: there is no such split, or it is no such text.
@@ -326,15 +318,15 @@ def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> lis
 
 
 def drawn_order(positions: Sequence[int], seed: int) -> list[int]:
-    """Return the indices of `positions` in the order of the draw; they are the kept rows' positions in the pool."""
+    """Return the indices of `positions`, the kept rows' positions in the pool, in the order of the draw."""
     keys = np.random.Generator(np.random.Philox(seed)).random(max(positions, default=0) + 1)
     return sorted(range(len(positions)), key=lambda i: float(keys[positions[i]]))
 
 
-def draw(positions: Sequence[int], plan: Plan, source: PromptSource) -> dict[str, list[int]]:
-    """Return which of the pool's rows are train, in their own order, and eval and test, in the order of the draw.
+def draw(positions: Sequence[int], plan: SplitPlan, source: PromptSource) -> dict[str, list[int]]:
+    """Return the pool's rows for train, in their own order, and for eval and test, in the order of the draw.
 
-    `positions` are the kept rows' positions in the pool; returned are indices into it. A named split draws none.
+    `positions` are the kept rows' positions in the pool; the results index them. A named split draws none.
 
     Raises:
         TaskError: the sizes take more rows than there are.

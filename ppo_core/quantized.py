@@ -1,7 +1,7 @@
-"""What bitsandbytes holds in fewer bits: frozen weights in 4 (QLoRA), AdamW's moments in 8.
+"""bitsandbytes: frozen weights in 4 bits (QLoRA), AdamW's moments in 8.
 
 Dettmers et al. 2023, arXiv 2305.14314 (NF4, double quantisation), and 2022, arXiv 2110.02861 (8-bit optimizers).
-bitsandbytes is optional, and imported only where one of them is asked for.
+bitsandbytes is optional, and imported only when one of them is requested.
 """
 
 import importlib
@@ -16,13 +16,13 @@ from ppo_core.errors import ConfigError
 
 INSTALL = 'pip install "ppo-tuner[quantized]"'
 LEAST_8BIT = 4096
-"""bitsandbytes holds the moments of smaller tensors in float32."""
+"""Smallest tensor whose moments are in 8 bits; bitsandbytes keeps others in float32."""
 _BLOCK = 256
 """Numbers of an 8-bit moment that share one float32 scale."""
 
 
 def require_bitsandbytes(setting: str) -> Any:
-    """Return the module, or raise ConfigError that says how to install it; `setting` is what needs it."""
+    """Import and return the module, or raise ConfigError on how to install it; `setting` needs it."""
     try:
         return importlib.import_module("bitsandbytes")
     except ImportError as error:
@@ -30,9 +30,9 @@ def require_bitsandbytes(setting: str) -> Any:
 
 
 def in_4_bits(device: torch.device, computed: torch.dtype) -> dict[str, Any]:
-    """Return what makes transformers' `from_pretrained` hold a model's linear layers in 4 bits on `device`.
+    """Return the options with which `from_pretrained` loads a model's linear layers in 4 bits on `device`.
 
-    All but the head, the embeddings and the norms; multiplied in the precision `computed`.
+    The head, the embeddings and the norms stay whole; products are in the precision `computed`.
     """
     require_bitsandbytes("load_in_4bit = true")
     quantization = BitsAndBytesConfig(
@@ -45,9 +45,9 @@ def in_4_bits(device: torch.device, computed: torch.dtype) -> dict[str, Any]:
 
 
 def keep_gradients(model: nn.Module) -> None:
-    """Keep a model's 4-bit layers from packing their weights for a CPU with AVX-512 BF16.
+    """Prevent a model's 4-bit layers from packing their weights for a CPU with AVX-512 BF16.
 
-    bitsandbytes would at the first pass in eval mode without gradients, and give no gradients ever after.
+    bitsandbytes would do so in the first pass in eval mode without gradients, and give no gradients ever after.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -55,23 +55,23 @@ def keep_gradients(model: nn.Module) -> None:
 
 
 def scales(model: nn.Module) -> list[object]:
-    """Return what else belongs to a model's 4-bit weights: their scales, which no parameter or buffer holds."""
+    """Return the scales of a model's 4-bit weights, which are neither parameters nor buffers."""
     found = (getattr(module, "quant_state", None) for module in model.modules())
     return [state for state in found if state is not None]
 
 
 def is_4_bits(module: nn.Module) -> bool:
-    """Return whether a module, or one inside it, has 4-bit weights, which cannot be trained."""
+    """Return True if a module, or one inside it, has 4-bit weights, which cannot be trained."""
     return bool(scales(module))
 
 
 def adamw_8bit(groups: list[dict[str, Any]], **options: Any) -> Optimizer:
-    """Return AdamW that holds its moments in 8 bits."""
+    """Return an AdamW that keeps its moments in 8 bits."""
     optimizer: Optimizer = require_bitsandbytes('optim = "adamw_8bit"').optim.AdamW8bit(groups, **options)
     return optimizer
 
 
 def bytes_of_8bit_moments(parameter: nn.Parameter) -> int:
-    """Return what AdamW's two moments of a parameter take in 8 bits, with their scales."""
+    """Return the size of AdamW's two 8-bit moments of a parameter, with their scales."""
     count = parameter.numel()
     return 2 * (count + 4 * -(-count // _BLOCK)) if count >= LEAST_8BIT else 8 * count

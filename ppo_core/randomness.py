@@ -1,8 +1,7 @@
-"""Every random draw of a run, as a pure function of (seed, purpose, index).
+"""Random draws of a run, as pure functions of (seed, purpose, index).
 
-No generator has a state to save, and neither chunking, nor order, nor the number of processes can
-change a sample: one uniform number per (row, position) is drawn up front from a counter-based
-generator (Philox: Salmon et al. 2011).
+No generator has a state to save, and neither chunking, nor order, nor the number of processes can change a sample: one
+uniform number per (row, position) is drawn up front from a counter-based generator (Philox: Salmon et al. 2011).
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class Purpose(IntEnum):
-    """What a stream is for; different purposes never share numbers."""
+    """Purpose of a stream; different purposes never share numbers."""
 
     ROLLOUT = 1
     EVALUATION = 2
@@ -25,7 +24,7 @@ class Purpose(IntEnum):
 
 
 NUMBERS_PER_BLOCK = 4
-"""Philox gives so many at each value of its counter, by which a stream advances."""
+"""Numbers that Philox gives at each value of its counter, by which a stream advances."""
 
 
 def generator(seed: int, purpose: Purpose, *indices: int) -> np.random.Generator:
@@ -39,7 +38,7 @@ def _philox(seed: int, purpose: Purpose, *indices: int) -> np.random.Philox:
 
 @dataclass(frozen=True)
 class Key:
-    """Names the numbers that decide one batch of responses."""
+    """Identifies the random numbers of a batch of responses."""
 
     seed: int
     purpose: Purpose
@@ -65,7 +64,7 @@ def uniforms(key: Key, ids: Sequence[int], positions: int) -> NDArray[np.float64
 
 
 def prompt_rows(seed: int, count: int, start: int, size: int) -> list[int]:
-    """Return which of `count` prompts the episodes `start` to `start + size` take.
+    """Return the rows of `count` prompts for the episodes `start` to `start + size`.
 
     Each pass over the prompts is a permutation of its own, and episodes run through the passes without a gap.
     """
@@ -79,5 +78,5 @@ def prompt_rows(seed: int, count: int, start: int, size: int) -> list[int]:
 
 
 def mini_batch_order(seed: int, iteration: int, epoch: int, rows: int) -> list[int]:
-    """Return the order in which a PPO epoch goes through the rollout batch's rows."""
+    """Return the order of the rollout batch's rows in a PPO epoch."""
     return [int(i) for i in generator(seed, Purpose.MINI_BATCHES, iteration, epoch).permutation(rows)]

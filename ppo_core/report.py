@@ -1,4 +1,4 @@
-"""What a trainer hands out after each step. Plain data: it crosses process borders and never needs torch."""
+"""A trainer's reports on its steps. Plain data: it crosses process borders and never needs torch."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,10 +11,10 @@ from ppo_core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Sample:
-    """One eval prompt and what the policy answered at one step."""
+    """One eval prompt and the policy's response at one step."""
 
     prompt_index: int
-    """Position among the task's eval prompts: the same index is the same prompt in every trial."""
+    """Index among the task's eval prompts, the same in every trial."""
     prompt: str
     response: str
     reward: float
@@ -25,12 +25,12 @@ class Sample:
     parts: Mapping[str, float] = field(default_factory=dict)
     """The reward's parts by name, unweighted."""
     tokens: "TokenReadings | None" = None
-    """The response token by token."""
+    """Readings of the response's tokens."""
 
 
 @dataclass(frozen=True)
 class TokenReadings:
-    """What is known of a response's T tokens: how far each moved, and what the critic made of it. All [T]."""
+    """Readings of a response's T tokens: each one's shift, and the critic's view. All [T]."""
 
     texts: tuple[str, ...]
     logprobs: tuple[float, ...]
@@ -47,7 +47,7 @@ class TokenReadings:
 
 @dataclass(frozen=True)
 class EvalReadings:
-    """What an evaluation read of each eval prompt, in their order: trials can be compared prompt by prompt."""
+    """An evaluation's readings of each eval prompt, in order, to compare trials prompt by prompt."""
 
     rewards: tuple[float, ...]
     """In total, as `eval/reward` averages them."""
@@ -59,10 +59,10 @@ class EvalReadings:
 
 @dataclass(frozen=True)
 class SplitReading:
-    """What a policy came to on a whole set of prompts: means, with their standard errors over the prompts."""
+    """A policy's results on a whole set of prompts: means, with standard errors over the prompts."""
 
     prompts: int
-    """How many there are."""
+    """Number of prompts."""
     reward: float
     reward_se: float
     kl: float
@@ -78,20 +78,20 @@ class StepReport:
     episode: int
     """Episodes collected since the start of the run."""
     metrics: dict[str, float]
-    """Declared metrics by name (see `ppo_core.metrics`), and a task's own. eval/* only where evaluated."""
+    """Declared metrics by name (see `ppo_core.metrics`), and a task's own; eval/* only if evaluated."""
     samples: tuple[Sample, ...] = field(default=())
-    """A few fixed eval prompts' responses, where evaluated."""
+    """Responses to a few fixed eval prompts, if evaluated."""
     readings: EvalReadings | None = None
-    """Readings of every eval prompt, where evaluated."""
+    """Readings of every eval prompt, if evaluated."""
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether this step evaluated on the held-out prompts."""
+        """True if this step evaluated on the held-out prompts."""
         return "eval/reward" in self.metrics
 
 
 DEVICES = ("auto", "cpu")
-"""Where a trainer may run: what accelerate finds, or the CPU. Which GPU is CUDA_VISIBLE_DEVICES' business."""
+"""Devices of a trainer: accelerate's choice, or the CPU. CUDA_VISIBLE_DEVICES selects the GPU."""
 
 
 def require_device(device: object, where: str) -> str:
@@ -104,22 +104,22 @@ def require_device(device: object, where: str) -> str:
 
 
 def iteration_seconds(report: StepReport) -> float:
-    """Return what an iteration took without its evaluation, in seconds; NaN where its trainer does not tell."""
+    """Return an iteration's seconds without its evaluation; NaN if not reported."""
     return sum(report.metrics.get(f"time/{phase}", math.nan) for phase in ("generate", "score", "update"))
 
 
 class Trainer(Protocol):
-    """What drives a trial: PPO by default, or anything a study names as `module:factory`.
+    """The trainer of a trial: PPO by default, or anything a study names as `module:factory`.
 
-    In a fork `resume_from` holds a checkpoint of another config; `config` is what holds from there on.
+    In a fork `resume_from` is a checkpoint of another config; `config` applies from there on.
 
-    A factory is called as `factory(config, task_name, device=..., resume_from=...)`. One that also has a method
-    `checkpoint_bytes() -> int`, about how large a checkpoint will be, has the room for its checkpoints checked before
-    its first step. One with a method `tested() -> SplitReading | None` reads the policy as it is on the task's test
-    prompts, or returns None where the task has none: the best checkpoint of a study is read so, once.
+    A factory is called as `factory(config, task_name, device=..., resume_from=...)`. If the trainer has a method
+    `checkpoint_bytes() -> int`, the approximate size of a checkpoint, the room for its checkpoints is checked before
+    its first step. A method `tested() -> SplitReading | None` evaluates the current policy on the task's test prompts,
+    or returns None if there are none: the best checkpoint of a study is read so, once.
 
-    Where a trial has several processes, each makes a trainer, and all are asked the same in the same order. One process
-    alone then writes what is saved, and an error of ours, such as NoRoomError, is raised in all (`ppo_core.world`).
+    If a trial has several processes, each makes a trainer, and all get the same calls in the same order. One process
+    alone then writes files, and our own errors, such as NoRoomError, are raised in all (`ppo_core.world`).
     """
 
     def __iter__(self) -> Iterator[StepReport]:
@@ -127,13 +127,13 @@ class Trainer(Protocol):
         ...
 
     def evaluated(self, report: StepReport) -> StepReport:
-        """Return the step's `report` with an evaluation of the policy as it is now."""
+        """Return the step's `report` with an evaluation of the current policy."""
         ...
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint of everything that the next step depends on, and `extra` as its driver's JSON."""
+        """Write a checkpoint of everything that the next step depends on, and the driver's JSON `extra`."""
         ...
 
     def save_model(self, folder: Path) -> None:
-        """Write what was trained as a folder that its users load."""
+        """Save the trained model as a folder for its users."""
         ...

@@ -1,6 +1,6 @@
-"""The state of a run: all that changes over it, and how a checkpoint saves and restores it.
+"""The changing state of a run, and its saving and restoring.
 
-What a step does to it is in `ppo_core.trainer`; what a task's runs share and never change, in `ppo_core.models`.
+`ppo_core.trainer` changes it step by step; `ppo_core.models` has what a task's runs share.
 """
 
 import os
@@ -30,12 +30,12 @@ from ppo_core.world import ONE_PROCESS, World, from_first, together
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
 _BETA = {"kl_coef", "kl_target", "kl_horizon", "kl_controller"}
-"""β restarts where a run continues with another value of one of these."""
+"""β restarts if a run continues with another value of one of these."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """How many rows go through a model at once, in each kind of work."""
+    """Rows in a pass, for each kind of work."""
 
     generation: ChunkRows
     scoring: ChunkRows
@@ -43,7 +43,7 @@ class Chunks:
 
     @classmethod
     def of(cls, config: PPOConfig, world: World) -> "Chunks":
-        """Return what the config asks of one process; less where memory runs out (see `ChunkRows`)."""
+        """Return the config's values for one process; reduced when memory runs out (see `ChunkRows`)."""
         forward = config.local_rollout_forward_batch_size
         training = config.batch_sizes(world.size).per_device_train_batch_size
         works = {"generation": forward, "scoring": forward, "training": training}
@@ -57,17 +57,16 @@ class Chunks:
 
     @property
     def all(self) -> tuple[ChunkRows, ...]:
-        """Those of generation, scoring and training, in this order."""
+        """All of them, in the order generation, scoring, training."""
         return self.generation, self.scoring, self.training
 
 
 @dataclass
 class RunState:
-    """All that changes over a run, and what it depends on beside the task's frozen models."""
+    """The changing state of a run, and its inputs beside the task's frozen models."""
 
     config: PPOConfig
     task: str
-    """Its name."""
     network: ActorCritic
     """The policy, or its adapters, and the critic."""
     optimizers: Optimizers
@@ -79,7 +78,7 @@ class RunState:
     step: int = -1
     """PPO iterations learned from; -1 before the SFT policy was evaluated."""
     optimizer_steps: int = 0
-    """Those that were taken: it names the weights as they are."""
+    """Count of those taken; serves as the weights' version."""
 
     @classmethod
     def begin(cls, config: PPOConfig, models: TaskModels, world: World = ONE_PROCESS) -> "RunState":
@@ -118,13 +117,13 @@ class RunState:
         return self.step * self.sizes.batch_size
 
     def checkpoint_bytes(self) -> int:
-        """Return about how large a checkpoint is: the trained weights and AdamW's two moments of each, in bytes."""
+        """Return the approximate size of a checkpoint: the trained weights and AdamW's two moments, in bytes."""
         return self.optimizers.moment_bytes + sum(p.numel() * p.element_size() for p in self.network.trained().values())
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON.
 
-        All processes of the run are to be asked, and rank 0 writes.
+        Call in all processes of the run; rank 0 writes.
         """
         weights = {name: sharding.to_first(weight.detach()) for name, weight in self.network.trained().items()}
         moments = self.optimizers.state_dict()
@@ -147,11 +146,11 @@ class RunState:
     def restore(self, folder: Path) -> None:
         """Continue from a checkpoint of the same task and network shape, by this run's own config.
 
-        Where that is not the checkpoint's, it holds from the next step on: schedules follow it at the same progress,
-        AdamW keeps its moments, β begins at kl_coef if a value of the KL's control differs, and the scores' statistics
-        begin empty if normalize_rewards does. All else continues.
+        If the configs differ, this one applies from the next step on: schedules follow it at the same progress, AdamW
+        keeps its moments, β begins at kl_coef if a value of the KL's control differs, and the scores' statistics begin
+        empty if normalize_rewards does. All else continues.
 
-        All processes of the run are to be asked.
+        Call in all processes of the run.
 
         Raises:
             CheckpointError: it is damaged, of another task or network, or of another value of a hyperparameter that is
@@ -173,7 +172,7 @@ class RunState:
                 chunk.rows = state["chunk_rows"][chunk.work]
 
     def _read(self, folder: Path) -> "_Saved":
-        """Return a checkpoint that fits this run; its errors are those of `restore`."""
+        """Return a checkpoint that fits this run; errors as in `restore`."""
         state = checkpoint.verify(folder)["state"]
         if state["task"] != self.task:
             raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.task}"')
@@ -194,12 +193,10 @@ class RunState:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a checkpoint holds."""
-
     state: Mapping[str, Any]
     config: PPOConfig
     changed: set[str]
-    """The hyperparameters that differ from the run's that continues."""
+    """Hyperparameters that differ from the continuing run's."""
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Mapping[str, Any]]
 
@@ -229,7 +226,7 @@ def _contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _require_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Raise ValueError where the names or a shape of saved weights differ from a network's own."""
+    """Raise ValueError if the names or a shape of saved weights differ from a network's own."""
     if mine.keys() != saved.keys():
         raise ValueError(f"it holds other weights, such as {min(mine.keys() ^ saved.keys())}")
     for name, weight in mine.items():

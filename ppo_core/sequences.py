@@ -48,7 +48,7 @@ class TokenSets:
 
     @classmethod
     def cat(cls, parts: Sequence["TokenSets"]) -> "TokenSets":
-        """Return the sets of all parts, of which there is at least one."""
+        """Concatenate the sets of the parts, at least one."""
         counts, ids, is_bits, bits = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("counts", "ids", "is_bits", "bits")
         )
@@ -76,7 +76,7 @@ class TokenSets:
 
 
 def ragged_range(starts: Tensor, counts: Tensor) -> Tensor:
-    """Return start, start + 1, ... of each [N] start and count, one after the other: [sum of counts]."""
+    """Return start, start + 1, ... for each [N] start and count, concatenated: [sum of counts]."""
     offsets = counts.cumsum(0) - counts
     return (starts - offsets).repeat_interleave(counts) + torch.arange(int(counts.sum()), device=counts.device)
 
@@ -95,9 +95,6 @@ def unpack_bits(packed: Tensor, size: int) -> Tensor:
     return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :size].bool()
 
 
-# Prompts with responses, as tensors.
-
-
 @dataclass(frozen=True)
 class Sequences:
     """Prompts with responses. B rows, P prompt columns, T response columns."""
@@ -109,11 +106,11 @@ class Sequences:
     prompt_width: int
     """P."""
     allowed: TokenSets | None = None
-    """Which tokens top-k and top-p left to choose from, one set a response token, row by row; None: all."""
+    """Tokens left by top-k and top-p, one set a response token, row by row; None: all."""
 
     @classmethod
     def cat(cls, parts: Sequence["Sequences"]) -> "Sequences":
-        """Return the rows of all parts, of which there is at least one, padded to the widest prompt and response."""
+        """Concatenate the rows of the parts, at least one, padded to the widest prompt and response."""
         prompt, response = (max(getattr(part, name) for part in parts) for name in ("prompt_width", "response_width"))
 
         def joined(name: str) -> Tensor:
@@ -140,7 +137,7 @@ class Sequences:
         return self.ids.shape[1] - self.prompt_width
 
     def rows(self, index: slice | Tensor) -> "Sequences":
-        """Return the rows `index` (a slice, or [K]), without the outer columns in which none of them has a token."""
+        """Return the rows `index` (a slice, or [K]), without outer columns that are empty in all of them."""
         ids, mask = self.ids[index], self.attention_mask[index]
         used = mask.any(0).nonzero().flatten()
         first, last = int(used[0]), max(int(used[-1]), self.prompt_width)
@@ -148,13 +145,13 @@ class Sequences:
         return Sequences(ids[:, first : last + 1], mask[:, first : last + 1], self.prompt_width - first, allowed)
 
     def _tokens(self, index: slice | Tensor) -> Tensor:
-        """Return the numbers of some rows' response tokens, counted over the response tokens of all rows."""
+        """Return the indices of some rows' response tokens among those of all rows."""
         lengths = self.attention_mask[:, self.prompt_width :].sum(-1)
         starts = lengths.cumsum(0) - lengths
         return ragged_range(starts[index], lengths[index])
 
     def by_length(self) -> Tensor:
-        """Return the rows' order from the shortest to the longest, [B]: chunks of it hold little padding."""
+        """Return the rows' order from shortest to longest, [B]: chunks in this order hold little padding."""
         return self.attention_mask.sum(-1).argsort(stable=True)
 
 
@@ -166,7 +163,7 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 def padded_left(rows: Sequence[Sequence[int]], device: torch.device) -> Sequences:
     """Return token lists as sequences without a response.
 
-    They are padded with 0: only the mask is read, and the tokenizer's own pad id may be none of the model's.
+    The padding is 0: only the mask is read, and the tokenizer's own pad id may be unknown to the model.
     """
     width = max(len(ids) for ids in rows)
     ids = torch.zeros((len(rows), width), dtype=torch.long)

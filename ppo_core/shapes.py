@@ -1,10 +1,10 @@
-"""Shapes at the entry points of the mathematics: a wrong one would often broadcast and silently give a wrong number."""
+"""Shape checks for the mathematics: a wrong shape would often broadcast and silently give a wrong number."""
 
 from torch import Tensor
 
 
 def require_same_shape(where: str, rank: int | None = None, /, **tensors: Tensor) -> None:
-    """Do nothing where all tensors have one shape, of `rank` dimensions if that is given.
+    """Raise ValueError unless all tensors have one shape, of `rank` dimensions if given.
 
     Raises:
         ValueError: one has another; the message names the function `where`, the argument, its shape and the wanted one.

@@ -63,7 +63,7 @@ def shard(model: PreTrainedModel, world: World, reshard_after_forward: bool) -> 
 
 @contextmanager
 def gathered(network: ActorCritic) -> Iterator[None]:
-    """Have all weights whole in every process inside; for passes without gradients."""
+    """Make all weights whole in every process inside; for passes without gradients."""
     if not network.is_sharded:
         yield
         return
@@ -80,21 +80,21 @@ def gathered(network: ActorCritic) -> Iterator[None]:
 
 
 def drop_gathered(network: ActorCritic) -> None:
-    """Have every process hold its share alone again; after an optimizer step what was gathered is out of date."""
+    """Return every process to its share alone; after an optimizer step gathered weights are out of date."""
     if network.is_sharded:
         for module in _sharded(network):
             module.reshard()
 
 
 def whole(value: T) -> T:
-    """Return a sharded tensor whole, for which all processes ask at the same time; anything else as it is."""
+    """Return a sharded tensor whole, for all processes to call at once; other values are unchanged."""
     return cast(T, value.full_tensor()) if isinstance(value, DTensor) else value
 
 
 def to_first(value: T) -> T:
-    """Return a sharded tensor whole and on the CPU in rank 0, empty in the others; anything else as it is.
+    """Return a sharded tensor whole and on the CPU in rank 0, empty elsewhere; other values are unchanged.
 
-    All processes ask at the same time, for one tensor after the other: a GPU then holds no more than one whole.
+    All processes call it at once, one tensor after the other: a GPU then holds no more than one whole.
     """
     if not isinstance(value, DTensor):
         return value
@@ -103,7 +103,7 @@ def to_first(value: T) -> T:
 
 
 def like(value: T, parameter: Tensor) -> T:
-    """Return a whole tensor of a sharded parameter's shape spread as that is; anything else as it is."""
+    """Spread a whole tensor of a sharded parameter's shape as that is; other values are unchanged."""
     if not isinstance(value, Tensor) or not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     return cast(T, distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements))

@@ -18,7 +18,7 @@ from ppo_core.report import StepReport, Trainer
 
 @dataclass(frozen=True)
 class Stage:
-    """An earlier stage of a run, which ends with the iteration that reaches an episode."""
+    """An earlier stage of a run, ending with the iteration that reaches an episode."""
 
     values: Mapping[str, HyperValue]
     """Its hyperparameters."""
@@ -33,9 +33,9 @@ class Stage:
 
 
 class StagedTrainer:
-    """A run's trainer, which is made anew where a stage ends. Iterate over it as over any trainer.
+    """A run's trainer, recreated at the end of each stage. Iterate over it as over any trainer.
 
-    Whoever drives it saves a checkpoint of each step that `ends_stage` before asking for the next step.
+    The driver must save a checkpoint of each step that `ends_stage` before requesting the next step.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StagedTrainer:
         folder: Path,
         resume_from: Path | None,
     ) -> None:
-        """Make the trainer of the stage that comes next.
+        """Create the trainer of the next stage.
 
         Args:
             stages: The run's earlier stages, in order.
@@ -69,7 +69,7 @@ class StagedTrainer:
         return self._earlier[0].config if self._earlier else self._last
 
     def ends_stage(self, report: StepReport) -> bool:
-        """Return whether the next step belongs to another stage."""
+        """Return True if the next step belongs to another stage."""
         return bool(self._earlier) and report.episode >= self._earlier[0].until_episode
 
     def __iter__(self) -> Iterator[StepReport]:
@@ -87,7 +87,7 @@ class StagedTrainer:
 
 
 def require_reached(stages: Sequence[Stage], config: PPOConfig, trial: int) -> None:
-    """Raise ConfigError where a run ends before its last stage, of which `config` is, begins. `trial` is the fork."""
+    """Raise ConfigError if a run ends before its last stage, that of `config`, begins. `trial` is the fork."""
     if stages and config.whole_episodes() <= stages[-1].until_episode:
         raise ConfigError(
             f"total_episodes = {config.total_episodes} is not allowed: trial {trial} is a fork at episode "
@@ -96,7 +96,7 @@ def require_reached(stages: Sequence[Stage], config: PPOConfig, trial: int) -> N
 
 
 def described(stages: Sequence[Stage], config: PPOConfig, trial: int) -> str:
-    """Return which values a run in stages has, and when; `config` and `trial` are of its last stage.
+    """Describe the values of a run in stages, and when they apply; `config` and `trial` are of its last stage.
 
     `episodes 0 to 960 with the values of trial 3, then with those of trial 7 (kl_coef 0.05 -> 0.1)`.
     """

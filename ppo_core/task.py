@@ -1,7 +1,7 @@
-"""A task: what is trained on, what rewards it, and what is known to be sensible for its size.
+"""A task: policy, reward and prompts, with values that suit its size.
 
-`Task` is declared without torch, so that studies are checked and pages drawn without loading it;
-`Task.prepare` brings the models and prompts into being.
+`Task` is declared without torch, so that studies are checked and pages drawn without loading it; `Task.prepare`
+creates the models and prompts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,26 +14,26 @@ from ppo_core.lookup import import_module
 
 
 class Progress(Protocol):
-    """Called with how far a preparation is: `progress("training the reward model", 0.4)`."""
+    """Called with the progress of a preparation: `progress("training the reward model", 0.4)`."""
 
     def __call__(self, what: str, share: float) -> None: ...
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, and what its row of the dataset says beside it."""
+    """One prompt, with its row's other columns."""
 
     text: str
-    """What the policy continues; of a chat, the messages under its tokenizer's chat template."""
+    """The policy's input; for a chat, the messages under its tokenizer's chat template."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns, for the reward."""
     messages: tuple[Mapping[str, str], ...] | None = None
-    """The chat that `text` was made of: `role` and `content` each."""
+    """The chat that `text` was made from: `role` and `content` each."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Disjoint prompts: learned from, judged on by the tuner, and kept for confirming a winner."""
+    """Disjoint prompts: for training, for judging trials, and for confirming a winner."""
 
     train: tuple[Prompt, ...]
     eval: tuple[Prompt, ...]
@@ -41,21 +41,21 @@ class Prompts:
 
     @classmethod
     def of_texts(cls, train: Iterable[str], eval: Iterable[str], test: Iterable[str]) -> "Prompts":
-        """Return prompts of texts alone, for a reward that needs no columns."""
+        """Return prompts of plain texts, for a reward that needs no columns."""
         return cls(*(tuple(Prompt(text) for text in texts) for texts in (train, eval, test)))
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What a reward says of B responses."""
+    """A reward's scores of B responses."""
 
     totals: Sequence[float]
-    """[B]: the scores, weighted sums of the parts; of a dense part, its sum over the response."""
+    """[B]: the scores, weighted sums of the parts; for a dense part, its sum over the response."""
     parts: Mapping[str, Sequence[float]]
     """[B] by the part's name, unweighted."""
     dense: Sequence[Sequence[float]] | None = None
-    """Where a part rewards token by token: per response, the weighted rewards of its tokens, which add up to `totals`
-    (what scores the whole response stands on the last token)."""
+    """Weighted rewards per response and token, if a part rewards tokens; they add up to `totals` (scores of the whole
+    response are on the last token)."""
 
 
 class Reward(Protocol):
@@ -68,10 +68,9 @@ class Reward(Protocol):
         tokens: Sequence[Sequence[str]],
         ended: Sequence[bool],
     ) -> Scored:
-        """Score each response, given as text, as the texts of its tokens, and whether it ended by itself.
+        """Score each response, given as text, as the texts of its tokens, and a flag that it ended by itself.
 
-        One that did not was cut at the most tokens that it may have. What ended it is not in its text where that is a
-        special token such as EOS.
+        Otherwise it was cut at its maximum length. A special token that ended it, such as EOS, is not in its text.
 
         Raises:
             RewardError: a part cannot score; the message names the part and the sample.
@@ -87,26 +86,26 @@ class RewardPart:
     """One source of reward; a task's score is the weighted sum of its parts."""
 
     name: str
-    """Names it in metrics (`reward/<name>`), samples and errors."""
+    """Its name in metrics (`reward/<name>`), samples and errors."""
     kind: RewardKind
     where: str
     """A sequence-classification model's path or hub id; `package.module:function` or `file.py:function`; a URL."""
     weight: float = 1.0
     timeout: float = 30.0
-    """Seconds until an HTTP request is given up."""
+    """Timeout of an HTTP request in seconds."""
     retries: int = 2
-    """How often a failed HTTP request is sent again: in a study, an outage is found before a step counts as hung."""
+    """Retries of a failed HTTP request: in a study, an outage is found before a step counts as hung."""
     batch_size: int = 64
-    """Most responses of one HTTP request."""
+    """Responses per HTTP request."""
     concurrency: int = 4
-    """Most HTTP requests at a time; 1 for a server that should get them one after the other."""
+    """Concurrent HTTP requests; 1 for a server that should get them one after the other."""
     append_eos: bool = True
-    """Whether a model reads its own EOS after a response that ended by itself, as reward models are trained."""
+    """True if a model reads its own EOS after a response that ended by itself, as reward models are trained."""
 
 
 @dataclass(frozen=True)
 class TaskAssets:
-    """A prepared task: paths (or hub ids) that `from_pretrained` takes, what rewards, and the prompts."""
+    """A prepared task: paths (or hub ids) for `from_pretrained`, rewards, and prompts."""
 
     policy: str
     """The SFT policy: the start of training and the KL reference."""
@@ -115,13 +114,13 @@ class TaskAssets:
 
     @property
     def reward_model(self) -> str | None:
-        """The first reward model's path or hub id, where there is one."""
+        """The first reward model's path or hub id, if there is one."""
         return next((part.where for part in self.rewards if part.kind == "model"), None)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A search range that a task advises for its size, and why it differs from the declared one."""
+    """A task's advised search range for its size, with the reason."""
 
     range: Range
     why: str
@@ -129,26 +128,26 @@ class Advice:
 
 @dataclass(frozen=True)
 class Task:
-    """What a task declares before its models are loaded: values that suit its size, KL bounds and evaluation."""
+    """A task's declaration, before its models are loaded: values that suit its size, KL bounds and evaluation."""
 
     name: str
     doc: str
     reference: Mapping[str, HyperValue]
-    """The task's own values where the declared defaults do not fit its size: rates, batch, length."""
+    """The task's own values if the declared defaults do not fit its size: rates, batch, length."""
     advised: Mapping[str, Advice]
     """Search ranges for its size, by hyperparameter."""
     kl_budget: float
-    """Highest eval KL a recommended policy may have, in nats per response."""
+    """Highest eval KL of a recommended policy, in nats per response."""
     kl_limit: float
     """KL over which the guard stops a trial, in nats per response."""
     eval_temperature: float
     """Temperature of evaluation: the same for all trials, whatever they train with."""
     eval_response_length: int
-    """Most new tokens of an evaluation response."""
+    """Maximum new tokens of an evaluation response."""
     eval_seed: int
-    """Decides every random draw of an evaluation."""
+    """Determines every random draw of an evaluation."""
     prepare: Callable[[Progress | None], TaskAssets]
-    """Build what is missing, check what is there, and return where it lies."""
+    """Builds missing files, checks existing ones, and returns their places."""
 
 
 BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK", "arithmetic": "ppo_core.tasks.arithmetic:TASK"}

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# Where a task file's models and data lie: beside the file, elsewhere on disk, or on a hub.
-
 TASK_PREFIX = "task:"
 """`task:NAME` as a policy is the SFT policy of the built-in task NAME."""
 
@@ -42,7 +40,7 @@ MODEL_CONFIGS = ("config.json", "adapter_config.json")
 
 
 def policy_place(value: object, folder: Path, where: str) -> str:
-    """Return the policy's absolute path or hub id, or `task:NAME` as it is.
+    """Return the policy's absolute path or hub id, or `task:NAME` unchanged.
 
     Raises:
         ConfigError: see `model_place`; or the built-in task does not exist.
@@ -56,7 +54,7 @@ def policy_place(value: object, folder: Path, where: str) -> str:
 
 
 def model_place(value: object, folder: Path, where: str) -> str:
-    """Return a model's absolute path, from `folder` on where it is relative, or its hub id.
+    """Return a model's absolute path, relative ones from `folder`, or its hub id.
 
     Raises:
         ConfigError: it looks like a path and does not exist, or it is not a saved model.
@@ -73,7 +71,7 @@ def model_place(value: object, folder: Path, where: str) -> str:
 
 
 def data_place(value: object, folder: Path, where: str) -> str:
-    """Return the absolute path of a data file or folder, from `folder` on where it is relative, or a hub id.
+    """Return a data file's or folder's absolute path, relative ones from `folder`, or its hub id.
 
     Raises:
         ConfigError: it looks like a path and does not exist.
@@ -84,7 +82,7 @@ def data_place(value: object, folder: Path, where: str) -> str:
 
 
 def split_place(value: object, folder: Path, where: str) -> str:
-    """Return the absolute path of the data file that holds a split, from `folder` on where it is relative.
+    """Return the absolute path of a split's data file, relative ones from `folder`.
 
     Raises:
         ConfigError: there is no such file, or it is no data file.
@@ -96,7 +94,7 @@ def split_place(value: object, folder: Path, where: str) -> str:
 
 
 def file_place(value: str, folder: Path, where: str) -> str:
-    """Return the absolute path of a file, from `folder` on where it is relative.
+    """Return a file's absolute path, relative ones from `folder`.
 
     Raises:
         ConfigError: there is no such file.
@@ -109,7 +107,7 @@ def file_place(value: str, folder: Path, where: str) -> str:
 
 
 def _local(text: str, folder: Path, where: str, *, is_path: bool) -> Path | None:
-    """Return the absolute path of what is there, or None for a hub id; `is_path`: it cannot be a hub id."""
+    """Return the absolute path if it exists, or None for a hub id; `is_path`: it cannot be a hub id."""
     path = (folder / Path(text).expanduser()).absolute()
     if path.exists():
         return path
@@ -120,7 +118,7 @@ def _local(text: str, folder: Path, where: str, *, is_path: bool) -> Path | None
 
 
 def _is_begun(text: str, folder: Path) -> bool:
-    """Return whether `a/b` begins with a folder that is there, so that it names no user of a hub."""
+    """Return True if `a/b` begins with an existing folder, so that it names no user of a hub."""
     first, slash, _ = text.partition("/")
     return bool(slash) and (folder / first).is_dir()
 
@@ -129,31 +127,28 @@ def _policies() -> str:
     return "a model's folder or hub id, or " + " or ".join(f"{TASK_PREFIX}{name}" for name in BUILT_IN)
 
 
-# Prepares the task of a file: finds its policy and reads its prompts.
-
-
 @dataclass(frozen=True)
 class Preparation:
-    """What a task file says of models and prompts; call it to have them, see `ppo_core.task.Task.prepare`."""
+    """A task file's models and prompts, prepared when called; see `ppo_core.task.Task.prepare`."""
 
     where: str = field(compare=False)
-    """Names the file in errors."""
+    """Name of the file in errors."""
     policy: str
     """A path, a hub id, or `task:NAME`."""
     rewards: tuple[RewardPart, ...]
     prompts: PromptSource
     eval_prompts: int | None
-    """Most prompts of an evaluation; None: all that the source gives."""
+    """Maximum prompts of an evaluation; None: all."""
 
     @property
     def models(self) -> list[tuple[str, str]]:
-        """The models by path or hub id, each with the key that states it."""
+        """The models by path or hub id, each with its key in the file."""
         rewards = [("reward", part.where) for part in self.rewards if part.kind == "model"]
         policy = [] if self.policy.startswith(TASK_PREFIX) else [("policy", self.policy)]
         return policy + rewards
 
     def __call__(self, progress: Progress | None = None) -> TaskAssets:
-        """Return where the task lies, with its prompts read; what was left out of them goes to `progress`.
+        """Return the task's assets, with prompts read; rows left out are reported to `progress`.
 
         Raises:
             TaskError: a model is on a hub that cannot be reached, the policy's tokenizer cannot be loaded, or the
@@ -183,8 +178,6 @@ class Preparation:
                 'NAME" of a built-in task'
             ) from error
 
-
-# A task file's reward: a text, a table or a list of them, read as the parts of a weighted sum.
 
 REWARD_KEYS = tuple(field.name for field in dataclasses.fields(RewardPart))
 KINDS: tuple[RewardKind, ...] = get_args(RewardKind)
@@ -237,7 +230,7 @@ def _part(value: object, folder: Path, where: str, running: Path | None) -> Rewa
 
 
 def _settled(table: Mapping[str, Any], place: str, kind: RewardKind, where: str) -> RewardPart:
-    """Return the part of a table whose place is known."""
+    """Return the part of a table with a known place."""
     name = table.get("name", _name_of(place, kind))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
@@ -279,7 +272,7 @@ def _name_of(place: str, kind: RewardKind) -> str:
 
 
 def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
-    """Raise ConfigError where a function cannot be imported or a URL is none; nothing is called."""
+    """Raise ConfigError if a function cannot be imported or a URL is invalid; nothing is called."""
     if running is not None and part.where.rpartition(":")[0] == str(running):
         return
     try:
@@ -292,7 +285,7 @@ def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
 
 
 def reference_to(function: Callable[..., Any], where: str) -> str:
-    """Return how another process finds a function: `package.module:function`, else `file.py:function`.
+    """Return a function's name for another process: `package.module:function`, else `file.py:function`.
 
     Raises:
         ConfigError: it does not stand at the top of a module under its own name.
@@ -310,8 +303,6 @@ def reference_to(function: Callable[..., Any], where: str) -> str:
         return f"{module.__name__}:{name}"
     return f"{Path(source).absolute()}:{name}"
 
-
-# Makes a `Task` of a task file's table, and checks all of it at once.
 
 KEYS = (
     "policy",
@@ -337,7 +328,7 @@ KL_LIMIT = 15.0
 
 
 def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None = None) -> Task:
-    """Return the task of a table, named by the absolute path of the file that holds it.
+    """Return the task of a table, named by the absolute path of its file.
 
     Args:
         table: The keys of a task file; relative paths in it begin at the file's folder.
@@ -386,7 +377,7 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
 
 
 def _prompts(table: Mapping[str, Any], folder: Path, prefix: str) -> PromptSource:
-    """Return the source of `prompts`, a path, hub id or table of PromptSource's fields, and of the files beside it."""
+    """Return the source of `prompts`: a path, hub id or table of PromptSource's fields, with the files beside it."""
     where, given = f"{prefix}prompts", table["prompts"]
     values = dict(given) if isinstance(given, Mapping) else {}
     declare.require_known(values, PROMPT_KEYS, f"{where}.")
@@ -444,7 +435,7 @@ def _advised(value: object, where: str) -> dict[str, Advice]:
 def _evaluated_as(
     name: str, evaluation: Mapping[str, Any], reference: Mapping[str, HyperValue], prefix: str
 ) -> float | int:
-    """Return what evaluations use: the eval table's value, else the reference's, else the declared default."""
+    """Return an evaluation's value: the eval table's, else the reference's, else the declared default."""
     declared = HYPERPARAMETERS[name]
     try:
         value = declared.coerce(evaluation.get(name, reference.get(name, declared.default)))
@@ -471,13 +462,11 @@ def _doc(table: Mapping[str, Any], prompts: PromptSource, rewards: list[str], wh
     return f"Prompts of {Path(prompts.path).name}, rewarded by {', '.join(rewards)}."
 
 
-# Finds and reads task files, and makes tasks in Python files.
-
 SUFFIXES = (".toml", ".py")
 FOLDER_FILES = ("task.toml", "task.py")
-"""What a folder with a task holds one of."""
+"""Task files in a folder; it has one of them."""
 TABLE = "task"
-"""A file's table of this name is its task; without one, a file is a task as a whole."""
+"""The table of this name is a file's task; without it, the whole file is."""
 ATTRIBUTE = "TASK"
 
 Place = str | os.PathLike[str]
@@ -485,7 +474,7 @@ Function = Callable[..., Any]
 
 
 def is_task_path(name: str, folder: Path | None = None) -> bool:
-    """Return whether a task's name is meant as a path: by its suffix, a separator, or a folder of that name.
+    """Return True if a task's name is a path: by its suffix, a separator, or a folder of that name.
 
     Relative paths begin at `folder`, or at the working directory.
     """
@@ -611,7 +600,7 @@ def _run(shown: Path, file: Path) -> ModuleType:
 
 
 def _line(error: BaseException, file: Path) -> str:
-    """Return `, line N` of the file where the error came from, where that is known."""
+    """Return `, line N` of the file where the error arose, if known."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
@@ -620,9 +609,6 @@ def _line(error: BaseException, file: Path) -> str:
 
 def _one_line(error: BaseException) -> str:
     return " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
-
-
-# Finds a task by its name, its file or its import path.
 
 
 def get_task(name: str) -> Task:

@@ -83,14 +83,11 @@ def ppo_trainer(
 
 
 def _prepared(config: PPOConfig, task_name: str, device: str) -> tuple[PPOConfig, TaskModels]:
-    """Return the config with what its device decides, and the task's models; its errors are those of `ppo_trainer`."""
+    """Return the config completed for its device, and the task's models; errors as in `ppo_trainer`."""
     config = with_checkpointing(config, get_task(task_name), device)
     if config.gradient_checkpointing:
         logging.getLogger(__name__).info("gradient checkpointing is on")
     return config, load_task(task_name, device, FrozenPolicy.of(config, device))
-
-
-# The phases of an iteration.
 
 
 def collect(state: RunState, models: TaskModels, generator: Generator) -> Rollouts:
@@ -107,7 +104,7 @@ def collect(state: RunState, models: TaskModels, generator: Generator) -> Rollou
 
 
 def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Experience, dict[str, float]]:
-    """Return what is learned from the responses, and the metrics of the batch; the scores count as seen."""
+    """Return the training data of the responses, and the batch's metrics; the scores count as seen."""
     config, world, kl_coef = state.config, state.world, state.kl_controller.coef
     sequences = rollouts.sequences
     texts = models.token_texts(sequences)
@@ -150,20 +147,17 @@ def _set_rates(state: RunState) -> dict[str, float]:
 
 
 def _rates_ahead(state: RunState) -> float:
-    """Return the sum of the policy's learning rates after this iteration, as a multiple of the present one."""
+    """Return the sum of the policy's learning rates after this iteration, as a multiple of the current one."""
     config, late = state.config, state.config.critic_warmup
     factors = lr_factors(config.lr_scheduler_type, state.iterations - late, config.warmup_ratio, config.min_lr_rate)
     here = state.step - late
     return sum(factors[here + 1 :]) / factors[here]
 
 
-# What drives them.
-
-
 class PPOTrainer:
     """PPO of one config on one task. Iterate over it; see `ppo_core.report.Trainer`.
 
-    Responses are sampled with transformers, or by what `make_generator` returns. `world` is the processes that share
+    Responses are sampled with transformers, or by the result of `make_generator`. `world` is the processes that share
     the run: each has all weights, collects and learns from its share of every batch, and reports the same.
 
     Raises:
@@ -192,7 +186,7 @@ class PPOTrainer:
 
     @property
     def config(self) -> PPOConfig:
-        """What the run was asked for, defaults included."""
+        """The run's configuration, defaults included."""
         return self.state.config
 
     @property
@@ -243,7 +237,7 @@ class PPOTrainer:
         return self.episode // interval > (self.episode - self.state.sizes.batch_size) // interval
 
     def _baseline(self) -> StepReport:
-        """Return step 0, which runs of the same task share where the SFT policy computes alike."""
+        """Return step 0, shared by runs of the same task whose SFT policy computes alike."""
         config = self.config
         bf16 = self.network.bf16
         key = (torch.get_num_threads(), bf16, config.stop_token, config.stop_token_id, config.stop_strings)
@@ -254,7 +248,7 @@ class PPOTrainer:
         return self.models.baseline[key]
 
     def evaluated(self, report: StepReport) -> StepReport:
-        """Return the step's report with an evaluation of the policy as it is now."""
+        """Return the step's report with an evaluation of the current policy."""
         return self._evaluated(report, with_values=True)
 
     def _evaluated(self, report: StepReport, *, with_values: bool) -> StepReport:
@@ -265,7 +259,7 @@ class PPOTrainer:
         return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
 
     def tested(self) -> SplitReading | None:
-        """Return what the policy as it is now comes to on the task's test prompts; None: the task has none."""
+        """Evaluate the current policy on the task's test prompts; None if there are none."""
         with sharding.gathered(self.network):
             return evaluate_on_test(self.state, self.models, self.generator)
 
@@ -276,19 +270,19 @@ class PPOTrainer:
     def restore(self, folder: Path) -> None:
         """Continue from a checkpoint of the same task and network shape, by this run's own config.
 
-        See `RunState.restore` for what continues where the configs differ, and for its errors.
+        See `RunState.restore` for the effect of differing configs, and for errors.
         """
         self.state.restore(folder)
         self.generator.update_weights(self.state.optimizer_steps)
 
     def checkpoint_bytes(self) -> int:
-        """Return about how large a checkpoint is, in bytes."""
+        """Return the approximate size of a checkpoint in bytes."""
         return self.state.checkpoint_bytes()
 
     def save_model(self, folder: str | os.PathLike[str]) -> None:
-        """Write the trained policy, or its adapters, with the tokenizer as a folder that transformers or peft loads.
+        """Save the trained policy, or its adapters, with the tokenizer as a folder for transformers or peft.
 
-        All processes of the run are to be asked, and rank 0 writes.
+        Call in all processes of the run; rank 0 writes.
         """
         options = {"state_dict": _whole_state(self.network.policy)} if self.network.is_sharded else {}
 
@@ -300,7 +294,7 @@ class PPOTrainer:
 
 
 def _whole_state(policy: nn.Module) -> dict[str, Tensor]:
-    """Return a sharded policy's weights whole, on the CPU of rank 0; names of one tensor share it, as tied ones do."""
+    """Return a sharded policy's whole weights, on the CPU of rank 0; tied names share one tensor."""
     shared: dict[int, Tensor] = {}
     state = policy.state_dict(keep_vars=True)
     for weight in state.values():
@@ -328,7 +322,7 @@ variance of the logits' errors: in float32 under TF32 at most some 0.02 of logit
 
 
 def _require_no_kl(baseline: StepReport, models: TaskModels, *, bf16: bool) -> None:
-    """Raise TaskError where the policy is not its reference before any update."""
+    """Raise TaskError if the policy differs from its reference before any update."""
     most = ROUNDING_KL["bf16" if bf16 else "float32"]
     kl = baseline.metrics["eval/kl"] / baseline.metrics["eval/length"]
     if kl > most:
@@ -339,7 +333,7 @@ def _require_no_kl(baseline: StepReport, models: TaskModels, *, bf16: bool) -> N
 
 
 def _require_whole_groups(config: PPOConfig, world: World) -> None:
-    """Raise ConfigError where a prompt's responses, which are compared with each other, would lie on two processes."""
+    """Raise ConfigError if a prompt's responses, which are compared, would be on two processes."""
     share = config.batch_sizes(world.size).local_batch_size
     if share % config.num_generations:
         raise ConfigError(
@@ -350,7 +344,7 @@ def _require_whole_groups(config: PPOConfig, world: World) -> None:
 
 
 def _require_room(config: PPOConfig, models: TaskModels) -> None:
-    """Raise ConfigError where a response would not fit into the model's positions behind the longest prompt."""
+    """Raise ConfigError if a response would not fit into the model's positions behind the longest prompt."""
     most, why = _most_tokens(models.reference)
     room = most - models.longest_prompt
     why = f"{why} and the longest prompt takes {models.longest_prompt}, so at most {room:.0f}"
@@ -364,7 +358,7 @@ def _require_room(config: PPOConfig, models: TaskModels) -> None:
 
 
 def _most_tokens(model: PreTrainedModel) -> tuple[float, str]:
-    """Return the most tokens of a prompt with its response, and why; infinity where nothing bounds them."""
+    """Return the maximum tokens of a prompt with its response, and the reason; infinity if unbounded."""
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     ropes = getattr(config, "rope_parameters", None) or {}

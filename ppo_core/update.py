@@ -33,12 +33,12 @@ class UpdateStatistics:
     skipped: int = 0
 
     def add(self, values: Sums) -> None:
-        """Add scalars by name; a name that is new begins at 0."""
+        """Add scalars by name; a new name begins at 0."""
         for name, value in values.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def metrics(self) -> dict[str, float]:
-        """Return the declared metrics, each a mean over the tokens (norms: over the steps) that went in."""
+        """Return the declared metrics, each a mean over the counted tokens (norms: over the steps)."""
         sums = {name: float(value) for name, value in self.sums.items()}
         taken = max(self.steps - self.skipped, 1)
         metrics = {
@@ -78,7 +78,7 @@ def ppo_epochs(
     """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer with max_approxkl.
 
     `experience` holds this process's rows. A mini-batch is drawn from the rows of all processes and spread over them
-    again; losses are divided by its tokens, gradients are added up, and the statistics are of all.
+    again; losses are divided by its tokens, gradients are summed, and the statistics are of all.
     """
     sizes = config.batch_sizes(world.size)
     policy_learns = iteration >= config.critic_warmup
@@ -101,7 +101,7 @@ def ppo_epochs(
 
 
 def _record(statistics: UpdateStatistics, sums: Sums, norms: StepNorms) -> None:
-    """Count an optimizer step; of one that was left out nothing else counts, since its numbers may be NaN."""
+    """Count an optimizer step; for a skipped one nothing else counts, since its numbers may be NaN."""
     statistics.steps += 1
     if norms.skipped:
         statistics.skipped += 1
@@ -116,7 +116,7 @@ def _moved_too_far(config: PPOConfig, sums: Sums) -> bool:
 
 
 class _Gradients:
-    """Adds up the gradients of one optimizer step, micro-batch by micro-batch."""
+    """Sums the gradients of one optimizer step, micro-batch by micro-batch."""
 
     def __init__(
         self,
@@ -130,9 +130,10 @@ class _Gradients:
         self.policy_learns = policy_learns
 
     def of(self, rows: Tensor, tokens: Tensor, size: int) -> Sums:
-        """Return the statistics' sums over the mini-batch `rows`, taken `size` at a time, rows of like length together.
+        """Return the statistics' sums over the mini-batch `rows`, in parts of `size` rows of similar length.
 
-        Each micro-batch's loss is divided by `tokens`, those of the whole mini-batch, so that the size changes nothing.
+        Each micro-batch's loss is divided by `tokens`, those of the whole mini-batch, so that the size changes
+        nothing.
         """
         self.optimizers.clear()  # what an attempt that ran out of memory has left
         if size < len(rows):
@@ -146,7 +147,7 @@ class _Gradients:
         return total.sums
 
     def _one_trunk(self, micro: Experience, tokens: Tensor) -> Iterator[Sums]:
-        """Add the gradients of a policy with the critic's head on it, or with no critic, in one pass."""
+        """Add the gradients of a policy with the critic's head on it, or without a critic, in one pass."""
         losses = []
         with self.network.precision():
             with torch.set_grad_enabled(self.policy_learns):
@@ -162,7 +163,7 @@ class _Gradients:
         (torch.stack(losses).sum() / tokens).backward()
 
     def _own_critic(self, micro: Experience, tokens: Tensor) -> Iterator[Sums]:
-        """Add the gradients of two networks one after the other, so that the activations of only one are held."""
+        """Add the gradients of two networks one after the other, to hold the activations of only one."""
         if self.policy_learns:
             with self.network.precision():
                 loss, sums = self._policy_loss(micro, response_states(self.network.policy, micro.sequences))

@@ -1,9 +1,9 @@
 """The processes that train one run together, each on rows of its own of every rollout batch.
 
-What is of the whole batch (means and deviations to whiten by, statistics of scores, metrics, the tokens that a loss is
-divided by) goes through a world, so that it does not depend on how the batch is spread. All methods are collective:
-every process calls the same ones in the same order, else the others wait. Tensors may lie on any device, and results
-lie where they do. `ppo_core.process_group` has the one over torch.distributed.
+Values of the whole batch (means and deviations to whiten by, statistics of scores, metrics, the tokens that a loss is
+divided by) are computed through a world, so that they do not depend on how the batch is spread. All methods are
+collective: every process calls the same ones in the same order, else the others wait. Tensors may be on any device,
+and results are there, too. `ppo_core.process_group` has the one over torch.distributed.
 """
 
 import threading
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class World(Protocol):
-    """What one process knows of the others."""
+    """A process's connection to the others."""
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """Number of processes."""
         ...
 
     @property
@@ -33,32 +33,32 @@ class World(Protocol):
         ...
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all processes' tensors, which have one shape and type; `tensor` stays as it is.
+        """Return the sum over all processes' tensors, of one shape and type; `tensor` is unchanged.
 
         The result is the same on all of them, bit for bit: they decide by it what to do next.
         """
         ...
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Return the rows of all processes along dimension 0, in the order of ranks; all have as many."""
+        """Return the rows of all processes along dimension 0, in the order of ranks; all have the same number."""
         ...
 
     def gather_objects(self, rows: Sequence[T]) -> list[T]:
-        """Return all processes' rows, in the order of ranks: any objects that pickle, as many as each process has."""
+        """Return all processes' rows, in the order of ranks: any number of objects that pickle."""
         ...
 
     def broadcast(self, value: T) -> T:
-        """Return what rank 0 gives, any object that pickles; what the others give is ignored."""
+        """Return rank 0's value, any object that pickles; the others' is ignored."""
         ...
 
     def agree(self, yes: bool) -> bool:
-        """Return whether all processes say yes."""
+        """Return True if all processes say yes."""
         ...
 
 
 @dataclass(frozen=True)
 class OneProcess:
-    """The world of a process that has a trial to itself: nothing to add, and nobody to ask."""
+    """The world of a process alone with its trial."""
 
     size: int = 1
     rank: int = 0
@@ -80,7 +80,6 @@ class OneProcess:
         return value
 
     def agree(self, yes: bool) -> bool:
-        """Return what this process says."""
         return yes
 
 
@@ -88,9 +87,9 @@ ONE_PROCESS = OneProcess()
 
 
 def together(world: World, work: Callable[[], T]) -> T:
-    """Return what `work` returns here; an error of ours that it raises in one process is raised in all.
+    """Return this process's result of `work`; our own error in one process is raised in all.
 
-    For work of one process that may fail alone (a reward, a file): the others would wait for it in their next call.
+    For work that may fail in one process alone (a reward, a file): the others would wait for it in their next call.
     """
     result: list[T] = []
     own: PPOTunerError | None = None
@@ -107,13 +106,13 @@ def together(world: World, work: Callable[[], T]) -> T:
 WAIT = "wait"
 """Broadcast by rank 0 while it has no answer yet."""
 WAIT_SECONDS = 60.0
-"""How often rank 0 tells the others to wait on: well within the time after which torch gives up a collective call."""
+"""Interval at which rank 0 tells the others to wait on, well within torch's timeout of a collective call."""
 
 
 def from_first(world: World, work: Callable[[], T]) -> T:
-    """Have rank 0 do `work`, and return its result in all processes; an error of ours that it raises is raised in all.
+    """Run `work` in rank 0, and return its result in all processes, or raise our own error in all.
 
-    It may take as long as it likes, but must not call the world.
+    It may take any time, but must not call the world.
     """
     if world.size == 1:
         return work()
@@ -129,7 +128,7 @@ def from_first(world: World, work: Callable[[], T]) -> T:
 
 
 def _answered(world: World, work: Callable[[], T]) -> tuple[T | None, PPOTunerError | None]:
-    """Return what `work` returns or the error of ours that it raises; the others are told to wait meanwhile."""
+    """Return the result of `work`, or our own error; the others are told to wait meanwhile."""
     done = threading.Event()
 
     def have_others_wait() -> None:
@@ -148,7 +147,7 @@ def _answered(world: World, work: Callable[[], T]) -> tuple[T | None, PPOTunerEr
 
 
 def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return each scalar's sum over all processes, which have the same names; float64 where there are several."""
+    """Return each scalar's sum over all processes, which have the same names; float64 if there are several."""
     if world.size == 1 or not scalars:
         return scalars
     total = world.sum(torch.stack([value.double() for value in scalars.values()]))
@@ -156,7 +155,7 @@ def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 BUCKET = 2**24
-"""Numbers that are added up at once: enough for the network, and little beside the gradients themselves."""
+"""Numbers summed at once: enough for the network, and little beside the gradients themselves."""
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
-"""A study's answer for a KL budget: which trial to launch, what is known of it, and the command that launches it.
+"""A study's answer for a KL budget: the trial to launch, the evidence for it, and its launch command.
 
-Every command, page and export that says what to launch prints from `of_study`. The answer is what was confirmed on
-fresh seeds, unless the search has found a better trial since, which was not confirmed; under another KL budget than
-the study's own nothing is confirmed.
+Every command, page and export that recommends a launch uses `of_study`. The answer is what was confirmed on fresh
+seeds, unless the search has since found a better trial, not yet confirmed; under a KL budget other than the study's
+nothing is confirmed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tuner.confirm import whole_run
 from tuner.confirmed import LEAST_SEEDS, Confirmation, Confirmed, confirmations, longest_read
 from tuner.forks import ValueCheckpoint
 from tuner.paired import over
-from tuner.results import End, Estimate, StudyView
+from tuner.results import End, Measured, StudyView
 from tuner.spec import StudySpec
 from tuner.status import Origin
 from tuner.store import OnTest, Store, TrialRow
 
 
 class Badge(StrEnum):
-    """How sure a study's answer is."""
+    """Certainty of a study's answer."""
 
     ONE_SEED = "one seed"
     CONFIRMED = "confirmed"
@@ -36,7 +36,7 @@ class Badge(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """One sentence for tooltips and docs."""
+        """Sentence for tooltips and docs."""
         return _MEANINGS[self]
 
 
@@ -50,39 +50,38 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What to launch for a KL budget."""
+    """The recommendation for a KL budget."""
 
     study: str
     trial: TrialRow
-    """As it is worth under the budget."""
+    """Valued under the budget."""
     kl_budget: float
     """In nats per response."""
     checkpoint: ValueCheckpoint | None
-    """The checkpoint that the trial's value is of; None: the trial has no value."""
-    kl: Estimate | None
+    """Source of the trial's value; None: it has none."""
+    kl: Measured | None
     """Eval KL of that checkpoint, in nats per response."""
     end: End
     test: OnTest | str
-    """How that checkpoint did on the test prompts, or why it was not read."""
+    """The checkpoint's result on the test prompts, or why there is none."""
     badge: Badge
     confirmed: Confirmed | None
-    """How the configuration did on fresh seeds; None: it was not confirmed for this budget."""
+    """The configuration's result on fresh seeds; None: not confirmed for this budget."""
     confirmation: Confirmation | None
-    """The longest confirmation with enough seeds, under the study's own KL budget; None: there is none."""
+    """The longest confirmation with enough seeds, under the study's own KL budget, or None."""
     seeds: int
-    """Fresh seeds that were read, whether or not they are enough."""
+    """Fresh seeds read so far, even if too few."""
     newer_by: str
-    """A newer trial's lead in the search, as a clause; empty: there is no newer trial."""
+    """A newer trial's lead in the search, as a clause, or empty."""
     own_budget: float
-    """The study's own KL budget, which the confirmation is for."""
+    """The study's own KL budget, for which the confirmation holds."""
     chose: str
-    """What chose the trial, where it is not confirmed."""
+    """Basis of the choice, if not confirmed."""
     launch: tuple[str, ...]
-    """Words of the one command that launches it, without the storage's flags."""
+    """Words of the launch command, without the storage's flags."""
 
     @property
     def number(self) -> int:
-        """The trial's number."""
         return self.trial.number
 
     @property
@@ -92,7 +91,7 @@ class Answer:
 
     @property
     def confirm(self) -> tuple[str, ...]:
-        """Words of the command that makes it surer; empty: it is confirmed, or this is not the study's own budget."""
+        """Words of the command that raises certainty; empty: it is confirmed, or this is not the study's own budget."""
         if self.badge is Badge.CONFIRMED or self.kl_budget != self.own_budget:
             return ()
         found = self.confirmation
@@ -104,7 +103,7 @@ class Answer:
 
     @property
     def reading(self) -> str:
-        """Its reward and KL, in one sentence: on fresh seeds where it is confirmed, else those of its checkpoint."""
+        """Its reward and KL in a sentence: on fresh seeds if confirmed, else those of its checkpoint."""
         one, budget = self.confirmed, f"budget {short(self.kl_budget)}"
         if one is not None and one.reward is not None and one.kl is not None:
             return (
@@ -116,7 +115,7 @@ class Answer:
 
     @property
     def certainty(self) -> str:
-        """How sure it is, in one to three sentences."""
+        """Its certainty, in one to three sentences."""
         found = self.confirmation
         if self.badge in (Badge.CONFIRMED, Badge.NOT_DISTINGUISHABLE) and found is not None:
             so_far = "" if found.is_whole else ", so far"
@@ -142,7 +141,7 @@ class Answer:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What whoever launches it should know: about its end, and KL on the test prompts. A sentence each."""
+        """Warnings on the trial's end, and on KL on the test prompts, a sentence each."""
         return tuple(self._cautions())
 
     def _cautions(self) -> Iterator[str]:
@@ -164,7 +163,7 @@ class Answer:
             yield f"On the test prompts the checkpoint's KL is {_sum(self.test.kl, self.test.kl_se, self.kl_budget)}."
 
     def _end(self) -> str:
-        """How far the trial was trained, and whether its end is within the budget."""
+        """State in words of the trial's end: the length trained, and its KL against the budget."""
         end, trial = self.end, self.trial
         kl = "unknown" if end.kl is None else f"{plus_minus(end.kl.mean, end.kl.se)} {KL_UNIT}"
         until = forks.stop_of(self.launch)
@@ -172,7 +171,7 @@ class Answer:
         if end.is_within:
             return f"Trained to its end its KL is {kl}: within the budget.{stop}"
         if not end.is_whole:
-            how = {"paused": "paused by the strategy" if trial.is_resting else "paused by a person"}
+            how = {"paused": "paused by the strategy" if trial.is_at_rung else "paused by a person"}
             status = how.get(trial.shown_status, trial.shown_status)
             of = short(trial.config.get("total_episodes"))
             return f"It was not trained to its end: {status} at episode {trial.episodes} of {of}, KL {kl}.{stop}"
@@ -181,7 +180,7 @@ class Answer:
 
 
 def _sum(kl: float | None, se: float | None, budget: float) -> str:
-    """Return a KL that is over the budget: `3.84, over 3`, or where its error decides `2.97 + 0.09, over 3`."""
+    """Return a KL over the budget as text: `3.84, over 3`, or if only its error exceeds it, `2.97 + 0.09, over 3`."""
     if kl is None:
         return "unknown"
     error = f" + {se:.2f}" if se is not None and kl <= budget else ""
@@ -230,7 +229,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
 
 
 def _is_newer(view: StudyView, best: TrialRow, found: Confirmation, confirmed: Confirmed) -> bool:
-    """Return whether the search's best trial is better there than what was confirmed, and was not confirmed itself."""
+    """Return True if the search's best trial is unconfirmed, and better in the search than the confirmed one."""
     own = whole_run(view.trials, best)
     if any(whole_run(view.trials, one.trial) == own for one in found.configurations):
         return False
@@ -244,9 +243,10 @@ def _newer_by(store: Store, found: Confirmation | None, trial: TrialRow) -> str:
 
 
 def _launch_confirmed(study: str, one: Confirmed) -> list[str]:
-    """Return the words that train a configuration as its confirming runs were trained.
+    """Return the command words that train a configuration as its confirming runs were trained.
 
-    Where not all of them ended within the budget, up to the last of their checkpoints: what was read is of these.
+    If not all of them ended within the budget, it stops at the latest of their best checkpoints, which were the ones
+    read.
     """
     words, length = ["train", "--from", study, str(one.trial.number)], one.trial.config.get("total_episodes")
     if length != one.length:

@@ -1,6 +1,6 @@
-"""The files of a study's trials: where one resumes, what a fork starts from, and what is removed.
+"""Checkpoint files of a study's trials: find where to resume, copy for forks, delete.
 
-What takes time is done by `FileWork`; what follows from it is done when the loop collects it.
+`FileWork` does what takes time in a thread; the loop acts on the results when it collects them.
 """
 
 import logging
@@ -26,21 +26,18 @@ from tuner.retention import Saved, spare
 from tuner.scoring import evaluations_of
 from tuner.store import TrialRow
 
-# File work beside the controller's loop: one thread that does one piece after the other, in the order given. No
-# torch.
-#
-# Hashing, copying and removing checkpoints takes from a second to minutes. The loop, which alone uses the store, goes
-# on meanwhile, and takes up what is done in its own thread.
+# Hashing, copying and deleting checkpoints takes from a second to minutes. One thread does such work in order, while
+# the loop, which alone uses the store, goes on and collects the results.
 
 T = TypeVar("T")
 
 
 class FileWork:
-    """Pieces of work and what follows from each. Close it, or use it in a `with` statement."""
+    """A queue of file work with follow-ups. Close it, or use it in a `with` statement."""
 
     def __init__(self) -> None:
         self.on_done: Callable[[], None] = lambda: None
-        """Called in the other thread when a piece is done: there is something to `collect`."""
+        """Called in the worker thread when a piece is done and ready to `collect`."""
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open = 0
@@ -54,11 +51,11 @@ class FileWork:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is work that is not done, or not collected."""
+        """True if any work is not done or not collected."""
         return self._open > 0
 
     def give(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
-        """Have `work` done in the other thread, after all that was given before.
+        """Queue `work` for the worker thread, in order.
 
         `collect` calls `then` with its outcome. `work` must use neither the store nor what the loop changes.
         """
@@ -79,7 +76,7 @@ class FileWork:
             self._thread.start()
 
     def collect(self) -> None:
-        """Do in this thread what follows from each piece that is done; what that raises is raised here."""
+        """Run the follow-ups of finished work in this thread; their errors are raised here."""
         while True:
             try:
                 follow = self._done.get_nowait()
@@ -89,7 +86,7 @@ class FileWork:
             follow()
 
     def close(self, *, wait: bool = True) -> None:
-        """Forget what has not started and, unless `wait` is false, let what has started finish."""
+        """Drop queued work and, unless `wait` is false, let the current piece finish."""
         try:
             while True:
                 self._given.get_nowait()
@@ -104,16 +101,14 @@ class FileWork:
             self.on_done()
 
 
-# The files of a study's trials: where one resumes, what a fork starts from, and what is removed.
-
 _log = logging.getLogger(__name__)
 FORK_ATTEMPTS = 3
-"""How often a fork looks for a checkpoint of a running parent, which may remove one while it is copied."""
+"""Tries for a fork to copy a checkpoint that its running parent may delete meanwhile."""
 
 
 @dataclass(frozen=True)
 class ForkPoint:
-    """Where a fork begins, and its checkpoint until `TrialFiles.place_fork` moves it to the fork's own folder."""
+    """The start of a fork, with its checkpoint until `TrialFiles.place_fork` moves it to the fork's own folder."""
 
     files: Path
 
@@ -123,20 +118,20 @@ class ForkPoint:
 
 
 class TrialFiles:
-    """The trials' folders of one study that this process holds."""
+    """Folders of the trials of a study that this process holds."""
 
     def __init__(self, study: OpenStudy) -> None:
         self._study = study
         self.work = FileWork()
         self._saved: dict[int, Saved] = {}
-        """Those of trials that have ended or are paused at a rung, as last looked at. Only pieces of work use it."""
+        """Last known checkpoints of trials that have ended or are paused at a rung. Used by file work only."""
         self._kl_budget = study.spec.kl_budget
-        """By which `_saved` tells a trial's best."""
+        """Budget for which `_saved` has the trials' best checkpoints."""
 
     def resume_point(self, row: TrialRow, then: Callable[[Future[tuple[Path, int] | None]], None]) -> None:
-        """Find the checkpoint that a trial resumes from, with its step; None: it has none. See `tuner.study_folder`.
+        """Find the checkpoint and step that a trial resumes from, or None; see `tuner.study_folder`.
 
-        What is found is a StoreError where the folder cannot be used.
+        The outcome is a StoreError if the folder cannot be used.
         """
         folder = self._folder(row.number)
         try:
@@ -157,7 +152,7 @@ class TrialFiles:
         self.work.give(find, then)
 
     def settle(self, row: TrialRow, at_rung: Collection[int]) -> None:
-        """Note what a trial has that has ended or that the strategy paused, and remove what is kept of no trial now.
+        """Record the checkpoints of a trial that has ended or is paused at its rung, then `tidy`.
 
         `at_rung`: the trials paused at a rung that keep their checkpoints.
         """
@@ -172,9 +167,9 @@ class TrialFiles:
         self.tidy(at_rung)
 
     def tidy(self, at_rung: Collection[int]) -> None:
-        """Remove what the rule of `tuner.retention` keeps of no trial as they all stand now; `at_rung` as in `settle`.
+        """Delete the checkpoints that `tuner.retention` no longer keeps; `at_rung` as in `settle`.
 
-        A trial that is started meanwhile finds its checkpoint by a later piece of work.
+        A trial started meanwhile looks up its checkpoint in a later piece of work.
         """
         rows, spec, front = list(self._study.rows), self._study.spec, self._front
 
@@ -196,9 +191,9 @@ class TrialFiles:
         self.work.give(tidy, _unless_outage)
 
     def _look(self, number: int, *, is_new: bool) -> Saved:
-        """Return what lies in a trial's folder, and remove what was never finished or is half removed there.
+        """Return a trial's checkpoints; unfinished and half-deleted ones are deleted.
 
-        Where a worker has just left it, the best is one that is undamaged.
+        If a worker has just left the folder, the best one is verified.
         """
         folder, kl_budget = self._folder(number), self._kl_budget
         for path in folder.glob("step-*"):
@@ -210,7 +205,7 @@ class TrialFiles:
 
     @cached_property
     def _front(self) -> StudyFront:
-        """The study's, where any checkpoint may be the answer under another budget. Only pieces of work use it."""
+        """The study's front, whose checkpoints may be answers under other budgets. Used by file work only."""
         study = self._study
         return StudyFront.read(study.store, study.rows, self._is_here)
 
@@ -226,9 +221,9 @@ class TrialFiles:
         episode: int | None,
         then: Callable[[Future[ForkPoint]], None],
     ) -> None:
-        """Copy the checkpoint that a fork of `parent` begins at to a folder `name` of the study, for `place_fork`.
+        """Copy the checkpoint from which a fork of `parent` starts to a folder `name` of the study, for `place_fork`.
 
-        May be done again. The outcome holds, in place of a result:
+        May be repeated. On failure the outcome holds:
 
         Raises:
             ConfigError: a value cannot be changed, or there is no such checkpoint.
@@ -246,7 +241,7 @@ class TrialFiles:
         self.work.give(fork, then)
 
     def place_fork(self, point: ForkPoint, number: int) -> None:
-        """Move a fork's checkpoint to the folder of its trial; what a cut-off attempt left there is deleted.
+        """Move a fork's checkpoint to its trial's folder, replacing leftovers of an interrupted attempt.
 
         Raises:
             CheckpointError: it cannot be moved.
@@ -267,7 +262,7 @@ class TrialFiles:
 
 
 def _unless_outage(outcome: Future[None]) -> None:
-    """Raise what a piece of work raised; an outage of the disk is passed over: the next piece looks again."""
+    """Raise the work's error, except a disk outage: the next piece of work looks again."""
     error = outcome.exception()
     if error is not None and is_outage(error):
         _log.warning("checkpoints are not looked through: %s", error)
@@ -278,7 +273,7 @@ def _unless_outage(outcome: Future[None]) -> None:
 def fork_copy(
     source: Path, target: Path, config: Mapping[str, HyperValue], changes: Mapping[str, object], episode: int | None
 ) -> ForkPoint:
-    """Return where a fork of the trial with the folder `source` begins, its checkpoint copied below `target`."""
+    """Copy the checkpoint from which a fork of the trial in folder `source` starts below `target`."""
     for attempts_left in reversed(range(FORK_ATTEMPTS)):
         chosen, step, at = forks.choose(source, episode)
         changed = forks.check(config, changes, at)

@@ -1,8 +1,8 @@
-"""Confirming: a study's best configurations and its reference again on fresh seeds and the test prompts. No torch.
+"""Confirm a study's best configurations and its reference on fresh seeds and the test prompts. No torch.
 
-A search prefers what was lucky on one seed and on the eval prompts. So each configuration runs again on seeds that the
-search never used, the same for all; each run's checkpoint is chosen on the eval prompts as the search does, and
-evaluated once on the test prompts. `tuner.confirmed` says what came of it.
+A search favours luck on its one seed and on the eval prompts. So each configuration runs again on the same fresh
+seeds; each run's checkpoint is chosen on the eval prompts as in the search, and evaluated once on the test prompts.
+`tuner.confirmed` analyses the results.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:  # the command line's --help quotes the defaults, and should n
     from tuner.store import NewTrial, TrialRow
 
 DEFAULT_TOP = 3
-"""Configurations that are confirmed where it is not said how many."""
+"""Default number of configurations to confirm."""
 DEFAULT_SEEDS = 5
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be confirmed."""
+    """The request for a confirmation."""
 
     top: int | None = None
-    """How many of the best configurations, the reference aside; None: up to DEFAULT_TOP."""
+    """Number of best configurations, without the reference; None: up to DEFAULT_TOP."""
     seeds: int = DEFAULT_SEEDS
-    """Runs of each."""
+    """Runs of each configuration."""
     total_episodes: int | None = None
-    """Their length; None: the study's."""
+    """Length of the runs; None: the study's."""
 
     def length(self, spec: StudySpec) -> int:
         """Return the runs' length in episodes."""
@@ -47,9 +47,9 @@ class Plan:
 
 
 def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the trials whose configurations could be confirmed, the best first: see `tuner.best`.
+    """Return the trials whose configurations can be confirmed, best first (see `tuner.best`).
 
-    The reference is confirmed anyway. A fork whose best checkpoint lies before its fork is left out: that is its
+    The reference is always confirmed. A fork whose best checkpoint lies before its fork is left out: that is its
     parent's.
     """
     ranks = {row.number: best_rank(row, spec.kl_budget) for row in rows if row.origin is not Origin.REFERENCE}
@@ -65,12 +65,12 @@ def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
 
 
 def reference(rows: Sequence[TrialRow]) -> TrialRow | None:
-    """Return the trial of the reference; None: the study lists its trials, and has none."""
+    """Return the reference trial; None: the study lists its trials."""
     return next((row for row in rows if row.origin is Origin.REFERENCE and row.role is Role.SEARCH), None)
 
 
 def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[TrialRow]:
-    """Return the trials whose configurations are confirmed: the best, then the reference; or it alone.
+    """Return the trials whose configurations are confirmed: the best, then the reference.
 
     Raises:
         ConfigError: none, or fewer than `top` trials have a checkpoint within the KL budget.
@@ -88,7 +88,7 @@ def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[T
 
 
 def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTrial]:
-    """Return the runs of a plan that the study does not have yet, seed by seed, numbered on from its last trial.
+    """Return the plan's runs that the study lacks, seed by seed, numbered on from its last trial.
 
     Raises:
         ConfigError: see `chosen`; or the runs would be shorter than a rollout batch, or end before a fork.
@@ -113,23 +113,23 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
 
 
 class WholeRun(NamedTuple):
-    """All that a trial trains with from its start."""
+    """The full recipe of a trial from its start."""
 
     stages: Sequence[Stage]
     config: Mapping[str, HyperValue]
 
 
 def whole_run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> WholeRun:
-    """Return all that a trial trains with from its start: equal for trials of one configuration."""
+    """Return the full recipe of a trial from its start; equal for trials of one configuration."""
     from tuner import forks
 
     return WholeRun(forks.stages(rows, trial), trial.config)
 
 
 def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int) -> str:
-    """Return what runs of a plan take: `9 runs of 1,920 episodes will confirm trial 8, trial 2 and the reference; ...`.
+    """Return a line on the cost: `9 runs of 1,920 episodes will confirm trial 8, trial 2 and the reference; ...`.
 
-    The time is by the median trial that ran to its end.
+    The time is estimated from the median trial that ran to its end.
     """
     episodes = int(wanted[0].config["total_episodes"] or 0)
     first = reference(rows)
@@ -147,12 +147,12 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
 
 
 def fresh_seeds(spec: StudySpec, count: int) -> list[int]:
-    """Return seeds that the study's search does not use: those that follow its own."""
+    """Return seeds that the search does not use: those after its own."""
     return [spec.seed + number for number in range(1, count + 1)]
 
 
 def confirming(config: Mapping[str, HyperValue], seed: int, total_episodes: int) -> dict[str, HyperValue]:
-    """Return a trial's configuration as it runs to be confirmed."""
+    """Return a configuration with a confirming run's seed and length."""
     return {**config, "seed": seed, "total_episodes": total_episodes}
 
 
@@ -172,10 +172,10 @@ def _trial(number: int, parent: TrialRow, config: Mapping[str, HyperValue]) -> N
 
 
 def due_step(row: TrialRow, spec: StudySpec) -> int | None:
-    """Return the step whose checkpoint stands for a confirming run, to be evaluated on test prompts; None: none does.
+    """Return the step of a confirming run's checkpoint to evaluate on the test prompts; None: none.
 
-    A run that failed or that a person stopped is left out. 0 is the SFT policy: all that is left of a run that broke,
-    or had nothing to show within the KL budget.
+    A run that failed or that a person stopped is left out. 0, the SFT policy, stands for a run that broke, or had no
+    checkpoint within the KL budget.
     """
     if not row.status.is_final or row.status in (Status.FAILED, Status.STOPPED):
         return None

@@ -1,15 +1,15 @@
 """The result of confirming a study: each configuration's mean on fresh seeds, and the differences between them.
 
-A run's reading is a mean over the test prompts, which are the same for all runs. So n counts seeds, and what is said
-holds for prompts like these. With n readings x of a configuration, and y of another one on the same seeds s,
+A run's reading is a mean over the test prompts, which are the same for all runs. So n counts seeds, and conclusions
+hold for prompts like these. With n readings x of a configuration, and y of another one on the same seeds s,
 
     interval of a mean            mean(x) ± t(1 - α/2, n - 1) sd(x) / sqrt(n),      α = 5%
     interval of a difference      the same of x_s - y_s,                            α = 5% / m
 
-where m is how many differences a choice was made among (Bonferroni), so that all of a kind hold at once with 95%.
+where m is the number of differences compared (Bonferroni), so that all of a kind hold at once with 95%.
 Each candidate is compared with the reference: m is the number of candidates. The highest mean is compared with every
-other configuration: m is their number. Where all of these intervals are above 0, it is the best, and to say so is wrong
-in at most 5% of cases, however many looked good (Hsu 1984, multiple comparisons with the best).
+other configuration: m is their number. If all of these intervals are above 0, it is called the best, which is wrong in
+at most 5% of cases, however many looked good (Hsu 1984, multiple comparisons with the best).
 """
 
 import math
@@ -29,16 +29,16 @@ from tuner.store import OnTest, Store, TrialRow
 
 ALPHA = 0.05
 LEAST_RANKED = 3
-"""Pairs that a rank correlation needs."""
+"""Fewest pairs for a rank correlation."""
 LEAST_SEEDS = 3
-"""Seeds below which nothing is said of which configuration is better: two make an interval that is nearly endless."""
+"""Fewest seeds for a verdict: with two the interval is nearly endless."""
 LEAST_READ = 0.5
-"""Share of the most seeds that a configuration has; one with fewer ranks after those with enough."""
+"""Configurations with fewer than this share of the most seeds rank last."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and its t-interval, which one seed does not have."""
+    """A mean over seeds and its t-interval (none for one seed)."""
 
     mean: float
     low: float | None
@@ -47,7 +47,7 @@ class Interval:
 
     @property
     def is_above_0(self) -> bool:
-        """Whether all of it is."""
+        """True if the whole interval is above 0."""
         return self.low is not None and self.low > 0
 
     @property
@@ -59,9 +59,9 @@ class Interval:
 
 
 def t_interval(values: Sequence[float], alpha: float = ALPHA, *, least: float = -math.inf) -> Interval | None:
-    """Return the mean of values and its two-sided t-interval that misses with probability alpha; None without any.
+    """Return the mean and its two-sided t-interval with error probability alpha, or None without values.
 
-    `least` is what no such mean can be below: the interval is cut there.
+    `least`: lower bound; clips the interval.
     """
     if not values:
         return None
@@ -75,41 +75,41 @@ def t_interval(values: Sequence[float], alpha: float = ALPHA, *, least: float = 
 
 
 def difference(one: Mapping[int, float], other: Mapping[int, float], among: int) -> Interval | None:
-    """Return one - other, paired by seed, where it is one of `among` differences; None: they have no seed in common."""
+    """Return one - other paired by seed, corrected for `among` comparisons; None: no common seeds."""
     return t_interval([one[seed] - other[seed] for seed in one if seed in other], ALPHA / max(1, among))
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """One configuration on fresh seeds."""
+    """A configuration's results on fresh seeds."""
 
     trial: TrialRow
-    """The search's trial that had it."""
+    """Its trial in the search."""
     length: int
-    """Length of its runs, in episodes."""
+    """Length of its runs in episodes."""
     rewards: Mapping[int, float]
-    """By seed: on the test prompts, of the best checkpoint within the KL budget."""
+    """Rewards by seed: on the test prompts, of the best checkpoint within the KL budget."""
     kls: Mapping[int, float]
-    """By seed: that checkpoint's, in nats per response."""
+    """KL of that checkpoint by seed, in nats per response."""
     episodes: Mapping[int, int]
-    """By seed: after how many episodes that checkpoint was saved; 0: it is the SFT policy."""
+    """Episode of that checkpoint by seed; 0: the SFT policy."""
     reward: Interval | None
     """None: no run was read yet."""
     kl: Interval | None
     over_reference: Interval | None = None
-    """Reward over the reference's; None for itself."""
+    """Reward minus the reference's; None for itself."""
     under_best: Interval | None = None
-    """Reward of the best configuration over this one's; None for itself."""
+    """Best configuration's reward minus this one's; None for itself."""
     lost: tuple[int, ...] = ()
     """Seeds whose runs broke, or had nothing to show within the KL budget: they count as the SFT policy."""
     failed: tuple[int, ...] = ()
-    """Seeds whose runs failed: they are left out."""
+    """Seeds whose runs failed, which are left out."""
     stopped: tuple[int, ...] = ()
-    """Seeds whose runs a person stopped: they are left out, since they show only a part of a run."""
+    """Seeds whose runs a person stopped, which are left out as partial."""
     open: tuple[int, ...] = ()
     """Seeds whose runs have not ended, or were not read."""
     ends_within: int = 0
-    """Runs that end within the KL budget themselves, not only with an earlier checkpoint."""
+    """Number of runs whose last policy is within the KL budget."""
 
     @property
     def name(self) -> str:
@@ -123,26 +123,25 @@ class Confirmed:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is the reference's."""
         return self.trial.origin is Origin.REFERENCE
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The configurations that were confirmed at one length, the highest mean first, those with few seeds last."""
+    """Confirmed configurations of one length, highest mean first, those with few seeds last."""
 
     total_episodes: int
     prompts: int
     """Test prompts; 0: none were read yet."""
     baseline: OnTest | None
-    """The SFT policy on the test prompts."""
+    """The SFT policy's result on the test prompts."""
     configurations: tuple[Confirmed, ...]
     rank_correlation: float | None
-    """Spearman's, of the search's values and the confirmed means; None: too few configurations."""
+    """Spearman's, between search values and confirmed means; None: too few configurations."""
 
     @property
     def best(self) -> Confirmed | None:
-        """The highest mean; how sure that is, `verdict` says. None: no run was read yet."""
+        """The highest mean (certainty: see `verdict`); None: no run was read yet."""
         first = next(iter(self.configurations), None)
         return None if first is None or first.reward is None else first
 
@@ -154,7 +153,7 @@ class Confirmation:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the best is better than the reference, or, where it is the reference or there is none, than all."""
+        """True if the best beats the reference, or, if it is the reference or there is none, all others."""
         best = self.best
         if best is None or self.seeds < LEAST_SEEDS:
             return False
@@ -167,18 +166,18 @@ class Confirmation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every run was read, or failed."""
+        """True if every run was read or failed."""
         return not any(one.open for one in self.configurations)
 
     @property
     def not_told_apart(self) -> list[Confirmed]:
-        """The others that may be as good as the best."""
+        """The other configurations that may be as good as the best."""
         others = (one for one in self.configurations if one is not self.best and one.reward is not None)
         return [one for one in others if one.under_best is None or not one.under_best.is_above_0]
 
     @property
     def verdict(self) -> str:
-        """Which configuration is better, and how sure that is, in one or two sentences."""
+        """The better configuration and its certainty, in one or two sentences."""
         best = self.best
         if best is None:
             return "No confirming run has been evaluated on the test prompts yet."
@@ -213,7 +212,7 @@ def _signed(interval: Interval) -> str:
 
 
 def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
-    """Return what a study's confirming runs came to, by their length, the shortest first."""
+    """Return a study's confirmations by run length, shortest first."""
     by_length: dict[int, list[TrialRow]] = {}
     for run in view.confirming:
         by_length.setdefault(int(run.config["total_episodes"] or 0), []).append(run)
@@ -231,7 +230,7 @@ def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
 
 
 def longest_read(found: Sequence[Confirmation], least_seeds: int = 1) -> Confirmation | None:
-    """Return the confirmation at the greatest length whose best was read on so many seeds; None: there is none."""
+    """Return the longest confirmation whose best was read on at least so many seeds, or None."""
     return next((one for one in reversed(found) if one.seeds >= least_seeds), None)
 
 
@@ -274,7 +273,7 @@ def _confirmed(
 
 
 def compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:
-    """Return configurations that were read on fresh seeds, compared with the reference and with the best of them."""
+    """Return the confirmation: configurations compared with the reference and with the best."""
     least = LEAST_READ * max((one.reward.n for one in read if one.reward is not None), default=0)
     ranked = sorted(read, key=lambda one: _rank(one, least), reverse=True)
     some = [one for one in ranked if one.reward is not None]
@@ -300,7 +299,7 @@ def _rank(one: Confirmed, least: float) -> tuple[bool, float]:
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return Spearman's rank correlation of pairs; None: fewer than LEAST_RANKED, or one side is all equal."""
+    """Return Spearman's rank correlation; None: fewer than LEAST_RANKED pairs, or one side is constant."""
     if len(pairs) < LEAST_RANKED or any(len(set(side)) == 1 for side in zip(*pairs, strict=True)):
         return None
     from scipy import stats
@@ -309,7 +308,7 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def confirmation_data(one: Confirmation) -> dict[str, Any]:
-    """Return the object of `confirm` for JSON."""
+    """Return the JSON object of `confirm`."""
     return {
         "total_episodes": one.total_episodes,
         "prompts": one.prompts,
@@ -338,7 +337,7 @@ def _configuration_data(one: Confirmed) -> dict[str, Any]:
 
 
 def runs_text(one: Confirmed) -> str:
-    """Return short notes on the runs of a configuration; empty if all went well."""
+    """Return short notes on a configuration's runs; empty if all went well."""
     parts = [
         f"{counted(len(one.lost), 'run')} with nothing within the budget" if one.lost else "",
         f"{len(one.failed)} failed" if one.failed else "",

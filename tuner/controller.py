@@ -1,6 +1,6 @@
-"""The controller's loop: start, record, decide, obey orders, until the study has its trials or a stop is asked for.
+"""The controller's loop: start trials, record steps, carry out orders, until the study is finished or stopped.
 
-It carries out what the study's trials and orders ask for; `tuner.run` has the study held around it.
+`tuner.run` opens the study around it.
 """
 
 import time
@@ -81,16 +81,16 @@ from tuner.store import Order, OrderState, Outcome, TrialRow
 
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
 RENEW_SECONDS = 5.0
-"""How often the study's lease is renewed."""
+"""Interval between renewals of the lease."""
 ORDER_SECONDS = 1.0
-"""The longest wait for a worker: an order must not wait longer for a controller that lives."""
+"""Longest wait for a worker, so that orders are answered in time."""
 LOOK_SECONDS = 0.25
-"""How often the store is asked for orders while workers report."""
+"""Shortest interval between looks for orders while workers report."""
 
 
 @dataclass
 class _Running:
-    """A trial that a worker runs."""
+    """A trial on a worker."""
 
     row: TrialRow
     total_episodes: int
@@ -99,9 +99,9 @@ class _Running:
     decision: Decision = NOTHING_DECIDED
     """On its last report."""
     wanted: Wanted | None = None
-    """What an order asked of it, once its worker has received it."""
+    """The order that its worker has received."""
     has_saved: bool = False
-    """Whether this attempt has saved a checkpoint."""
+    """True once this attempt has saved a checkpoint."""
 
 
 class TrialLoop:
@@ -131,25 +131,24 @@ class TrialLoop:
             longest_wait=LONGEST_OUTAGE_WAIT,
         )
         self._reached: dict[int, int] = {}
-        """The episode that each trial had reached at its last outage."""
+        """Episode of each trial at its last outage."""
         self._reading: dict[int, ReadTest] = {}
         self._tried: set[tuple[int, int]] = set()
-        """Trials and steps that were given to a worker to evaluate on the test prompts."""
+        """(trial, step) of readings on the test prompts tried in this run."""
         self._verdict: str | None = None
         self._stopping: str | None = None
         self._renewed_at = time.monotonic()
         self._looked_at = time.monotonic()
         self._is_idle = False
         self._told = 0
-        """How many of the engine's notices were told."""
+        """Number of the engine's notices already reported."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the study has all its trials."""
         return is_finished(self._study.spec, self._study.rows)
 
     def run(self) -> str | None:
-        """Run the study; return None when it has its trials, or why it stopped before.
+        """Run the study; return None if it finished, or why it stopped.
 
         Raises:
             StudyError: trial after trial failed for the same cause.
@@ -174,7 +173,7 @@ class TrialLoop:
     # Waiting
 
     def _messages(self) -> Iterator[tuple[JobId, Message]]:
-        """Yield what workers say in one wait; then do what is due beside them, orders among it."""
+        """Yield the workers' messages of one wait; then do other due work, such as orders."""
         for job, message in self._engine.events(self._longest_wait()):
             yield job, message
             self._stay_alive()  # the end of a worker that hardly dies takes a while
@@ -190,7 +189,7 @@ class TrialLoop:
         return min(ORDER_SECONDS, max(0.0, deadline - time.monotonic()))
 
     def _finish_files(self) -> None:
-        """Wait until no file work is left; the last of it removes the checkpoints that are kept of no trial."""
+        """Finish all file work, which ends with deleting checkpoints that are no longer kept."""
         self._files.tidy(self._at_rung())
         while self._files.work.is_busy:
             list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
@@ -198,7 +197,7 @@ class TrialLoop:
             self._stay_alive()
 
     def tell_notices(self) -> None:
-        """Say what the engine has to tell, such as which places get no further trial, each once."""
+        """Report each of the engine's notices once."""
         for line in self._engine.notices[self._told :]:
             self._told += 1
             self._emit(StudyWarned(line))
@@ -210,7 +209,7 @@ class TrialLoop:
             self._renewed_at = time.monotonic()
 
     def _is_stopping(self) -> bool:
-        """Return whether to stop: start no trial and leave the running ones. Reported when it begins."""
+        """Return True if the study is stopping: no new trials, running ones leave. Reported once."""
         if self._stopping is None:
             self._stopping = self._why_stop()
             if self._stopping is not None and self._running and not self._engine.is_exhausted:
@@ -229,7 +228,7 @@ class TrialLoop:
     # The task
 
     def _prepare_task(self) -> bool:
-        """Have the task prepared by a worker; return False if a stop was asked for meanwhile."""
+        """Have a worker prepare the task; return False if a stop was asked for meanwhile."""
         spec = self._study.spec
         is_known = spec.trainer == PPO_TRAINER and not spec.shards_weights  # else nobody can tell what it takes
         configs = tuple(config.to_dict() for config in spec.configs_of_one_process().values()) if is_known else ()
@@ -257,7 +256,7 @@ class TrialLoop:
     # Orders
 
     def _obey(self) -> bool:
-        """Decide the orders that wait, and do what they changed; return whether there was one."""
+        """Decide pending orders and apply them; return True if there were any."""
         self._looked_at = time.monotonic()
         waiting = self._study.store.orders(self._study.row, OrderState.WAITING)
         orders = [order for order in waiting if not self._desk.is_under_way(order)]
@@ -291,7 +290,7 @@ class TrialLoop:
             if row.wanted is not None:
                 self._reconcile(row)
             elif (reason := why_paused(study.spec, row, evaluations)) is not None:
-                self._rest(row, evaluations, reason)
+                self._pause_at_rung(row, evaluations, reason)
             elif row.status is Status.RUNNING:
                 study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec))
                 study.refresh(row.number)
@@ -301,7 +300,7 @@ class TrialLoop:
             self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is now {study.spec.trials}"))
 
     def _start_due(self) -> bool:
-        """Start what is due on the workers that are free; return whether to wait for anything."""
+        """Start due trials on free workers; return True if there is anything to wait for."""
         is_paused = self._study.row.paused_at is not None
         if not self._is_stopping():
             self._add_confirming()
@@ -336,7 +335,7 @@ class TrialLoop:
                 self._reconcile(row)
 
     def _row_of(self, chosen: Resume | Promote | New) -> TrialRow:
-        """Return the trial that was chosen: recorded, if it is new, or promoted, if it was paused at a rung."""
+        """Return the chosen trial's row, recording a new one or promoting one paused at its rung."""
         study = self._study
         match chosen:
             case New():
@@ -354,7 +353,7 @@ class TrialLoop:
         return kept_at_rung([row.number for row in promotable(spec, rows)], promotions(spec, rows))
 
     def _note_paused_trials(self) -> None:
-        """Say why the study is not finished though nothing is left to start."""
+        """If only paused trials remain, stop with that as the reason."""
         found = paused(self._study.spec, self._study.rows)
         if found and self._stopping is None:
             numbers = ", ".join(str(row.number) for row in found)
@@ -375,16 +374,16 @@ class TrialLoop:
         self._emit(TrialSetAside(row))
 
     def _taken(self) -> Collection[int]:
-        """Return the numbers of the trials that a worker runs or reads, or that are about to start."""
+        """Return the numbers of trials that are running, being read, or about to start."""
         return self._running.keys() | self._reading.keys() | self._starting
 
     def _start(self, row: TrialRow) -> None:
-        """Look up a trial's last checkpoint beside the loop; the trial starts when that is done."""
+        """Look up a trial's last checkpoint in the background; the trial starts when that is done."""
         self._starting.add(row.number)
         self._files.resume_point(row, partial(self._begin, row.number))
 
     def _begin(self, number: int, found: Future[tuple[Path, int] | None]) -> None:
-        """Start a trial from its last checkpoint, or from the beginning where it has none; unless it is not to run."""
+        """Start a trial from its last checkpoint, if any, unless an order or a stop forbids it."""
         self._starting.discard(number)
         error = found.exception()
         if error is not None and is_outage(error):
@@ -398,7 +397,7 @@ class TrialLoop:
             self._run_from(row, resume_from, step)
 
     def _run_from(self, row: TrialRow, resume_from: Path | None, step: int | None) -> None:
-        """Give a trial to a worker, from the checkpoint `resume_from` of `step`; None: from the beginning."""
+        """Give a trial to a worker, from the checkpoint `resume_from` of `step`, or from the beginning if None."""
         study = self._study
         if step is None and row.episodes > 0:
             text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
@@ -439,7 +438,7 @@ class TrialLoop:
                 self._engine.start(job)
 
     def _due_readings(self) -> list[ReadTest]:
-        """Return what is to be evaluated now, each once in this run: where it failed, the next run tries again."""
+        """Return the due readings on the test prompts, each tried once in a run."""
         study = self._study
         jobs = []
         if self._plan is not None:  # what the SFT policy comes to is the baseline of all runs that confirm
@@ -449,7 +448,7 @@ class TrialLoop:
         return [job for job in jobs if (job.number, job.step) not in self._tried]
 
     def _add_confirming(self) -> None:
-        """Add the runs that the plan asks for and the study lacks, once the SFT policy was evaluated.
+        """Add the confirming runs that the study lacks, once the SFT policy was evaluated.
 
         Raises:
             StudyError: the task has no test prompts, or they could not be evaluated.
@@ -522,7 +521,7 @@ class TrialLoop:
                 assert_never(message)
 
     def _record(self, number: int, message: Stepped) -> None:
-        """Store a step, then answer: a worker saves only what the store holds."""
+        """Store a step, then answer: a worker saves only steps that the store holds."""
         running, study = self._running[number], self._study
         decision = judge(study.spec, running.row, message)
         wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds)
@@ -534,12 +533,12 @@ class TrialLoop:
             trial_log.note(study.trial_folder(number), f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
             trial_log.note(study.trial_folder(number), report_line(message.report, running.iterations))
-        self._engine.answer(number, answer(decision, running.wanted, has_to_rest=self._has_to_rest()))
+        self._engine.answer(number, answer(decision, running.wanted, must_leave=self._must_leave()))
         if decision.action is not Action.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, running.total_episodes))
 
     def _pruned(self, number: int, episode: int) -> Decision | None:
-        """Return that the study's pruner ends a trial after its evaluation; None: it goes on, or there is no pruner."""
+        """Return the pruner's decision to end a trial after its evaluation, or None."""
         study = self._study
         if study.spec.pruner is None or episode >= self._running[number].total_episodes:
             return None
@@ -548,14 +547,14 @@ class TrialLoop:
         reason = why_pruned(study.spec, study.rows, evaluations, number)
         return None if reason is None else Decision(Action.STOP, reason)
 
-    def _has_to_rest(self) -> bool:
-        """Return whether no trial shall run now."""
+    def _must_leave(self) -> bool:
+        """Return True if all trials must leave their workers."""
         return self._study.row.paused_at is not None or self._is_stopping()
 
     def _answer_without_room(self) -> None:
         """Let trials that found no disk space for a checkpoint retry when due, or leave if they must."""
         for number in self._room.waiting:
-            if self._has_to_rest() or self._study.rows[number].wanted is not None:
+            if self._must_leave() or self._study.rows[number].wanted is not None:
                 self._room.answered(number)
                 self._engine.answer(number, Answer.STOP)
             elif self._room.is_due(number):
@@ -563,31 +562,30 @@ class TrialLoop:
                 self._engine.answer(number, Answer.GO_ON)
 
     def _leave(self, number: int) -> None:
-        """Apply pending orders to a trial whose worker left it as ordered; they may have changed meanwhile.
+        """Apply pending orders to a trial whose worker left it; they may have changed meanwhile.
 
-        Where they want nothing, and the study is not paused, it resumes from its last checkpoint in this run or the
-        next one.
+        Without an order, and unless the study is paused, it resumes from its last checkpoint in this run or the next.
         """
         decision = self._running.pop(number).decision
         row, study = self._study.refresh(number), self._study
         if decision.action is Action.PAUSE and row.wanted is None:
-            self._rest(row, evaluations_of(study.store, row), decision.reason)
+            self._pause_at_rung(row, evaluations_of(study.store, row), decision.reason)
         elif row.wanted is not None or study.row.paused_at is not None:
             self._reconcile(row)
 
-    def _rest(self, row: TrialRow, evaluations: Evaluations, reason: Reason | None) -> None:
-        """Record that the strategy paused a trial, and what it is ranked by."""
+    def _pause_at_rung(self, row: TrialRow, evaluations: Evaluations, reason: Reason | None) -> None:
+        """Record that the strategy paused a trial, and its rung score."""
         study = self._study
         standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
         score = rung_score(evaluations, study.spec.kl_budget, study.spec.total_episodes)
-        study.store.rest(study.lease, row, standing, score)
+        study.store.pause_at_rung(study.lease, row, standing, score)
         trial_log.note(study.trial_folder(row.number), "the strategy paused the trial")
         row = study.refresh(row.number)
         self._files.settle(row, self._at_rung())
         self._emit(TrialSetAside(row))
 
     def _end(self, number: int) -> None:
-        """Judge a trial that ran to its end or was ended by the guard; one that an order ended is left."""
+        """Judge a trial that completed or was pruned; one that an order ended leaves instead."""
         running, study = self._running[number], self._study
         is_stopped = running.decision.action is Action.STOP
         if not is_stopped and running.wanted is Wanted.STOP:
@@ -597,7 +595,7 @@ class TrialLoop:
         self._finish(number, judged(study.store, running.row, study.spec, status, reason))
 
     def _wait_out(self, number: int, what: str) -> None:
-        """Have a trial that an outage ended wait and resume from its checkpoint; until then none is started."""
+        """Queue a trial that an outage ended, to resume later; until then no trial starts."""
         study = self._study
         trial_log.note(study.trial_folder(number), what)
         self._running.pop(number, None)
@@ -611,14 +609,14 @@ class TrialLoop:
             self._outages.lacks(number, what)
 
     def _has_outage(self) -> bool:
-        """Return whether a trial waits for an outage to be over."""
+        """Return True if a trial waits for an outage to end."""
         for number in self._outages.waiting:
             if self._study.rows[number].status is not Status.WAITING:  # by an order
                 self._outages.forget(number)
         return not all(map(self._outages.is_due, self._outages.waiting))
 
     def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
-        """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""
+        """Resume a trial from its checkpoint in another worker; after too many attempts it fails."""
         trial_log.note(self._study.trial_folder(number), what)
         if self._is_stopping():
             self._emit(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
@@ -636,7 +634,7 @@ class TrialLoop:
         self._study.refresh(number)
 
     def _fail(self, number: int, reason: Callable[[str], Reason]) -> None:
-        """Record that a trial failed, for the reason that follows from the end of its log."""
+        """Record that a trial failed, with the reason derived from the end of its log."""
         log = trial_log.tail(self._study.trial_folder(number))
         self._finish(number, Outcome(Status.FAILED, reason(log)))
 

@@ -1,6 +1,6 @@
-"""Diagnosis: a trial's problems, read from its curves, and the one change to try next. Pure functions, no torch.
+"""Diagnosis: find a trial's problems in its curves, and the one change to try next. Pure functions, no torch.
 
-`tuner.rules.SIGNS` has the limits and the changes. Each advice is one change: with several at once nobody sees which
+`tuner.rules.SIGNS` has the limits and the changes. Each advice is a single change: with several, nobody knows which
 one helped. KL first: "adjust β or the adaptive KL target first if the policy diverges too quickly".
 """
 
@@ -23,34 +23,34 @@ from tuner.store import Store, TrialRow
 
 HEALTH_METRICS = tuple(dict.fromkeys(str(SIGNS[name].metric) for name in HEALTH))
 NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", *HEALTH_METRICS)
-"""The metrics that the rules read."""
+"""Metrics that the rules read."""
 
 LATEST = 10
-"""Steps that a reading is the median of: one odd batch says nothing."""
+"""Latest steps of which a reading is the median, against one odd batch."""
 GOAL, SLOPE = 0.78, 0.8
-"""Share of the KL budget where a KL should end, and how steeply log KL falls in log β."""
+"""Target for the final KL as a share of the budget; slope of log KL in log β, negated."""
 LEAST_EVALUATIONS = 4
-"""Evaluations under which nothing is said of how reward went."""
+"""Fewest evaluations for a statement on the course of reward."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The reading of one sign of a trial's health."""
+    """Reading of one sign of health."""
 
     sign: Rule
     value: float | None
-    """None: it was not measured, or there are too few steps."""
+    """None: not measured, or too few steps."""
     is_out: bool
-    """It is out of its range, or the guard ended the trial for its metric."""
+    """True if out of its range, or if the guard ended the trial for its metric."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A rule's finding in a trial's curves, and the change that it advises."""
+    """A rule's finding, and the change that it advises."""
 
     rule: str
     finding: str
-    """The numbers it spoke on, in a sentence."""
+    """The evidence in a sentence, with numbers."""
     name: str
     """The hyperparameter to change."""
     was: HyperValue
@@ -63,41 +63,41 @@ class Diagnosis:
 
 
 class Course:
-    """A trial's curves, as rules read them."""
+    """A trial's curves for the rules to read."""
 
     def __init__(
         self, steps: Sequence[Step], config: Mapping[str, HyperValue], spec: StudySpec, reason: Reason | None = None
     ) -> None:
-        """Read a trial's steps (with the metrics `NEEDED`, by step), its configuration, and why it ended early."""
+        """Take a trial's steps (with the metrics `NEEDED`, by step), its configuration, and why it ended early."""
         self.steps, self.config, self.spec, self.reason = steps, config, spec, reason
         self.total = PPOConfig.from_dict(config).total_episodes
 
     @cached_property
     def share(self) -> float:
-        """The share of its episodes that it ran."""
+        """Share of its episodes that it ran."""
         return self.steps[-1]["episode"] / self.total if self.steps else 0.0
 
     @cached_property
     def end_kl(self) -> float:
-        """Eval KL of the last evaluation after step 0, else the last rollouts'; NaN: there is neither."""
+        """Eval KL of the last evaluation after step 0, else the last rollout KL, else NaN."""
         found = hacking.eval_kls(self.steps) or values(self.steps, KL)
         return found[-1] if found else math.nan
 
     @cached_property
     def blame(self) -> Blame | None:
-        """The kind of problem that the guard ended it for; None: it did not."""
+        """Kind of problem for which the guard ended it, or None."""
         return RULES[self.reason.rule].blame if self.reason is not None and self.reason.rule in RULES else None
 
     @cached_property
     def over_limit_at(self) -> float | None:
-        """The share of its episodes at which the rollouts' KL first was over the guard's limit; None: never."""
+        """Share of its episodes at which the rollout KL first exceeded the guard's limit, or None."""
         measured, limit = (row for row in self.steps if hacking.is_measured(row, KL)), self.spec.kl_limit
         first = next((row for row in measured if SIGNS["kl_early"].is_broken(row[KL], limit)), None)
         return None if first is None else first["episode"] / self.total
 
     @cached_property
     def readings(self) -> list[Reading]:
-        """Each sign of its health, in the declared order."""
+        """Readings of all signs of health, in declared order."""
         return [self._reading(SIGNS[name]) for name in HEALTH]
 
     def _reading(self, sign: Rule) -> Reading:
@@ -111,7 +111,7 @@ class Course:
 
     @cached_property
     def evaluations(self) -> list[Step]:
-        """The steps that were evaluated."""
+        """Evaluated steps."""
         return [row for row in self.steps if hacking.is_measured(row, "eval/reward")]
 
     def change(self, rule: Rule, finding: str, factor: float = 1.0) -> Diagnosis | None:
@@ -140,7 +140,7 @@ class Course:
         return None
 
     def _moved(self, name: str, was: float, factor: float) -> int | float:
-        """Return a value times a factor, in the study's range, and whole where it has to be."""
+        """Return a value times a factor, in the study's range, rounded for whole numbers."""
         value, span = was * factor, self.spec.search.get(name)
         if isinstance(span, Choices):
             numbers = [one for one in span.values if isinstance(one, int | float)]
@@ -156,7 +156,7 @@ Check = Callable[[Course], Diagnosis | None]
 
 
 def kl_too_high(course: Course) -> Diagnosis | None:
-    """KL that ends over the budget, or that the guard ended the trial for."""
+    """KL that ends over the budget, or for which the guard ended the trial."""
     kl, budget, blamed = course.end_kl, course.spec.kl_budget, course.blame == "kl"
     if not blamed and not SIGNS["kl_end"].is_broken(kl, budget):
         return None
@@ -173,7 +173,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
 
 
 def kl_stuck(course: Course) -> Diagnosis | None:
-    """KL that hardly leaves 0 in half of the episodes or more, or that the guard ended the trial for."""
+    """KL that stays near 0 for half of the episodes or more, or for which the guard ended the trial."""
     sign, kls = SIGNS["kl_stuck"], [*values(course.evaluations, "eval/kl"), *values(course.steps, KL)]
     highest = max(kls, default=math.nan)
     is_stuck = course.share >= 0.5 and sign.is_broken(highest, course.spec.kl_budget)
@@ -188,7 +188,7 @@ def kl_stuck(course: Course) -> Diagnosis | None:
 
 
 def out_of_range(label: str) -> Check:
-    """Return the check of the signs of health of this label."""
+    """Return the check of the signs of health with this label."""
 
     def check(course: Course) -> Diagnosis | None:
         out = [one for one in course.readings if one.is_out and one.sign.label == label]
@@ -201,7 +201,7 @@ def out_of_range(label: str) -> Check:
 
 
 def broke(course: Course) -> Diagnosis | None:
-    """A run that the guard ended as broken, for a metric that no sign of health reads."""
+    """A run that the guard ended as broken, for a metric outside the signs of health."""
     if course.reason is None or course.blame != "broken" or course.reason.metric in HEALTH_METRICS:
         return None
     return course.change(RULES[course.reason.rule], f"{course.reason.message}.")
@@ -234,7 +234,7 @@ def stable_but_slow(course: Course) -> Diagnosis | None:
 
 
 def _to_the_goal(kl: float, budget: float) -> float:
-    """Return by how much to change β for a KL to end just within the budget: log KL falls by SLOPE in log β."""
+    """Return the factor for β that brings a KL just within the budget: log KL falls by SLOPE in log β."""
     return min(max(math.exp(abs(math.log(kl / (GOAL * budget))) / SLOPE), 1.5), 8.0)
 
 
@@ -246,13 +246,13 @@ RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
     reward_hacked,
     stable_but_slow,
 )
-"""In the order in which their advice is worth trying."""
+"""In the order in which to try their advice."""
 
 
 def diagnose(course: Course) -> list[Diagnosis]:
-    """Return the findings in a trial's curves, the change to try first in front; empty: there are none.
+    """Return the findings in a trial's curves, the change to try first in front.
 
-    Of several that would change one hyperparameter the first one's value holds for all.
+    If several change one hyperparameter, the first one's value is used for all.
     """
     found: list[Diagnosis] = []
     for rule in RULES_OF_DIAGNOSIS:
@@ -264,22 +264,22 @@ def diagnose(course: Course) -> list[Diagnosis]:
 
 
 def with_repeats(found: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]:
-    """Return each diagnosis with whether one before it advises the same change."""
+    """Return each diagnosis with True if an earlier one advises the same change."""
     changes = [one.advice for one in found]
     return [(one, one.advice in changes[:place]) for place, one in enumerate(found)]
 
 
 def is_choice(found: Sequence[Diagnosis]) -> bool:
-    """Return whether more than one change is advised."""
+    """Return True if more than one change is advised."""
     return len({one.advice for one in found}) > 1
 
 
 NEAR = 1.3
-"""A value that differs by less than this factor from the advised one is the advised one."""
+"""Values within this factor of the advised one count as the advised one."""
 
 
 def tried(trials: Sequence[TrialRow], trial: TrialRow, found: Diagnosis, spec: StudySpec) -> TrialRow | None:
-    """Return the trial of the study that has the change already, or a greater one; None if there is none."""
+    """Return a trial of the study that has the change already, or a greater one, or None."""
     names = {*spec.search, "kl_target"} - {found.name}
     there = []
     for row in trials:
@@ -291,14 +291,14 @@ def tried(trials: Sequence[TrialRow], trial: TrialRow, found: Diagnosis, spec: S
 
 
 def _is_as_far(value: float, found: Diagnosis) -> bool:
-    """Return whether a value goes about as far as the advised one, in its direction, or further."""
+    """Return True if a value goes about as far as the advised one, in its direction, or further."""
     if not isinstance(found.value, int | float) or min(value, found.value) <= 0:
         return False
     return value * NEAR > found.value if _is_up(found) else value < found.value * NEAR
 
 
 def why_nothing(trial: TrialRow) -> str:
-    """Return the line on a trial in which no rule finds anything to change."""
+    """Return the line for a trial in which no rule finds anything to change."""
     if trial.status is Status.FAILED:
         return "The trial failed; its log says why."
     if trial.reason is not None and trial.reason.rule in RULES:
@@ -307,19 +307,19 @@ def why_nothing(trial: TrialRow) -> str:
 
 
 def enqueued(trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue]:
-    """Return the values of a trial that tries a change."""
+    """Return the values of a trial that tries the change."""
     others = {name: value for name, value in trial.params.items() if value is not None}
     return {**others, found.name: found.value}
 
 
 def try_it(spec: StudySpec, trial: TrialRow, found: Diagnosis) -> list[str]:
-    """Return the command that tries a change, as a trial of the study."""
+    """Return the command that enqueues a trial of the change."""
     changes = [f"{name}={short(value, 12)}" for name, value in enqueued(trial, found).items()]
     return ["enqueue", spec.name, "--set", *changes, "--label", label(trial, found)]
 
 
 def label(trial: TrialRow, found: Diagnosis) -> str:
-    """Return the label of the trial that tries a change."""
+    """Return the label of a trial of the change."""
     return f"trial {trial.number}, {found.name} {'up' if _is_up(found) else 'down'}"
 
 
@@ -328,7 +328,6 @@ def _is_up(found: Diagnosis) -> bool:
 
 
 def course_of(store: Store, trial: TrialRow, spec: StudySpec) -> Course:
-    """Return a stored trial's course."""
     return Course(store.steps([trial.id], NEEDED), trial.config, spec, trial.reason)
 
 

@@ -1,4 +1,4 @@
-"""What the command line, the dashboard and the processes they start agree on: variables, names, commands to copy."""
+"""Names shared by the command line, the dashboard and their child processes: variables, files, commands to copy."""
 
 import shlex
 import shutil
@@ -9,27 +9,27 @@ from pathlib import Path
 PROG = "ppo-tuner"
 
 STORAGE_VARIABLE = "PPO_TUNER_STORAGE"
-"""Where studies are kept, unless `--storage` says so."""
+"""Default for `--storage`."""
 TOKEN_VARIABLE = "PPO_TUNER_DASHBOARD_TOKEN"
-"""Hands the dashboard's server its token; not its arguments, which every user of the machine can read."""
+"""Passes the token to the dashboard's server; its arguments would be readable by every user of the machine."""
 TOKEN_PARAMETER = "token"
-"""The part of the dashboard's address that holds it."""
+"""Query parameter for the token in the dashboard's address."""
 READ_ONLY_VARIABLE = "PPO_TUNER_READ_ONLY"
-"""Set: the dashboard places no orders."""
+"""If set, the dashboard places no orders."""
 
 RUNS_FOLDER = Path("runs")
-"""Checkpoints of trials, and what `train` writes unless --output says otherwise."""
+"""Folder for checkpoints of trials, and default output of `train`."""
 STUDY_FILE = "study.toml"
-"""What a study's file is called in a folder of its own."""
+"""File name of a study in a folder of its own."""
 
 
 def existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that is there: where it would be made."""
+    """Return the path, or its nearest existing parent."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
 def to_copy(words: Sequence[str]) -> str:
-    """Return a `ppo-tuner` command for people to copy: with its path where it is not on the shell's PATH."""
+    """Return a `ppo-tuner` command for people to copy, with its path if it is not on PATH."""
     started = Path(sys.argv[0])
     program = PROG
     if shutil.which(PROG) is None and started.name == PROG:

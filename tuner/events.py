@@ -1,4 +1,4 @@
-"""What `tuner.run.run_study` takes as its limits, and the events that it hands its caller while it runs."""
+"""Limits of a study's run, and the events that `tuner.run.run_study` reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ TIME_LIMIT = "the time limit"
 ORDERED = "stopped by an order"
 ONLY_PAUSED = "only paused trials are left"
 DELIBERATE = (TIME_LIMIT, ORDERED, ONLY_PAUSED)
-"""How the `why` of a study begins that stopped as it was asked to."""
+"""Beginnings of `why` for a study that stopped as it was asked to."""
 
 
 @dataclass(frozen=True)
 class StudyStarted:
-    """This controller now holds the study. Emitted once, before anything else."""
+    """This controller holds the study. Always the first event."""
 
     spec: StudySpec
     extent: Extent
-    """How far it is."""
+    """The study's progress."""
     notes: tuple[str, ...]
-    """What the user should know of the spec, and what differs from the last run of the study; one line each."""
+    """Notes on the spec and on changes since the last run, one line each."""
 
 
 @dataclass(frozen=True)
 class Preparing:
-    """The task is being prepared; `share` of the part `what` is done, from 0 to 1."""
+    """The task is being prepared; a `share` (0 to 1) of the part `what` is done."""
 
     what: str
     share: float
@@ -36,7 +36,7 @@ class Preparing:
 
 @dataclass(frozen=True)
 class TrialStarted:
-    """A trial runs: a new one, or one taken up after the step of its last checkpoint."""
+    """A trial starts, or resumes after the step of its last checkpoint."""
 
     row: TrialRow
     resumed_step: int | None
@@ -50,7 +50,7 @@ class TrialStepped:
     number: int
     report: StepReport
     total_episodes: int
-    """Episodes at the trial's end, in whole rollout batches: `report.episode` goes up to this."""
+    """Episodes at the trial's end, in whole rollout batches; `report.episode` goes up to this."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,19 @@ class TrialEnded:
 
     row: TrialRow
     extent: Extent
-    """How far the study is by that."""
+    """The study's progress after that."""
 
 
 @dataclass(frozen=True)
 class TrialSetAside:
-    """A trial saved a checkpoint and left its worker; it is paused, or waits until the study resumes."""
+    """A trial saved a checkpoint and left its worker: paused, or waiting until the study resumes."""
 
     row: TrialRow
 
 
 @dataclass(frozen=True)
 class ReadingOnTest:
-    """A trial's checkpoint is evaluated on the test prompts: the study's answer, or what confirms it."""
+    """A trial's checkpoint is evaluated on the test prompts, for the answer or a confirmation."""
 
     trial: int
     step: int
@@ -79,28 +79,28 @@ class ReadingOnTest:
 
 @dataclass(frozen=True)
 class OrderDecided:
-    """An order was carried out or refused; its outcome says how."""
+    """An order was carried out or refused; see its outcome."""
 
     order: Order
 
 
 @dataclass(frozen=True)
 class StudyPaused:
-    """No trial runs since the study is paused; the controller waits for orders."""
+    """The study is paused: no trial runs, and the controller waits for orders."""
 
     study: str
 
 
 @dataclass(frozen=True)
 class StudyWarned:
-    """Something is wrong that does not stop the study; reported once."""
+    """A problem that does not stop the study; reported once."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class StudyStopping:
-    """A stop was asked for; `running` trials finish their step and save a checkpoint first."""
+    """The study is stopping; `running` trials first finish their step and save a checkpoint."""
 
     running: int
     why: str
@@ -108,16 +108,16 @@ class StudyStopping:
 
 @dataclass(frozen=True)
 class StudyStopped:
-    """The study stopped before all its trials ended, or were read on the test prompts; running it again resumes it."""
+    """The study stopped unfinished; running it again resumes it."""
 
     extent: Extent
     why: str
     paused: tuple[int, ...] = ()
-    """The trials that nothing but an order resumes, where only such are left."""
+    """The paused trials that only an order resumes, if only such are left."""
 
     @property
     def is_deliberate(self) -> bool:
-        """Whether it stopped as requested in advance, or by an order."""
+        """True if it stopped as requested in advance, or by an order."""
         return self.why.startswith(DELIBERATE)
 
 
@@ -138,18 +138,15 @@ Event = (
 Emit = Callable[[Event], None]
 
 
-# How a run of a study is bounded.
-
-
 @dataclass(frozen=True)
 class Limits:
-    """What a run of a study is given."""
+    """Resources and limits of a study's run."""
 
     threads: int
     """CPU threads of a new trial."""
     most_workers: int | None
-    """One a GPU, where they were named; None: any number."""
+    """One per GPU if GPUs were named; None: unlimited."""
     deadline: float | None
     """On the monotonic clock."""
     timeout: float | None
-    """The seconds that led to the deadline."""
+    """Seconds from the start to the deadline."""

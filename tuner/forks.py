@@ -1,12 +1,12 @@
 """Forks: trials that start from another trial's checkpoint with some values changed. Never imports torch.
 
-A fork's folder begins with a copy of its parent's checkpoint, so that it resumes like any interrupted trial, but with
-another config. Each hyperparameter's declaration says whether a checkpoint fixes it; `PPOTrainer.restore` says what the
-others do from there on. From its start, a fork is a run in stages (see `ppo_core.stages`): its parent's, then its own.
+A fork's folder begins with a copy of its parent's checkpoint, so it resumes like any interrupted trial, but with
+another config. Each hyperparameter's declaration says if a checkpoint fixes it; `PPOTrainer.restore` says how the
+others take effect. Counted from the beginning, a fork is a run in stages (see `ppo_core.stages`): its parent's, then
+its own.
 
-The guard keeps what it remembers of the parent (first readings, highest KL, evidence), since the fork's curve
-up to there is its parent's. Only its patience starts again: the changed values are given their own steps to correct
-what the old ones broke.
+The guard keeps its memory of the parent (first readings, highest KL, evidence), since the fork's curve up to there is
+its parent's. Only its patience restarts: the changed values get steps of their own to correct what the old ones broke.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from tuner.status import Role
 from tuner.store import NewTrial, Store, StudyRow, TrialRow
 
 CHANGEABLE = tuple(name for name, declared in HYPERPARAMETERS.items() if not declared.fixed_by_checkpoint)
-"""The hyperparameters that a fork may change."""
+"""Hyperparameters that a fork may change."""
 
 
 def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episode: int) -> dict[str, HyperValue]:
@@ -53,7 +53,7 @@ def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episo
 
 
 def choose(parent_folder: Path, at_episode: int | None) -> tuple[Path, int, int]:
-    """Return the checkpoint to fork at, with its step and episode: the newest undamaged one, or the one at an episode.
+    """Return the checkpoint to fork at, with its step and episode: the one at an episode, or the newest undamaged one.
 
     Raises:
         ConfigError: there is none; the message names the episodes of those that are kept.
@@ -74,10 +74,9 @@ def choose(parent_folder: Path, at_episode: int | None) -> tuple[Path, int, int]
 
 
 def fork_files(source: Path, fork_folder: Path) -> Path:
-    """Copy the checkpoint `source` of the parent into a fork's folder, and return where it is there.
+    """Copy the parent's checkpoint `source` into a fork's folder, and return the copy.
 
-    May be done again: what an earlier attempt left in the fork's folder is replaced. One that is cut short leaves
-    nothing that counts as a checkpoint.
+    May be repeated: leftovers are replaced. An interrupted copy does not count as a checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or the copy cannot be written.
@@ -93,7 +92,7 @@ def fork_files(source: Path, fork_folder: Path) -> Path:
 
 
 def by_episode(folder: Path) -> dict[int, Path]:
-    """Return a trial's finished checkpoints by episode, by their manifests alone."""
+    """Return a trial's finished checkpoints by episode, from their manifests alone."""
     found = {}
     for path in checkpoint.complete(folder):
         with suppress(CheckpointError, KeyError):
@@ -102,7 +101,7 @@ def by_episode(folder: Path) -> dict[int, Path]:
 
 
 def _require_same_batch(before: PPOConfig, after: PPOConfig) -> None:
-    """Raise ConfigError where the values that state batch_size together now state another."""
+    """Raise ConfigError if the changed values give another batch_size."""
     was, now = (config.batch_sizes(world_size=1).batch_size for config in (before, after))
     if was != now:
         why = HYPERPARAMETERS["batch_size"].fixed_by_checkpoint
@@ -121,13 +120,10 @@ def _require_episodes_left(config: PPOConfig, episode: int) -> None:
         )
 
 
-# What a trial trains from its start.
-
-
 def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage, ...]:
-    """Return the stages of a trial before its own values hold; empty: they hold from the start.
+    """Return the stages of a trial before its own values apply; empty: they apply from the start.
 
-    A run that confirms a trial has that trial's stages, with its own seed and length.
+    A confirming run has the stages of the trial it confirms, with its own seed and length.
 
     Args:
         rows: The study's trials, the trial's ancestors among them.
@@ -146,22 +142,20 @@ def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage,
     return (*earlier, Stage(parent.config, episode, parent.number))
 
 
-# Where a trial's checkpoints are kept, and the commands that make one again. No torch.
-#
-# The commands are words without the storage's flags, which whoever prints them adds.
+# Commands here are words without the storage's flags; whoever prints them adds these.
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Whether a checkpoint is still on this machine."""
+    """Location of a checkpoint on this machine."""
 
     path: Path | None
-    """Where it is; None: it is not."""
+    """None: not here."""
     why_not: str = ""
 
 
 def find(study: StudyRow, trial: int, step: int) -> Kept:
-    """Return where the checkpoint of a trial at a step is, in the study's folder of checkpoints."""
+    """Find a trial's checkpoint of a step in the study's folder."""
     if study.folder is None:
         return Kept(None, "the store does not say where the study's checkpoints are")
     folder = Path(study.folder)
@@ -178,7 +172,7 @@ def find(study: StudyRow, trial: int, step: int) -> Kept:
 
 
 def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
-    """Return the checkpoints of a trial that are on this machine, by episode in ascending order."""
+    """Return a trial's checkpoints on this machine, by ascending episode."""
     folder = None if study.folder is None else Path(study.folder)
     if folder is None or not study_folder.is_of(folder, study):
         return {}
@@ -187,13 +181,13 @@ def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
 
 @dataclass(frozen=True)
 class ValueCheckpoint:
-    """The checkpoint whose policy has a trial's value."""
+    """The checkpoint that gave a trial's value."""
 
     step: int
     episode: int
     kept: Kept
     again: list[str]
-    """The command that makes it again."""
+    """The command that recreates it."""
 
 
 def value_checkpoint(store: Store, study: StudyRow, trial: TrialRow) -> ValueCheckpoint | None:
@@ -210,7 +204,7 @@ def value_checkpoint(store: Store, study: StudyRow, trial: TrialRow) -> ValueChe
 def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:
     """Return the command that trains a trial again from the start up to `episode`, and keeps the model.
 
-    All schedules are as they were, and the same seed, threads and device give the same run.
+    All schedules are unchanged; the same seed, threads and device give the same run.
     """
     whole = ["train", "--from", study, str(trial.number)]
     is_end = episode >= PPOConfig.from_dict(trial.config).whole_episodes()
@@ -221,5 +215,5 @@ STOP = "--stop_at_episode"
 
 
 def stop_of(words: Sequence[str]) -> int | None:
-    """Return the episode that a command of `train` stops at; None: at its end."""
+    """Return the episode at which a `train` command stops, or None for its end."""
     return int(words[list(words).index(STOP) + 1]) if STOP in words else None

@@ -1,8 +1,8 @@
-"""A study's front: of all evaluated checkpoints of its trials those that are the best for some KL budget. No torch.
+"""A study's front: the evaluated checkpoints that are best for some KL budget. No torch.
 
-Some of them are kept, so that another budget finds its checkpoint, too. The front follows from the store's evaluations
-of the trials that have ended or that the strategy paused. A checkpoint that beats others keeps them off the front even
-where it is no longer kept itself: then the answer is made again.
+Some are kept, so that another budget finds its checkpoint, too. The front follows from the store's evaluations of
+trials that have ended or are paused at a rung. A deleted checkpoint still beats others: if it is the answer, it is
+trained again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tuner.status import Role
 from tuner.store import Store, TrialRow
 
 MOST_KEPT = 8
-"""Most checkpoints of a study that are kept for being on its front."""
+"""Number of checkpoints of a study kept for being on its front."""
 
 
 class StudyFront:
-    """The front of a study whose trials end one by one."""
+    """Front of a study, updated trial by trial."""
 
     def __init__(self, points: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -> None:
-        """Begin with each trial's own front, by its number; `is_here` tells whether a checkpoint is still there."""
+        """Combine the trials' own fronts, by number; `is_here` tells if a checkpoint still exists."""
         self._points, self._is_here = dict(points), is_here
         self._front = self._whole()
 
@@ -42,7 +42,7 @@ class StudyFront:
         return thinned([point for point in self._front if point.step > 0 and self._is_here(point)], MOST_KEPT)
 
     def put(self, trial: int, points: Sequence[Point]) -> None:
-        """Note the own front of a trial that has ended or is paused."""
+        """Set the own front of a trial that has ended or is paused."""
         gone = set(self._points.get(trial, ())) - set(points)
         self._points[trial] = points
         if gone.isdisjoint(self._front):  # what beat them still does; all trials' points take long to sort
@@ -55,9 +55,9 @@ class StudyFront:
 
 
 def own_front(row: TrialRow, evaluations: Evaluations) -> list[Point]:
-    """Return a trial's front; nothing where it failed, broke, or only confirms another.
+    """Return a trial's own front; empty if it failed, broke, or confirms another.
 
-    Step 0, the SFT policy, is one of the points, so checkpoints that are no better are left out.
+    Step 0, the SFT policy, is one of the points, so checkpoints no better than it are left out.
     """
     if not is_sound(row) or row.role is Role.CONFIRM:
         return []

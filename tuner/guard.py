@@ -1,8 +1,8 @@
 """The guard: stops a trial whose policy blows up, collapses or stands still, and says why. Never imports torch.
 
-A pure fold over step reports: `observe` takes the state so far and one report, and returns the next state and,
-where a rule (see `tuner.rules`) is broken, the reason. It runs where the trainer runs, and its state travels in the
-checkpoint. A metric that a report lacks breaks no rule, and ends no row of broken steps.
+A pure fold over step reports: `observe` takes the state and a report, and returns the next state and, if a rule (see
+`tuner.rules`) is broken, the reason. It runs in the trainer's process, and its state travels in the checkpoint. A
+metric missing from a report neither breaks a rule nor resets its count of broken steps.
 """
 
 import math
@@ -12,18 +12,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ppo_core import declare
-from ppo_core.agreement import KL_GAP, KL_GAP_NOISE, MISMATCH
 from ppo_core.declare import Bounds
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
+from ppo_core.sampler_check import KL_GAP, KL_GAP_NOISE, MISMATCH
 from tuner.rules import ENTROPY, IDLE_STEPS, KL, REPETITION, RULES, VALUE_LOSS, Rule
 from tuner.status import Reason
 
 GUARD = "guard"
-"""Key of a checkpoint's `extra` that holds the guard's state."""
+"""Key in a checkpoint's `extra` of the guard's state."""
 WINDOW = 8
-"""Steps of evidence that a reason carries."""
+"""Steps of evidence in a reason."""
 
 WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", ENTROPY, VALUE_LOSS, REPETITION, MISMATCH, KL_GAP)
 """Metrics kept as evidence."""
@@ -46,13 +46,13 @@ CORE = (
     "eval/reward",
     "eval/kl",
 )
-"""Metrics that must be finite. Others may not be, for good reasons (the explained variance of equal returns)."""
+"""Metrics that must be finite. Others may legitimately not be (the explained variance of equal returns)."""
 
 _VALUE_SCALE = ("objective/scores", "objective/scores_std", "objective/non_score_reward")
-"""The scale of the value loss is the sum of their squares (see the rule value_divergence)."""
+"""The sum of their squares is the scale of the value loss (see the rule value_divergence)."""
 
 READ = tuple(dict.fromkeys((*CORE, *WATCHED, *_VALUE_SCALE, KL_GAP_NOISE)))
-"""Every metric that the guard reads: a report of these alone is judged like the whole one."""
+"""Every metric that the guard reads; a report of these alone gives the same verdict."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class GuardSettings:
     kl_limit: float
     """In nats per response."""
     patience: int = 3
-    """Steps in a row that a rule must be broken, where it waits."""
+    """Consecutive steps that a patient rule must be broken."""
     grace: float = 0.1
-    """Share of a trial's episodes during which the rules with a grace period are silent."""
+    """Share of a trial's episodes in which the rules with a grace period are silent."""
     limits: Mapping[str, float] = field(default_factory=lambda: {rule.name: rule.limit for rule in RULES.values()})
-    """Each rule's own limit by name (True: on, where it has no number of its own; False: off)."""
+    """Each rule's limit by name (True: on, without a number; False: off)."""
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], kl_limit: float, where: str) -> "GuardSettings":
-        """Return a study file's [guard] table over the defaults; `where` names the table in errors.
+        """Return the settings of a study file's [guard] table, with defaults; `where` names the table in errors.
 
         Raises:
             ConfigError: an unknown key, or a value that is not allowed.
@@ -90,38 +90,38 @@ class GuardSettings:
 
 @dataclass(frozen=True)
 class GuardState:
-    """All that the guard remembers between two steps."""
+    """The guard's memory between two steps."""
 
     first: Mapping[str, float] = field(default_factory=dict)
-    """The first finite reading of each watched metric."""
+    """First finite reading of each watched metric."""
     broken: Mapping[str, int] = field(default_factory=dict)
-    """Steps in a row that each rule has been broken."""
+    """Consecutive steps that each rule has been broken."""
     value_scale: float = 0.0
-    """Scale that the value loss is compared with (see the rule value_divergence)."""
+    """Scale to compare the value loss with (see the rule value_divergence)."""
     highest_kl: float = 0.0
     """Highest KL so far, for the rule nothing_learned."""
     kl_readings: int = 0
     window: tuple[dict[str, float], ...] = ()
-    """The last steps' evidence. A reading that was not a finite number is left out."""
+    """Evidence of the last steps; readings that are not finite are left out."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain JSON values."""
+        """Convert to plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "GuardState":
-        """Return the state that `to_dict` gave."""
+        """Inverse of `to_dict`."""
         return cls(**{**values, "window": tuple(values["window"])})
 
     def with_new_patience(self) -> "GuardState":
-        """Return the state where values change: the new ones get their own steps to correct what the old ones broke."""
+        """Reset the counts of broken steps, so that changed values get steps to recover."""
         return replace(self, broken={})
 
 
 def observe(
     settings: GuardSettings, state: GuardState, report: StepReport, total_episodes: int
 ) -> tuple[GuardState, Reason | None]:
-    """Return the state after `report`, and why to end the trial of `total_episodes` there (None: keep running)."""
+    """Return the state after `report`, and the reason to end the trial of `total_episodes` there, or None."""
     progress = report.episode / total_episodes
     in_grace = progress <= settings.grace
     state = _remember(settings, state, report, in_grace)
@@ -148,7 +148,7 @@ class _Reading(NamedTuple):
 
 
 def _remember(settings: GuardSettings, state: GuardState, report: StepReport, in_grace: bool) -> GuardState:
-    """Return the state with what this report adds, before any rule is read."""
+    """Return the state updated by a report, before any rule is read."""
     finite = {name: float(value) for name, value in report.metrics.items() if math.isfinite(value)}
     watched = {name: finite[name] for name in WATCHED if name in finite}
     row = {"step": report.step, "episode": report.episode, **watched}
@@ -166,7 +166,7 @@ def _remember(settings: GuardSettings, state: GuardState, report: StepReport, in
 
 
 def _kl_starts_high(settings: GuardSettings, first: Mapping[str, float]) -> bool:
-    """Return whether the training KL says nothing of learning: with top-k or top-p it is high before any update."""
+    """Return True if the training KL says nothing of learning: with top-k or top-p it is high before any update."""
     return first.get(KL, 0.0) >= settings.limits["nothing_learned"]
 
 

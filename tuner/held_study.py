@@ -1,4 +1,4 @@
-"""A study that this process holds: its lease and its folder."""
+"""A study held by this process: its lease, its folder, and its settings from file and orders."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,20 +17,20 @@ from tuner.starts import best_of, settle
 from tuner.status import Origin
 from tuner.store import Lease, Store, StudyRow, TrialRow
 
-# The settings that both a study file and the order `set` give: which of the two holds. No torch.
+# Settings that both a study file and the order `set` give. No torch.
 #
-# The order holds, as the later word, until the file's own value changes or a flag of `run` gives another one.
+# The order's value holds until the file's own value changes or a flag of `run` gives another one.
 
 FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
-"""The settings by their name in orders, and their keys in study files."""
+"""Settings by their name in orders, with their keys in study files."""
 FILE, SET = "file", "set"
 
 Overrides = Mapping[str, Mapping[str, float]]
-"""By setting: under `file` what the study file said in its last run, under `set` what an order said since then."""
+"""Per setting: `file`, its value in the study file at the last run; `set`, an order's value since then."""
 
 
 def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the record after an order `set` with these changes."""
+    """Return the record updated by an order `set`."""
     ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
     return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
 
@@ -38,7 +38,7 @@ def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, d
 def at_run(
     spec: StudySpec, overrides: Overrides, *, is_file: bool, flags: Mapping[str, float]
 ) -> tuple[StudySpec, dict[str, dict[str, float]], list[str]]:
-    """Return the spec that a run has, the record after its start, and what the user should know, one line each.
+    """Return a run's spec, the updated record, and notes for the user, one line each.
 
     Args:
         spec: As the study file says, or as it is stored.
@@ -77,47 +77,43 @@ def _note(study: str, name: str, kept: float, says: float | None) -> str:
     )
 
 
-# A study that this process holds: its lease and its folder.
-
-
 @dataclass
 class OpenStudy:
-    """A study that this controller holds. Make it with `open_study`."""
+    """A study that this controller holds; made by `open_study`."""
 
     store: Store
     lease: Lease
     row: StudyRow
     spec: StudySpec
-    """As it is now; orders may change it."""
+    """Current; orders may change it."""
     folder: Path
-    """Where its trials' folders are."""
+    """Parent of the trials' folders."""
     rows: list[TrialRow]
     """Its trials by number, as the store holds them."""
     last_order: int
-    """The highest id of an order that was placed before this run; 0: there was none."""
+    """Highest id of the orders placed before this run; 0: none."""
 
     def trial_folder(self, number: int) -> Path:
-        """Return where a trial's checkpoints are."""
+        """Return the folder of a trial's checkpoints."""
         return self.folder / str(number)
 
     def refresh(self, number: int) -> TrialRow:
-        """Read a trial's row again, note it and return it."""
+        """Reload a trial's row from the store."""
         is_known = number < len(self.rows)
         return self.put(self.store.read_again(self.rows[number]) if is_known else self.store.trial(self.row, number))
 
     def put(self, row: TrialRow) -> TrialRow:
-        """Note how a trial stands now, or a new one, and return it."""
+        """Replace or append a trial's row, and return it."""
         self.rows[row.number : row.number + 1] = [row]
         return row
 
 
 @contextmanager
 def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStudy]:
-    """Hold the study of `spec`, made first if there is none, and its folder.
+    """Take the study of `spec`, created if missing, and its folder.
 
-    The folder's lock comes first: whatever a clock or a host's name says, a controller that lives here keeps it.
-    One that is refused changes nothing. A study that was made here and is refused before it began leaves nothing in
-    the store.
+    The folder's lock is taken first, so a live controller here keeps it, whatever the clock or a host's name says. A
+    refusal changes nothing, and leaves no newly created study in the store.
 
     Raises:
         StudyError: another controller holds it, or its folder is on another host.
@@ -144,7 +140,7 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
 
 
 def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) -> Iterator[str]:
-    """Make the given spec the study's, and the folder its own; yield what the user should know of it.
+    """Record the given spec and the folder as the study's; yield notes for the user.
 
     Args:
         study: The study; its spec is changed to what it has in this run.

@@ -1,4 +1,4 @@
-"""What is done with a trial after a report: decisions over a row and a report, which the controller carries out."""
+"""Decide what to do with a trial after a report; the controller carries it out."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,11 +12,11 @@ from tuner.store import TrialRow
 
 
 class Action(Enum):
-    """What is done with a trial after a report."""
+    """The next move for a trial after a report."""
 
     GO_ON = "go on"
     EVALUATE = "evaluate"
-    """The same step is reported again, with an evaluation where one was possible."""
+    """It reports the same step again, with an evaluation if possible."""
     PAUSE = "pause"
     """It saves a checkpoint, leaves its worker, and is promoted later or never."""
     STOP = "stop"
@@ -24,7 +24,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done with a trial after a report, and why."""
+    """The next move for a trial after a report, with its reason."""
 
     action: Action = Action.GO_ON
     reason: Reason | None = None
@@ -35,9 +35,9 @@ NOTHING_DECIDED = Decision()
 
 
 def judge(spec: StudySpec, trial: TrialRow, stepped: Stepped) -> Decision:
-    """Return what is done with a trial after its report; `trial` is as it was when it was started.
+    """Return the next move for a trial after its report; `trial` is its row when started.
 
-    The guard comes first. A trial that has come to its rung is evaluated, and paused there.
+    The guard comes first. A trial that reached its rung is evaluated, and paused there.
     """
     decision, rung = guarded(stepped), own_rung(spec, trial)
     if decision.action is not Action.GO_ON or rung is None or stepped.report.episode < rung:
@@ -48,9 +48,9 @@ def judge(spec: StudySpec, trial: TrialRow, stepped: Stepped) -> Decision:
 
 
 def why_paused(spec: StudySpec, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
-    """Return why the strategy pauses a trial that a kill left running; None: it had not come to where it does.
+    """Return why the strategy pauses a trial that a kill left running, or None if it was not at its rung.
 
-    The last thing that it did was then to be evaluated at its rung.
+    Its last report was then its evaluation at the rung.
     """
     rung = own_rung(spec, trial)
     is_there = rung is not None and trial.episodes >= rung
@@ -64,10 +64,10 @@ def paused_at(episode: int) -> Reason:
 
 
 def guarded(stepped: Stepped) -> Decision:
-    """Return what follows from the guard's verdict on a step.
+    """Turn the guard's verdict into an action.
 
-    A trial that is ended is evaluated first, where its policy allows it, so that it is known what it came to. A trial
-    that is about to cross the KL budget is evaluated, too, since its best checkpoint may be this one.
+    A trial to be ended is evaluated first if possible, so that its result is known; so is one about to cross the KL
+    budget, since its best checkpoint may be this one.
     """
     reason = stepped.reason
     if reason is None:
@@ -78,22 +78,22 @@ def guarded(stepped: Stepped) -> Decision:
 
 
 def _is_evaluated(stepped: Stepped) -> bool:
-    """Return whether a report has its evaluation, or can have none."""
+    """Return True if a report has its evaluation, or cannot have one."""
     return stepped.report.is_evaluation or stepped.is_again
 
 
-def answer(decision: Decision, wanted: Wanted | None, *, has_to_rest: bool) -> Answer:
-    """Return a worker's answer to a report: a rule comes first, then what a person ordered, then the strategy.
+def answer(decision: Decision, wanted: Wanted | None, *, must_leave: bool) -> Answer:
+    """Return a worker's answer to a report: rules come first, then orders, then the strategy.
 
     Args:
         decision: Of `judge`.
         wanted: What an order wants of the trial.
-        has_to_rest: Whether no trial is to run now.
+        must_leave: True if no trial is to run now.
     """
     if decision.action is Action.EVALUATE:
         return Answer.EVALUATE
     if decision.action is Action.STOP or wanted is Wanted.STOP:
         return Answer.STOP
-    if decision.action is Action.PAUSE or wanted is Wanted.PAUSE or has_to_rest:
+    if decision.action is Action.PAUSE or wanted is Wanted.PAUSE or must_leave:
         return Answer.LEAVE
     return Answer.GO_ON

@@ -1,4 +1,4 @@
-"""Check an order against the study as it stands: before it is placed, and again by the controller."""
+"""Check an order against the study's current state: before it is placed, and again by the controller."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,11 +16,11 @@ from tuner.status import Role, Status
 from tuner.store import Store, StudyRow, TrialRow
 
 MOST_WORKERS = 1000
-"""More is a typing error: no machine runs as many."""
+"""Larger numbers are typing errors: no machine runs as many."""
 
 
 def check_trial_order(kind: str, row: TrialRow) -> None:
-    """Raise ConfigError where an order cannot be carried out on a trial as it stands."""
+    """Raise ConfigError if an order cannot be carried out on a trial in its current state."""
     status = row.shown_status
     if kind == "resume" and row.status is not Status.PAUSED and row.wanted is None:
         raise ConfigError(f"trial {row.number} is {status}; only a paused trial can be resumed")
@@ -31,7 +31,7 @@ def check_trial_order(kind: str, row: TrialRow) -> None:
 
 
 def check_study_order(kind: str, study: StudyRow) -> None:
-    """Raise ConfigError where an order about the whole study cannot be carried out as it stands."""
+    """Raise ConfigError if an order on the whole study cannot be carried out in its current state."""
     if kind == "resume" and study.paused_at is None:
         raise ConfigError("the study is not paused")
     if kind == "pause" and study.paused_at is not None:
@@ -39,7 +39,7 @@ def check_study_order(kind: str, study: StudyRow) -> None:
 
 
 def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
-    """Return the failed trials that an order to try again is about; ConfigError if there is none."""
+    """Return the failed trials that a retry order concerns; ConfigError if there are none."""
     failed = [row for row in rows if row.status is Status.FAILED and number in (None, row.number)]
     if not failed:
         other = next((row for row in rows if row.number == number), None)
@@ -50,7 +50,7 @@ def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
 
 
 def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[str, object]) -> dict[str, HyperValue]:
-    """Return the params of a configuration that a person asks for; what it leaves out is trial 0's.
+    """Return the params of an enqueued configuration; trial 0's fill in missing ones.
 
     Any hyperparameter may be given, searched or not, inside its range or not: it is this trial's own.
 
@@ -82,7 +82,7 @@ def _declared(name: str, value: object) -> HyperValue:
 
 
 def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
-    """Return the spec with the changes of an order `set` that concern it; those of `workers` are only checked.
+    """Return the spec changed by an order `set`; a change of `workers` is only checked.
 
     Raises:
         ConfigError: an unknown setting, or a value that is not allowed.
@@ -108,11 +108,8 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
     return changed
 
 
-# Whether a controller would refuse an order as things stand: asked by whoever places one, before placing it.
-
-
 def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments: Mapping[str, Any]) -> None:
-    """Raise where the controller would refuse the order as things stand.
+    """Raise if the controller would refuse the order now; for use before placing it.
 
     Raises:
         ConfigError: it does not fit the study; the message says what is allowed.
@@ -140,7 +137,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
 
 
 def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], episode: int | None) -> None:
-    """Raise ConfigError for an impossible fork. Whoever can read its checkpoint also checks that.
+    """Raise ConfigError for an impossible fork. Whoever can read its checkpoint checks that, too.
 
     A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
     """
@@ -153,5 +150,5 @@ def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], ep
 
 
 def why_waiting(is_held: bool, go_on: str) -> str:
-    """Return why an order is not decided yet; `go_on` is the command that runs its study."""
+    """Return why an order is still undecided; `go_on` is the command that runs its study."""
     return "the controller has not read it yet" if is_held else f"nothing runs the study; to carry it out: {go_on}"

@@ -1,7 +1,7 @@
-"""Where the controller decides orders: each is checked against the study as it stands, and carried out or refused.
+"""The controller's handling of orders: each is checked against the study, then carried out or refused.
 
-What an order changes is written in the transaction that decides it. What follows for a running trial is
-read from there at its next report, so nothing is forgotten when the controller dies.
+An order's change is written in the transaction that decides it. A running trial reads it there at its next report, so
+nothing is lost if the controller dies.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class OrderDesk:
         is_running: Callable[[int], bool],
         on_decided: Callable[[Order], None],
     ) -> None:
-        """Decide orders of `study`, whose run has `limits`.
+        """Handle orders of `study`, whose run has `limits`.
 
         Args:
             study: The study.
@@ -50,11 +50,11 @@ class OrderDesk:
         self._changed: list[int] = []
 
     def is_under_way(self, order: Order) -> bool:
-        """Return whether the order is a fork whose checkpoint is being copied."""
+        """Return True for a fork whose checkpoint is being copied."""
         return order.id in self._forking
 
     def decide(self, order: Order) -> Order:
-        """Carry out an order or refuse it, and return it as it stands then; see `is_under_way`."""
+        """Carry out or refuse an order, and return its new state; see `is_under_way`."""
         return self._decided(order, lambda: self._carry_out(order))
 
     def _decided(self, order: Order, work: Callable[[], None]) -> Order:
@@ -71,7 +71,7 @@ class OrderDesk:
         return study.store.order(order.id)
 
     def take_changed(self) -> list[TrialRow]:
-        """Return the trials that orders changed or added since the last time, as they stand."""
+        """Return the trials that orders changed or added since the last call."""
         changed = [self._study.refresh(number) for number in self._changed]
         self._changed = []
         return changed
@@ -151,7 +151,7 @@ class OrderDesk:
         self._changed.append(row.number)
 
     def _while_it_runs(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
-        """Return the effect on a trial that a worker runs: it learns of it at its next report."""
+        """Return the effect on a running trial, which learns of it at its next report."""
         wanted = None if order.kind == "resume" else Wanted(order.kind)
         text = f"trial {row.number} resumes" if wanted is None else f"trial {row.number} will {wanted} after its step"
 
@@ -219,7 +219,7 @@ class OrderDesk:
         self._changed.append(number)
 
     def _fork(self, order: Order) -> None:
-        """Have the parent's checkpoint copied; the fork is added when that is done."""
+        """Start copying the parent's checkpoint; the fork is added when that is done."""
         parent = self._study.store.trial(self._study.row, order.trial or 0)
 
         def then(outcome: Future[ForkPoint]) -> None:

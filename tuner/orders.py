@@ -1,4 +1,4 @@
-"""Every kind of order, declared once: the command line, the dashboard and the controller read it here."""
+"""Kinds of orders, declared once for the command line, the dashboard and the controller."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class OrderKind:
 
     name: str
     trial: Literal["needed", "allowed", "none"]
-    """Whether it names a trial. Where it may do without, it is about the whole study."""
+    """If "allowed", an order without a trial concerns the whole study."""
     doc: str
     arguments: tuple[str, ...] = ()
     """Keys of its arguments."""
@@ -45,4 +45,4 @@ SETTINGS: Mapping[str, str] = {
     "workers": "trials at the same time",
     "kl_budget": "nats per response",
 }
-"""What the order `set` changes."""
+"""Settings that the order `set` changes."""

@@ -1,4 +1,4 @@
-"""What a study file names as `module:callable`: a sampler or a pruner of the user's own."""
+"""Import a user's own sampler or pruner, named as `module:callable` in a study file."""
 
 import warnings
 from typing import Any
@@ -11,7 +11,7 @@ from ppo_core.rewards.batch import cut, one_line
 
 
 def made_by(path: str, what: str, kind: Any, **arguments: Any) -> Any:
-    """Return what the user's `module:callable` makes of the arguments.
+    """Call the user's `module:callable` and return the object, checked to be of the kind.
 
     Args:
         path: `module:callable`, as the study file says.

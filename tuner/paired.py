@@ -1,7 +1,7 @@
-"""Differences of rewards, prompt by prompt: every evaluation is on the same prompts with the same random numbers.
+"""Reward differences paired by prompt: all evaluations use the same prompts with the same random numbers.
 
-With d_i the difference on eval prompt i of n, the difference is mean(d) and its standard error sd(d) / sqrt(n), without
-what makes some prompts hard and others easy for both. What another seed would change is not in it: see `tuner.confirm`.
+With d_i the difference on eval prompt i of n, the difference is mean(d) and its standard error sd(d) / sqrt(n), free
+of variation in difficulty that both share. Variation between seeds is not included: see `tuner.confirm`.
 """
 
 import math
@@ -14,25 +14,25 @@ from tuner.scoring import is_finite
 from tuner.store import Store, TrialRow
 
 ERRORS = 2.0
-"""Standard errors from which a difference counts as more than noise."""
+"""Standard errors beyond which a difference counts as more than noise."""
 
 Rewards = Sequence[float | None]
-"""One an eval prompt, in the prompts' order; None: it was not finite."""
+"""One per eval prompt, in the prompts' order; None: not finite."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much reward something is over something else."""
+    """A reward minus another."""
 
     mean: float
     se: float | None
-    """Its standard error over the prompts; None: not known."""
+    """Standard error over the prompts, or None if unknown."""
     prompts: int
-    """Eval prompts that it was paired on; 0: it was not, and the standard error adds both variances."""
+    """Number of paired eval prompts; 0: unpaired, and the standard error adds both variances."""
 
     @property
     def verdict(self) -> str:
-        """What the difference is worth, in words."""
+        """The difference's significance in words."""
         if self.se is None or self.se <= 0:
             return "its noise is not known"
         times = abs(self.mean) / self.se
@@ -41,12 +41,12 @@ class Difference:
 
     @property
     def basis(self) -> str:
-        """What the standard error is of, in words."""
+        """Basis of the standard error, in words."""
         return f"paired on {self.prompts} eval prompts" if self.prompts else "not paired, so rather too large"
 
 
 def improvement(store: Store, trial: TrialRow) -> Difference | None:
-    """Return how far a trial's value is over the SFT policy, its evaluation at step 0; None: one is not there."""
+    """Return a trial's value minus the SFT policy's evaluation at step 0, or None if one is missing."""
     rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
     first = next((row for row in rows if row["step"] == 0), None)
     if trial.value is None or first is None or not is_finite(first["eval/reward"]):
@@ -57,7 +57,7 @@ def improvement(store: Store, trial: TrialRow) -> Difference | None:
 
 
 def over(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
-    """Return how far the value of `other` is over that of `base`; None: one has no value."""
+    """Return the value of `other` minus that of `base`, or None if one has no value."""
     if base.value is None or other.value is None:
         return None
     own = (_of_value(row, _readings(store, row)) for row in (other, base))
@@ -69,7 +69,7 @@ def _readings(store: Store, trial: TrialRow) -> dict[int, Rewards]:
 
 
 def _of_value(trial: TrialRow, read: dict[int, Rewards]) -> Rewards | None:
-    """Return what each prompt contributed to the trial's value."""
+    """Return the rewards by prompt behind the trial's value."""
     return None if trial.value_step is None else read.get(trial.value_step)
 
 

@@ -1,4 +1,4 @@
-"""What crosses the pipe between the controller and a worker process: plain data, one report up, one answer down."""
+"""Messages between the controller and a worker process: plain data, one report up, one answer down."""
 
 import traceback
 from collections.abc import Mapping
@@ -17,33 +17,30 @@ from tuner.status import Reason
 from tuner.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
-"""Names the GPU that a worker was given."""
+"""Variable with the GPU assigned to a worker."""
 SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
-"""How many workers that GPU is for."""
+"""Variable with the number of workers that share that GPU."""
 _TRACEBACK_LINES = 30
 
 
-# Down: what a worker is given to do, and an `Answer` to each of its reports.
+# Down: jobs for a worker, and an `Answer` to each of its reports.
 
 
 @dataclass(frozen=True)
 class PrepareTask:
-    """Prepare a task's models and prompts; answered by `Progress` and at last `Prepared` or `Failed`."""
+    """Prepare a task's models and prompts; answered by `Progress` and finally `Prepared` or `Failed`."""
 
     task: str
     folder: Path
-    """The study's, where the worker's output goes meanwhile."""
+    """The study's, for the worker's log meanwhile."""
     configs: tuple[Mapping[str, HyperValue], ...] = ()
-    """The trials between which all others lie: the largest one's predicted memory is reported, or refused."""
+    """Extreme configurations of the study; the largest one's predicted memory is reported, or refused."""
     device: str = "auto"
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """Everything a worker needs to run one trial.
-
-    Answered by `Entered`, `Stepped` and at last `Ended`, `Left` or `Failed`.
-    """
+    """Run one trial; answered by `Entered`, `Stepped` and finally `Ended`, `Left` or `Failed`."""
 
     number: int
     config: Mapping[str, HyperValue]
@@ -52,22 +49,22 @@ class TrialSpec:
     """The trainer's factory, as `module:function`."""
     device: str
     threads: int
-    """CPU threads of the trainer. One thread and two train different weights, so a resumed trial keeps its own."""
+    """CPU threads of the trainer. The count affects the weights, so a resumed trial keeps its own."""
     folder: Path
-    """Where the trial's checkpoints and its log go."""
+    """For the trial's checkpoints and its log."""
     guard: GuardSettings
     kl_budget: float
-    """Highest eval KL of the trial's best checkpoint, in nats per response."""
+    """Limit on the best checkpoint's eval KL, in nats per response."""
     resume_from: Path | None = None
     """The checkpoint to resume from; None: from the start."""
     checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
-    """The longest time between two checkpoints; there is one at every evaluation, too."""
+    """Longest time between two checkpoints, beside one at every evaluation."""
     fork_step: int | None = None
-    """Step of the checkpoint that a fork began at, which it keeps. None: not a fork."""
+    """Step of the checkpoint that a fork began at, which is kept; None: not a fork."""
     stages: tuple[Stage, ...] = ()
-    """Those before `config` holds, see `tuner.forks.stages`."""
+    """Stages before `config` applies; see `tuner.forks.stages`."""
     ranks: int = 1
-    """Processes that train it together, on a GPU each where the engine has any."""
+    """Processes that train it together, on a GPU each if the engine has any."""
 
 
 @dataclass(frozen=True)
@@ -83,38 +80,38 @@ class ReadTest:
     device: str
     threads: int
     folder: Path
-    """The trial's, where the worker's output goes."""
+    """The trial's, for the worker's log."""
     checkpoint: Path | None
-    """None: the SFT policy is read."""
+    """None: the SFT policy."""
     ranks: int = 1
-    """As in `TrialSpec`."""
+    """Same as in `TrialSpec`."""
 
     @property
     def step(self) -> int:
-        """The checkpoint's."""
+        """Step of the checkpoint."""
         return 0 if self.checkpoint is None else checkpoint.step_of(self.checkpoint)
 
 
 class Phase(Enum):
-    """What a trial's worker is doing, in words. Each has its own limit, see `tuner.worker_settings`."""
+    """Activity of a trial's worker. Each has a time limit of its own; see `tuner.worker_settings`."""
 
     STEPPING = "a step"
     SAVING = "saving a checkpoint"
 
 
-# Up: what a worker says.
+# Up: messages from a worker.
 
 
 @dataclass(frozen=True)
 class Entered:
-    """The trial begins this phase, or made progress in it: the phase's limit starts again. It is not answered."""
+    """The trial begins this phase or made progress in it, which restarts its time limit. Not answered."""
 
     phase: Phase
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Share, 0 to 1, of one part (`what`) of the task's preparation that is done."""
+    """A share (0 to 1) of one part (`what`) of the task's preparation is done."""
 
     what: str
     share: float
@@ -131,67 +128,69 @@ class Stepped:
 
     report: StepReport
     seconds: float
-    """What the trial cost since its last report, or since it was started or taken up."""
+    """The trial's cost since its last report or start."""
     step_seconds: float
-    """What the step alone took: without saving, and without waiting for answers."""
+    """Duration of the step alone, without saving or waiting for answers."""
     reason: Reason | None
-    """What a rule of the guard says against the trial, if one speaks."""
+    """The guard's objection to the trial, if any."""
     is_near_budget: bool = False
-    """Whether the policy is about to cross the KL budget, or came back within it: see `tuner.budget_watch`."""
+    """True if the policy is about to cross the KL budget, or came back within it; see `tuner.budget_watch`."""
     is_again: bool = False
-    """Whether this is the last report once more, as EVALUATE asks: with an evaluation, if one was possible."""
+    """True if this repeats the last report for EVALUATE, with an evaluation if possible."""
 
 
 @dataclass(frozen=True)
 class NoRoom:
-    """The trial found no room for its checkpoints, and waits for an `Answer`: GO_ON to try again, STOP to be left."""
+    """No room for the trial's checkpoints; waits for an `Answer`: GO_ON to retry, STOP to leave."""
 
     message: str
-    """One line: what cannot be written, and why."""
+    """One line on the file and the cause."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """The checkpoint was evaluated on the test prompts, or cannot be."""
+    """Result of a reading on the test prompts."""
 
     reading: SplitReading | None
     why_not: str | None = None
-    """Why there is no reading: there never will be one."""
+    """Reason that a reading is impossible."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The trial ran to its end, or ended where it was ordered to stop."""
+    """The trial ran to its end, or was stopped."""
 
     is_worker_spent: bool = False
-    """Whether something raised on the way and was passed over: another trial must not run in that process."""
+    """True if an error was passed over: the process must not run another trial."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """The trial was left as it was ordered: at a new checkpoint, or where there was no room for one at its last."""
+    """The trial left as ordered, at a new checkpoint, or without room for one at its last."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The trial or the preparation raised an error. No other trial runs in that process: a CUDA error, or memory that
-    is held by what failed, would fail it, too."""
+    """The trial or the preparation raised an error.
+
+    The process runs no other trial: a CUDA error, or memory still held, would fail it, too.
+    """
 
     message: str
     """One line."""
     traceback: str
-    """The end of the traceback."""
+    """The traceback's end."""
     out_of_memory: bool = False
     is_for_user: bool = False
-    """Whether the message is one of ours, meant to stand alone: then another attempt would end the same way."""
+    """True if the message is one of ours and needs no traceback; a retry would end the same way."""
     is_outage: bool = False
-    """Whether something outside failed that may soon be well."""
+    """True if something outside failed that may recover."""
     cause: str = ""
-    """Type and place of the error that came first: see `Reason`."""
+    """Type and place of the first error; see `Reason`."""
 
     @classmethod
     def of(cls, error: Exception) -> "Failed":
-        """Return the message that reports `error`."""
+        """Convert an error."""
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         name = type(error).__name__
         is_for_user, first = isinstance(error, PPOTunerError), list(causes(error))[-1]
@@ -209,10 +208,10 @@ class Failed:
 
 @dataclass(frozen=True)
 class Lost:
-    """The worker process died, or was killed for its silence; said by the engine in its place."""
+    """The worker process died, or was killed for its silence; sent by the engine in its place."""
 
     how: str
-    """The exit code or signal, or how long it was silent, in words."""
+    """Exit code, signal or length of silence, in words."""
 
 
 Job = PrepareTask | TrialSpec | ReadTest

@@ -1,6 +1,6 @@
-"""What is evaluated on the test prompts: the study's answer, and the runs that confirm configurations, each once.
+"""Readings on the test prompts: the study's answer and its confirming runs, each once.
 
-The highest of many readings is high by luck, also on prompts that no trial learned from. So what was chosen is read
+The highest of many readings is high by luck, even on prompts that no trial learned from. So the chosen ones are read
 once more, on prompts that played no part in any choice.
 """
 
@@ -18,12 +18,12 @@ from tuner.store import TrialRow
 
 
 def due_readings(study: OpenStudy) -> list[ReadTest]:
-    """Return the jobs that read what was not evaluated yet and whose checkpoint is here: the answer's first."""
+    """Return the jobs for readings that are missing and whose checkpoint is here, the answer's first."""
     return [job for job in _unread(study, _wanted(study)) if _is_here(job)]
 
 
 def why_unread(study: OpenStudy) -> str | None:
-    """Return why runs that confirm the study are not evaluated on the test prompts, and never will be from here."""
+    """Return why confirming runs will never be read on the test prompts from here, or None."""
     runs = ((row, step) for row, step in _wanted(study) if row.role is Role.CONFIRM)
     lost = [str(job.number) for job in _unread(study, runs) if not _is_here(job)]
     if not lost:
@@ -58,7 +58,7 @@ def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:
 
 
 def reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
-    """Return the job that reads a trial's checkpoint, or at step 0 the SFT policy."""
+    """Return the job that reads a trial's checkpoint, or for step 0 the SFT policy."""
     spec, folder = study.spec, study.trial_folder(row.number)
     path = checkpoint.step_folder(folder, step) if step > 0 else None
     return ReadTest(

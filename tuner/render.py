@@ -24,7 +24,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PIPE_WIDTH, counted, measured, plain, plus_minus, short
 from tuner.forks import ValueCheckpoint
 from tuner.paired import Difference
-from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
+from tuner.results import FrontPoint, Measured, Source, StudyView, value_sources
 from tuner.rules import RULES
 from tuner.scoring import ends_within
 from tuner.spec import StudySpec
@@ -71,7 +71,7 @@ def trial_line(trial: TrialRow) -> str:
     ]
     if trial.end_reward is not None and trial.end_reward != trial.value:
         parts.append(f"last {_last(trial)}")
-    if trial.is_resting:
+    if trial.is_at_rung:
         parts.append(f"rung score {measured(trial.rung_score)}")
     elif trial.reason is not None:
         parts.append(plain(trial.reason.message))
@@ -94,7 +94,7 @@ def study_line(view: StudyView) -> str:
     )
 
 
-def outcome_line(trial: TrialRow, kl: Estimate | None) -> str:
+def outcome_line(trial: TrialRow, kl: Measured | None) -> str:
     """Return one line on how a trial ended, or stands."""
     at = "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
     texts = [trial.shown_status, f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at}"]
@@ -181,7 +181,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
 
 def _why(trial: TrialRow) -> str:
     """Return why a trial ended; of one that the strategy paused its rung score."""
-    if trial.is_resting:
+    if trial.is_at_rung:
         return f"rung score {measured(trial.rung_score)}"
     return plain(trial.reason.message) if trial.reason else ""
 

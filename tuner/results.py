@@ -1,7 +1,7 @@
-"""Reading a study for people and machines: the best trial, where values come from, and the JSON shapes.
+"""Read a study for people and machines: the best trial, sources of values, and the JSON shapes.
 
-The JSON shapes are kept stable: keys are added, never renamed or removed. A number that is not
-finite or was not measured is `null`.
+The JSON shapes are stable: keys are added, never renamed or removed. A number that is not finite or was not measured
+is `null`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ from tuner.status import Origin, Role, Status
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 
 LONGER = 10
-"""How many times longer the suggested training of a found configuration is."""
+"""Factor by which the suggested training of a found configuration is longer."""
 
 State = Literal["running", "paused", "finished", "unfinished"]
 Source = Literal["searched", "listed", "enqueued", "study", "task", "TRL", "default"]
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean and its standard error, where known."""
+class Measured:
+    """A mean, and its standard error if known."""
 
     mean: float
     se: float | None = None
@@ -49,9 +49,9 @@ class StudyView:
     row: StudyRow
     spec: StudySpec
     trials: tuple[TrialRow, ...]
-    """Trials of its search, and those that people added."""
+    """Trials of the search, and those that people added."""
     confirming: tuple[TrialRow, ...] = ()
-    """The runs that confirm its configurations (see `tuner.confirm`)."""
+    """Its confirming runs (see `tuner.confirm`)."""
 
     @property
     def state(self) -> State:
@@ -66,12 +66,11 @@ class StudyView:
 
     @property
     def ended(self) -> int:
-        """How many of its trials have ended, however they did; more than its total where that was lowered since."""
+        """Number of trials that have ended; may exceed a total that was lowered since."""
         return sum(trial.status.is_final for trial in self.trials)
 
     @cached_property
     def extent(self) -> Extent:
-        """How far it is."""
         return extent((*self.trials, *self.confirming), self.spec)
 
     def best(self) -> TrialRow | None:
@@ -80,62 +79,61 @@ class StudyView:
 
 
 def under_budget(store: Store, view: StudyView, kl_budget: float) -> StudyView:
-    """Return a study with its trials as they are worth under another KL budget, from their stored evaluations."""
+    """Return a study with its trials valued under another KL budget, from their stored evaluations."""
     spec = replace(view.spec, kl_budget=kl_budget)
     judged = {row.number: row for row in judged_again(store, view.trials, spec)}
     return replace(view, spec=spec, trials=tuple(judged.get(row.number, row) for row in view.trials))
 
 
 def read_study(store: Store, name: str) -> StudyView:
-    """Return the study `name`; StudyError if there is none."""
     row = store.study(name)
     return as_view(row, store.trials(row))
 
 
 def as_view(row: StudyRow, trials: Sequence[TrialRow]) -> StudyView:
-    """Return a study that was read, with its trials; ConfigError where its stored spec is of another version."""
+    """Combine a study and its trials; ConfigError if its stored spec is of another version."""
     spec = StudySpec.from_dict(row.spec, f'study "{row.name}"')
     searched = tuple(trial for trial in trials if trial.role is not Role.CONFIRM)
     return StudyView(row, spec, searched, tuple(trial for trial in trials if trial.role is Role.CONFIRM))
 
 
-def baseline(store: Store, trial: TrialRow) -> Estimate | None:
+def baseline(store: Store, trial: TrialRow) -> Measured | None:
     """Return the SFT baseline's eval reward: the trial's evaluation at step 0, before any update."""
     rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
     first = next((row for row in rows if row["step"] == 0), None)
-    return None if first is None else Estimate(first["eval/reward"], first["eval/reward_se"])
+    return None if first is None else Measured(first["eval/reward"], first["eval/reward_se"])
 
 
-def value_kl(store: Store, trial: TrialRow) -> Estimate | None:
-    """Return the eval KL of the evaluation that the trial's value is of, in nats per response."""
+def value_kl(store: Store, trial: TrialRow) -> Measured | None:
+    """Return the eval KL at the trial's value, in nats per response."""
     if trial.kl is None:
         return None
     rows = store.steps([trial.id], ("eval/kl_se",), evaluations_only=True)
-    return Estimate(trial.kl, next((row["eval/kl_se"] for row in rows if row["step"] == trial.value_step), None))
+    return Measured(trial.kl, next((row["eval/kl_se"] for row in rows if row["step"] == trial.value_step), None))
 
 
 @dataclass(frozen=True)
 class End:
-    """How far a trial was trained, and where its last evaluation read its KL."""
+    """State of a trial's end, or of its last evaluation so far."""
 
     is_whole: bool
-    """Whether it was trained to its end."""
-    kl: Estimate | None
-    """In nats per response; None: its last evaluation read none."""
+    """True if it was trained to its end."""
+    kl: Measured | None
+    """In nats per response; None: not read at its last evaluation."""
     is_within: bool | None
-    """Whether the configuration itself ends within the KL budget; None: the trial was not trained to its end."""
+    """True if the configuration itself ends within the KL budget; None: not trained to its end."""
 
 
 def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
-    """Return how a trial ended, or how far it came, under the KL budget of `spec`."""
+    """Return a trial's end, or its state so far, under the KL budget of `spec`."""
     rows = store.steps([trial.id], ("eval/kl", "eval/kl_se"), evaluations_only=True)
     last = rows[-1] if rows else None
-    kl = None if last is None or last["eval/kl"] is None else Estimate(last["eval/kl"], last["eval/kl_se"])
+    kl = None if last is None or last["eval/kl"] is None else Measured(last["eval/kl"], last["eval/kl_se"])
     return End(trial.status is Status.COMPLETED, kl, ends_within(trial, spec))
 
 
 def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
-    """Return how the best trial's checkpoint did on the test prompts, or why it was not read, as a clause."""
+    """Return the test result of the best trial's checkpoint, or why there is none, as a clause."""
     answer = forks.value_checkpoint(store, view.row, trial)
     found = None if answer is None else store.on_test(trial.id, answer.step)
     if found is not None:
@@ -149,21 +147,21 @@ def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A checkpoint that is kept since it is the best of its study for some KL budget."""
+    """A checkpoint kept because it is the study's best for some KL budget."""
 
     trial: int
     step: int
     episode: int
-    reward: Estimate
-    kl: Estimate
+    reward: Measured
+    kl: Measured
     """In nats per response."""
     budget: float
-    """The lowest budget that it is within: KL + one standard error, in nats per response."""
+    """Lowest budget that it fits: KL + one standard error, in nats per response."""
     path: Path
 
 
 def front(store: Store, view: StudyView) -> list[FrontPoint]:
-    """Return what is kept here of the study's front, by rising KL and reward."""
+    """Return the checkpoints of the study's front that are kept here, by rising KL and reward."""
 
     def path_of(point: Point) -> Path | None:
         return forks.find(view.row, point.trial, point.step).path
@@ -172,7 +170,7 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
     for point in StudyFront.read(store, view.trials, lambda one: path_of(one) is not None).kept():
         rows = store.steps([row_of[point.trial].id], EVALUATION_METRICS, evaluations_only=True)
         found = next(row for row in rows if row["step"] == point.step)
-        reward, kl = (Estimate(found[f"eval/{name}"], found[f"eval/{name}_se"]) for name in ("reward", "kl"))
+        reward, kl = (Measured(found[f"eval/{name}"], found[f"eval/{name}_se"]) for name in ("reward", "kl"))
         path = path_of(point)
         if path is not None:
             points.append(FrontPoint(point.trial, point.step, found["episode"], reward, kl, point.bound, path))
@@ -180,7 +178,7 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
 
 
 def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
-    """Return the numbers of the trials that the guard pruned for too much KL, by rule."""
+    """Return the trials that the guard pruned for too much KL, by rule."""
     by_rule: dict[str, list[int]] = {}
     for trial in trials:
         rule = RULES.get(trial.reason.rule) if trial.status is Status.PRUNED and trial.reason else None
@@ -190,14 +188,14 @@ def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a study has cost so far, and on what. Seconds are device-seconds: a worker's, on its device."""
+class Costs:
+    """Cost of a study so far, in device-seconds: a worker's seconds on its device."""
 
     seconds: float
     evaluations: float
-    """Seconds of them in evaluations."""
+    """The part of them spent on evaluations."""
     by: Mapping[str, tuple[int, float]]
-    """Trials and seconds by what became of the trials, in words."""
+    """Trials and seconds by the trials' outcome, in words."""
 
     @property
     def text(self) -> str:
@@ -206,20 +204,19 @@ class Spent:
         return f"Spent: {self.seconds:.0f} device-seconds ({', '.join(parts)}); {self.evaluations:.0f} for evaluations."
 
 
-def spent(store: Store, view: StudyView) -> Spent:
-    """Return what a study has cost so far, and on what."""
+def spent(store: Store, view: StudyView) -> Costs:
     by: dict[str, tuple[int, float]] = {}
     for trial in view.trials:
-        what = "paused at a rung" if trial.is_resting else trial.shown_status
+        what = "paused at a rung" if trial.is_at_rung else trial.shown_status
         count, seconds = by.get(what, (0, 0.0))
         by[what] = (count + 1, seconds + trial.seconds)
     rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)
     evaluations = sum(row["time/evaluate"] or 0.0 for row in rows)
-    return Spent(sum(trial.seconds for trial in view.trials), evaluations, by)
+    return Costs(sum(trial.seconds for trial in view.trials), evaluations, by)
 
 
 def task_reference(task: str) -> Mapping[str, HyperValue]:
-    """Return the task's own reference values; none where the task is no longer known."""
+    """Return the task's own reference values; empty if the task is no longer known."""
     try:
         return get_task(task).reference
     except TaskError:
@@ -227,7 +224,7 @@ def task_reference(task: str) -> Mapping[str, HyperValue]:
 
 
 def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
-    """Return where each value of a trial's configuration comes from, by hyperparameter.
+    """Return the source of each value of a trial's configuration, by hyperparameter.
 
     `searched` by the sampler; `listed` for this trial, or for this start of a search; `enqueued` by a person; set by
     the `study`; the `task`'s own reference; one of `TRL`'s values that do not depend on the model's size; or another
@@ -270,9 +267,6 @@ def differences(trials: Sequence[TrialRow]) -> dict[str, list[HyperValue]]:
     """Return the hyperparameters in which the trials differ, each with one value per trial."""
     table = {name: [trial.config.get(name) for trial in trials] for name in HYPERPARAMETERS}
     return {name: values for name, values in table.items() if any(value != values[0] for value in values)}
-
-
-# JSON
 
 
 def study_summary(view: StudyView) -> dict[str, Any]:

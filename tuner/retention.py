@@ -1,4 +1,4 @@
-"""Which checkpoints of a study are kept: a rule over its trials and what lies in their folders. It reads no file.
+"""Decide which checkpoints of a study to keep, from its trials and their folders' contents. Reads no file.
 
 | a trial                                       | keeps                                                       |
 |-----------------------------------------------|-------------------------------------------------------------|
@@ -8,8 +8,8 @@
 | paused at a rung, another                     | its part of the study's front                               |
 | has ended                                     | its newest, its best, and its part of the study's front     |
 
-A fork also keeps the checkpoint that it started from, and the study its answer. The first row is seen to by the trial's
-worker, which saves and removes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): nothing of such a trial is removed
+A fork also keeps the checkpoint that it started from, and the study its answer. The first row is the job of the trial's
+worker, which saves and deletes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): nothing of such a trial is deleted
 here, and the study's front is later chosen from what it kept. The front has at most 8 checkpoints (see `tuner.front`).
 """
 
@@ -20,21 +20,21 @@ from ppo_core.checkpoint import NEWEST
 from tuner.store import TrialRow
 
 LEAST_AT_RUNG = 3
-"""So many trials at a rung keep their checkpoints, even when the budget can promote none: it may be raised."""
+"""Fewest trials at a rung that keep their checkpoints, even if the budget promotes none: it may be raised."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The finished checkpoints in one trial's folder."""
+    """Finished checkpoints in a trial's folder."""
 
     steps: tuple[int, ...] = ()
-    """The oldest first."""
+    """Oldest first."""
     best: int | None = None
-    """The step of the best one within the KL budget; None: none was evaluated within it."""
+    """Step of the best one within the KL budget, or None."""
 
 
 def kept_at_rung(ranked: Sequence[int], promotions: int) -> Sequence[int]:
-    """Return which trials paused at a rung keep their checkpoints.
+    """Return the trials paused at a rung that keep their checkpoints.
 
     Args:
         ranked: Numbers of the trials that may be promoted, the best first.
@@ -49,7 +49,7 @@ def spare(
     at_rung: Collection[int],
     front: Collection[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """Return the checkpoints that are not kept, as (trial, step).
+    """Return the checkpoints to delete, as (trial, step).
 
     Args:
         rows: The study's trials.
@@ -67,7 +67,7 @@ def spare(
 
 
 def _own(row: TrialRow, saved: Saved, is_at_rung: bool) -> Collection[int | None]:
-    """Return the steps that a trial keeps, its part of the front aside."""
+    """Return the steps that a trial keeps apart from the front."""
     if row.status.is_final:
         return {row.fork_step, saved.best, *saved.steps[-1:]}
     return {row.fork_step, saved.best, *saved.steps[-NEWEST:]} if is_at_rung else {row.fork_step}

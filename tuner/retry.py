@@ -1,4 +1,4 @@
-"""What is tried again, and when it is given up: the store, room on the disk, and trials that failed."""
+"""Retries, and when to give up: for the store, for room on the disk, and for trials that failed."""
 
 import re
 import time
@@ -11,14 +11,14 @@ from tuner.store import TrialRow
 from tuner.trial_log import last_words
 
 LIMIT_SECONDS = 3_600.0
-"""How long a controller waits for its store, by default."""
+"""Default limit of a controller's wait for its store."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-"""Seconds before the first new attempt, which double with each, and the most they become."""
+"""Seconds before the first retry, doubled with each, and their maximum."""
 _SLICE = 0.5  # seconds between two checks at whether a stop was asked for
 
 
 class StoreRetry:
-    """Waits longer and longer between attempts; reports once when trouble begins and once when it is over.
+    """Waits between retries, doubling; reports once when trouble begins and once when it ends.
 
     Give it to a store as `store.on_trouble = patience.wait` and `store.on_answer = patience.end`.
 
@@ -45,7 +45,7 @@ class StoreRetry:
         self._next_wait = FIRST_WAIT
 
     def wait(self, failure: StoreError) -> bool:
-        """Wait a while and return whether to try again; False: a stop was asked for, or the time is over."""
+        """Wait, and return True to retry; False: a stop was asked for, or time is up."""
         if self._began is None:
             self._began, self._next_wait = self._clock(), FIRST_WAIT
             if not self._is_stopping():
@@ -62,7 +62,7 @@ class StoreRetry:
         return True
 
     def end(self) -> None:
-        """Note that the store answers again, and report it."""
+        """Report that the store answers again."""
         if self._began is not None:
             self._emit(f"the store answers again after {duration(self._clock() - self._began)}")
             self._began = None
@@ -73,14 +73,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-# Trials that wait for something outside to be well again: when each tries again, and when to give up.
-
 FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT = 10.0, 600.0
-"""Seconds before a trial that an outage ended is resumed, which double each time, and the most they become."""
+"""Seconds before a trial ended by an outage is resumed, doubled each time, and their maximum."""
 
 
 class TrialWatch:
-    """Over the trials that wait. Each tries again after a wait that doubles every time.
+    """Schedules retries of trials that wait for something outside to recover, each with doubling waits.
 
     Args:
         emit: Takes one line when a trial begins to wait and one when that is over.
@@ -107,10 +105,10 @@ class TrialWatch:
         self._waits: dict[int, float] = {}
         self._due: dict[int, float] = {}
         self.why_give_up: str | None = None
-        """What to say where a trial tried again for the whole time and still has to wait."""
+        """The reason to give up, set if a trial was retried for the whole time and still has to wait."""
 
     def lacks(self, number: int, why: str) -> None:
-        """Note that a trial has to wait, once more or for the first time, for `why`."""
+        """Record that a trial has to wait (again) for `why`."""
         now = self._clock()
         if number not in self._began:
             self._began[number], self._waits[number] = now, self._first_wait
@@ -122,43 +120,40 @@ class TrialWatch:
 
     @property
     def waiting(self) -> list[int]:
-        """The trials that wait."""
         return list(self._due)
 
     def is_due(self, number: int) -> bool:
-        """Return whether a trial that waits is to try again."""
+        """Return True if a waiting trial is due for a retry."""
         return self._clock() >= self._due[number]
 
     def answered(self, number: int) -> None:
-        """Note that a trial tries again, if it waited."""
+        """Record that a waiting trial is being retried."""
         self._due.pop(number, None)
 
     def found(self, number: int) -> None:
-        """Note that a trial is well, whether or not it waited before."""
+        """Record that a trial is well."""
         if number in self._began:
             self._emit(f"trial {number}: {self._over} after {duration(self._clock() - self._began[number])}")
         self.forget(number)
 
     def forget(self, number: int) -> None:
-        """Note that a trial waits no more."""
+        """Remove a trial from the schedule."""
         for times in (self._began, self._waits, self._due):
             times.pop(number, None)
 
 
-# Failures of trials: their reasons, and when they concern the whole study.
-
 RETRIES = 2
-"""How often a trial whose worker died, or raised an unexpected error, is resumed."""
+"""Resumptions of a trial whose worker died, or that raised an unexpected error."""
 WORKER_LOST = "worker_lost"
 SAME_IN_A_ROW = 3
-"""So many trials in a row that fail for the same cause stop the study."""
+"""Consecutive failures for the same cause that stop the study."""
 _NUMBER = re.compile("[0-9]+")
 
 
 def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
-    """Return why a trial failed that raised an error; its traceback lies at `where`, if anywhere.
+    """Return the reason of a trial that raised an error; its traceback is at `where`, if anywhere.
 
-    `log` is its log's end.
+    `log` is the end of its log.
     """
     rule = "out_of_memory" if failed.out_of_memory else "error"
     message = failed.message if failed.is_for_user else with_traceback(failed.message, where)
@@ -166,12 +161,12 @@ def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
 
 
 def with_traceback(message: str, where: object | None) -> str:
-    """Return a message that says where the traceback lies, if anywhere."""
+    """Append the traceback's location, if any, to a message."""
     return message if where is None else f"{message} (traceback in {where})"
 
 
 def lost_reason(how: str, retries: int, log: str = "") -> Reason:
-    """Return why a trial failed whose worker died like `how`, after so many retries; `log` is its log's end."""
+    """Return the reason of a trial whose worker died; `log` is the end of its log."""
     words = last_words(log)
     message = f"worker lost after {retries} retries: {how}"
     printed = f"; the last it printed: {words}" if words else ""
@@ -179,10 +174,10 @@ def lost_reason(how: str, retries: int, log: str = "") -> Reason:
 
 
 def failing(rows: Iterable[TrialRow], number: int) -> str | None:
-    """Return why a study should stop after trial `number` failed: it is one of the last few in a row; None: it is not.
+    """Return why the study should stop after trial `number` failed, or None.
 
-    In a row are failures for one cause, in the order of trials' numbers. A trial that was started later than the first
-    of them and has come further than one of them, ended or not, breaks the row. Trials that a person ended do not.
+    The reason is several consecutive failures for one cause, in the order of trial numbers. A trial that was started
+    after the first of them and got further than one of them breaks the row. Trials that a person ended do not.
     """
     rows = list(rows)
     last = [row for row in rows if row.status is Status.FAILED][-SAME_IN_A_ROW:]
@@ -197,7 +192,7 @@ def failing(rows: Iterable[TrialRow], number: int) -> str | None:
 
 
 def _has_passed(row: TrialRow, episodes: int) -> bool:
-    """Return whether a trial is well beyond so many episodes, or came to its rung or its end there."""
+    """Return True if a trial got well beyond so many episodes, or reached its rung or its end there."""
     if row.status in (Status.FAILED, Status.STOPPED):
         return False
     return row.episodes > episodes or (row.is_done and row.episodes == episodes)

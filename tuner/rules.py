@@ -1,8 +1,8 @@
-"""Every limit that a trial is held to, declared once: rules that end it, signs of what is wrong. No torch.
+"""All limits on trials, declared once: rules that end a trial, and signs of what is wrong. No torch.
 
-The guard carries out `RULES`. The diagnosis, its command and the dashboard's pages read `SIGNS`. Limits without a
-source are rules of thumb, chosen to be late rather than wrong. No rule that ends a trial is about shrinking responses,
-since a task may well reward brevity.
+The guard enforces `RULES`. The diagnosis, its command and the dashboard read `SIGNS`. Limits without a source are
+rules of thumb, chosen to be late rather than wrong. No rule ends a trial for shrinking responses, since a task may
+well reward brevity.
 """
 
 import math
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from ppo_core.agreement import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 from ppo_core.declare import Bounds
 from ppo_core.metrics import METRICS
+from ppo_core.sampler_check import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 
 KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"
@@ -21,19 +21,19 @@ VALUE_LOSS = "loss/value_avg"
 REPETITION = "response/repetition"
 
 Blame = Literal["kl", "broken", "idle"]
-"""Kind of problem that a rule ends a trial for: too much KL, a run that broke, or one that learned nothing."""
+"""Problem for which a rule ends a trial: too much KL, a broken run, or nothing learned."""
 
 Moves = tuple[tuple[str, float], ...]
-"""Changes, the best first: a hyperparameter and the factor on it; inf and 0: up and down, as far as KL asks.
+"""Changes, best first: a hyperparameter and a factor; inf and 0: up and down, as far as KL asks.
 
-That of `kl_coef` is a price's: where β adapts, the KL target is divided by it.
+The factor of `kl_coef` acts as on a price: if β adapts, the KL target is divided by it.
 """
 
 IDLE_STEPS = 8
-"""Steps that a trial has at least before it is ended for standing still: nothing is learned yet in the first one."""
+"""Fewest steps before a trial is ended for standing still: nothing is learned yet in the first one."""
 
 EARLY = 0.2
-"""Share of the episodes in which β has no time to answer."""
+"""Share of the episodes in which β has no time to respond."""
 
 _SHARE = Bounds(0, 1, low_open=True, high_open=True)
 _TIMES = Bounds(1)
@@ -51,23 +51,23 @@ _FASTER_CRITIC: Moves = (("value_learning_rate", 3.0), ("vf_coef", 3.0))
 
 @dataclass(frozen=True)
 class Rule:
-    """One limit of one metric, what it means to break it, and what to change then."""
+    """A limit on a metric, its meaning, and the change to make if it is broken."""
 
     name: str
     label: str
     doc: str
     metric: str | None
-    """The metric that it reads; None: several."""
+    """None: several metrics."""
     limit: float
-    """The default; True: the rule has no number of its own, and is only on or off."""
+    """Default; True: on, without a number."""
     moves: Moves = ()
     relative_to: str = ""
-    """Quantity that the limit is a share or multiple of; empty: the limit is in the metric's unit."""
+    """Quantity that the limit multiplies; empty: the limit is in the metric's unit."""
     breaks_below: bool = False
-    """A reading under the limit breaks it, instead of one over it."""
+    """True if readings under the limit break it, not those over."""
 
     steps: int = 1
-    """The fewest readings that say something, of a sign of health."""
+    """Fewest readings for a verdict, for a sign of health."""
 
     # Of rules that end a trial
 
@@ -75,9 +75,9 @@ class Rule:
     valid: Bounds | None = None
     """Allowed settings in a study file; None: true or false."""
     is_patient: bool = True
-    """It waits until it is broken for `patience` steps in a row."""
+    """True if it must be broken for `patience` steps in a row."""
     has_grace: bool = False
-    """It is silent at the start of a trial."""
+    """True if it is silent at the start of a trial."""
 
     @property
     def allowed(self) -> str:
@@ -86,7 +86,7 @@ class Rule:
 
     @property
     def range(self) -> str:
-        """The range of a sound reading, in words."""
+        """Range of a sound reading, in words."""
         times = f"{self.limit:g} times {self.relative_to}" if self.limit != 1 else self.relative_to
         return f"{'at least' if self.breaks_below else 'at most'} {times if self.relative_to else f'{self.limit:g}'}"
 
@@ -101,11 +101,11 @@ class Rule:
         )
 
     def reads(self, value: float) -> str:
-        """Return a reading with the range that it is held to."""
+        """Return a reading with its allowed range, in words."""
         return f"{METRICS[str(self.metric)].label} {value:.3g} ({self.range})"
 
     def is_broken(self, value: float, of: float = 1.0) -> bool:
-        """Return whether a reading breaks it; a relative limit is multiplied by `of`."""
+        """Return True if a reading breaks it; a relative limit is multiplied by `of`."""
         return value < self.limit * of if self.breaks_below else value > self.limit * of
 
 
@@ -179,10 +179,10 @@ _COURSE = (
 )  # fmt: skip
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ENDING})
-"""Every rule that ends a trial, by name. Where several break in one step, the first names the reason."""
+"""Rules that end a trial, by name. If several break in one step, the first names the reason."""
 
 SIGNS: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in (*_HEALTH, *_COURSE)})
-"""Every sign of what is wrong with a trial, by name."""
+"""Signs of what is wrong with a trial, by name."""
 
 HEALTH = tuple(rule.name for rule in _HEALTH)
-"""The signs that are read as the median of the last steps."""
+"""Signs read as the median of the last steps."""

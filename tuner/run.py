@@ -1,4 +1,4 @@
-"""Runs a study: takes its lease, resumes what was interrupted, and lets go of it however the run ends."""
+"""Run a study: take its lease, resume interrupted trials, and release the lease however the run ends."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -46,10 +46,10 @@ def run_study(
     threads_per_trial: Callable[[int], int] = threads_per_worker,
     on_event: Emit,
 ) -> bool:
-    """Run a study, or resume it, and return whether it reached its total of trials.
+    """Run or resume a study; return True if it reached its total of trials.
 
-    Ctrl-C, SIGTERM and the timeout stop it cleanly: running trials finish their step and save, and the next
-    run takes them up. A second Ctrl-C ends at once; that run takes them up from their last checkpoints.
+    Ctrl-C, SIGTERM and the timeout stop it cleanly: running trials finish their step and save, and the next run
+    resumes them. A second Ctrl-C ends at once; trials then resume from their last checkpoints.
 
     Args:
         spec: The study; one of that name that exists is resumed, and `StudyStarted` says what changed.
@@ -123,7 +123,7 @@ def _run_held(
     emit: Emit,
     plan: Plan | None,
 ) -> bool:
-    """Run what is left of a study that this process holds, and return whether it is finished."""
+    """Run the rest of a study that this process holds; return True if it finished."""
     why: str | None = None
     is_due = plan is not None or not is_finished(study.spec, study.rows) or bool(due_readings(study))
     finished = not is_due and study.store.set_finished(study.lease)
@@ -151,7 +151,7 @@ def _run_held(
 
 
 def _require_searched(study: OpenStudy) -> None:
-    """Raise StudyError where the study's search has not ended: its best configurations may still change."""
+    """Raise StudyError if the study's search has not ended: its best configurations may still change."""
     name, searched = study.spec.name, [row for row in study.rows if row.role is not Role.CONFIRM]
     if not is_finished(study.spec, searched):
         how_far = extent(searched, study.spec).text
@@ -159,7 +159,7 @@ def _require_searched(study: OpenStudy) -> None:
 
 
 def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:
-    """Return how many trials there is room for at a time; None: as many as asked for.
+    """Return the number of trials with room at a time; None: unlimited.
 
     Raises:
         ConfigError: there is room for none, or for fewer than were asked for.

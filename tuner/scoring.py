@@ -1,4 +1,4 @@
-"""What a trial is worth: its value, its KL constraint, what a sampler learns of it, and which trial is best. No torch.
+"""Judge trials: value, KL constraint, rung score, and the report to a sampler. No torch.
 
 | status                  | Optuna state | value                       | constraint |
 |-------------------------|--------------|-----------------------------|------------|
@@ -13,16 +13,15 @@
 | failed                  | FAIL         |                             |            |
 | any, not of the search  | FAIL         |                             |            |
 
-A value is of a checkpoint within the KL budget, so a constraint that is satisfied is log(KL / budget) of that, at most
-0.
+A value comes from a checkpoint within the KL budget, so a satisfied constraint is its log(KL / budget), at most 0.
 
-A trial at a rung is reported with a predicted value: its value so far, plus its rung score times what finished trials
-gained in the median. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
+A trial at a rung is reported with a predicted value: its value so far, plus its rung score times the median gain of
+finished trials. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
 trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
 The states of the table are those of an exported study, but a trial paused at a rung is RUNNING there.
 
-A fork did not get where it is with its configuration alone, and a confirming run says nothing new about where to
-search. FAIL keeps their numbers.
+A fork's result is not due to its configuration alone, and a confirming run says nothing new about where to search. FAIL
+keeps their numbers.
 """
 
 import math
@@ -41,17 +40,17 @@ from tuner.status import Reason, Role, Status
 from tuner.store import Outcome, Store, TrialRow
 
 CONSTRAINT = "kl"
-"""The constraint's name in Optuna: log(KL / budget), see `violation`."""
+"""Its name in Optuna; the value is log(KL / budget), see `violation`."""
 LEAST_VIOLATION = -5.0
 BROKEN_VIOLATION = 1.0
 
 
 SLOWEST, FASTEST = 0.5, 3.0
-"""Shares of the KL budget that a trial on course may have spent at a rung, as multiples of its share of episodes."""
+"""Range of spent KL budget for a trial on course at its rung, as multiples of its share of episodes."""
 
 
 class TrialValue(NamedTuple):
-    """What a trial's evaluations come to. None: there was no finite reading, or none within the KL budget."""
+    """A trial's value and its evaluation. None: no finite reading, or none within the KL budget."""
 
     value: float | None = None
     """Eval reward."""
@@ -60,17 +59,17 @@ class TrialValue(NamedTuple):
     kl: float | None = None
     """Eval KL, in nats per response."""
     step: int | None = None
-    """Where it was read."""
+    """Step of the evaluation."""
 
 
 Evaluations = Sequence[Mapping[str, Any]]
-"""Rows of a trial as `Store.steps` returns them, with EVALUATION_METRICS, in order of step."""
+"""A trial's rows from `Store.steps`, with EVALUATION_METRICS, in order of step."""
 
 
 def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
     """Return the evaluation of the highest reward whose KL plus one standard error is within the budget.
 
-    Step 0, the SFT baseline, is one of them. Of equal rewards the lower KL wins, then the earlier step.
+    Step 0, the SFT baseline, is included. Of equal rewards the lower KL wins, then the earlier step.
     """
     within = [
         row
@@ -84,14 +83,14 @@ def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
 
 
 def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) -> float | None:
-    """Return what a trial is ranked by at a rung, from 0 to 1: how near its KL is to its course.
+    """Return a trial's rank score at its rung, from 0 to 1: the nearness of its KL to its course.
 
     With x = (KL / budget) / (episode / total_episodes) at the last evaluation the score is
 
         min(1, x / SLOWEST, FASTEST / x)
 
-    so 1 for a trial that has spent about the share of its KL budget that it has of its episodes. A slower one will not
-    get to the budget; a faster one is there before it has learned much, and then held back. None: no KL can be read.
+    so 1 for a trial whose shares of KL budget and of episodes are about equal. A slower one will not reach the budget;
+    a faster one reaches it before it has learned much, and is then held back. None: no KL can be read.
     """
     if not evaluations or not is_finite(evaluations[-1]["eval/kl"]) or evaluations[-1]["episode"] <= 0:
         return None
@@ -101,9 +100,9 @@ def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) 
 
 
 def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> float:
-    """Return a trial's constraint: log(KL / budget) of its value's KL, at most 0; 1 where the run broke.
+    """Return a trial's constraint: log(KL / budget) at its value, at most 0; 1 if the run broke.
 
-    Finite always, at least -5. Without a value it is 0.
+    Always finite, at least -5. Without a value it is 0.
     """
     if reason is not None and reason.rule in RULES and RULES[reason.rule].blame == "broken":
         return BROKEN_VIOLATION
@@ -114,16 +113,16 @@ def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> floa
 
 @dataclass(frozen=True)
 class Told:
-    """What is reported of a trial to a sampler (Optuna's "tell")."""
+    """A trial's report to a sampler (Optuna's "tell")."""
 
     state: TrialState
     value: float | None = None
     constraint: float | None = None
-    """Set, and finite, for every trial that a sampler learns from."""
+    """Finite for every trial that a sampler learns from."""
 
 
 def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
-    """Return what is reported of a trial to a sampler, by the table above.
+    """Return a trial's report to a sampler, by the table above.
 
     A completed trial that was never evaluated has no value, so it is reported as failed. A trial that is paused at a
     rung has its value so far; the study's own sampler reads a predicted one (see `tuner.search.propose`).
@@ -131,7 +130,7 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason)
-    if row.is_resting and row.value is not None:
+    if row.is_at_rung and row.value is not None:
         return Told(TrialState.COMPLETE, row.value, constraint)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
@@ -142,7 +141,7 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
 
 
 def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
-    """Return a trial as Optuna holds it."""
+    """Convert to Optuna's trial."""
     params, distributions = encoded
     return create_trial(
         state=told.state,
@@ -154,22 +153,19 @@ def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether it is a number other than NaN and the infinities."""
+    """Return True for a number other than NaN and the infinities."""
     return isinstance(value, int | float) and math.isfinite(value)
 
-
-# How a trial ended, or stands while it is paused: value, KL and constraint from the evaluations in the store.
 
 EVALUATION_METRICS = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se")
 
 
 def evaluations_of(store: Store, row: TrialRow) -> Evaluations:
-    """Return a trial's evaluations, from the store."""
     return store.steps([row.id], EVALUATION_METRICS, evaluations_only=True)
 
 
 def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
-    """Return how a trial with these evaluations ended, or stands, that has `status` now, for `reason`."""
+    """Return the outcome of a trial with these evaluations, given its `status` and `reason`."""
     value, value_se, kl, step = trial_value(evaluations, spec.kl_budget)
     end = next((row for row in reversed(evaluations) if is_finite(row["eval/kl"])), {})
     over = violation(kl, spec.kl_budget, reason)
@@ -189,24 +185,24 @@ def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: R
 
 
 def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:
-    """Return whether the configuration itself ends within the KL budget; None: it was not trained to its end."""
+    """Return True if the configuration itself ends within the KL budget; None: not trained to its end."""
     if row.status is not Status.COMPLETED or row.end_kl is None:
         return None
     return is_within(row.end_kl, row.end_kl_se, spec.kl_budget)
 
 
 def judged(store: Store, row: TrialRow, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
-    """Return how a trial ended that has `status` now, for `reason`."""
+    """Return a trial's outcome from its stored evaluations, given its `status` and `reason`."""
     return outcome(evaluations_of(store, row), spec, status, reason)
 
 
 def so_far(store: Store, row: TrialRow, spec: StudySpec) -> Outcome:
-    """Return how a trial stands that is paused, by its evaluations so far."""
+    """Return a paused trial's outcome so far."""
     return judged(store, row, spec, Status.PAUSED, None)
 
 
 def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the trials that were judged, as they are worth under a spec with another KL budget."""
+    """Return the judged trials, valued again under a spec with another KL budget."""
     chosen = [row for row in rows if row.violation is not None]
     found: dict[int, list[Mapping[str, Any]]] = {row.id: [] for row in chosen}
     for one in store.steps(found, EVALUATION_METRICS, evaluations_only=True):
@@ -215,7 +211,7 @@ def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> lis
 
 
 def with_running(store: Store, rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the trials, those that run as they are worth by their evaluations so far."""
+    """Return the trials, with running ones valued by their evaluations so far."""
     running = {row.number for row in rows if not row.is_done and row.episodes}
     return [_with_judgement(row, evaluations_of(store, row), spec) if row.number in running else row for row in rows]
 
@@ -237,27 +233,24 @@ def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) ->
     )
 
 
-# How far a study is.
-
-
 @dataclass(frozen=True)
 class Extent:
-    """How far a study is."""
+    """Progress of a study."""
 
     ended: int
-    """Trials that have ended, however they did."""
+    """Trials that have ended in any way."""
     resting: int
-    """Trials that the strategy paused."""
+    """Trials paused at their rung."""
     total: int | None
-    """Trials that it is to have, with what people added; None: as many as the budget allows."""
+    """Total of trials, with those that people added; None: limited by the budget alone."""
     spent: float
-    """What its search has spent, in trials of full length."""
+    """Cost of the search so far, in trials of full length."""
     budget: float | None
-    """What its search may spend; None: what its trials take."""
+    """Budget of the search; None: not limited."""
     confirming: int = 0
-    """Runs that confirm its configurations."""
+    """Confirming runs."""
     confirmed: int = 0
-    """Those of them that have ended."""
+    """Confirming runs that have ended."""
 
     @property
     def text(self) -> str:
@@ -278,7 +271,7 @@ class Extent:
 
     @property
     def done(self) -> float:
-        """How much of it is done, from 0 to 1, for a bar."""
+        """Share done, from 0 to 1, for a progress bar."""
         if self.confirmed < self.confirming:
             return self.confirmed / self.confirming
         if self.budget is not None:
@@ -287,13 +280,12 @@ class Extent:
 
 
 def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
-    """Return how far a study with these trials is."""
     rows = list(rows)
     searched = [row for row in rows if row.role is not Role.CONFIRM]
     confirming = [row for row in rows if row.role is Role.CONFIRM]
     return Extent(
         ended=sum(row.status.is_final for row in searched),
-        resting=sum(row.is_resting for row in searched),
+        resting=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
         spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
         budget=spec.budget,

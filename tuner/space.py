@@ -1,7 +1,7 @@
-"""The search space: which values a trial searches, and how Optuna sees them. Never imports torch.
+"""The search space in Optuna's terms. Never imports torch.
 
-In memory, for the sampler, a `log2` dimension is its whole exponent, so that each power of two is one even step. For
-people, in what Optuna's tools show, it is the real value. A list of values is a categorical dimension for both.
+For the sampler a `log2` dimension is its integer exponent, so that each power of two is one even step. In what
+Optuna's tools show people it is the real value. A list of values is a categorical dimension in both.
 """
 
 import math
@@ -14,11 +14,11 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 
 Search = Mapping[str, Dimension]
 Encoded = tuple[dict[str, HyperValue], dict[str, BaseDistribution]]
-"""Params with the distribution of each, as Optuna wants them."""
+"""Params and their distributions, in Optuna's form."""
 
 
 def decoded(search: Search, proposed: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-    """Return params in the sampler's units as real values, in the order of the search."""
+    """Convert params from the sampler's units to real values, in the order of the search."""
     return {
         name: 2 ** int(proposed[name] or 0) if isinstance(one, Range) and one.scale == "log2" else proposed[name]
         for name, one in search.items()
@@ -26,15 +26,15 @@ def decoded(search: Search, proposed: Mapping[str, HyperValue]) -> dict[str, Hyp
 
 
 def sampler_space(search: Search) -> dict[str, BaseDistribution]:
-    """Return the distribution of each dimension as the sampler has it, in order of name, as Optuna orders them."""
+    """Return each dimension's distribution for the sampler, sorted by name, as Optuna sorts them."""
     return {name: _sampler_distribution(name, search[name]) for name in sorted(search)}
 
 
 def read_by_sampler(search: Search, values: Mapping[str, HyperValue]) -> dict[str, HyperValue] | None:
-    """Return a trial's params as the sampler reads them, in its units; None where one is missing.
+    """Return a trial's params in the sampler's units, or None if one is missing.
 
     TPE uses a trial only if it has all dimensions, within the ranges. So a value outside its range counts as the
-    nearest one in it; one that is none of the choices has no nearest one.
+    nearest one in it; a value that is none of the choices counts as missing.
 
     Args:
         search: The study's search.
@@ -53,7 +53,7 @@ def read_by_sampler(search: Search, values: Mapping[str, HyperValue]) -> dict[st
 
 
 def for_sampler(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
-    """Return `params` in the units of the sampler, for Optuna's analyses; a value outside its range is left out."""
+    """Return `params` in the sampler's units, for Optuna's analyses; values outside their ranges are left out."""
     kept: dict[str, HyperValue] = {}
     distributions: dict[str, BaseDistribution] = {}
     for name, one in search.items():
@@ -64,9 +64,9 @@ def for_sampler(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
 
 
 def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
-    """Return `params` as Optuna's tools show them: real values, each in a range that contains it.
+    """Return `params` as Optuna's tools show them: real values, in ranges that contain them.
 
-    What is neither a number nor one of the choices of a search is left out.
+    A value that is neither a number nor one of the choices is left out.
     """
     kept: dict[str, HyperValue] = {}
     distributions: dict[str, BaseDistribution] = {}
@@ -84,7 +84,7 @@ def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
 
 
 def _encode(value: HyperValue, span: Dimension) -> HyperValue:
-    """Return the value as the sampler sees it, or None where it cannot have come from this dimension."""
+    """Convert a value to the sampler's units, or None if it cannot come from this dimension."""
     if isinstance(span, Choices):
         return value if value in span.values else None
     if not isinstance(value, int | float) or not span.low <= value <= span.high:

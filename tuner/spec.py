@@ -1,4 +1,4 @@
-"""A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch."""
+"""A study's spec, from a TOML file: its search or list of trials, length and KL limits. No torch."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,20 +24,20 @@ from tuner.worker_settings import WorkerSettings, checked
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 
 THREADS = Bounds(1, 1024)
-"""CPU threads of a trial: at most as many as the largest machines have cores."""
+"""CPU threads allowed a trial: at most the cores of the largest machines."""
 
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
-"""Hyperparameters whose declared default is TRL's: they do not depend on the size of the model."""
+"""Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 
 KL_TARGET = 0.85
-"""Share of the KL budget at which β is to land the KL of a trial, where the study does not say how β moves."""
+"""Share of the KL budget at which β lands a trial's KL, unless the study says how β moves."""
 
 ValueSource = Literal["TRL default", "task reference", "study"]
 
 
 @dataclass(frozen=True)
 class SpecChanges:
-    """How a study file differs from the stored study that it resumes."""
+    """Differences between a study file and the stored study that it resumes."""
 
     allowed: list[str] = field(default_factory=list)
     """Changes that take effect, one line each."""
@@ -53,9 +53,9 @@ class StudySpec:
     task: str
     trainer: str
     trials: int | None
-    """Most trials that the study starts, trial 0 included; None: as many as the budget allows."""
+    """Maximum number of trials, trial 0 included; None: limited by the budget alone."""
     budget: float | None
-    """What the study may spend, in trials of full length (`total_episodes`); None: what its trials take."""
+    """In trials of full length (`total_episodes`); None: not limited."""
     strategy: Strategy
     seed: int
     """Seed of every trial and of the sampler."""
@@ -63,26 +63,26 @@ class StudySpec:
     threads: int | None
     """CPU threads of a trial; None: each worker's share of the cores. The same count gives the same results."""
     gpus_per_trial: int
-    """How many processes train a trial together, on a GPU each; without GPUs, on the CPU. It changes no result."""
+    """Processes that train a trial together, on a GPU each, or on the CPU. It changes no result."""
     fixed: Mapping[str, HyperValue]
     search: Mapping[str, Dimension]
     """The searched hyperparameters, in the order of their declaration."""
     idle: Mapping[str, Dimension]
-    """Asked for, but not searched because they would do nothing; `notes` says why."""
+    """Requested, but not searched because they would have no effect; `notes` says why."""
     kl_budget: float
-    """Highest eval KL a recommended policy may have, in nats per response."""
+    """Highest eval KL of a recommended policy, in nats per response."""
     guard: GuardSettings
     sampler: SamplerSpec
     pruner: str | None = None
     """One of PRUNERS, or `module:callable`: it returns an `optuna.pruners.BasePruner`. None: nothing prunes."""
     listed: tuple[ListedTrial, ...] = ()
-    """The trials, where the study lists them; then nothing is searched."""
+    """The study's trials, if it lists them instead of searching."""
     starts: tuple[ListedTrial, ...] = ()
-    """The trials that the search begins with after trial 0, in the study's ranges; each unlike those before it."""
+    """Trials after trial 0 that begin the search, in the study's ranges; no two are alike."""
     warm_start: tuple[str, ...] = ()
-    """What the study file names as warm starts; none once all are among `starts` (see `tuner.starts`)."""
+    """Names of warm starts in the study file; empty once all are among `starts` (see `tuner.starts`)."""
     dropped: tuple[tuple[ListedTrial, str], ...] = field(default=(), compare=False)
-    """Starts that are left out, and which earlier trial each of them would repeat."""
+    """Starts that were left out, with the earlier trial that each would repeat."""
     workers: WorkerSettings = field(default_factory=WorkerSettings)
 
     @property
@@ -92,17 +92,17 @@ class StudySpec:
 
     @property
     def pauses_trials(self) -> bool:
-        """Whether the strategy pauses trials at a rung."""
+        """True if the strategy pauses trials at a rung."""
         return self.strategy == "early_cut"
 
     @property
     def total_episodes(self) -> int:
-        """Episodes of a trial of full length; the last rollout batch of a trial may go beyond."""
+        """Episodes of a full-length trial; its last rollout batch may exceed them."""
         return self.config({}).total_episodes
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of what is searched, one line each."""
+        """Notes for the user on the search, one line each."""
         asked = {**self.search, **self.idle}
         notes = [f"{name} is not searched: {study_file.why_idle(name, asked, self.fixed)}" for name in self.idle]
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
@@ -207,7 +207,7 @@ class StudySpec:
         }
 
     def with_starts(self, settled: Sequence[ListedTrial], asked: Iterable[ListedTrial], where: str = "") -> "StudySpec":
-        """Return this study with its `settled` starts, and with those `asked` for that are unlike all before them.
+        """Return this study with the `settled` starts and the new ones among those `asked` for.
 
         Raises:
             ConfigError: the values of one that is asked for do not go together.
@@ -228,24 +228,24 @@ class StudySpec:
         return replace(self, starts=tuple(starts), dropped=tuple(dropped))
 
     def with_trials(self, trials: int) -> "StudySpec":
-        """Return this study with another total of trials; ConfigError where it lists them."""
+        """Return this study with another total of trials; ConfigError if it lists them."""
         if self.listed:
             study_file.require_total(trials, self.listed)
         return replace(self, trials=trials)
 
     def with_budget(self, budget: object, where: str) -> "StudySpec":
-        """Return this study with another budget, in trials of full length; ConfigError where that is not allowed."""
+        """Return this study with another budget, in trials of full length; ConfigError if it is not allowed."""
         changed = replace(self, budget=declare.number(budget, declare.POSITIVE, where))
         changed._check_extent(f"{where}: ")
         return changed
 
     def with_checkpoint_seconds(self, seconds: float) -> "StudySpec":
-        """Return this study with another longest time between two checkpoints; ConfigError where it is not allowed."""
+        """Return this study with another longest time between checkpoints; ConfigError if it is not allowed."""
         name = "checkpoint_seconds"
         return replace(self, workers=replace(self.workers, checkpoint_seconds=checked(name, seconds, name)))
 
     def with_kl_budget(self, kl_budget: object, where: str) -> "StudySpec":
-        """Return this study with another KL budget; ConfigError where it is none, or over the KL limit."""
+        """Return this study with another KL budget; ConfigError if it is invalid, or over the KL limit."""
         budget = declare.number(kl_budget, declare.POSITIVE, where)
         if budget > self.kl_limit:
             raise ConfigError(
@@ -282,11 +282,11 @@ class StudySpec:
         return {name: value for name, value in values.items() if value is not None}
 
     def params_with(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-        """Return the params of a trial with the searched values `given`; what they leave out is trial 0's."""
+        """Return the params of a trial with the searched values `given`; trial 0's fill in the rest."""
         return {**self.reference_params(), **given}
 
     def extreme_configs(self) -> dict[str, PPOConfig]:
-        """Return the trials between which all others lie, by what they are: what a study takes at most follows."""
+        """Return the extreme trials by name; all others lie between them, so they bound a study's resource needs."""
         listed = {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
         starts = {start.name: self.params_with(start.params) for start in self.starts}
         corners = {} if self.listed else {"largest values": self._corner("high")}
@@ -300,16 +300,16 @@ class StudySpec:
         return {name: self.config(params) for name, params in {**reference, **corners, **listed, **starts}.items()}
 
     def configs_of_one_process(self) -> dict[str, PPOConfig]:
-        """Return what one process does of each of `extreme_configs`: what it takes on its device follows."""
+        """Return one process's share of each of `extreme_configs`, which bounds its device's needs."""
         return {name: config.share_of(self.gpus_per_trial) for name, config in self.extreme_configs().items()}
 
     @property
     def shards_weights(self) -> bool:
-        """Whether some trial's processes hold shares of its weights, whose memory nothing predicts."""
+        """True if processes of some trial shard its weights; no prediction of memory covers that."""
         return any(config.shards_weights(self.gpus_per_trial) for config in self.extreme_configs().values())
 
     def origins(self) -> dict[str, ValueSource]:
-        """Return where trial 0's value of each fixed or searched hyperparameter comes from, by name."""
+        """Return the source of trial 0's value of each fixed or searched hyperparameter, by name."""
         reference = get_task(self.task).reference
         origins: dict[str, ValueSource] = dict.fromkeys(self.fixed, "study")
         for name in self.search:
@@ -317,7 +317,7 @@ class StudySpec:
         return origins
 
     def changes_to(self, old: "StudySpec") -> SpecChanges:
-        """Return how this spec differs from `old`, the stored one of the same name."""
+        """Return the changes from `old`, the stored spec of the same name."""
         allowed = [
             _change(f"search.{name}", *(_dimension_text(spec.search.get(name)) for spec in (old, self)))
             for name in HYPERPARAMETERS
@@ -349,7 +349,7 @@ class StudySpec:
 
     @property
     def lands_kl(self) -> bool:
-        """β lands each trial's KL within the budget, since neither the study nor its task says how β moves."""
+        """True if β lands each trial's KL within the budget, as neither the study nor its task says how β moves."""
         given = {*self.search, *self.fixed}
         return not (self.listed or given & {"kl_coef", "kl_target"} or "kl_target" in get_task(self.task).reference)
 
@@ -358,7 +358,7 @@ class StudySpec:
         return KL_TARGET * self.kl_budget if name == "kl_target" and value is None else value
 
     def _check(self, where: str) -> None:
-        """Raise ConfigError where a trial of this study could not be a valid PPOConfig."""
+        """Raise ConfigError if a trial of this study could not be a valid PPOConfig."""
         if self.listed:
             self._check_each({f"trial {number}": trial.params for number, trial in enumerate(self.listed)}, where)
             return
@@ -379,7 +379,7 @@ class StudySpec:
         self._check_each(trials, where)
 
     def _check_extent(self, where: str) -> None:
-        """Raise ConfigError where nothing bounds the study, or its budget is too small for a single trial."""
+        """Raise ConfigError if nothing bounds the study, or its budget is too small for a single trial."""
         if self.trials is None and self.budget is None:
             raise ConfigError(f"{where}budget or trials is missing: how much the study may spend, or start")
         if self.budget is not None and self.budget < 1:
@@ -397,7 +397,7 @@ class StudySpec:
                 raise ConfigError(f"{where}: {which}: {error}") from None
 
     def _require_own_batch(self, config: PPOConfig) -> None:
-        """Raise ConfigError where a trial's batch would depend on how many processes it has."""
+        """Raise ConfigError if a trial's batch would depend on its number of processes."""
         steps = config.gradient_accumulation_steps
         if self.gpus_per_trial > 1 and steps is not None:
             raise ConfigError(
@@ -410,7 +410,7 @@ class StudySpec:
 
 
 def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
-    """Return the mini-batch size of a trial's values, at most the rollout batch that they state."""
+    """Return a trial's mini-batch size, at most its rollout batch."""
     mini, batch = values.get("mini_batch_size"), values.get("batch_size")
     if batch is None and values.get("gradient_accumulation_steps") is None:
         batch = DEFAULT_BATCH_SIZE

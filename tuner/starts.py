@@ -1,7 +1,7 @@
-"""Which starts a study has from now on: those that have run as they ran, then what its file asks for. No torch.
+"""Settle a study's starts: those that have run, unchanged, then those that its file asks for. No torch.
 
-Settled starts are stored in place of the names in `warm_start`, so that neither other ranges nor a later best trial of
-an earlier study changes one that has run.
+Settled starts are stored in place of the names in `warm_start`, so that neither new ranges nor a new best trial of an
+earlier study changes one that has run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,13 @@ from tuner.spec import StudySpec
 from tuner.store import Store
 
 Resolve = Callable[[StudySpec, str], ListedTrial]
-"""Returns the start of a study that one of its warm starts `study:NAME` is."""
+"""Returns the start that a warm start `study:NAME` stands for."""
 
 
 def settle(
     spec: StudySpec, stored: StudySpec | None, ran: int, resolve: Resolve
 ) -> tuple[StudySpec, list[str], list[str]]:
-    """Return the study with all its starts settled, which of those to run changed, and what must not, one line each.
+    """Return the study with all starts settled, changes in those still to run, and forbidden changes, one line each.
 
     Args:
         spec: The study as it is to be.
@@ -48,7 +48,7 @@ def settle(
 
 
 def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
-    """Return whether two starts are the same warm start, or were written with the same label and searched values."""
+    """Return True for the same warm start, or the same label and searched values."""
     if one.source or other.source:
         return one.source == other.source
     values, others = (
@@ -63,7 +63,7 @@ def _changes(before: Sequence[ListedTrial], after: Sequence[ListedTrial]) -> Ite
 
 
 def best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
-    """Return the best trial of the earlier study that `study:NAME` names, moved into the ranges of `spec`.
+    """Return the best trial of the study in `study:NAME`, moved into the ranges of `spec`.
 
     Raises:
         StudyError: the store holds no such study, or it has no best trial.

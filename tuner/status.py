@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """Where a trial stands. WAITING, RUNNING and PAUSED are not final."""
+    """State of a trial. WAITING, RUNNING and PAUSED are not final."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -17,7 +17,7 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the trial has ended for good."""
+        """True if the trial has ended for good."""
         return self not in (Status.WAITING, Status.RUNNING, Status.PAUSED)
 
     @property
@@ -38,7 +38,7 @@ _MEANINGS = {
 
 
 class Origin(StrEnum):
-    """Where a trial's configuration comes from."""
+    """Source of a trial's configuration."""
 
     REFERENCE = "reference"
     """Trial 0: the task's own values, TRL's where it states none."""
@@ -53,7 +53,7 @@ class Origin(StrEnum):
 
 
 class Role(StrEnum):
-    """What a trial is for. Only trials of the search teach the sampler; see `TrialRow.counts` for the study's total."""
+    """Purpose of a trial. Only trials of the search teach the sampler; see `TrialRow.counts` for the study's total."""
 
     SEARCH = "search"
     """A trial of the search, or one that a person enqueued."""
@@ -64,7 +64,7 @@ class Role(StrEnum):
 
 
 class PausedBy(StrEnum):
-    """Who paused a trial."""
+    """Author of a pause."""
 
     PERSON = "person"
     """It runs again once a person resumes it; until then its study is not finished."""
@@ -73,7 +73,7 @@ class PausedBy(StrEnum):
 
 
 class Wanted(StrEnum):
-    """What an order wants of a trial that runs."""
+    """An order's demand on a running trial."""
 
     STOP = "stop"
     PAUSE = "pause"
@@ -81,7 +81,7 @@ class Wanted(StrEnum):
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a trial ended early: `rule` read `metric` = `value` against `limit` for `steps_over` steps up to `step`."""
+    """Reason of an early end: `rule` read `metric` = `value` against `limit` for `steps_over` steps up to `step`."""
 
     rule: str
     message: str
@@ -96,8 +96,7 @@ class Reason:
     log: str = ""
     """The end of the trial's log, where an error or a lost worker ended it."""
     cause: str = ""
-    """What is the same of trials that fail for one cause: an error's type, and the file and line that raised it; how a
-    worker was lost."""
+    """Equal for trials that fail for the same cause: an error's type, file and line, or how a worker was lost."""
 
 
 OUTAGE = "outage"

@@ -1,4 +1,4 @@
-"""How much disk a run's or a study's checkpoints take. No torch."""
+"""Disk space that checkpoints of a run or a study take. No torch."""
 
 import math
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ class Disk:
     """In bytes."""
 
     checkpoint: int
-    """One checkpoint."""
+    """Size of one checkpoint."""
     most: int
-    """All that is kept at once at most."""
+    """Maximum kept at a time."""
     free: int
     line: str
 
 
 def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
-    """Return what checkpoints of `one` size take: of a run with its models, of a study those of all its trials."""
+    """Return the disk space for checkpoints of `one` size: of a run with its models, or of all a study's trials."""
     if spec is None:
         most = (MOST_KEPT + 1) * one + 2 * model
         kept = f"{at_most(one)}, then models of {size(model)}"
@@ -36,7 +36,7 @@ def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
 
 
 def _trials(spec: StudySpec) -> int:
-    """Return about how many trials a budget starts."""
+    """Return the approximate number of trials that a budget starts."""
     budget = 1.0 if spec.budget is None else spec.budget
     cost = SHARE + (1 - SHARE) / ONE_IN if spec.pauses_trials else 1.0
     return math.ceil(budget / cost)

@@ -1,4 +1,4 @@
-"""Reads a study file's tables and checks them, before a `StudySpec` is made of them. Never imports torch."""
+"""Read and check a study file's tables, for `StudySpec`. Never imports torch."""
 
 import itertools
 import math
@@ -52,24 +52,24 @@ TOP_LEVEL: Mapping[str, str] = {
     "pruner": 'what stops trials early by their evaluations, in a search with `strategy = "full"`: a name, or a table',
     "workers": "a table: checkpoint interval and time limits of worker processes",
 }
-"""The keys of a study file, and what each is."""
+"""Keys of a study file, with descriptions."""
 KL: Mapping[str, str] = {
     "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
     "limit": "training KL at which the guard ends a trial, in nats per response; the task's unless set",
     "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
     "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
 }
-"""The keys of the [kl] table."""
+"""Keys of the [kl] table."""
 SAMPLER: Mapping[str, str] = {
     "name": "one of the samplers, or `module:callable`: called with `seed`, it returns an Optuna sampler. "
     "It is made anew for each trial and may keep nothing in the study",
     "startup_trials": "trials with a value that the sampler waits for (default 4)",
 }
-"""The keys of the [sampler] table."""
+"""Keys of the [sampler] table."""
 PRUNER: Mapping[str, str] = {
     "name": "one of the pruners, or `module:callable`: called without arguments, it returns an Optuna pruner",
 }
-"""The keys of the [pruner] table."""
+"""Keys of the [pruner] table."""
 
 SAMPLERS: Mapping[str, str] = {
     "tpe": "learns where good trials lie, from all trials so far",
@@ -77,21 +77,21 @@ SAMPLERS: Mapping[str, str] = {
     "random": "draws evenly at random",
     "qmc": "covers the space evenly",
 }
-"""What proposes new trials, by name. `module:callable` names your own sampler."""
+"""Samplers by name. `module:callable` names your own."""
 PRUNERS: Mapping[str, str] = {
     "median": "stops a trial that is below the median of earlier ones at the same episode",
     "percentile": "stops a trial that is outside the best quarter of earlier ones at the same episode",
     "successive_halving": "lets the best share of the trials go on at each of several episodes",
     "hyperband": "runs several brackets of successive halving, which begin at different episodes",
 }
-"""What stops trials early by their evaluations, by name. `module:callable` names your own pruner."""
+"""Pruners, which stop trials early by their evaluations, by name. `module:callable` names your own."""
 
 Strategy = Literal["early_cut", "full"]
 STRATEGIES: Mapping[str, str] = {
     "early_cut": "pauses trials at a tenth of their episodes, and finishes the best sixth",
     "full": "runs every trial to its end",
 }
-"""How the search spends its budget."""
+"""Strategies for spending the search's budget."""
 
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
@@ -99,13 +99,13 @@ REQUIRED_OF_LISTED = ("name", "task")
 
 NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, dashes and underscores, at most 100")
 PER_TOKEN = "_per_token"
-"""What ends the names of the [kl] table's values in nats per token."""
+"""Suffix of the [kl] table's values in nats per token."""
 TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
 
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """Which sampler proposes, and when it begins to."""
+    """The sampler, and when it takes over."""
 
     name: str = "tpe"
     """One of SAMPLERS, or `module:callable`: given `seed`, it returns an `optuna.samplers.BaseSampler`."""
@@ -115,12 +115,12 @@ class SamplerSpec:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the user's own."""
+        """True for a user's own sampler."""
         return self.name not in SAMPLERS
 
 
 def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) -> str:
-    """Return `value` where it is a text of that pattern, else raise ConfigError with the pattern's description."""
+    """Return `value` if it is text of that pattern, else raise ConfigError with the pattern's description."""
     regex, allowed = pattern
     if not isinstance(value, str) or not regex.fullmatch(value):
         raise ConfigError(f"{where} = {value!r} is not allowed; expected {allowed}")
@@ -148,7 +148,7 @@ def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[
 
 
 def _nats(values: Mapping[str, Any], name: str, default: float, length: int | None, where: str) -> float:
-    """Return a KL in nats per response, given so or per token of responses of that length."""
+    """Return a KL in nats per response, converted from nats per token if given so."""
     per_token = f"{name}{PER_TOKEN}"
     if per_token not in values:
         return declare.number(values.get(name, default), declare.POSITIVE, f"{where}.{name}")
@@ -194,7 +194,7 @@ def end(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
 
 
 def single_values(dimension: Dimension) -> tuple[HyperValue, ...]:
-    """Return each value of a dimension of few: its choices, or the powers of two of its range; none of another."""
+    """Return the values of a small dimension: its choices or powers of two; empty for others."""
     if isinstance(dimension, Choices):
         return dimension.values
     if dimension.scale != "log2":
@@ -203,7 +203,7 @@ def single_values(dimension: Dimension) -> tuple[HyperValue, ...]:
 
 
 def choice_pairs(search: Mapping[str, Dimension]) -> Iterator[dict[str, HyperValue]]:
-    """Yield each choice of a search, alone and beside each single value of every other dimension."""
+    """Yield each choice of a search, alone and with each single value of every other dimension."""
     singles = {name: values for name, one in search.items() if (values := single_values(one))}
     for name, one in search.items():
         if isinstance(one, Choices):
@@ -215,13 +215,13 @@ def choice_pairs(search: Mapping[str, Dimension]) -> Iterator[dict[str, HyperVal
 def split_idle(
     search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]
 ) -> tuple[dict[str, Dimension], dict[str, Dimension]]:
-    """Return what is searched, and what would do nothing beside the fixed values."""
+    """Split the search into what is searched, and what would have no effect with the fixed values."""
     idle = {name: span for name, span in search.items() if why_idle(name, search, fixed)}
     return {name: span for name, span in search.items() if name not in idle}, idle
 
 
 def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]) -> str | None:
-    """Return why searching `name` would do nothing in any trial, or None where it does something in some."""
+    """Return why searching `name` would have no effect in any trial, or None."""
     deciding = [
         [(other, value) for value in single_values(search[other]) or (end(search[other], "low"),)]
         for other in MAKES_INERT
@@ -255,16 +255,14 @@ def _read_dimension(hyper: Hyperparameter, value: object, task: Task, where: str
     return read_range(hyper, value, where)
 
 
-# Listed trials: the `[[trial]]` tables of a study file, which are run in order instead of what a sampler proposes.
-#
-# No torch. A study either searches or lists; its trial 0 is then the first one listed.
+# Listed trials: the `[[trial]]` tables of a study file, which run in order. A study either searches or lists.
 
 _ONLY_SEARCHED = ("search", "sampler", "pruner", "start", "warm_start")
-"""What does nothing beside listed trials."""
+"""Keys without effect if trials are listed."""
 
 
 def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], where: str) -> tuple[ListedTrial, ...]:
-    """Return the `[[trial]]` tables of a parsed study file; none where it has no such key.
+    """Return the `[[trial]]` tables of a parsed study file; empty without any.
 
     Raises:
         ConfigError: one holds what is not allowed or fixed already, two are the same, there is a table that only a
@@ -290,7 +288,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
 def response_length(
     task: Task, fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], listed: Sequence[ListedTrial]
 ) -> int | None:
-    """Return the response length of all trials, in tokens; None where they differ in it."""
+    """Return the response length in tokens if it is the same in all trials, else None."""
     name = "response_length"
     default = fixed.get(name, task.reference.get(name, HYPERPARAMETERS[name].default))
     lengths = {trial.params.get(name, default) for trial in listed} or {default}
@@ -298,7 +296,7 @@ def response_length(
 
 
 def require_total(trials: int, listed: Sequence[ListedTrial], where: str = "") -> None:
-    """Raise ConfigError where a study is to have another number of trials than it lists."""
+    """Raise ConfigError if a study's total differs from its number of listed trials."""
     if trials != len(listed):
         raise ConfigError(
             f"{where}trials = {trials} is not allowed beside [[trial]] tables: leave it out, or list as many "
@@ -307,7 +305,7 @@ def require_total(trials: int, listed: Sequence[ListedTrial], where: str = "") -
 
 
 def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> list[str]:
-    """Return which listed values do nothing in their trial, one line each."""
+    """Return a line for each listed value that has no effect in its trial."""
     return [
         f"trial {number}: {name} does nothing: {why}"
         for number, trial in enumerate(listed)
@@ -317,7 +315,7 @@ def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> lis
 
 
 def changes(old: Sequence[ListedTrial], new: Sequence[ListedTrial]) -> list[str]:
-    """Return where `new` differs from `old` in the trials that `old` lists, one line each."""
+    """Return the differences of `new` from `old` in the trials that `old` lists, one line each."""
     if bool(old) != bool(new):
         return [f"trials: {'listed' if new else 'searched'}, were {'listed' if old else 'searched'}"]
     lines = []
@@ -339,7 +337,7 @@ def for_people(listed: Sequence[ListedTrial], params: Mapping[str, HyperValue]) 
 
 
 def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:
-    """Return one table of values with an optional label; ConfigError where one is not allowed, or fixed already."""
+    """Read one table of values with an optional label; ConfigError if a value is not allowed, or already fixed."""
     own = dict(declare.table(values, where))
     label = declare.text(own.pop("label"), f"{where}.label") if "label" in own else ""
     params = read_fixed(own, where)
@@ -349,11 +347,8 @@ def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> L
     return ListedTrial(params, label)
 
 
-# The starts of a search: `[[start]]` tables and `warm_start`.
-
-
 def read_warm_starts(content: Mapping[str, Any], study: object, where: str) -> tuple[str, ...]:
-    """Return what `warm_start` at the top of a study file names: recipes, and earlier studies as `study:NAME`.
+    """Return the names in `warm_start` of a study file: recipes, and earlier studies as `study:NAME`.
 
     Raises:
         ConfigError: a name is unknown or stands there twice, or is of `study`, this one.
@@ -378,7 +373,7 @@ def read_warm_starts(content: Mapping[str, Any], study: object, where: str) -> t
 def read_starts(
     content: Mapping[str, Any], fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], where: str
 ) -> tuple[list[ListedTrial], list[ListedTrial]]:
-    """Return the `[[start]]` tables of a parsed study file: those that a stored study settled, and those to settle.
+    """Return the `[[start]]` tables of a parsed study file: settled ones of a stored study, and those to settle.
 
     Raises:
         ConfigError: one holds what is not allowed, is fixed, or is not searched.
@@ -408,11 +403,8 @@ def read_starts(
     return settled, asked
 
 
-# The task, the sampler, the pruner and the strategy.
-
-
 def read_task(value: object, where: str) -> Task:
-    """Return the task that the study file `where` names (a path begins at the file's folder) or states in a table."""
+    """Return the task that the study file `where` names (a path relative to the file) or states in a table."""
     file = Path(where)
     try:
         if isinstance(value, Mapping):
@@ -447,7 +439,7 @@ def read_pruner(value: object, strategy: Strategy, where: str) -> str:
 
 
 def _name_or_own(name: object, known: Mapping[str, str], where: str) -> str:
-    """Return a table's `name` where it is one of the known ones, or the path of the user's own."""
+    """Return a table's `name`: a known one, or the path of a user's own."""
     if not isinstance(name, str) or not (name in known or TRAINER[0].fullmatch(name)):
         raise ConfigError(
             f'{where}.name = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
@@ -457,7 +449,7 @@ def _name_or_own(name: object, known: Mapping[str, str], where: str) -> str:
 
 
 def read_strategy(content: Mapping[str, Any], listed: Sequence[ListedTrial], where: str) -> Strategy:
-    """Return the study's strategy; one that lists its trials runs all of them to the end."""
+    """Return the study's strategy; listed trials all run to the end."""
     strategy = content.get("strategy", "full" if listed else "early_cut")
     if strategy not in tuple(STRATEGIES):
         meanings = "; ".join(f'"{name}": {meaning}' for name, meaning in STRATEGIES.items())
@@ -469,5 +461,5 @@ def read_strategy(content: Mapping[str, Any], listed: Sequence[ListedTrial], whe
 
 
 def optional(content: Mapping[str, Any], where: str, key: str, read: Callable[..., Any]) -> Any:
-    """Return what `read` makes of a key's value, or None where the file lacks the key."""
+    """Return `read` applied to a key's value, or None if the key is missing."""
     return read(content[key], where=f"{where}: {key}") if content.get(key) is not None else None

@@ -1,4 +1,4 @@
-"""A study's folder of checkpoints: whose it is, where a trial resumes in it, removing it.
+"""A study's folder of checkpoints: its owner, its trials' resume points, its deletion.
 
 Only a folder whose `study.json` names the study is touched: another store may have a study of the same name, and
 another host another folder at the same path.
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def held_folder(folder: Path) -> Iterator[None]:
-    """Hold a study's folder, making it first: a study of the same name in another store shares it.
+    """Lock a study's folder, created if missing; a study of the same name in another store would share it.
 
     Raises:
         StudyError: another controller holds it.
@@ -50,9 +50,9 @@ def held_folder(folder: Path) -> Iterator[None]:
 
 
 def require_seen(folder: Path, study: StudyRow) -> None:
-    """Raise StudyError where the study was last run on another host, and its checkpoints are not in this folder.
+    """Raise StudyError if the study last ran on another host, and its checkpoints are not in this folder.
 
-    On the same host they were removed by somebody; then trials that need them start from step 0.
+    On the same host somebody deleted them; then trials that need them start from step 0.
     """
     here = socket.gethostname()
     if study.folder is not None and study.lease_host not in (None, here) and not is_of(folder, study):
@@ -63,7 +63,7 @@ def require_seen(folder: Path, study: StudyRow) -> None:
 
 
 def claim(folder: Path, study: StudyRow) -> None:
-    """Make a study's folder this study's own.
+    """Mark a study's folder as this study's own.
 
     Raises:
         StudyError: it holds checkpoints of a study of that name in another store, which must not be lost.
@@ -85,9 +85,9 @@ def claim(folder: Path, study: StudyRow) -> None:
 
 
 def resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
-    """Return a trial's newest undamaged checkpoint that the store's steps reach, with its step; None if there is none.
+    """Return a trial's newest undamaged checkpoint covered by the store's steps, with its step, or None.
 
-    All that lies beyond it (the best so far, too) or was never finished is removed: the trial will write there again.
+    Later checkpoints (even the best) and unfinished ones are deleted: the trial will write there again.
     """
     steps = {path: checkpoint.step_of(path) for path in folder.glob("step-*") if path.is_dir()}
     for path, step in steps.items():
@@ -101,7 +101,7 @@ def resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None
 
 
 def write_error(folder: Path, traceback: str) -> Path | None:
-    """Write the traceback of what failed and return where; None: it cannot be written, as on a full disk."""
+    """Write a failure's traceback and return its path; None if it cannot be written, as on a full disk."""
     path = folder / _ERROR
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,14 +124,14 @@ def _read_owner(folder: Path) -> object:
 
 
 def is_of(folder: Path, study: StudyRow) -> bool:
-    """Return whether a folder is marked as the study's."""
+    """Return True if a folder is marked as the study's."""
     return _read_owner(folder) == _owner(study)
 
 
 def remove(folder: Path, between: Callable[[], None]) -> None:
-    """Remove a folder, trial by trial and its owner's mark last, so that this can be repeated if it is interrupted.
+    """Delete a folder, trial by trial and the owner's mark last, so that it can be resumed if interrupted.
 
-    `between` is called after each trial. Links are removed, and what they lead to stays.
+    `between` is called after each trial. Links are deleted, not their targets.
 
     Raises:
         OSError: something could not be removed.

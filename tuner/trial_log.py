@@ -1,7 +1,7 @@
-"""A trial's log file: what its workers print, and what the controller notes beside it.
+"""A trial's log file: the output of its workers, and the controller's notes.
 
-It lies in the trial's folder. Workers write to it as their own output (see `tuner.engine.worker`); the lines
-written here begin with a mark. Its text is whatever was printed: print it `escaped`.
+It is in the trial's folder. Workers write to it as their own output (see `tuner.engine.worker`); the lines written
+here begin with a mark. Its text may be anything: print it `escaped`.
 """
 
 import codecs
@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 NAME = "log.txt"
 PREPARATION_NAME = "worker.log"
-"""In the study's folder: what workers print while they prepare the task."""
+"""In the study's folder: output of workers that prepare the task."""
 MOST_BYTES = 10_000_000
-"""A log that has grown beyond this is moved away when an attempt begins; what was moved away before is removed then."""
+"""Size beyond which a log is moved aside when an attempt begins, replacing an earlier one."""
 _ATTEMPT = "=== "
 _PROCESS = ", process "
 _NOTE = "--- "
@@ -25,12 +25,12 @@ _LAST_WORDS = 200
 
 
 def path_of(folder: Path) -> Path:
-    """Return where the log of the trial in `folder` is."""
+    """Return the path of the log of the trial in `folder`."""
     return folder / NAME
 
 
 def begin(path: Path, what: str, process: str) -> None:
-    """Begin an attempt in a log with a line: what begins, and in which process. What cannot be written is left out."""
+    """Write the first line of an attempt: its name and process. Write errors are ignored."""
     with suppress(OSError):
         if path.stat().st_size > MOST_BYTES:
             path.replace(set_aside(path))
@@ -38,12 +38,12 @@ def begin(path: Path, what: str, process: str) -> None:
 
 
 def note(folder: Path, text: str) -> None:
-    """Add a line to the log of the trial in `folder`. One that cannot be written is left alone."""
+    """Add a line to the log of the trial in `folder`. Write errors are ignored."""
     _append(path_of(folder), _NOTE, text)
 
 
 def set_aside(path: Path) -> Path:
-    """Return where a log goes that has grown too large."""
+    """Return the path to which an oversized log is moved."""
     return path.with_suffix(f".1{path.suffix}")
 
 
@@ -62,7 +62,7 @@ def tail(folder: Path, lines: int = 20) -> str:
 
 
 def earlier(folder: Path) -> str:
-    """Return what was moved away of the log of the trial in `folder`; empty where nothing was."""
+    """Return the part of the log of the trial in `folder` that was moved aside; empty if none."""
     try:
         return set_aside(path_of(folder)).read_bytes().decode("utf-8", errors="replace")
     except OSError:
@@ -76,7 +76,7 @@ def last_lines(text: str, lines: int) -> str:
 
 
 def ran_as(folder: Path) -> str | None:
-    """Return the process, host and GPUs of the last attempt of the trial in `folder`; None: its log does not say."""
+    """Return the process, host and GPUs of the last attempt of the trial in `folder`, or None if not logged."""
     try:
         log = path_of(folder).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -86,7 +86,7 @@ def ran_as(folder: Path) -> str | None:
 
 
 def last_words(log: str) -> str:
-    """Return the last line that the worker printed in the last attempt, of a log's end; empty where it printed none."""
+    """Return the worker's last line of the last attempt in a log's end; empty if there is none."""
     for line in reversed(log.split("\n")):
         if line.startswith(_ATTEMPT):
             break
@@ -97,12 +97,12 @@ def last_words(log: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return the text with unprintable characters escaped, but for line breaks and tabs."""
+    """Return the text with unprintable characters escaped, except line breaks and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class Follower:
-    """Reads a log as it grows, and continues where a new one took its place; if there is none it reads nothing."""
+    """Reads a log as it grows, and continues with a new file in its place; a missing one reads as empty."""
 
     def __init__(self, folder: Path) -> None:
         self._path = path_of(folder)
@@ -110,7 +110,7 @@ class Follower:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:
-        """Return what was written since the last time."""
+        """Return the text written since the last call."""
         text = self._rest()
         if self._was_replaced():
             text += self._rest()  # what was written before it was replaced, and after the reading above
@@ -119,7 +119,6 @@ class Follower:
         return text
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""Deletes studies, while holding the study's lease. What was interrupted can be repeated."""
+"""Delete studies, holding their lease. An interrupted deletion can be repeated."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -10,17 +10,17 @@ from tuner.store import Lease, Store, StudyRow
 from tuner.study_folder import held_folder
 
 Tell = Callable[[str], None]
-"""Called with what the user should know, one line each."""
+"""Called with notes for the user, one line each."""
 
 
 def own_folder(study: StudyRow) -> Path | None:
-    """Return the study's folder of checkpoints where it is here and is this study's."""
+    """Return the study's folder of checkpoints, or None if it is not here or not the study's."""
     folder = None if study.folder is None else Path(study.folder)
     return folder if folder is not None and study_folder.is_of(folder, study) else None
 
 
 def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Tell) -> None:
-    """Remove a study: its folder of checkpoints, unless that is to stay, and then its rows.
+    """Delete a study: its folder of checkpoints, unless `keep_files`, and then its rows.
 
     Raises:
         StudyError: a controller holds it.
@@ -34,7 +34,7 @@ def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Tell) -> No
 
 @contextmanager
 def _held(store: Store, study: StudyRow) -> Iterator[tuple[Lease, StudyRow]]:
-    """Hold the study and its folder, and give it as it is now."""
+    """Hold the study and its folder, and yield its current row."""
     store.require_free(study)  # says who runs it; the lock cannot
     folder = None if study.folder is None else Path(study.folder)
     is_here = folder is not None and study_folder.is_of(folder, study)

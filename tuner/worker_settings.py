@@ -1,7 +1,7 @@
-"""What a study sets for its workers: how often a trial saves, and when a silent worker counts as hung. No torch.
+"""A study's settings for its workers: how often to save, and when a silent worker counts as hung. No torch.
 
-A worker says when it begins to step and to save. Each has its own limit, which starts again with every such word; a
-worker that stays silent beyond it is killed.
+A worker reports when it begins to step and to save. Each has a time limit, restarted with every such report; a worker
+that stays silent beyond it is killed.
 """
 
 from collections.abc import Mapping

@@ -83,8 +83,8 @@ class _Row(TrialRow):
         return super().teaches
 
     @cached_property
-    def is_resting(self) -> bool:
-        return super().is_resting
+    def is_at_rung(self) -> bool:
+        return super().is_at_rung
 
     @cached_property
     def is_done(self) -> bool:

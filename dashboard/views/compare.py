@@ -123,7 +123,7 @@ def _over_the_first(rows: Sequence[TrialRow], found: Mapping[int, Difference | N
         difference = found[row.number]
         if difference is None:
             continue
-        resting = [one.number for one in (base, row) if one.is_resting]
+        resting = [one.number for one in (base, row) if one.is_at_rung]
         st.text(
             f"Trial {row.number} against trial {base.number}: {_signed(difference.mean, difference.se)} reward, "
             f"{difference.verdict}.{_resting(resting)}"

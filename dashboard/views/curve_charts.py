@@ -209,7 +209,7 @@ def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) 
         targets=targets(_drawn.snapshot, _drawn.bright, _drawn.frame) if _metric in KL_METRICS else None,
         kl_budget=_drawn.snapshot.view.spec.kl_budget,
         names=_names(_drawn),
-        rests=fidelity.rests(_of_frame(_drawn)),
+        rests=fidelity.rung_pauses(_of_frame(_drawn)),
     )
 
 

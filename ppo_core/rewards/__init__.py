@@ -1,1 +1,1 @@
-"""What scores responses: models, Python functions, HTTP endpoints, and their weighted sum."""
+"""Rewards: models, Python functions, HTTP endpoints, and their weighted sum."""

@@ -1,4 +1,4 @@
-"""B responses to score, as the kinds of reward see them and as their errors name them."""
+"""A batch of responses to score, with names for errors, and checks of the answers."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,9 +9,9 @@ from ppo_core.errors import RewardError
 from ppo_core.task import Prompt
 
 SHOWN = 60
-"""Most characters of a prompt, a response or an answer in an error."""
+"""Maximum characters of a prompt, a response or an answer in an error."""
 MESSAGES = "messages"
-"""The column that chats stand under."""
+"""Name of the column of chats."""
 
 
 def cut(value: object) -> str:
@@ -27,7 +27,7 @@ def one_line(error: BaseException) -> str:
 
 
 def column_names(prompts: Iterable[Prompt]) -> tuple[str, ...]:
-    """Return every column that a prompt has, in the order of first sight; `messages` where one is a chat."""
+    """Return all columns of the prompts, in the order of first sight; `messages` if one is a chat."""
     names: dict[str, None] = {}
     for prompt in prompts:
         names |= dict.fromkeys(prompt.columns)
@@ -38,14 +38,14 @@ def column_names(prompts: Iterable[Prompt]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Batch:
-    """B prompts, their responses, the texts of the responses' tokens, and which responses ended by themselves."""
+    """B prompts, their responses, the texts of the responses' tokens, and flags of those that ended by themselves."""
 
     prompts: Sequence[Prompt]
     responses: Sequence[str]
     tokens: Sequence[Sequence[str]]
     ended: Sequence[bool]
     first: int = 0
-    """Where the first row stands in the batch that this one was cut from."""
+    """Position of the first row in the batch that this one was cut from."""
 
     def __len__(self) -> int:
         return len(self.responses)
@@ -61,11 +61,11 @@ class Batch:
         return [prompt.text for prompt in self.prompts]
 
     def sample(self, row: int) -> str:
-        """Return how an error names a row: its index and the start of prompt and response."""
+        """Return an error's name for a row: its index and the start of prompt and response."""
         return f"sample {self.first + row} (prompt {cut(self.prompts[row].text)}, response {cut(self.responses[row])})"
 
     def columns(self, known: Sequence[str] = ()) -> dict[str, list[Any]]:
-        """Return [B] values by column, of the rows' columns and the `known` ones; None where a row lacks one."""
+        """Return [B] values by column, of the rows' columns and the `known` ones; None if a row lacks one."""
         names = dict.fromkeys((*known, *column_names(self.prompts)))
         return {name: [_value(prompt, name) for prompt in self.prompts] for name in names}
 
@@ -76,20 +76,17 @@ def _value(prompt: Prompt, name: str) -> Any:
     return prompt.columns.get(name)
 
 
-# Checking what a reward answered: one finite number per response, or one a token.
-
-
 @dataclass(frozen=True)
-class Answer:
-    """What one part says of B responses, unweighted."""
+class PartScores:
+    """One part's answer for B responses, unweighted."""
 
     scores: list[float]
-    """[B]; of a dense answer, its sums."""
+    """[B]; for a dense answer, its sums."""
     dense: list[list[float]] | None = None
-    """Per response one number per token, where the part answers so."""
+    """Per response one number per token, if the part answers so."""
 
 
-def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) -> Answer:
+def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) -> PartScores:
     """Return an answer as plain numbers. `raw` is a list, tuple, array or tensor; so are the rows of a dense one.
 
     `who` answered, as errors name it; with `tokenwise` the answer may be dense.
@@ -107,12 +104,12 @@ def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) ->
     rows = [_plain(row) for row in rows]
     if tokenwise and isinstance(rows[0], list | tuple):
         dense = [_token_scores(row, batch, index, who) for index, row in enumerate(rows)]
-        return Answer([math.fsum(row) for row in dense], dense)
-    return Answer([_number(row, f"for {batch.sample(index)}", who) for index, row in enumerate(rows)])
+        return PartScores([math.fsum(row) for row in dense], dense)
+    return PartScores([_number(row, f"for {batch.sample(index)}", who) for index, row in enumerate(rows)])
 
 
 def _plain(value: Any) -> Any:
-    """Return arrays and tensors of any library as the lists and numbers that they hold."""
+    """Convert arrays and tensors of any library to lists and numbers."""
     to_list = getattr(value, "tolist", None)
     return to_list() if callable(to_list) else value
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from ppo_core.errors import TaskError, nearest
-from ppo_core.rewards.batch import Answer, Batch, column_names
+from ppo_core.rewards.batch import Batch, PartScores, column_names
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import FunctionReward
 from ppo_core.task import Prompt, RewardKind, RewardPart, Scored
@@ -20,15 +20,15 @@ if TYPE_CHECKING:  # functions and endpoints need neither
 class Scorer(Protocol):
     """Scores a batch of at least one response for one part."""
 
-    def __call__(self, batch: Batch) -> Answer: ...
+    def __call__(self, batch: Batch) -> PartScores: ...
 
 
 def load_reward(
     parts: Sequence[RewardPart], device: "torch.device", prompts: Iterable[Prompt] | None = None
 ) -> "WeightedSum":
-    """Return the reward of the parts, loaded; models stand on `device`.
+    """Return the reward of the parts, loaded, with models on `device`.
 
-    With the task's `prompts`, functions that ask for what is not a column are found now instead of when first called.
+    With the task's `prompts`, functions whose arguments are not columns fail now instead of when first called.
 
     Raises:
         TaskError: a part is declared wrongly or cannot be loaded.
@@ -85,7 +85,7 @@ class WeightedSum:
     ) -> Scored:
         """Score the responses.
 
-        A response of no tokens has none to stand on: its dense rewards are empty, whatever its total.
+        A response without tokens has empty dense rewards, whatever its total.
 
         Raises:
             RewardError: a part cannot score.
@@ -107,8 +107,8 @@ class WeightedSum:
         return next((cast("RewardModel", scorer).model for part, scorer in self.parts if part.kind == "model"), None)
 
 
-def _token_rewards(answers: Sequence[tuple[RewardPart, Answer]], row: int, length: int) -> list[float]:
-    """Return a response's weighted rewards token by token, what scores the whole of it on the last one."""
+def _token_rewards(answers: Sequence[tuple[RewardPart, PartScores]], row: int, length: int) -> list[float]:
+    """Return a response's weighted rewards per token; scores of the whole response are on the last one."""
     rewards = [0.0] * length
     for part, answer in answers:
         if answer.dense is not None:

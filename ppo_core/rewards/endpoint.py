@@ -26,19 +26,19 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ppo_core.errors import RewardError, RewardOutage, TaskError
-from ppo_core.rewards.batch import Answer, Batch, cut, one_line, read_answer
+from ppo_core.rewards.batch import Batch, PartScores, cut, one_line, read_answer
 from ppo_core.task import RewardPart
 
 logger = logging.getLogger(__name__)
 FIRST_WAIT = 0.5
-"""Seconds before the first repetition; doubled each time."""
+"""Seconds before the first retry; doubled each time."""
 LONGEST_WAIT = 30.0
-"""Most seconds between two attempts, whatever Retry-After says."""
+"""Maximum seconds between two attempts, whatever Retry-After says."""
 TOO_MANY_REQUESTS, SERVER_ERROR = 429, 500
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A redirected POST would become a GET, and its password would go to another host."""
+    """Refuses redirects: a redirected POST would become a GET, and its password would be sent to another host."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -67,7 +67,7 @@ class EndpointReward:
         self._open = build_opener(_NoRedirects).open
         self._sleep = sleep
 
-    def __call__(self, batch: Batch) -> Answer:
+    def __call__(self, batch: Batch) -> PartScores:
         """Score the batch.
 
         Raises:
@@ -75,13 +75,13 @@ class EndpointReward:
             RewardError: it refuses, or answers with something else than numbers.
         """
         size = self.part.batch_size
-        return Answer(self._ask_all([batch.rows(start, start + size) for start in range(0, len(batch), size)]))
+        return PartScores(self._ask_all([batch.rows(start, start + size) for start in range(0, len(batch), size)]))
 
     def _ask_all(self, batches: Sequence[Batch]) -> list[float]:
-        """Return the scores of all batches, several asked at a time. The error raised is that of the first in order.
+        """Return the scores of all batches, several requested at a time. The first error in order is raised.
 
-        Nobody waits for what is still under way then, or at Ctrl-C: its threads are daemons, so they keep no process
-        from ending, and end with the answer or the timeout.
+        Pending requests are then abandoned, also at Ctrl-C: their threads are daemons, so they keep no process alive,
+        and end with the answer or the timeout.
         """
         scores: list[Future[list[float]]] = [Future() for _ in batches]
         waiting, over = deque(zip(batches, scores, strict=True)), Event()
@@ -126,7 +126,7 @@ class EndpointReward:
         return read_answer(answer, batch, self.who).scores
 
     def _answer(self, body: bytes, over: Event) -> bytes:
-        """Return the body that the endpoint answers with, at the first attempt that succeeds; end them once `over`."""
+        """Return the endpoint's body from the first successful attempt; attempts stop once `over`."""
         attempts = self.part.retries + 1
         for attempt in range(1, attempts + 1):
             try:
@@ -172,7 +172,7 @@ def _times(attempts: int) -> str:
 
 
 def _retry_after(headers: Message) -> float | None:
-    """Return the seconds that a Retry-After header asks for, given in seconds or as a date."""
+    """Return the seconds in a Retry-After header, given in seconds or as a date."""
     text = headers.get("Retry-After")
     if text is None:
         return None

@@ -18,11 +18,11 @@ from typing import Any
 
 from ppo_core.errors import RewardError, TaskError, nearest, raised_at
 from ppo_core.lookup import import_file, import_module
-from ppo_core.rewards.batch import Answer, Batch, one_line, read_answer
+from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
 from ppo_core.task import RewardPart
 
 ALWAYS = ("prompts", "responses", "tokens", "ended")
-"""What every function may ask for, whatever the dataset."""
+"""Arguments that every function may have, whatever the dataset."""
 
 
 class FunctionReward:
@@ -46,7 +46,7 @@ class FunctionReward:
         if complaint:
             raise TaskError(complaint)
 
-    def __call__(self, batch: Batch) -> Answer:
+    def __call__(self, batch: Batch) -> PartScores:
         """Score the batch.
 
         Raises:
@@ -77,7 +77,7 @@ class FunctionReward:
         return self.function(**given)
 
     def _lacking(self, names: Collection[str]) -> str | None:
-        """Return what is wrong where the signature needs a name that is none of `names`."""
+        """Return the problem if the signature needs a name outside `names`, or None."""
         for parameter in self._parameters:
             variadic = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             if parameter.name not in names and not variadic and parameter.default is inspect.Parameter.empty:
@@ -88,7 +88,7 @@ class FunctionReward:
         return None
 
     def _culprit(self, batch: Batch) -> str:
-        """Return the first sample on which the function raises when given it alone: it saw all of them at once."""
+        """Return the first sample on which the function raises by itself; it was called with all of them at once."""
         for row in range(len(batch)):
             try:
                 self._call(batch.rows(row, row + 1))
@@ -98,7 +98,7 @@ class FunctionReward:
 
 
 def load_function(part: RewardPart) -> Callable[..., Any]:
-    """Return the function that a part names.
+    """Import the function that a part names.
 
     Raises:
         TaskError: there is no such file, module or function, or importing it fails.

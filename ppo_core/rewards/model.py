@@ -14,14 +14,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.memory import ChunkRows
 from ppo_core.networks import load_merged, prepare_layers
-from ppo_core.rewards.batch import Answer, Batch, one_line, read_answer
+from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
 from ppo_core.task import Prompt, RewardPart
 
 logger = logging.getLogger(__name__)
 MOST_ROWS = 256
 """Rows of one pass, until memory runs out."""
 NO_LIMIT = 10**9
-"""A tokenizer's model_max_length from here on says that it knows none."""
+"""Values of model_max_length from here on mean that the tokenizer knows no limit."""
 
 
 class RewardModel:
@@ -42,7 +42,7 @@ class RewardModel:
         self.who = f'reward part "{part.name}": {part.where}'
         self.tokenizer, self.model = _load(part, device)
         self.cut_texts = 0
-        """How many texts were too long for the model so far."""
+        """Number of texts so far that were too long for the model."""
         self._pad_id = _pad_id(self.model, self.tokenizer)
         self._longest = _positions(self.model, self.tokenizer)
         self._endings = _Endings.of(self.tokenizer) if part.append_eos else _Endings()
@@ -50,7 +50,7 @@ class RewardModel:
         self._say_endings(part)
         self._chunks = ChunkRows(f"scoring by {part.name}", most_rows)
 
-    def __call__(self, batch: Batch) -> Answer:
+    def __call__(self, batch: Batch) -> PartScores:
         """Score the batch.
 
         Raises:
@@ -83,9 +83,9 @@ class RewardModel:
         return logits
 
     def _fill(self, rows: Sequence[list[int]]) -> int:
-        """Return the id that fills rows up, known to the model: a decoder's head reads the last token that is another.
+        """Return the id that pads rows, known to the model: a decoder's head reads the last token unlike it.
 
-        Where the model and its tokenizer name none it is one that no row ends with.
+        If the model and its tokenizer name none, it is one with which no row ends.
         """
         ends = {ids[-1] for ids in rows}
         fill = next(i for i in itertools.count() if i not in ends) if self._pad_id is None else self._pad_id
@@ -120,7 +120,7 @@ class RewardModel:
             ) from error
 
     def _tokenise(self, texts: list[str], after: list[list[int]], *, special_tokens: bool) -> list[list[int]]:
-        """Return the texts' ids with those `after` them, at least one each.
+        """Return the texts' ids followed by those in `after`, at least one each.
 
         Templates write the special tokens of a chat themselves.
         """
@@ -138,7 +138,7 @@ class RewardModel:
         return [[*ids, *end] or [self._pad_id or 0] for ids, end in zip(rows, after, strict=True)]
 
     def _say_endings(self, part: RewardPart) -> None:
-        """Log whether the model sees which responses ended."""
+        """Log if the model sees which responses ended."""
         name, eos = self.tokenizer.eos_token, self.tokenizer.eos_token_id
         if not part.append_eos:
             logger.info("%s: no EOS is appended to responses (append_eos = false)", self.who)
@@ -175,18 +175,18 @@ class RewardModel:
 
 @dataclass(frozen=True)
 class _Endings:
-    """How a reward model is shown that a response ended, or did not; by default it is not shown."""
+    """Marks by which a reward model sees that a response ended; none by default."""
 
     text_eos: list[int] = field(default_factory=list)
-    """The ids after a text whose response ended: EOS, or none."""
+    """Ids after a text whose response ended: EOS, or none."""
     chat_eos: list[int] = field(default_factory=list)
-    """The same of a chat that was rendered by the template."""
+    """The same for a chat rendered by the template."""
     chat_closing: str = ""
-    """What the template writes after the last message, removed where the response was cut."""
+    """The template's text after the last message, removed if the response was cut."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "_Endings":
-        """Return the endings that go with a tokenizer's own."""
+        """Return the endings that a tokenizer needs."""
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         closing = _chat_closing(tokenizer)
         leaves_open = closing is not None and not closing.strip()
@@ -194,13 +194,13 @@ class _Endings:
 
 
 def _closes_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the tokenizer puts special tokens after every text."""
+    """Return True if the tokenizer puts special tokens after every text."""
     whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
     return bool(whole[-1:] != bare[-1:])
 
 
 def _chat_closing(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return what the chat template writes after an assistant's last message; None where that is not known."""
+    """Return the chat template's text after an assistant's last message; None if unknown."""
     if tokenizer.chat_template is None:
         return None
     probe = "a probe of the template"
@@ -232,10 +232,10 @@ def _load(part: RewardPart, device: torch.device) -> tuple[PreTrainedTokenizerBa
 
 
 def _pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the padding id of the model, or of its tokenizer; None if there is none.
+    """Return the padding id of the model, or of its tokenizer, or None.
 
-    By the model's own its head finds the last token, even where that is EOS, too. A tokenizer that pads with EOS
-    alone says nothing of the head, which would pass over the end of a text.
+    By the model's own its head finds the last token, even if that is EOS, too. A tokenizer that pads with EOS alone
+    says nothing of the head, which would pass over the end of a text.
     """
     tokens = model.get_input_embeddings().num_embeddings
     own, its = model.config.get_text_config().pad_token_id, tokenizer.pad_token_id
@@ -245,7 +245,7 @@ def _pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int |
 
 
 def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return how many tokens the model can read, or None where nothing says so."""
+    """Return the maximum number of tokens that the model can read, or None if unknown."""
     config = model.config.get_text_config()
     limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
     for name, module in model.named_modules():

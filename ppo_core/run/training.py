@@ -15,7 +15,6 @@ from typing import Any
 from rich.console import Console
 
 from ppo_core import checkpoint, launched, leading, output
-from ppo_core.agreement import AgreementWatch
 from ppo_core.checkpoint import CheckpointKeeper, DiskUse
 from ppo_core.errors import OutOfMemory, PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
@@ -27,6 +26,7 @@ from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK, StopRequest, st
 from ppo_core.run.new_run import Start
 from ppo_core.run.run_folder import Ending, Run, judge
 from ppo_core.run.trackers import Trackers
+from ppo_core.sampler_check import AgreementWatch
 from ppo_core.stages import StagedTrainer
 from ppo_core.task import Progress, TaskAssets
 from ppo_core.task_file import get_task

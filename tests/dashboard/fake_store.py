@@ -193,9 +193,9 @@ def build_cut(path: Path, *, courses: tuple[Course, ...] = CUT_COURSES, held: bo
     came = 0
     for number, course in enumerate(courses):
         row = _cut_run(store, lease, _begun(store, lease, number, course), course)
-        came += row.is_resting
-        waiting += [row] if row.is_resting and course.status is not Status.PAUSED else []
-        due = len(waiting) if number == len(courses) - 1 else int(row.is_resting and came % 6 == 0)
+        came += row.is_at_rung
+        waiting += [row] if row.is_at_rung and course.status is not Status.PAUSED else []
+        due = len(waiting) if number == len(courses) - 1 else int(row.is_at_rung and came % 6 == 0)
         for one in waiting[:due]:
             store.promote(lease, one.id)
             promoted, own = store.trial(store.study(CUT), one.number), courses[one.number]
@@ -266,7 +266,7 @@ def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> Trial
     if is_at_rung:
         why = Reason("early_cut", f"paused at episode {row.episodes}")
         score = rung_score(rows, CUT_SPEC.kl_budget, CUT_SPEC.total_episodes)
-        store.rest(lease, row, outcome(rows, CUT_SPEC, Status.PAUSED, why), score)
+        store.pause_at_rung(lease, row, outcome(rows, CUT_SPEC, Status.PAUSED, why), score)
     elif course.status is Status.PAUSED:
         paused = outcome(rows, CUT_SPEC, Status.PAUSED, None)
         store._write(lease, lambda connection: write_pause(connection, row.id, paused))

@@ -16,7 +16,7 @@ from tuner.rules import RULES
 from tuner.scoring import trial_value
 from tuner.search import fidelity
 from tuner.search.choose import lengths
-from tuner.search.fidelity import Rest
+from tuner.search.fidelity import RungPause
 from tuner.status import Origin, Role, Status
 from tuner.store import TrialRow
 
@@ -85,7 +85,7 @@ CONFIG = CUT_SPEC.config({}).to_dict()
 
 def test_where_trials_were_paused() -> None:
     rows = [row(0, rung_episode=192), row(1, rung_episode=256, rung_score=0.7), row(2)]
-    assert fidelity.rests(rows) == {0: Rest(192, None), 1: Rest(256, 0.7)}
+    assert fidelity.rung_pauses(rows) == {0: RungPause(192, None), 1: RungPause(256, 0.7)}
 
 
 def test_the_rung_is_where_the_fake_study_rests() -> None:

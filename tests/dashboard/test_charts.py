@@ -19,7 +19,7 @@ from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.results import StudyView
 from tuner.rules import RULES
-from tuner.search.fidelity import Rest
+from tuner.search.fidelity import RungPause
 from tuner.status import Status
 
 NAN = math.nan
@@ -48,7 +48,7 @@ def chart(
     chosen: tuple[int, ...] = (),
     levels: dict[str, float] | None = None,
     targets: dict[str, float] | None = None,
-    rests: dict[int, Rest] | None = None,
+    rests: dict[int, RungPause] | None = None,
     **drawing: Any,
 ) -> dict[str, Any]:
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
@@ -196,7 +196,7 @@ def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
 
 
 RESTED = trial(3, Status.PAUSED, kind=style.RESTING)
-REST = {3: Rest(192, 0.67)}
+REST = {3: RungPause(192, 0.67)}
 
 
 def test_a_trial_that_the_strategy_paused_is_quieter_and_says_what_it_was_ranked_by() -> None:
@@ -222,7 +222,7 @@ def test_a_promoted_trial_goes_on_past_its_mark() -> None:
 
 def test_a_pause_is_marked_on_an_evaluations_chart_and_without_a_score() -> None:
     frame = steps(3, [0, 1, 2, 3], **{"eval/reward": [0.5, NAN, 0.75, NAN]})
-    option = chart(frame, RESTED, chosen=(3,), metric="eval/reward", rests={3: Rest(192, None)})
+    option = chart(frame, RESTED, chosen=(3,), metric="eval/reward", rests={3: RungPause(192, None)})
     pause = named(option, "Trial 3 paused at rung, score")
     assert option["dataset"][pause["datasetIndex"]]["source"][["x", "y"]].to_numpy().tolist() == [[2, 0.75]]
     assert pause["label"]["formatter"] == "{number|3}{more|paused at rung}"
@@ -231,7 +231,7 @@ def test_a_pause_is_marked_on_an_evaluations_chart_and_without_a_score() -> None
 def test_pauses_of_grey_trials_are_one_silent_series_and_those_in_a_band_are_none() -> None:
     many = [trial(number, Status.PAUSED, kind=style.RESTING) for number in range(26)]
     frame = pd.concat([steps(number, [0, 1, 2, 3]) for number in range(26)])
-    rests = {number: Rest(192, 0.5) for number in range(26)}
+    rests = {number: RungPause(192, 0.5) for number in range(26)}
     few = chart(frame[frame["trial"] < 3], *many[:3], chosen=(0,), rests=rests)
     grey = named(few, "Others")
     assert (grey["data"], grey["silent"], grey["itemStyle"]["borderColor"]) == (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo_core.captured import CapturedDecoding
+from ppo_core.cuda_graphs import CapturedDecoding
 from ppo_core.decoding import IS_FIXED
 from ppo_core.generation import Rollouts, SamplingSettings, TransformersGenerator, generate
 from ppo_core.hyperparameters import PPOConfig
@@ -20,7 +20,7 @@ from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.command_folder import PARTS, SMALL, fill, process
 from tests.ppo_core.conformance import check_generator
 from tests.ppo_core.families import FAMILIES, load_models, save_family
-from tests.ppo_core.test_captured import FIXED
+from tests.ppo_core.test_cuda_graphs import FIXED
 from tests.ppo_core.test_launched import TORCHRUN, launch, require_alike
 
 pytestmark = [

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from ppo_core.errors import TaskError
 from ppo_core.prompt_files import read_prompts
-from ppo_core.prompts import Plan, PromptSource, Row, Split, SplitChoice, draw, make_plan, rows_of
+from ppo_core.prompts import PromptSource, Row, Split, SplitChoice, SplitPlan, draw, make_plan, rows_of
 
-DRAWN = Plan("train", None, None)
+DRAWN = SplitPlan("train", None, None)
 positions = st.sets(st.integers(0, 400), min_size=8).map(sorted)
 """Of the rows that were kept."""
 shares = st.floats(0.01, 0.33)
@@ -92,18 +92,18 @@ def test_train_takes_the_share_that_is_asked_for_and_leaves_the_rest() -> None:
 @pytest.mark.parametrize(
     ("names", "fields", "plan"),
     [
-        (["train"], {}, Plan("train", None, None)),
-        (["test", "train", "validation"], {}, Plan("train", "validation", "test")),
-        (["train", "dev"], {}, Plan("train", "dev", None)),
-        (["test"], {}, Plan("test", None, None)),
-        (["train_sft", "test_sft"], {"test": "test_sft"}, Plan("train_sft", None, "test_sft")),
-        (["train", "test", "validation"], {"test": 0.1, "eval": 5}, Plan("train", None, None)),
-        (["train", "test"], {"eval": "test[:50%]"}, Plan("train", "test[:50%]", None)),
-        (["train", "validation"], {"train": "train+validation[10:]"}, Plan("train+validation[10:]", None, None)),
+        (["train"], {}, SplitPlan("train", None, None)),
+        (["test", "train", "validation"], {}, SplitPlan("train", "validation", "test")),
+        (["train", "dev"], {}, SplitPlan("train", "dev", None)),
+        (["test"], {}, SplitPlan("test", None, None)),
+        (["train_sft", "test_sft"], {"test": "test_sft"}, SplitPlan("train_sft", None, "test_sft")),
+        (["train", "test", "validation"], {"test": 0.1, "eval": 5}, SplitPlan("train", None, None)),
+        (["train", "test"], {"eval": "test[:50%]"}, SplitPlan("train", "test[:50%]", None)),
+        (["train", "validation"], {"train": "train+validation[10:]"}, SplitPlan("train+validation[10:]", None, None)),
     ],
 )
 def test_named_splits_are_used_where_the_dataset_has_them(
-    names: list[str], fields: dict[str, SplitChoice], plan: Plan
+    names: list[str], fields: dict[str, SplitChoice], plan: SplitPlan
 ) -> None:
     assert make_plan(PromptSource("rows.jsonl", **fields), names) == plan  # type: ignore[arg-type]
 

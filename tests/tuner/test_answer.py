@@ -175,7 +175,7 @@ def test_the_command_stops_at_the_checkpoint_that_was_read(store: Store, view: S
 def test_where_the_standard_error_decides_it_is_said(store: Store, view: StudyView) -> None:
     found = answer.of_study(store, only(view, end_kl=9.9))
     assert found is not None and found.end.is_within is False
-    end = replace(found.end, kl=results.Estimate(9.9, 0.25))
+    end = replace(found.end, kl=results.Measured(9.9, 0.25))
     assert "its KL is 9.90 + 0.25, over 10 nats/response" in replace(found, end=end)._end()
     assert "its KL is 11.53, over 10 nats/response" in found._end()
 

@@ -220,8 +220,8 @@ class Simulated:
             return
         row = self.rows[chosen.number]
         assert chosen.number not in self.busy and not row.status.is_final
-        assert row.is_resting == isinstance(chosen, Promote)
-        promoted = row.is_promoted or row.is_resting
+        assert row.is_at_rung == isinstance(chosen, Promote)
+        promoted = row.is_promoted or row.is_at_rung
         self.put(replace(row, status=Status.RUNNING, paused_by=None, reason=None, is_promoted=promoted))
         self.busy.append(chosen.number)
 
@@ -262,7 +262,7 @@ def test_a_study_comes_to_an_end_within_its_bounds(strategy: Strategy, bounds: d
     assert len(study.rows) <= bounds.get("trials", 1000)
     assert extent(study.rows, spec).spent <= bounds.get("budget", 1000)
     assert any(row.status is Status.COMPLETED for row in study.rows)
-    assert {row.number for row in promotable(spec, study.rows)} <= {row.number for row in study.rows if row.is_resting}
+    assert {row.number for row in promotable(spec, study.rows)} <= {row.number for row in study.rows if row.is_at_rung}
     ended = study.rows[0]
     study.put(replace(ended, status=Status.PAUSED, paused_by=PausedBy.PERSON))
     assert choose(spec, study.rows, ()) is None, "what a person paused is theirs to resume"
@@ -320,7 +320,7 @@ def test_early_cut_finishes_one_in_six_as_if_they_had_never_rested(tmp_path: Pat
     finished, events = run(tmp_path, cut_spec(), workers=1)
     assert finished
     found = rows(tmp_path)
-    ended, rest = [r for r in found if r.status is Status.COMPLETED], [r for r in found if r.is_resting]
+    ended, rest = [r for r in found if r.status is Status.COMPLETED], [r for r in found if r.is_at_rung]
     assert (len(ended), len(rest)) == (2, 10)
     for row in rest:
         assert (row.episodes, row.rung_episode, row.is_promoted) == (32, 32, False)
@@ -363,7 +363,7 @@ def test_a_trial_that_lost_its_checkpoints_starts_from_step_0_when_it_is_promote
     monkeypatch.setattr("tuner.front.MOST_KEPT", 1)
     spec = cut_spec()
     assert run(tmp_path, spec, workers=1)[0]
-    paused = [row.number for row in rows(tmp_path) if row.is_resting]
+    paused = [row.number for row in rows(tmp_path) if row.is_at_rung]
     here = [n for n in paused if checkpoint.complete(tmp_path / "runs" / NAME / str(n))]
     assert len(paused) > len(here) >= 2
     finished, events = run(tmp_path, spec, workers=1, budget=30)

@@ -48,7 +48,7 @@ def run_out(engine: LocalEngine, jobs: int = 1) -> dict[Any, list[Message]]:
         for job, message in heard(engine):
             said.setdefault(job, []).append(message)
             if isinstance(message, Stepped):
-                engine.answer(job or 0, answer(guarded(message), None, has_to_rest=False))
+                engine.answer(job or 0, answer(guarded(message), None, must_leave=False))
             elif not isinstance(message, Progress):
                 jobs -= 1
     return said

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo_core import agreement
+from ppo_core import sampler_check
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
@@ -208,8 +208,8 @@ def test_sampled_kl_that_stays_apart_from_the_exact_one_stops() -> None:
 
 
 def test_the_declared_limits_are_those_that_a_run_without_a_guard_is_warned_by() -> None:
-    assert RULES["sampler_mismatch"].limit == agreement.MISMATCH_LIMIT
-    assert RULES["sampled_kl"].limit == agreement.KL_GAP_LIMIT
+    assert RULES["sampler_mismatch"].limit == sampler_check.MISMATCH_LIMIT
+    assert RULES["sampled_kl"].limit == sampler_check.KL_GAP_LIMIT
 
 
 def test_nothing_learned_by_half_of_the_episodes() -> None:

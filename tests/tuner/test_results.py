@@ -12,7 +12,7 @@ from tests.tuner import made_study
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner import results
 from tuner.best import best_trial
-from tuner.results import Estimate, StudyView
+from tuner.results import Measured, StudyView
 from tuner.status import Status
 from tuner.store import Store, TrialRow
 
@@ -75,8 +75,8 @@ def test_a_trial_without_a_finite_value_and_kl_is_never_best(missing: dict[str, 
 
 
 def test_the_baseline_is_the_evaluation_before_any_update(store: Store, view: StudyView) -> None:
-    assert results.baseline(store, view.trials[2]) == Estimate(0.25, 0.03)
-    assert results.value_kl(store, view.trials[2]) == Estimate(9.0, 0.2)
+    assert results.baseline(store, view.trials[2]) == Measured(0.25, 0.03)
+    assert results.value_kl(store, view.trials[2]) == Measured(9.0, 0.2)
     assert results.value_kl(store, view.trials[6]) is None
 
 

@@ -83,7 +83,7 @@ def test_a_study_keeps_its_answer_of_a_trial_at_a_rung_that_loses_its_others(
     store = Store.open(storage(tmp_path))
     rows = store.trials(store.study(NAME))
     store.close()
-    assert all(row.is_resting for row in rows)
+    assert all(row.is_at_rung for row in rows)
     best = max(rows, key=lambda row: row.value or 0.0)
     left = on_disk(tmp_path)
     assert best.value_step in left[best.number] and sum(map(len, left.values())) <= 3

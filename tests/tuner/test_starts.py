@@ -172,7 +172,7 @@ def test_a_strategy_pauses_starts_like_other_trials(tmp_path: Path) -> None:
     quick_study.run(tmp_path, quick(strategy="early_cut", start=starts, trials=3), workers=1)
     rows = quick_study.rows(tmp_path)
     assert [rate for _, _, rate in listed(rows)] == [2e-4, 5e-5]
-    assert [row.is_resting for row in rows] == [True, False, True]
+    assert [row.is_at_rung for row in rows] == [True, False, True]
     assert rows[1].status is Status.COMPLETED and rows[1].is_promoted
     assert all(row.rung_score is not None for row in rows)
 

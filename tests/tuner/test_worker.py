@@ -41,7 +41,7 @@ class Script:
     def __call__(self, message: Stepped | NoRoom) -> Answer:
         assert isinstance(message, Stepped)
         self.heard.append(message)
-        default = answer(guarded(message), None, has_to_rest=False)
+        default = answer(guarded(message), None, must_leave=False)
         return self.answers.get(message.report.step, default)
 
     @property

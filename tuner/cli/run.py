@@ -214,7 +214,7 @@ class StudyProgress:
 
     def _paused(self, row: TrialRow) -> None:
         self._forget(row.number)
-        if row.is_resting:
+        if row.is_at_rung:
             self.say(render.trial_line(row), render.STYLES[row.status])
         else:
             self.say(f"trial {row.number} saved a checkpoint and is {row.status}")

@@ -1,1 +1,1 @@
-"""Where a trial runs."""
+"""Engines: run trials in worker processes."""

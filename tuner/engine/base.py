@@ -1,4 +1,4 @@
-"""What the controller needs of whatever runs trials: an engine."""
+"""The interface between the controller and an engine, which runs the trials."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,31 +13,30 @@ JobId = int | None
 
 
 class Engine(Protocol):
-    """Runs jobs, several at a time, in processes where one job's error cannot affect the next job.
+    """Runs several jobs at a time, in processes isolated from each other's errors.
 
-    A job's messages come in order, and its last one is `Prepared`, `Read`, `Ended`, `Left`, `Failed` or
-    `Lost`. How an engine
-    notices that a process hangs or died, and what it does to end one, is its own matter: it says `Lost`. No call
-    waits without end for a process that cannot be killed.
+    A job's messages come in order, and its last one is `Prepared`, `Read`, `Ended`, `Left`, `Failed` or `Lost`. The
+    engine itself notices that a process hangs or died, ends it, and reports `Lost`. No call waits without end for a
+    process that cannot be killed.
     """
 
     @property
     def free(self) -> int:
-        """How many more jobs could start now."""
+        """Number of further jobs that could start now."""
         ...
 
     @property
     def notices(self) -> Sequence[str]:
-        """What a person should know of the engine so far, a line each: which places are lost, what jobs wait for."""
+        """Messages so far for the user, a line each: places that were lost, or resources that jobs wait for."""
         ...
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no place is left that a job could get."""
+        """True if no place is left that a job could get."""
         ...
 
     def start(self, job: Job) -> None:
-        """Start a job if one is free; its messages come from `events`, under its id.
+        """Start a job, if there is room; its messages come from `events`, under its id.
 
         Raises:
             ConfigError: the engine cannot give the job its resources.
@@ -45,7 +44,7 @@ class Engine(Protocol):
         ...
 
     def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
-        """Wait up to `timeout` seconds for messages and yield those there are, each with its job."""
+        """Wait up to `timeout` seconds for messages and yield them, each with its job."""
         ...
 
     def answer(self, number: int, answer: Answer) -> None:
@@ -53,7 +52,7 @@ class Engine(Protocol):
         ...
 
     def resize(self, workers: int) -> None:
-        """Run at most this many jobs at a time from now on; if that is fewer, running jobs finish first.
+        """Change the number of jobs at a time; running jobs finish first.
 
         Raises:
             ConfigError: fewer than 1, or more than there is room for.
@@ -61,11 +60,11 @@ class Engine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Make a waiting `events` call, or the next one, return at once. Signal handlers may call it."""
+        """Make a waiting `events` call, or the next one, return at once. Safe in signal handlers."""
         ...
 
     def close(self) -> None:
-        """End all jobs in the middle of what they do, and whatever ran them."""
+        """Kill all jobs and their processes."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -77,24 +76,24 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class EngineNeeds:
-    """What a run of a study asks of its engine."""
+    """Requirements of a study's run."""
 
     workers: int
     """Jobs at a time."""
     gpus: Sequence[str]
-    """As CUDA_VISIBLE_DEVICES names them, each job gets its own; empty: all see what this process sees."""
+    """In the form of CUDA_VISIBLE_DEVICES; each job gets its own; empty: all see the GPUs of this process."""
     settings: WorkerSettings
-    """After which silence a worker is given up, among others."""
+    """Timeouts and other settings."""
     trials_per_gpu: int = 1
-    """How many jobs share a GPU."""
+    """Jobs that share a GPU."""
     gpus_per_trial: int = 1
-    """How many processes train a trial together, on a GPU each; without GPUs, on the CPU."""
+    """Processes that train a trial together, on a GPU each, or on the CPU."""
     trainer: str | None = None
     """The trainer's factory, as `module:function`."""
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The GPUs of one job each, as CUDA_VISIBLE_DEVICES names them; what is too few for a job is left out."""
+        """Each job's GPUs, in the form of CUDA_VISIBLE_DEVICES; a remainder too small for a job is unused."""
         each = self.gpus_per_trial
         whole = len(self.gpus) // each * each
         return tuple(",".join(self.gpus[first : first + each]) for first in range(0, whole, each))

@@ -1,9 +1,9 @@
-"""GPUs of this machine: which torch sees, and several worker processes on one of them.
+"""This machine's GPUs: list those that torch sees, and share one among several workers.
 
-Workers that share a GPU have a process and a CUDA context each. NVIDIA's MPS, which the user starts, lets their kernels
-run side by side; without it they take turns (docs.nvidia.com/deploy/mps). Each may allocate its share of the memory
-and no more, so that a trial that grows does not take its neighbours' room. A CUDA error ends its own process; MPS
-reports it to the others on that GPU, too, and what it ends resumes from its checkpoint like any trial that failed.
+Workers that share a GPU have a process and a CUDA context each. NVIDIA's MPS, which the user starts, lets their
+kernels run side by side; without it they take turns (docs.nvidia.com/deploy/mps). Each worker's memory is capped at
+its share, so that a growing trial does not starve its neighbours. A CUDA error ends its own process; MPS reports it to
+the others on that GPU, too, and trials that this ends resume from their checkpoints.
 """
 
 import os
@@ -18,13 +18,13 @@ from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
 _SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 _SEES_SECONDS = 120.0
-"""How long torch may take to answer: its first import from a network file system is slow."""
+"""Timeout for torch to answer: its first import from a network file system is slow."""
 _MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_SECONDS = 10.0
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
-    """Raise ConfigError where torch does not see one of the GPUs, as CUDA_VISIBLE_DEVICES names them, or is silent."""
+    """Raise ConfigError if torch does not see one of the GPUs (as in CUDA_VISIBLE_DEVICES) or does not answer."""
     unseen = unseen_gpus(gpus)
     if unseen:
         raise ConfigError(
@@ -33,9 +33,10 @@ def require_gpus(gpus: Sequence[str]) -> None:
 
 
 def unseen_gpus(gpus: Sequence[str]) -> list[str]:
-    """Return those of the GPUs that torch does not see, as CUDA_VISIBLE_DEVICES names them.
+    """Return the GPUs that torch does not see, in the form of CUDA_VISIBLE_DEVICES.
 
-    A process for each of them asks, with that GPU alone, as a worker has it: this one loads neither torch nor CUDA.
+    Each is tried in a process of its own, with that GPU alone, as a worker has it; this one loads neither torch nor
+    CUDA.
 
     Raises:
         ConfigError: torch does not answer, as where the driver hangs.
@@ -64,7 +65,7 @@ def _named(gpus: Sequence[str]) -> str:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them; none where it sees none.
+    """Return the GPUs that torch sees, in the form of CUDA_VISIBLE_DEVICES.
 
     Raises:
         ConfigError: torch does not answer, as where the driver hangs.
@@ -80,7 +81,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def mps_line() -> str:
-    """Return whether CUDA's multi-process service answers here, in one line."""
+    """Return a line that says if CUDA's multi-process service (MPS) runs here."""
     try:
         asked = subprocess.run(
             [_MPS_CONTROL], input="get_server_list\n", capture_output=True, text=True, timeout=_MPS_SECONDS
@@ -93,21 +94,19 @@ def mps_line() -> str:
     return f"CUDA MPS does not answer: trials that share a GPU take turns; to start it: {_MPS_CONTROL} -d"
 
 
-# In the worker
-
 _CONTEXT_BYTES = 512 * 2**20
-"""About what CUDA and torch's kernels take of a GPU for each process, beside what it allocates."""
+"""Approximate memory of a process on a GPU for CUDA and torch's kernels, beside its allocations."""
 
 
 def require_own_gpu() -> None:
-    """Raise ConfigError where this worker was given a GPU that torch does not see: it would train on the CPU."""
+    """Raise ConfigError if torch does not see the GPU assigned to this worker, which would train on the CPU."""
     torch, gpu = sys.modules.get("torch"), os.environ.get(GPU_VARIABLE)
     if torch is not None and gpu is not None and not torch.cuda.is_available():
         raise ConfigError(f"--gpus names GPU {gpu}, and torch sees no such GPU here")
 
 
 def limit_memory() -> None:
-    """Let this worker allocate its share of the GPU that it was given, and no more; torch must have been imported."""
+    """Cap this worker's allocations at its share of the GPU; torch must have been imported."""
     torch, shared_by = sys.modules.get("torch"), int(os.environ.get(SHARED_BY_VARIABLE, "1"))
     if torch is not None and shared_by > 1 and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
@@ -115,7 +114,7 @@ def limit_memory() -> None:
 
 
 def memory_share(total: int, shared_by: int) -> float:
-    """Return which share of a GPU's bytes each of so many processes may allocate, beside its context.
+    """Return the fraction of a GPU's memory that each of its workers may allocate, without their contexts.
 
     Raises:
         ConfigError: the contexts alone take all of it.

@@ -1,4 +1,4 @@
-"""The watch over a worker at its job: how long it may be silent in what it does. Times are on one monotonic clock."""
+"""Detects that a worker hangs: it was silent too long for its phase. Times are on one monotonic clock."""
 
 import math
 
@@ -6,11 +6,11 @@ from tuner.protocol import Entered, Job, Message, NoRoom, Phase, PrepareTask, Re
 from tuner.worker_settings import WorkerSettings
 
 LATE_SECONDS = 1.0
-"""A wait that ended so much too late: this process was stopped, and its workers may have been, too."""
+"""A wait that overruns by this much means that this process was suspended, and perhaps its workers, too."""
 
 
 class HangTimeout:
-    """Watches one worker at one job: whether it owes a message, since when, and how long it may take."""
+    """Timer for one worker at one job: runs while it owes a message, with a limit for its phase."""
 
     def __init__(self, settings: WorkerSettings, job: Job, now: float) -> None:
         self._settings = settings
@@ -24,11 +24,11 @@ class HangTimeout:
 
     @property
     def deadline(self) -> float:
-        """When its silence becomes too long; infinity while it waits for an answer."""
+        """Time at which its silence becomes too long; infinity while it waits for an answer."""
         return math.inf if self._since is None else self._since + self._allowed
 
     def heard(self, message: Message, now: float) -> None:
-        """Note what the worker said; after a step's report, or without room, it owes nothing until it is answered."""
+        """Note a message; after a step's report or `NoRoom` the worker owes nothing until it is answered."""
         self._since = now
         if isinstance(message, Stepped):
             self._longest = max(self._longest, message.step_seconds)
@@ -40,16 +40,16 @@ class HangTimeout:
             self._enter(message.phase)
 
     def answered(self, now: float) -> None:
-        """Note that it was answered: it owes the next message."""
+        """Start the timer for the next message."""
         self._since = now
 
     def excuse(self, seconds: float) -> None:
-        """Exclude a time in which no worker could run."""
+        """Extend the deadline by a time in which no worker could run."""
         if self._since is not None:
             self._since += seconds
 
     def verdict(self, now: float) -> str | None:
-        """Return what to say of a worker that was silent for too long, or None."""
+        """Return the reason to kill the worker, or None while it is within its limit."""
         if self._since is None or now < self.deadline:
             return None
         return (

@@ -1,6 +1,6 @@
-"""Worker processes on this machine: one or several a GPU, or a share of the cores each.
+"""Worker processes on this machine: one or several per GPU, or each with a share of the CPU cores.
 
-A process is kept from job to job, and replaced after one that raised an error.
+A process is kept from job to job, and replaced after an error.
 """
 
 import multiprocessing
@@ -34,7 +34,7 @@ _DEFAULTS = WorkerSettings()
 
 
 def cores() -> int:
-    """Return how many CPU cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -64,7 +64,7 @@ class LocalEngine:
         settings: WorkerSettings = _DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start nothing yet.
+        """Nothing is started yet.
 
         Args:
             workers: Jobs at a time.
@@ -90,7 +90,7 @@ class LocalEngine:
 
     @classmethod
     def of(cls, needs: EngineNeeds) -> "LocalEngine":
-        """Return an engine for a run of a study; it starts nothing yet.
+        """Return an engine for a study's run; nothing is started yet.
 
         Raises:
             ConfigError: fewer than 1 worker, or more than there is room for on the GPUs.
@@ -111,17 +111,17 @@ class LocalEngine:
 
     @property
     def free(self) -> int:
-        """How many more jobs could start now."""
+        """Number of further jobs that could start now."""
         return max(0, min(self._limit, self._room) - len(self._busy))
 
     @property
     def notices(self) -> Sequence[str]:
-        """One line for each place that gets no further job: the process there cannot be killed."""
+        """A line for each place lost to a process that cannot be killed."""
         return [f"{worker.stuck}; its place gets no further trial in this run" for worker in self._stuck]
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no place is left that a job could get."""
+        """True if no place is left that a job could get."""
         return self._room == 0
 
     @property
@@ -130,7 +130,7 @@ class LocalEngine:
         return max(0, places - len(self._stuck))
 
     def resize(self, workers: int) -> None:
-        """Run at most this many jobs at a time from now on; if that is fewer, running jobs finish first.
+        """Change the number of jobs at a time; running jobs finish first.
 
         Raises:
             ConfigError: fewer than 1, or more than there is room for on the GPUs.
@@ -146,7 +146,7 @@ class LocalEngine:
             self._end(self._idle.pop(0))
 
     def start(self, job: Job) -> None:
-        """Have a worker do a job.
+        """Give a job to a worker.
 
         Raises:
             ConfigError: it asks for more processes than this engine's trials have.
@@ -165,7 +165,7 @@ class LocalEngine:
         busy.watch.answered(self._clock())
 
     def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
-        """Wait up to `timeout` seconds for messages and yield those there are, each with its job.
+        """Wait up to `timeout` seconds for messages and yield them, each with its job.
 
         A worker that has owed one for too long is killed, and `Lost`.
         """
@@ -181,11 +181,11 @@ class LocalEngine:
                 yield job, Lost(silence)
 
     def wake(self) -> None:
-        """Make a waiting `events` call, or the next one, return at once. Signal handlers may call it."""
+        """Make a waiting `events` call, or the next one, return at once. Safe in signal handlers."""
         self._wake.send_bytes(b"w")
 
     def close(self) -> None:
-        """End all workers: idle ones by themselves, busy ones in the middle of their step."""
+        """End all workers: idle ones exit by themselves, busy ones are killed."""
         busy = [busy.worker for busy in self._busy.values()]
         for worker in busy:
             worker.kill()
@@ -204,7 +204,7 @@ class LocalEngine:
             self._stuck.append(worker)
 
     def _wait(self, timeout: float) -> list[JobId]:
-        """Return the jobs whose workers have something to say or are dead, after a wait until then or a deadline."""
+        """Wait until a timeout or deadline; return the jobs whose workers have a message or are dead."""
         watched: dict[Any, JobId] = {}
         for job, busy in self._busy.items():
             watched |= {busy.worker.pipe: job, busy.worker.end_signal: job}
@@ -243,7 +243,7 @@ class LocalEngine:
         return min(self._gpus, key=lambda gpus: taken[gpus])
 
     def _receive(self, job: JobId) -> Message:
-        """Return the next that the job's worker said, taking it from the busy ones where that ended its job."""
+        """Return the next message of the job's worker, and free the worker if that ended its job."""
         busy = self._busy[job]
         message = busy.worker.receive()
         busy.watch.heard(message, self._clock())

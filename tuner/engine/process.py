@@ -1,8 +1,8 @@
-"""One worker process as the controller sees it: started with its own environment, and ended with all its children.
+"""One worker process as the controller sees it: starts in its own environment, and ends with all its children.
 
-It is a fresh interpreter, never a fork, and leads a process group of its own, which ends with it: killed by this
-process, or, where this one was killed itself, by a guard in the group. Nothing else waits for it: until it is reaped
-here, its process id and its group's belong to no other process.
+It is a fresh interpreter, never a fork, and leads a process group of its own, which is killed with it: by this process
+or, if this one was killed, by a guard in the group. Nothing else waits for it: until it is reaped here, its process id
+and its group's belong to no other process.
 """
 
 import multiprocessing
@@ -19,12 +19,12 @@ from typing import Any
 from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE, Answer, Job, Lost, Message
 
 _EXIT_SECONDS = 5.0
-"""How long a worker has to exit once its pipe is closed."""
+"""Time a worker gets to exit once its pipe is closed."""
 _KILL_SECONDS = 20.0
-"""How long a killed worker may take to die: the kernel frees much memory slowly."""
+"""Time a killed worker may take to die: the kernel frees much memory slowly."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""A worker's output is a file; bars of its libraries (also transformers' own) would fill it."""
+"""Progress bars of libraries (transformers' too) would fill the log file."""
 _PROGRAM = """# ppo-tuner worker
 import sys
 from multiprocessing.connection import Connection
@@ -36,7 +36,7 @@ main(pipe, [int(each) for each in sys.argv[2:]])
 
 
 class WorkerProcess:
-    """One process with its pipe, on one GPU or none."""
+    """A worker process and its pipe, on one GPU or none."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class WorkerProcess:
         launch: Mapping[str, str] | None = None,
         held: Sequence[int] = (),
     ) -> None:
-        """Start it, see `tuner.engine.worker.main`.
+        """Start the process; see `tuner.engine.worker.main`.
 
         Args:
             threads: Its share of the cores.
@@ -57,7 +57,7 @@ class WorkerProcess:
         """
         self.gpu = gpu
         self.stuck: str | None = None
-        """Where it cannot be killed: what to say of it, in one line."""
+        """One line, set if the process cannot be killed."""
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | _NO_BARS
         if gpu is not None:
             variables |= {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu, SHARED_BY_VARIABLE: str(shared_by)}
@@ -82,12 +82,12 @@ class WorkerProcess:
 
     @property
     def end_signal(self) -> "int | connection.Connection[Job | Answer, Message]":
-        """What is ready when the process is dead."""
+        """A waitable that becomes ready when the process dies."""
         # The pipe stays open for as long as a forked child of the worker lives.
         return self.pipe if self._pidfd is None else self._pidfd
 
     def is_dead(self, seconds: float = 0.0) -> bool:
-        """Return whether the process has ended, after a wait of at most so many seconds until it has."""
+        """Return True if the process has ended, waiting up to so many seconds for that."""
         if self._pidfd is not None:
             return bool(connection.wait([self._pidfd], seconds))
         try:
@@ -97,7 +97,7 @@ class WorkerProcess:
         return True
 
     def give(self, word: Job | Answer) -> bool:
-        """Send an order or an answer; return False where the process is dead."""
+        """Send a job or an answer; return False if the process is dead."""
         if self.is_dead():  # a forked child of it may hold the pipe open
             return False
         try:
@@ -107,7 +107,7 @@ class WorkerProcess:
         return True
 
     def receive(self) -> Message:
-        """Return the next message of a worker that has one or is dead; what it said before it died comes first."""
+        """Return the next message of a worker that has one or is dead; messages sent before its death come first."""
         if self.is_dead():
             self.kill()  # what holds the pipe open, too: the message that it was sending then ends
         try:
@@ -119,7 +119,7 @@ class WorkerProcess:
         return Lost(self.end())
 
     def kill(self) -> None:
-        """End it and its children at once, in the middle of whatever they do; `end` is still to be called."""
+        """Kill the process and its children at once; `end` must still be called."""
         with suppress(ProcessLookupError, PermissionError):  # its ids may be a stranger's by now
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -128,9 +128,9 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)  # it is not reaped, so the group is still its own
 
     def end(self) -> str:
-        """Wait for the process, ending it by force if it lingers, and its children; return how it ended.
+        """Wait for the process and its children, killing it if it lingers; return how it ended.
 
-        One that cannot be killed is left, and `stuck` says so.
+        One that cannot be killed is left, and `stuck` is set.
         """
         return end_all([self])[0]
 
@@ -151,7 +151,7 @@ class WorkerProcess:
 
 
 def end_all(workers: Sequence[WorkerProcess]) -> list[str]:
-    """End several processes as `WorkerProcess.end` does, waiting for all of them at once; return how each ended."""
+    """End several processes as `WorkerProcess.end` does, all at once; return how each ended."""
     for worker in workers:
         worker.pipe.close()
     until = time.monotonic() + _EXIT_SECONDS

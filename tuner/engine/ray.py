@@ -1,7 +1,7 @@
-"""Trials on the nodes of a Ray cluster: an actor for each at a time, which relays between here and its worker process.
+"""Trials on the nodes of a Ray cluster: an actor for each, which relays between here and its worker process.
 
-One call to an actor is under way at any time while it has a job: it gives the worker a word and returns the worker's
-next message. Its outcome, or that the actor or its node died, comes to a queue; nothing polls.
+An actor with a job always has one call under way: it gives the worker a message and returns the worker's next one. The
+result, or the death of the actor or its node, comes to a queue; nothing polls.
 """
 
 import importlib.metadata
@@ -48,31 +48,28 @@ from tuner.protocol import (
 from tuner.spec import PPO_TRAINER
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
-"""Ray's own: the cluster to use. None: one is started on this machine, and ends with this process."""
+"""Ray's own variable: the cluster to use. Unset: one is started on this machine, and ends with this process."""
 DISTRIBUTION = "ppo-tuner"
 _LOCAL = "local"
 _STORE_BYTES = 80 * 2**20
-"""Object store of a cluster started here; messages are a few kilobytes each."""
+"""Size of the object store of a cluster started here; messages are a few kilobytes each."""
 _CONNECT_SECONDS, _CONNECT_AGAIN_SECONDS = 20.0, 1.0
-"""How long a connection is tried again, and after which pauses."""
+"""Total time to retry a connection, and the pause between two tries."""
 _LONGEST = 400
-"""Characters of an error that is shown whole."""
+"""Longest error, in characters, that is shown whole."""
 _IDLE_SECONDS = 5.0
-"""How long an actor without a job keeps its share of the cluster."""
+"""Time for which an actor without a job keeps its share of the cluster."""
 _TELL_SECONDS = 5.0
-"""How long a job waits for room in the cluster, or none does, before that is told."""
+"""Delay before a change in waiting for cluster room is reported."""
 _STARTS = 20
-"""How often an actor is asked for before none is expected to come up: Ray may still count on a node that has died."""
+"""Actor starts to try for a job: Ray may still count on a node that has died."""
 
 _log = logging.getLogger(__name__)
 
 
-# The cluster
-
-
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster that is alive."""
+    """A live node of the cluster."""
 
     id: str
     name: str
@@ -81,10 +78,10 @@ class Node:
 
 
 class RayCluster:
-    """A connection to a cluster, in a `with` statement."""
+    """A connection to a cluster; use it in a `with` statement."""
 
     def __init__(self, address: str | None = None) -> None:
-        """Connect to nothing yet.
+        """Not connected yet.
 
         Args:
             address: Such as `ray://host:10001`, or `auto` on one of its nodes; None: what RAY_ADDRESS says, else a
@@ -126,14 +123,14 @@ class RayCluster:
 
     @property
     def size_line(self) -> str:
-        """`Ray cluster: 2 nodes, 16 CPUs, 4 GPUs`: what trials may run on."""
+        """Nodes for trials, such as `Ray cluster: 2 nodes, 16 CPUs, 4 GPUs`."""
         nodes = self.nodes()
         cpus, gpus = (sum(getattr(node, name) for node in nodes) for name in ("cpus", "gpus"))
         plural = "" if len(nodes) == 1 else "s"
         return f"Ray cluster: {len(nodes)} node{plural}, {cpus:g} CPUs, {gpus:g} GPUs"
 
     def threads_per_trial(self, workers: int) -> int:
-        """Return the most threads that so many trials may have each, at the same time; at least 1."""
+        """Return the most threads each of so many simultaneous trials can have; at least 1."""
         cpus = [int(node.cpus) for node in self.nodes()]
         fitting = (
             count for count in range(max(cpus, default=1), 0, -1) if sum(each // count for each in cpus) >= workers
@@ -141,7 +138,7 @@ class RayCluster:
         return next(fitting, 1)
 
     def engine(self, needs: EngineNeeds) -> "RayEngine":
-        """Return an engine for a run of a study; it starts nothing yet.
+        """Return an engine for a study's run; nothing is started yet.
 
         Raises:
             ConfigError: the cluster has no node for a trial, or no GPU to share.
@@ -150,25 +147,22 @@ class RayCluster:
 
 
 class _WithoutRay:
-    """The output without what Ray's threads print of its nodes: the engine tells what a trial lost, in one line."""
+    """An output stream that drops what Ray's threads print about nodes: the engine reports losses itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write what is not Ray's."""
+        """Write the text unless a thread of Ray's prints it."""
         return len(text) if threading.current_thread().name.startswith("ray_") else self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-# The engine
-
-
 @dataclass(frozen=True)
 class _Share:
-    """What Ray reserves for a worker."""
+    """Resources that Ray reserves for a worker."""
 
     cpus: int
     gpus: float
@@ -181,25 +175,25 @@ class _Relay:
     actor: Any
     share: _Share
     node: str
-    """What to call the node; empty: Ray has not said yet."""
+    """Name of the node; empty until Ray reports it."""
     up: "Future[Any]"
-    """Done once the actor has its share, or has died."""
+    """Completes when the actor has its share, or has died."""
     idle_since: float = 0.0
 
 
 @dataclass(eq=False)
 class _Busy:
-    """A worker at its job, or on the way to it."""
+    """A worker at its job, or waiting to begin it."""
 
     id: JobId
     job: Job
     relay: _Relay
     watch: HangTimeout | None = None
-    """None: its actor waits for room in the cluster, or its node is examined."""
+    """None while its actor waits for room in the cluster, or its node is checked."""
     call: Any = None
-    """What its actor was asked last."""
+    """The latest call to its actor."""
     starts: int = 1
-    """Actors that it was given before one came up."""
+    """Actors tried until one came up."""
 
 
 _Outcome = tuple[_Busy, Any, "Future[Any]"]
@@ -210,7 +204,7 @@ class RayEngine:
     """Up to `workers` jobs at a time on a cluster's nodes. Close it, or use it in a `with` statement."""
 
     def __init__(self, cluster: RayCluster, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start nothing yet.
+        """Nothing is started yet.
 
         Raises:
             ConfigError: the cluster has no node for a trial, or no GPU to share.
@@ -237,11 +231,11 @@ class RayEngine:
         self._token: Path | None = None
         self._prepares_on = 0
         self._idle: list[_Relay] = []
-        """The one that has been idle for longest first."""
+        """Longest idle first."""
         self._busy: list[_Busy] = []
         self._notices: list[str] = []
         self._is_waiting = False
-        """Whether jobs wait for room, as was told last; `_right_at`: when that was last so."""
+        """Last report: jobs wait for room; `_right_at`: when that last held."""
         self._right_at = clock()
         self._heard: SimpleQueue[_Outcome | None] = SimpleQueue()
         self.resize(needs.workers)
@@ -254,21 +248,21 @@ class RayEngine:
 
     @property
     def free(self) -> int:
-        """How many more jobs could start now."""
+        """Number of further jobs that could start now."""
         return max(0, self._limit - len({busy.id for busy in self._busy}))
 
     @property
     def notices(self) -> Sequence[str]:
-        """What jobs waited for, and that they no longer do; what cannot be killed on a node is Ray's matter."""
+        """Reports that jobs wait for room, or no longer do."""
         return self._notices
 
     @property
     def is_exhausted(self) -> bool:
-        """Never: a cluster may grow."""
+        """False: a cluster may grow."""
         return False
 
     def resize(self, workers: int) -> None:
-        """Run at most this many jobs at a time from now on; if that is fewer, running jobs finish first.
+        """Change the number of jobs at a time; running jobs finish first.
 
         Raises:
             ConfigError: fewer than 1.
@@ -280,7 +274,7 @@ class RayEngine:
             _kill(self._idle.pop(0))
 
     def start(self, job: Job) -> None:
-        """Have a worker do a job, as soon as the cluster has room for it; a task is prepared on every node.
+        """Give a job to a worker once the cluster has room for it; a task is prepared on every node.
 
         Raises:
             ConfigError: no node has what it asks for.
@@ -305,7 +299,7 @@ class RayEngine:
             busy.watch.answered(self._clock())
 
     def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
-        """Wait up to `timeout` seconds for messages and yield those there are, each with its job.
+        """Wait up to `timeout` seconds for messages and yield them, each with its job.
 
         A worker that has owed one for too long is killed, and `Lost`.
         """
@@ -325,11 +319,11 @@ class RayEngine:
         self._note_waiting()
 
     def wake(self) -> None:
-        """Make a waiting `events` call, or the next one, return at once. Signal handlers may call it."""
+        """Make a waiting `events` call, or the next one, return at once. Safe in signal handlers."""
         self._heard.put(None)  # which may interrupt itself: SimpleQueue allows that
 
     def close(self) -> None:
-        """End all workers in the middle of what they do, and the actors around them."""
+        """Kill all workers and their actors."""
         for relay in (*self._idle, *(busy.relay for busy in self._busy)):
             _kill(relay)
         self._idle, self._busy = [], []
@@ -354,7 +348,7 @@ class RayEngine:
         return _Share(cpus, float(ranks) if shared_by == 1 else math.floor(10_000 / shared_by) / 10_000)
 
     def _write_token(self, folder: Path) -> None:
-        """Leave in the study's folder what nodes are asked to read there.
+        """Write the token to the study's folder, for nodes to check that they see it.
 
         Raises:
             StoreError: it cannot be written.
@@ -404,7 +398,7 @@ class RayEngine:
     # What comes back
 
     def _wait(self, timeout: float) -> "list[_Outcome]":
-        """Return the calls that ended, after a wait until one does, a deadline, or until it is woken."""
+        """Wait for a call to end, a deadline, or `wake`; return the calls that ended."""
         watches = [busy.watch for busy in self._busy if busy.watch is not None]
         before = self._clock()
         seconds = max(0.0, min(timeout, min((watch.deadline for watch in watches), default=math.inf) - before))
@@ -422,7 +416,7 @@ class RayEngine:
         return [each for each in found if each is not None]
 
     def _hear(self, busy: _Busy, outcome: "Future[Any]") -> Message | None:
-        """Return what a call's outcome means for the controller, or None; ask the worker for what comes next."""
+        """Convert a call's result to a message for the controller, or None; then ask the worker for the next."""
         try:
             said = outcome.result()
         except RayError as error:
@@ -447,7 +441,7 @@ class RayEngine:
         return message
 
     def _met(self, busy: _Busy, greeting: Greeting) -> Message | None:
-        """Begin the job where its node has what it needs."""
+        """Begin the job if its node has everything it needs."""
         busy.relay.node = busy.relay.node or greeting.host
         if greeting.problem is not None:
             return self._ended(busy, Failed(f"node {busy.relay.node} {greeting.problem}", "", is_for_user=True))
@@ -455,7 +449,7 @@ class RayEngine:
         return None
 
     def _ended(self, busy: _Busy, message: Message) -> Message | None:
-        """Keep or end the worker of a job that has ended; return what to tell, None while a task is still prepared."""
+        """Keep or end the worker of an ended job; return its message, or None while other nodes prepare the task."""
         self._busy.remove(busy)
         is_spent = isinstance(message, Failed | Lost) or (isinstance(message, Ended) and message.is_worker_spent)
         if is_spent:
@@ -475,7 +469,7 @@ class RayEngine:
         return message
 
     def _keep(self, relay: _Relay) -> None:
-        """Have a worker that is free do a job that waits for room, which this worker's may be, or keep it for later."""
+        """Give a free worker to a waiting job whose share it may be, or keep it idle."""
         waiting = next((busy for busy in self._busy if busy.watch is None and busy.id is not None), None)
         if waiting is None:
             relay.idle_since = self._clock()
@@ -489,7 +483,7 @@ class RayEngine:
             _kill(relay)
 
     def _note_waiting(self) -> None:
-        """Note that jobs wait for room in the cluster, or no longer do, once that was so for a while."""
+        """Report that jobs wait for room in the cluster, or no longer do, once that has held for a while."""
         waiting = next((busy for busy in self._busy if busy.watch is None and not busy.relay.up.done()), None)
         if (waiting is not None) == self._is_waiting:
             self._right_at = self._clock()
@@ -498,7 +492,7 @@ class RayEngine:
             self._notices.append("the cluster has room again" if waiting is None else _lack(waiting))
 
     def _lost(self, busy: _Busy, error: RayError) -> Failed | Lost:
-        """Return what to report of an actor that did not answer."""
+        """Return the message to report for an actor that did not answer."""
         node, text = busy.relay.node or "a node", str(error)
         missing = re.search(r"ModuleNotFoundError: (No module named '(?:tuner|ppo_core|ray)[\w.]*')", text)
         if missing is not None:
@@ -512,7 +506,7 @@ class RayEngine:
 
 
 def _connect(address: str, **more: Any) -> None:
-    """Connect to a cluster. A node that has only just started is not ready for it, and Ray stumbles: tried again.
+    """Connect to a cluster, retrying while a node that has only just started is not ready.
 
     Raises:
         ConfigError: nobody listens at the address, or connecting fails for `_CONNECT_SECONDS`.
@@ -530,7 +524,7 @@ def _connect(address: str, **more: Any) -> None:
 
 
 def _kill(relay: _Relay) -> None:
-    """End an actor, and its worker process with it. A node that cannot be reached does so when it notices."""
+    """Kill an actor and its worker process; an unreachable node does so itself when it notices."""
     try:
         ray.kill(relay.actor)
     except (RayError, PPOTunerError, ValueError):
@@ -542,7 +536,7 @@ def _who(job: Job) -> str:
 
 
 def _lack(busy: _Busy) -> str:
-    """Return what a job needs of the cluster and what is free there, in one line."""
+    """Return a line on the resources that a job needs and those free in the cluster."""
     share, free, total = busy.relay.share, ray.available_resources(), ray.cluster_resources()
     amounts = (("CPU", share.cpus), ("GPU", share.gpus))
     needs = " and ".join(f"{count:g} {unit}{'' if count == 1 else 's'}" for unit, count in amounts if count)
@@ -552,7 +546,7 @@ def _lack(busy: _Busy) -> str:
 
 
 def _needed_packages() -> Sequence[str]:
-    """Return the packages that this project needs wherever it runs; none where it is not installed as a package."""
+    """Return the packages that this project requires; none if it is not installed as a package."""
     from packaging.requirements import Requirement
 
     try:
@@ -563,7 +557,7 @@ def _needed_packages() -> Sequence[str]:
 
 
 def _line(error: Exception) -> str:
-    """Return one of Ray's errors in one line: all of it, or where that is a traceback its last line."""
+    """Return one of Ray's errors in one line: the whole error, or the last line of a long one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)
     return (text if len(text) <= _LONGEST else lines[-1]) if lines else type(error).__name__

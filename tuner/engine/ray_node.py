@@ -1,10 +1,10 @@
-"""The node's side of the Ray engine: one worker process, and what it needs of the node. It imports no Ray.
+"""The node's side of the Ray engine: one worker process, and the checks of its node. Imports no Ray.
 
-The worker process is the one of the local engine, so it is isolated, logged, and ended with all its children in the
-same way: here, when the actor around it ends, by a kill or with its node.
+The worker process is that of the local engine, so it is isolated, logged, and ended with all its children in the same
+way: here, when the actor around it ends, by a kill or with its node.
 
-All nodes must see the study's folder: trials read and write their checkpoints there. The controller leaves a file in it
-at each run, and a node that does not read the same there runs nothing.
+All nodes must see the study's folder, where trials read and write checkpoints. The controller writes a token there in
+each run, and a node that cannot read it runs nothing.
 """
 
 import hashlib
@@ -33,47 +33,47 @@ from tuner.protocol import (
 )
 
 TOKEN = ".run"
-"""In the study's folder: what this run of the study wrote there. A node that reads it sees that folder."""
+"""File in the study's folder with this run's token, which nodes read to prove that they see the folder."""
 
 
 @dataclass(frozen=True)
 class NodeSetup:
-    """What the controller tells a node about the run, and expects of it."""
+    """The controller's description of the run, and requirements on the node."""
 
     threads: int
-    """Threads of a worker process whose job does not say."""
+    """Threads of a worker process, unless its job says otherwise."""
     has_gpus: bool
-    """Whether Ray gives the worker GPUs, by CUDA_VISIBLE_DEVICES."""
+    """True if Ray assigns the worker GPUs, by CUDA_VISIBLE_DEVICES."""
     shared_by: int
-    """How many workers a GPU is for."""
+    """Workers that share a GPU."""
     version: str
-    """Version of the controller's sources, see `sources`."""
+    """Version of the controller's sources; see `sources`."""
     packages: Sequence[str]
-    """What must be installed."""
+    """Packages that must be installed."""
     working_folder: Path
-    """The controller's, from which modules are imported where the node has it, too."""
+    """The controller's; modules are imported from it if the node has it, too."""
     folder: Path | None = None
-    """The study's, on the controller's host; None: nobody asks whether the node sees it."""
+    """The study's, on the controller's host; None: not checked."""
     token: str = ""
-    """What that folder's file `TOKEN` holds."""
+    """Expected content of the folder's file `TOKEN`."""
     trainer: str | None = None
-    """As `module:function`."""
+    """`module:function`."""
     needs_torch: bool = False
-    """Whether it trains with torch."""
+    """True if it trains with torch."""
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a node says of itself."""
+    """A node's report on itself."""
 
     host: str
     problem: str | None
-    """One line: what it lacks."""
+    """One line on a missing requirement."""
 
 
 @cache
 def sources() -> str:
-    """Return the version of this project with a digest of its sources: equal where the code is equal."""
+    """Return this project's version and a digest of its sources: equal if the code is equal."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[2]
     for path in sorted(path for package in ("ppo_core", "tuner") for path in (root / package).rglob("*.py")):
@@ -82,7 +82,7 @@ def sources() -> str:
 
 
 class NodeWorker:
-    """One worker process on this node, and its job. What an actor of the engine is made of."""
+    """One worker process on this node, and its job; wrapped in an actor by the engine."""
 
     def __init__(self, setup: NodeSetup) -> None:
         self._setup = setup
@@ -94,11 +94,11 @@ class NodeWorker:
                 sys.path.insert(0, folder)
 
     def greet(self) -> Greeting:
-        """Look at what the node has, before its first job."""
+        """Check the node's requirements before its first job."""
         return Greeting(socket.gethostname(), self._problem())
 
     def exchange(self, word: Job | Answer | None) -> Message:
-        """Give the worker process a job or an answer, or nothing, and return its next message."""
+        """Give the worker process a job or an answer, if any, and return its next message."""
         if isinstance(word, Answer):
             if self._process is not None:
                 self._process.give(word)  # where it died, its next message says so

@@ -1,4 +1,4 @@
-"""One trial in a worker: step, guard, report, save, until its end or the controller's word."""
+"""Run one trial in a worker: step, guard, report, save, until it ends or the controller stops it."""
 
 import math
 import sys
@@ -25,19 +25,18 @@ from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, S
 
 T = TypeVar("T")
 WATCH = "budget_watch"
-"""Key of a checkpoint's `extra` that holds the state of the watch on the KL budget."""
+"""Key in a checkpoint's `extra` of the KL budget watch's state."""
 OWN_FRONT = 3
-"""Most checkpoints that a trial keeps while it runs for being the best under other KL budgets."""
+"""Number of checkpoints that a running trial keeps because they are best under other KL budgets."""
 Ask = Callable[[Stepped | NoRoom], Answer]
 
 
 def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
-    """Run one trial; each step's report goes to `ask`, whose answer decides what it does next.
+    """Run one trial; `ask` reports each step and returns whether to go on.
 
-    Of a trial's several processes each runs it, and rank 0 alone asks.
-    A checkpoint is saved only after its step was answered: the store then holds every step up to it. Where there is no
-    room for one, `ask` decides whether to try again. `enter` is called before a checkpoint is saved and before the
-    next step.
+    Every process of a trial runs this, and rank 0 alone asks. A checkpoint is saved only after its step was answered,
+    so the store holds every step up to it. If there is no room for one, `ask` decides whether to retry. `enter` is
+    called before a checkpoint is saved and before the next step.
     """
 
     def asked(message: Stepped | NoRoom) -> Answer:
@@ -98,7 +97,7 @@ def _save_last(
     extra: Mapping[str, Any],
     enter: Callable[[Phase], None],
 ) -> None:
-    """Save where a trial is stopped, since that is its best; its value is known, too, where there is no room."""
+    """Save a trial that is stopped at its best step; an error is only logged, since the value is known anyway."""
     try:
         _save(keeper, trainer, report, extra, enter)
     except CheckpointError:
@@ -106,7 +105,7 @@ def _save_last(
 
 
 def read_test(job: ReadTest) -> Read:
-    """Return what a checkpoint comes to on the test prompts."""
+    """Evaluate a checkpoint on the test prompts."""
     trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
     tested = getattr(trainer, "tested", None)
     if tested is None:
@@ -116,7 +115,7 @@ def read_test(job: ReadTest) -> Read:
 
 
 def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
-    """Return what `work` returns, tried again for as long as there is no room and `ask` says so, or None."""
+    """Return the result of `work`, retried while there is no room and `ask` says so; None: given up."""
     while True:
         try:
             return work()
@@ -126,14 +125,14 @@ def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
 
 
 def with_plain_floats(report: StepReport) -> StepReport:
-    """Return the report as the controller can read it: a trainer's own number types may need its libraries."""
+    """Return the report with plain floats: a trainer's own number types may need its libraries to unpickle."""
     return replace(report, metrics={name: float(value) for name, value in report.metrics.items()})
 
 
 def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
-    """Return the report with an evaluation, or as it is where the policy allows none.
+    """Return the report with an evaluation, or unchanged if the policy cannot be evaluated.
 
-    The second value is whether the evaluation raised an error, which may have left the process unusable.
+    The second value is True if the evaluation raised an error, which may have left the process unusable.
     """
     if report.is_evaluation:
         return report, False
@@ -149,7 +148,7 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
 
 
 class _Clock:
-    """Seconds of each step alone, and between one report and the next, saving and waiting included."""
+    """Seconds of each step alone, and between two reports, saving and waiting included."""
 
     def __init__(self) -> None:
         self._mark = self._began = time.perf_counter()
@@ -166,7 +165,7 @@ class _Clock:
 
 
 def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
-    """Return what keeps the trial's checkpoints; NoRoomError where the disk has no room for them now."""
+    """Return the trial's checkpoint keeper; raises NoRoomError if the disk is too full for its checkpoints."""
 
     def require_room() -> None:
         use = disk_use(trainer, spec.folder)
@@ -215,7 +214,7 @@ def _set_torch_threads(threads: int) -> None:
 
 
 def _restored(spec: TrialSpec) -> tuple[GuardState, WatchState]:
-    """Return what the guard and the watch on the KL budget remember of the steps before the checkpoint."""
+    """Return the guard's and the KL budget watch's state, from the checkpoint if there is one."""
     if spec.resume_from is None:
         return GuardState(), WatchState()
     extra = checkpoint.verify(spec.resume_from)["extra"]

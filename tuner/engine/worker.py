@@ -1,9 +1,8 @@
-"""The worker process: prepares tasks and runs trials as the controller orders, one at a time.
+"""The worker process: prepares tasks and runs trials for the controller, one at a time.
 
 It is kept from trial to trial, so that the trainer's module stays imported and its models cached; after an error the
-engine ends it, since the error may have left the device unusable. It never touches
-the store or the sampler, and imports torch only if the trainer does. What it and its children print goes to the log of
-the trial it runs.
+engine ends it, since the error may have left the device unusable. It never touches the store or the sampler, and
+imports torch only if the trainer does. Its output and its children's is appended to the log of the trial it runs.
 """
 
 import ctypes
@@ -46,13 +45,13 @@ from tuner.protocol import (
     TrialSpec,
 )
 
-# Where a worker's output goes: file descriptors 1 and 2, so that C libraries and child processes are included.
+# Output is redirected at file descriptors 1 and 2, to include C libraries and child processes.
 
 _STREAMS = {"stdout": 1, "stderr": 2}
 
 
 class _Forgiving(io.FileIO):
-    """A file that takes whatever is written: a full disk must not end a trial that prints."""
+    """A file that ignores write errors: a full disk must not end a trial that prints."""
 
     def write(self, data: Any) -> int:
         try:
@@ -62,7 +61,7 @@ class _Forgiving(io.FileIO):
 
 
 def begin() -> None:
-    """Make Python's streams of this process fit for `send_to`: written line by line, and never failing."""
+    """Prepare Python's streams for `send_to`: line-buffered, and never failing."""
     for name, descriptor in _STREAMS.items():
         try:
             os.fstat(descriptor)
@@ -73,7 +72,7 @@ def begin() -> None:
 
 
 def send_to(path: Path) -> None:
-    """Send all output to the end of the file from now on, or nowhere if it cannot be written."""
+    """Append all output to the file from now on, or discard it if the file cannot be written."""
     flush()
     try:
         _point(_STREAMS.values(), path)
@@ -82,7 +81,7 @@ def send_to(path: Path) -> None:
 
 
 def flush() -> None:
-    """Write out what is still held back, by C libraries too."""
+    """Flush the output buffers, those of C libraries too."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     ctypes.CDLL(None).fflush(None)
@@ -96,42 +95,39 @@ def _point(descriptors: Any, path: Path | str) -> None:
         os.close(opened)
 
 
-# The worker process: prepares tasks and runs trials as the controller orders, one at a time.
-
-
 class Controller(Protocol):
-    """Where a worker's reports go."""
+    """Receives a worker's reports."""
 
     def emit(self, message: Message) -> None:
-        """Send a message up."""
+        """Send a message."""
         ...
 
     def ask(self, report: Stepped | NoRoom) -> Answer:
-        """Report a step, or that there is no disk space, and wait for the answer."""
+        """Report a step or a lack of disk space, and wait for the answer."""
         ...
 
 
 class PipeToController:
-    """The worker's end of its pipe. The process ends when the pipe does."""
+    """The worker's end of its pipe; the process exits when the pipe closes."""
 
     def __init__(self, pipe: "connection.Connection[Message, Job | Answer]") -> None:
         self._pipe = pipe
 
     def next_job(self) -> Job:
-        """Wait for something to do."""
+        """Wait for a job."""
         job = self._receive()
         assert not isinstance(job, Answer)
         return job
 
     def emit(self, message: Message) -> None:
-        """Send a message up."""
+        """Send a message."""
         try:
             self._pipe.send(message)
         except OSError:
             sys.exit(0)
 
     def ask(self, report: Stepped | NoRoom) -> Answer:
-        """Report a step, or that there is no disk space, and wait for the answer."""
+        """Report a step or a lack of disk space, and wait for the answer."""
         self.emit(report)
         answer = self._receive()
         assert isinstance(answer, Answer)
@@ -145,7 +141,7 @@ class PipeToController:
 
 
 def main(pipe: "connection.Connection[Message, Job | Answer]", held: Sequence[int]) -> None:
-    """Do what comes down the pipe until it ends, and hold file descriptors open for as long as this process lives."""
+    """Do the jobs from the pipe until it closes, keeping the file descriptors in `held` open."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides
     for each in (pipe.fileno(), *held):
         os.set_inheritable(each, False)
@@ -161,10 +157,10 @@ def main(pipe: "connection.Connection[Message, Job | Answer]", held: Sequence[in
 
 
 def _end_with_controller() -> None:
-    """Have this process and its children killed when the controller dies, whatever they are doing then.
+    """Kill this process and its children when the controller dies, whatever they are doing then.
 
-    The guard that does so is in their process group, so the group's id is never another group's. This process could
-    not: it may be stopped, or hang in a library.
+    A guard in their process group does so, so the group's id cannot be reused. This process could not: it may be
+    stopped, or hang in a library.
     """
     with suppress(OSError):  # no such shell: it ends at its next report
         os.posix_spawn("/bin/sh", ["sh", "-c", "read -r _; kill -s KILL 0"], os.environ)
@@ -174,7 +170,7 @@ def _end_with_controller() -> None:
 
 
 def _carry_out(job: Job, controller: Controller, held: Sequence[int]) -> Message:
-    """Return how it ended; an error of the task or the trainer is an end like another."""
+    """Return the job's last message; an error of the task or the trainer becomes one."""
     _begin_log(job)
     try:
         if isinstance(job, PrepareTask):
@@ -192,7 +188,7 @@ def _carry_out(job: Job, controller: Controller, held: Sequence[int]) -> Message
 
 
 def _begin_log(job: Job) -> None:
-    """Have all that is printed from now on go to the job's log."""
+    """Send all output from now on to the job's log."""
     if isinstance(job, TrialSpec):
         path = trial_log.path_of(job.folder)
         begins = "starts" if job.resume_from is None else f"resumes from step {checkpoint.step_of(job.resume_from)}"
@@ -226,11 +222,11 @@ def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
 
 
 _NOTICE_SECONDS = 2.0
-"""How much sooner a broken connection may be noticed than the death that broke it."""
+"""Tolerance: a broken connection may be noticed this much before the death that broke it."""
 
 
 def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence[int]) -> Message:
-    """Have several processes do a job together, and return how it ended. Where one fails or dies, all are ended.
+    """Run a job on several processes and return its last message; if one fails or dies, all are ended.
 
     Each is a worker, and this process its controller; rank 0 alone is heard and answered.
     """
@@ -269,14 +265,13 @@ def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence
 
 
 def _free_port() -> int:
-    """Return a port of this machine that is free now."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
 
 
 def _free_memory() -> None:
-    """Give back what the last trial held, so that the next one finds the device empty."""
+    """Free the last trial's memory, so that the next one finds the device empty."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

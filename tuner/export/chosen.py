@@ -1,4 +1,4 @@
-"""Which configuration of a study is handed to another trainer, and what is known of it. Never imports torch."""
+"""Choose a study's configuration to hand to another trainer, with its facts. Never imports torch."""
 
 import math
 from collections.abc import Iterator
@@ -23,19 +23,17 @@ class Chosen:
     trial: TrialRow
     config: PPOConfig
     facts: tuple[str, ...]
-    """Lines on where it comes from and how it did."""
+    """Lines on its origin and results."""
     kl_budget: float
     """The study's, in nats per response."""
     stop_at_episode: int | None
-    """Where the run that was read ends; None: at its end."""
+    """Episode to stop at, that of the checkpoint; None: the run's end."""
     last_kl_coef: float | None
-    """β at the end of the trial; None: it was never reported."""
+    """β at the end of the trial; None: never reported."""
 
 
 def choose(store: Store, view: StudyView, number: int | None) -> Chosen | None:
-    """Return the configuration of a trial; without a number that of the study's answer.
-
-    None: no number is given, and the study has no answer.
+    """Return the configuration of trial `number`, or of the study's answer; None if there is no answer.
 
     Raises:
         StudyError: there is no such trial, or its stored configuration is not whole.
@@ -87,7 +85,7 @@ def _of_trial(store: Store, view: StudyView, trial: TrialRow, config: PPOConfig)
 
 
 def _checkpoint(store: Store, view: StudyView, trial: TrialRow, config: PPOConfig) -> Iterator[str]:
-    """Yield where in the run that was read, if not at its end, and how far the trial was trained at all."""
+    """Yield lines on the checkpoint's place in the run, if not its end, and on how far the trial was trained."""
     answer, whole = forks.value_checkpoint(store, view.row, trial), config.whole_episodes()
     batch, is_whole = config.batch_sizes(1).batch_size, results.end_of(store, trial, view.spec).is_whole
     if not is_whole:

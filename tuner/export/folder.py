@@ -1,8 +1,8 @@
-"""Writes a study as a folder of plain files: all of it as of one moment, and the folder only once it is whole.
+"""Export a study as a folder of plain files, as of one moment; the folder appears only when complete.
 
-It holds `study.json` and five tables, in one of three formats. Tables have the columns of the store's, in its order;
-trials are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In
-CSV every text is quoted, so that an empty text (`""`) differs from a missing value (nothing).
+It holds `study.json` and five tables, in one of three formats. Tables have the store's columns, in its order; trials
+are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In CSV
+every text is quoted, so that an empty text (`""`) differs from a missing value (nothing).
 """
 
 import json
@@ -30,11 +30,9 @@ STUDY_FILE = "study.json"
 
 Row = dict[str, Any]
 
-# What the tables hold
-
 
 class ColumnType(Enum):
-    """What a column holds."""
+    """Type of a column."""
 
     WHOLE = auto()
     NUMBER = auto()
@@ -45,11 +43,11 @@ class ColumnType(Enum):
 
 @dataclass(frozen=True)
 class TableLayout:
-    """One exported table: the columns of one of the store's."""
+    """One exported table: the columns of one of the store's tables."""
 
     name: str
     fields: Mapping[str, ColumnType]
-    """What each column holds, in order."""
+    """Column types, in order."""
 
     def file(self, fmt: str) -> str:
         """Return the name of its file in a format."""
@@ -82,13 +80,11 @@ TABLES = (TRIALS, *OF_TRIALS.values())
 ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
 """Fields of each order in `study.json`."""
 STUDY_FIELDS = ("created_at", "finished_at", "paused_at", "workers", "overrides")
-"""Columns of the study itself that `study.json` holds beside its name and spec."""
-
-# The folder
+"""Columns of the study in `study.json`, beside its name and spec."""
 
 
 def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bool = False) -> dict[str, int]:
-    """Write the study `name` to a new folder, its tables in format `fmt`; `replace`: an older export there, too.
+    """Write the study `name` to a new folder, its tables in format `fmt`; `replace`: or over an older export.
 
     Returns:
         How many rows each table has, by its name.
@@ -116,7 +112,7 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
 
 
 def require_free(folder: Path, replace: bool) -> None:
-    """Raise ConfigError unless a folder is new or empty, or holds an export, and nothing else, to be replaced."""
+    """Raise ConfigError unless a folder is new, empty or, to be replaced, holds an export and nothing else."""
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():
@@ -133,7 +129,7 @@ def require_free(folder: Path, replace: bool) -> None:
 
 
 def _is_export(folder: Path) -> bool:
-    """Return whether a folder holds an exported study, whatever its version."""
+    """Return True if a folder holds an exported study of any version."""
     try:
         content = json.loads((folder / STUDY_FILE).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -142,7 +138,7 @@ def _is_export(folder: Path) -> bool:
 
 
 def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) -> dict[str, int]:
-    """Write all files and return the rows by table."""
+    """Write all files; return the number of rows by table."""
     trials, studies, orders = schema.trials, schema.studies, schema.orders
     study = dict(connection.execute(select(studies).where(studies.c.id == study_id)).one()._mapping)
     mine = select(trials.c.id, trials.c.number).where(trials.c.study_id == study_id).order_by(trials.c.number)
@@ -170,7 +166,7 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
 
 
 def _rows_by_trial(connection: Connection, table: Table, numbers: Mapping[int, int]) -> Iterator[Row]:
-    """Yield a table's rows trial by trial: so the database need not sort them all."""
+    """Yield a table's rows trial by trial, which spares the database a sort of all rows."""
     key: list[Column[Any]] = list(table.primary_key.columns)
     for trial_id, number in numbers.items():
         columns = [literal(number).label("trial"), *(column for column in table.c if column is not table.c.trial_id)]
@@ -178,7 +174,7 @@ def _rows_by_trial(connection: Connection, table: Table, numbers: Mapping[int, i
 
 
 def _put_in_place(part: Path, folder: Path) -> None:
-    """Give the finished folder its name; an older export there is deleted once the new one is whole on the disk."""
+    """Rename the finished folder into place; an older export is deleted once the new one is safely on disk."""
     for path in part.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -197,11 +193,8 @@ def _put_in_place(part: Path, folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-# One table's file, a chunk in memory at a time: CSV and Parquet by pyarrow, or JSON lines
-
-
 def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
-    """Write a table's file and return how many rows it has."""
+    """Write a table's file; return its number of rows."""
     path = folder / table.file(fmt)
     return _write_lines(path, rows) if fmt == "json" else _write_arrow(path, table, fmt, rows)
 
@@ -240,7 +233,7 @@ def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) 
 
 
 def _to_text(value: object) -> str:
-    """Return a value as JSON text of ASCII characters alone, so that half a character of UTF-16 is text, too."""
+    """Return a value as ASCII JSON, in which half a UTF-16 pair is text, too."""
     return json.dumps(value, separators=(",", ":"))
 
 

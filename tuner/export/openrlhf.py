@@ -28,7 +28,7 @@ _MARKS = {"actor.adam.lr", _RESPONSES, "actor_learning_rate", "rollout_batch_siz
 
 
 def _prompts(episodes: int, ours: Ours) -> int:
-    """Return how many prompts a run takes, in whole rollout batches."""
+    """Return the number of prompts in a run, in whole rollout batches."""
     batch = int(ours["batch_size"])
     return -(-episodes // batch) * batch // int(ours["num_generations"])
 

@@ -1,20 +1,20 @@
 """A study in a storage of Optuna's own, for optuna-dashboard and Optuna's command line. No torch.
 
 It is written through Optuna's public interface alone. Optuna numbers trials in the order in which they are added, so
-every trial of ours is added, in order, and has the same number there. A trial that has not ended is RUNNING. One that
-has ended is what the sampler gets of it (the table in `tuner.scoring`; what is not the search's own is FAIL), with
-one difference, made so that Optuna's best trial is ours. Optuna's `best_trial` is the COMPLETE trial of the highest
-value whose constraints are all at most 0. Ours is the best of those that neither failed nor broke and have a
-trained checkpoint within the KL budget. So of the search's own trials
+all trials are added, in order, and keep their numbers. A trial that has not ended is RUNNING. One that has ended is
+exported as the sampler reads it (the table in `tuner.scoring`; trials that are not the search's own are FAIL), except
+that Optuna's best trial must be ours. Optuna's `best_trial` is the COMPLETE trial of the highest value whose
+constraints are all at most 0. Ours is the best of those that neither failed nor broke and have a trained checkpoint
+within the KL budget. So of the search's own trials
 
 - each that is eligible as our best one is COMPLETE with a constraint of at most 0, however it ended;
 - each other COMPLETE one has a constraint over 0.
 
-In two cases Optuna names another trial: where a fork is the best one, and where several have the best value, of which
-ours has the lowest KL. The study's user attribute `best_trial` is always the number of ours.
+In two cases Optuna names another trial: if a fork is the best one, or if several share the best value, of which ours
+has the lowest KL. The study's user attribute `best_trial` is always the number of ours.
 
 Intermediate values are the eval reward by episode. Optuna has one series a trial, so the eval KL by episode is the user
-attribute `eval_kl`; origin, status, reason and what the configuration differs in are user attributes, too.
+attribute `eval_kl`; origin, status, reason and differences from the reference are user attributes, too.
 """
 
 import json
@@ -41,7 +41,7 @@ from tuner.store import Store, TrialRow, schema
 
 BEST = "best_trial"
 JOURNALS = (".journal", ".log")
-"""How the name of a file ends that is to be Optuna's journal, and not an SQLite database."""
+"""File suffixes of Optuna's journals; other files are SQLite databases."""
 _LOCK_SECONDS = 60
 _LEAST_VIOLATION = 1e-9
 _EVALUATION = ("eval/reward", "eval/kl")
@@ -53,13 +53,13 @@ class OptunaStorage:
 
     storage: BaseStorage
     url: str
-    """As Optuna's tools take it, with its password hidden."""
+    """URL for Optuna's tools, with its password hidden."""
 
 
 def export_to_optuna(
     store: Store, name: str, output: str, *, replace: bool = False
 ) -> tuple[OptunaStorage, list[TrialRow]]:
-    """Write the study `name` to a storage of Optuna's; return the storage, and the trials as they were written.
+    """Write the study `name` to a storage of Optuna's; return the storage, and the trials as written.
 
     Args:
         store: Our store.
@@ -98,7 +98,7 @@ def export_to_optuna(
 
 
 def open_place(output: str) -> OptunaStorage:
-    """Return the storage of Optuna's at a file or URL, made if there is none.
+    """Open the Optuna storage at a file or URL, creating it if there is none.
 
     Raises:
         StoreError: it cannot be used.
@@ -123,7 +123,7 @@ def open_place(output: str) -> OptunaStorage:
 
 
 def _may_be_journal(path: Path) -> bool:
-    """Return whether a file is new, empty or a journal of Optuna's, which appends to any file."""
+    """Return True if a file is new, empty or a journal: Optuna appends to any file."""
     if not path.exists() or not path.stat().st_size:
         return True
     with path.open("rb") as file:
@@ -135,7 +135,7 @@ def _may_be_journal(path: Path) -> bool:
 
 @contextmanager
 def _one_line(url: str) -> Iterator[None]:
-    """Raise what fails in a storage of Optuna's, whatever kind of error each raises, as a StoreError of one line."""
+    """Turn any error of an Optuna storage into a one-line StoreError."""
     try:
         yield
     except PPOTunerError:
@@ -146,13 +146,8 @@ def _one_line(url: str) -> Iterator[None]:
         raise StoreError(f"Optuna's storage {url} failed: {lines[0]}") from error
 
 
-# What is written
-
-
 def reference_config(spec: StudySpec) -> dict[str, HyperValue]:
-    """Return the configuration that those of trials are compared with: the reference trial's, or of a study that lists
-    its trials the one without any trial's own values.
-    """
+    """Return the configuration to compare with: the reference's, or the fixed values if trials are listed."""
     return spec.config(spec.reference_params()).to_dict()
 
 
@@ -162,7 +157,7 @@ def as_optuna(
     reference: Mapping[str, HyperValue],
     evaluations: Sequence[Mapping[str, Any]],
 ) -> FrozenTrial:
-    """Return a trial as Optuna's tools show it.
+    """Convert a trial for Optuna's tools.
 
     Args:
         row: The trial.
@@ -219,7 +214,7 @@ def _told(row: TrialRow, spec: StudySpec) -> Told:
 
 
 def _evaluations(store: Store, rows: Sequence[TrialRow]) -> dict[int, list[dict[str, Any]]]:
-    """Return the trials' evaluations by the row's id."""
+    """Return evaluations by trial id."""
     found: dict[int, list[dict[str, Any]]] = {}
     for each in store.steps([row.id for row in rows], _EVALUATION, evaluations_only=True):
         found.setdefault(each["trial_id"], []).append(each)

@@ -1,4 +1,4 @@
-"""A table for each trainer: our name, its keys, how to convert. It is used both ways, and never imports torch."""
+"""Tables for other trainers: our names, their keys, and conversions both ways. Never imports torch."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -11,14 +11,14 @@ from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
 from ppo_core.run.config_file import hyperparameter
 
 Ours = Mapping[str, Any]
-"""Every hyperparameter by name, with what follows from others filled in."""
+"""Every hyperparameter by name, with derived defaults filled in."""
 Theirs = Mapping[str, Any]
-"""Values by their keys; keys of nested tables are joined by dots."""
+"""Values by the trainer's keys; nested keys are joined by dots."""
 PER_TOKEN = "a mean per token there, a sum per response here"
 _FOLLOWS = {"cliprange_high": "cliprange"} | {
     f"value_{name}": name for name in ("lr_scheduler_type", "warmup_ratio", "max_grad_norm")
 }
-"""Values that are another's where they are unset."""
+"""Values that default to another's."""
 _OTHER_SIZES = ("num_mini_batches", "gradient_accumulation_steps")
 
 
@@ -28,26 +28,26 @@ def as_it_is(value: Any, _: Mapping[str, Any]) -> Any:
 
 
 def never(_value: Any, _: Mapping[str, Any]) -> None:
-    """Convert nothing: the row is used one way only."""
+    """Convert nothing: the row is used in one direction only."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One value of ours and the keys that hold it, with spaces between them.
+    """One value of ours and the trainer's keys for it, separated by spaces.
 
-    All keys are written, those of a critic only where there is one; those that a file states have to agree.
+    All keys are written, those of a critic only if there is one; those in a file must agree.
     """
 
     ours: str
     theirs: str
     to: Callable[[Any, Ours], Any] = as_it_is
-    """Converts our value, beside the others, to theirs; None: it cannot be said there."""
+    """Converts our value, given all others, to theirs; None: they cannot express it."""
     of: Callable[[Any, Theirs], Any] = as_it_is
-    """Converts their value, beside the others, to ours; None: it cannot be said here."""
+    """Converts their value, given all others, to ours; None: we cannot express it."""
 
 
 def words(ours: str, meanings: Mapping[Any, Any], theirs: str) -> Row:
-    """Return the row of a choice: `meanings` has their word for each of ours."""
+    """Return the row of a choice: `meanings` maps our values to their words."""
     own = {word: value for value, word in reversed(list(meanings.items()))}
     return Row(
         ours,
@@ -58,7 +58,7 @@ def words(ours: str, meanings: Mapping[Any, Any], theirs: str) -> Row:
 
 
 def per_prompt(ours: str, theirs: str, responses: str) -> Row:
-    """Return the row of a size that counts prompts there, each with as many responses as another key says."""
+    """Return the row of a size that they count in prompts, with the key `responses` for responses a prompt."""
     return Row(
         ours,
         theirs,
@@ -68,7 +68,7 @@ def per_prompt(ours: str, theirs: str, responses: str) -> Row:
 
 
 def pair(first: str, second: str, theirs: str) -> tuple[Row, Row]:
-    """Return the rows of two numbers that one key holds there."""
+    """Return the rows of two numbers that they keep in one key."""
 
     def checked(found: Any) -> Any:
         if isinstance(found, list | tuple) and len(found) == 2:
@@ -97,35 +97,35 @@ def count(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Table:
-    """A trainer's keys."""
+    """Conversion table of a trainer."""
 
     title: str
-    """The trainer and the version whose keys they are."""
+    """The trainer and the version of its keys."""
     is_own: Callable[[Theirs], bool]
-    """Tells a file of this trainer by its keys."""
+    """Recognizes a file of this trainer by its keys."""
     rows: tuple[Row, ...]
     why: Mapping[str, str]
-    """Why a name of ours or a key of theirs has no counterpart. Such names are listed even at their defaults."""
+    """Reasons that our name or their key has no counterpart. Such names are listed even at their defaults."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Today's keys by their names in older versions."""
+    """Current keys by their names in older versions."""
     of_one_process: tuple[str, ...] = ()
-    """Our names whose values are those of one of the launch's processes."""
+    """Our names whose values are per process of a launch."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A configuration of another trainer in our words."""
+    """A configuration read from another trainer's file."""
 
     table: Table
     values: Mapping[str, HyperValue]
     origins: Mapping[str, str]
-    """The keys that each value comes from."""
+    """The keys that each value came from."""
     left: Mapping[str, str]
-    """Keys that are not taken, and why; an empty reason: nothing here corresponds to them."""
+    """Keys not used, with the reason; empty: nothing here corresponds to them."""
 
 
 def effective(config: PPOConfig) -> dict[str, Any]:
-    """Return a configuration's values for one process, with what follows from others filled in."""
+    """Return a configuration's values for one process, with derived defaults filled in."""
     values: dict[str, Any] = config.to_dict()
     sizes = config.batch_sizes(1)
     values |= {name: getattr(sizes, name) for name in ("batch_size", "mini_batch_size", "per_device_train_batch_size")}
@@ -136,7 +136,7 @@ def effective(config: PPOConfig) -> dict[str, Any]:
 
 
 def write(table: Table, values: Ours) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the trainer's keys with their values, and the names of ours that they do not say, each with a reason."""
+    """Return the trainer's keys and values, and our names that it cannot express, with reasons."""
     keys: dict[str, Any] = {}
     said = set(_OTHER_SIZES)
     for row in table.rows:
@@ -157,7 +157,7 @@ def write(table: Table, values: Ours) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def read(table: Table, flat: Theirs, where: str) -> Imported:
-    """Return the values of the keys that a table has; `where` names the file in errors.
+    """Return the values of the keys in a table; `where` names the file in errors.
 
     Raises:
         ConfigError: a value is not allowed; the message names its key.

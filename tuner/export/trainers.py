@@ -1,4 +1,4 @@
-"""Configurations of TRL's PPO, of OpenRLHF, of verl and of ours as files, both ways. Never imports torch."""
+"""Read and write configuration files of TRL's PPO, OpenRLHF, verl and ourselves. Never imports torch."""
 
 import json
 import shlex
@@ -21,11 +21,9 @@ from tuner.export.table import write as write_table
 from tuner.export.trl import TRL
 from tuner.export.verl import VERL
 
-# Reading a file of theirs
-
 
 def read(path: Path) -> Imported:
-    """Return what a configuration file (YAML, JSON, TOML) of another trainer says in our words.
+    """Read another trainer's configuration file (YAML, JSON, TOML).
 
     Raises:
         ConfigError: it cannot be read, is of none of the trainers, or holds a value that is not allowed.
@@ -46,9 +44,6 @@ def _flat(content: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         is_table = isinstance(value, Mapping) and bool(value) and (bool(before) or key not in trl.FIELDS)
         flat |= _flat(value, f"{before}{key}.") if is_table else {f"{before}{key}": value}
     return flat
-
-
-# Writing a file for them
 
 
 def _comments(lines: Iterable[str]) -> str:
@@ -89,15 +84,15 @@ def _flag_value(value: object) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """A trainer that a configuration is written for."""
+    """A trainer to write a configuration for."""
 
     title: str
     suffixes: tuple[str, ...]
-    """How a file for it may be called."""
+    """File suffixes it accepts."""
     launch: tuple[str, ...]
-    """Lines on how a file of it is used."""
+    """Lines on how to use its file."""
     table: Table | None = None
-    """None: it is our own."""
+    """None for our own formats."""
     render: Callable[[Mapping[str, Any]], str] = _yaml
 
 
@@ -132,7 +127,7 @@ TARGETS: Mapping[str, Target] = {
     "yaml": Target("PPO Tuner", (".yaml", ".yml"), ("Use: ppo-tuner train --config FILE",)),
     "json": Target("PPO Tuner", (".json",), ()),
 }
-"""Every target by name."""
+"""Targets by name."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +136,13 @@ class Written:
 
     text: str
     notes: tuple[str, ...] = ()
-    """What a format without comments cannot hold."""
+    """Notes that a format without comments cannot hold."""
     unsaid: tuple[str, ...] = ()
-    """Names of ours that the trainer has no key for."""
+    """Our names that the trainer has no key for."""
 
 
 def write(chosen: Chosen, target: str, task: str) -> Written:
-    """Return the text of a configuration of a task for one of `TARGETS`.
+    """Write a task's configuration for one of `TARGETS`.
 
     Raises:
         ConfigError: the trainer cannot compute its advantages.

@@ -1,4 +1,4 @@
-"""The fields of TRL's PPO. Which they are, and how they are read, `ppo_core.run.trl` says, for `train --config`, too.
+"""The fields of TRL's PPO, read as by `train --config` (`ppo_core.run.trl`).
 
 TRL's critic trains at the policy's learning rate. Sizes are for one process. Where TRL accumulates gradients it steps
 once an epoch, so several mini-batches need one pass of the whole batch.
@@ -31,14 +31,14 @@ def _mini_batch(steps: Any, keys: Theirs) -> int | None:
 
 
 def _floor(share: float, ours: Ours) -> dict[str, float] | None:
-    """Return the options of the schedule, of which only the cosine one has a floor."""
+    """Return the options of the schedule: only the cosine one has a floor."""
     if not share:
         return {}
     return {"min_lr_rate": share} if ours["lr_scheduler_type"] == "cosine" else None
 
 
 def _translated(ours: str, theirs: str, to: Callable[[Any, Ours], Any]) -> Row:
-    """Return the row of a field that is read as `trl.TRANSLATED` says."""
+    """Return the row of a field that is read by `trl.TRANSLATED`."""
     return Row(ours, theirs, to, lambda _, keys: trl.translated(theirs, keys))
 
 

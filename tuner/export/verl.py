@@ -1,7 +1,7 @@
 """verl's keys. Its batches count prompts, each with `rollout.n` responses.
 
-β is of the KL in the reward or of a loss, by two switches: a coefficient counts only where its switch alone is on.
-With `trainer.critic_warmup` = N the policy learns from iteration N on, counted from 1.
+The KL is in the reward or a loss, by two switches; a coefficient counts only if its switch alone is on. With
+`trainer.critic_warmup` = N the policy learns from iteration N on, counted from 1.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def _iterations(episodes: int, ours: Ours) -> int:
 
 
 def _warmup(ours: str, steps: str) -> Row:
-    """Return the row of a share of the run, which a number of steps overrides there."""
+    """Return the row of a share of the run, which their number of steps overrides."""
     return Row(ours, f"{steps}_ratio", of=lambda share, keys: share if count(keys.get(steps, -1)) < 0 else None)
 
 
@@ -32,13 +32,13 @@ def _floor(share: Any, keys: Theirs) -> Any:
 
 
 def _is_loss(keys: Theirs) -> bool | None:
-    """Return whether the KL is a loss, else in the reward; None: neither, both, or not known."""
+    """Return True if the KL is a loss, False if in the reward; None: neither, both, or unknown."""
     in_reward, as_loss = (keys.get(switch) is True for switch in _SWITCHES)
     return None if in_reward is as_loss else as_loss
 
 
 def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
-    """Return the rows of one place that the KL may have."""
+    """Return the rows of the KL as a loss or in the reward."""
 
     def coefficient(value: Any, ours: Ours) -> Any:
         return value if ours["use_kl_loss"] is is_loss else None

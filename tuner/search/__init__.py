@@ -1,1 +1,1 @@
-"""The search: what is proposed next."""
+"""The search: proposes trials and decides which runs next."""

@@ -1,17 +1,17 @@
-"""Which trial of a study runs next, and whether the study is finished: functions of its spec and its trials.
+"""Decide which trial of a study runs next, and when the study is finished, from its spec and its trials alone.
 
 | strategy  | a new trial runs                                   | and continues past its rung                        |
 |-----------|----------------------------------------------------|----------------------------------------------------|
 | full      | to its end                                         |                                                    |
 | early_cut | to its rung, 1/10 of its episodes                  | if it is the best that is paused there, 1 in 6     |
 
-With early_cut a free worker finishes the best trial at the rung when one is due, else begins another. What people ask
-for (forks, enqueued trials) runs to its end. Schedules (learning rate, β) are those of the whole length from the first
-step on, so a trial that is promoted continues as if it had never been paused. A constant cut is hard to beat
-(arXiv 2404.04111); what was measured is in docs/benchmarks.md.
+With early_cut a free worker finishes the best trial at the rung when one is due, else starts another. Trials that
+people ask for (forks, enqueued ones) run to their ends. Schedules (learning rate, β) span the whole length from the
+first step on, so a promoted trial continues as if it had never been paused. A constant cut is hard to beat
+(arXiv 2404.04111); docs/benchmarks.md has our measurements.
 
-Nothing is kept between two calls: the same trials give the same choice, so a study that was killed goes on as it would
-have. A study's trials are in order of their numbers, which begin at 0 and have no gaps.
+No state is kept between calls: the same trials give the same choice, so a killed study continues as it would have. A
+study's trials are in order of their numbers, which start at 0 and have no gaps.
 """
 
 import functools
@@ -27,44 +27,44 @@ from tuner.status import Origin, Status
 from tuner.store import NewTrial, TrialRow
 
 SHARE = 0.1
-"""Where the rung is, of a trial's episodes."""
+"""Position of the rung, as a share of a trial's episodes."""
 ONE_IN = 6
-"""One in so many trials that reached the rung is finished."""
+"""One in this many trials that reach the rung is finished."""
 FINISH_SHARE = 0.2
-"""Share of the budget that is kept for finishing trials: when no more is left, no trial starts."""
+"""Share of the budget reserved for finishing trials; no trial starts once only this is left."""
 
 Rows = Sequence[TrialRow]
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Run a trial that waits, or that was interrupted."""
+    """Run a waiting or interrupted trial."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Promote:
-    """Run a trial past the rung where the strategy paused it."""
+    """Finish a trial that is paused at its rung."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class New:
-    """Begin a trial."""
+    """Start a new trial."""
 
     params: Mapping[str, HyperValue] | None
-    """Its searched values; None: they are to be proposed."""
+    """Its searched values; None: proposed by the sampler."""
     origin: Origin
     label: str = ""
 
 
 def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promote | New | None:
-    """Return what runs next; None: nothing does now.
+    """Return the next trial to run, or None if there is none now.
 
-    What was interrupted comes first, then what waits, then a trial to promote or a new one, as far as the budget goes.
-    `busy` are the trials that a worker has.
+    Interrupted trials come first, then waiting ones, then a trial to promote or a new one, as far as the budget
+    allows. `busy` are the trials that a worker has.
     """
     due = [row for row in runnable(spec, rows) if row.number not in busy]
     if due:
@@ -76,14 +76,14 @@ def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promot
 
 
 def is_finished(spec: StudySpec, rows: Rows) -> bool:
-    """Return whether all trials have ended or are paused at a rung, and there is neither budget nor need for more."""
+    """Return True if all trials have ended or are paused at a rung, and none is to start or be promoted."""
     if unended(spec, rows):
         return False
     return _promoted(spec, rows) is None and not _may_start(spec, rows)
 
 
 def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
-    """Return the trial to record for a choice; where it has no params, they are proposed."""
+    """Return the trial to record for a choice, with proposed params if it has none."""
     number = len(rows)
     params = propose(spec, rows, number) if new.params is None else new.params
     config = spec.config(params).to_dict()
@@ -91,14 +91,14 @@ def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
 
 
 def as_stored(params: Mapping[str, HyperValue], config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-    """Return a trial's searched values as its configuration has them: a mini-batch is at most its batch."""
+    """Return a trial's searched values as its configuration has them (a mini-batch is at most its batch)."""
     return {name: config.get(name, value) for name, value in params.items()}
 
 
 def lengths(config: Mapping[str, HyperValue]) -> tuple[int, int | None]:
-    """Return the episodes of a whole trial, and those at its rung; None: it has ended by then.
+    """Return a trial's total episodes, and those at its rung; None: it ends before it.
 
-    The rung is the first iteration's end at or after SHARE of all, and two iterations at least.
+    The rung is the end of the first iteration at or after SHARE of all, and at least the second.
     """
     return _lengths(tuple((name, value) for name in _LENGTH if (value := config.get(name)) is not None))
 
@@ -116,51 +116,45 @@ def _lengths(values: tuple[tuple[str, HyperValue], ...]) -> tuple[int, int | Non
 
 
 def own_rung(spec: StudySpec, row: TrialRow) -> int | None:
-    """Return the episodes at which the strategy pauses a trial; None: it runs to its end."""
+    """Return the episodes at which the strategy pauses a trial, or None if it runs to its end."""
     is_whole = not row.counts or row.is_promoted
     return None if is_whole or not spec.pauses_trials else lengths(row.config)[1]
 
 
-# Which trials the study asks for
-
-
 def counted(rows: Rows) -> list[TrialRow]:
-    """Return the trials that the study's total counts."""
+    """Return the trials that count towards the study's total."""
     return [row for row in rows if row.counts]
 
 
 def left_out(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the trials that have not ended and that the study, whose total was lowered, does not ask for."""
+    """Return the unended trials beyond a total that was lowered."""
     beyond = [] if spec.trials is None else counted(rows)[spec.trials :]
     return [row for row in beyond if not row.is_done]
 
 
 def unended(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the trials that keep a study unfinished: they have not ended, and are not paused at a rung."""
+    """Return the trials that keep a study unfinished: neither ended nor paused at a rung."""
     beyond = {row.number for row in left_out(spec, rows)}
     return [row for row in rows if not row.is_done and row.number not in beyond]
 
 
 def runnable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return those of them that wait, or that were interrupted."""
+    """Return the unended trials that wait or were interrupted."""
     return [row for row in unended(spec, rows) if row.status is not Status.PAUSED]
 
 
 def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return those of them that a person paused."""
+    """Return the unended trials that a person paused."""
     return [row for row in unended(spec, rows) if row.status is Status.PAUSED]
 
 
-# What the budget allows, in episodes
-
-
 def _is_room(spec: StudySpec, rows: Rows) -> bool:
-    """Return whether the study may have another trial, as far as their number is limited."""
+    """Return True if the study's total allows another trial."""
     return spec.trials is None or len(counted(rows)) < spec.trials
 
 
 def _left(spec: StudySpec, rows: Rows) -> float:
-    """Return the episodes of the budget that no trial has spent or was promised: up to its rung or its end."""
+    """Return the budget's uncommitted episodes; a running trial is committed up to its rung or its end."""
     if spec.budget is None:
         return math.inf
     promised = sum(row.episodes if row.is_done else _next_stop(spec, row) for row in counted(rows))
@@ -172,12 +166,12 @@ def _next_stop(spec: StudySpec, row: TrialRow) -> int:
 
 
 def _missing(row: TrialRow) -> int:
-    """Return the episodes from where a trial is paused to its end."""
+    """Return the episodes that a paused trial still needs to its end."""
     return lengths(row.config)[0] - row.episodes
 
 
 def _may_start(spec: StudySpec, rows: Rows) -> bool:
-    """Return whether to begin a trial: there is budget for it beside what is kept to finish some."""
+    """Return True if the budget, less the reserve for finishing trials, allows a new trial."""
     if not _is_room(spec, rows):
         return False
     whole, left = spec.total_episodes, _left(spec, rows)
@@ -190,21 +184,15 @@ def _may_start(spec: StudySpec, rows: Rows) -> bool:
     return left - rung >= finishes * (whole - rung) - 1e-9
 
 
-# Trials that are paused at the rung
-
-
 def promotable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the trials paused at the rung that may be promoted, the best first.
-
-    They rank by rung score, then by value so far, then by number.
-    """
-    return sorted((row for row in counted(rows) if row.is_resting), key=_rank)
+    """Return the trials paused at the rung, best first: by rung score, then value so far, then number."""
+    return sorted((row for row in counted(rows) if row.is_at_rung), key=_rank)
 
 
 def promotions(spec: StudySpec, rows: Rows) -> int:
-    """Return how many trials paused at the rung can be finished with what is left of the budget.
+    """Return the number of trials paused at the rung that the rest of the budget can finish.
 
-    Without a budget: how many more are to be finished of the trials that the study is to have.
+    Without a budget: the number still to be promoted, of the trials that the study is to have.
     """
     if not spec.pauses_trials:
         return 0
@@ -220,7 +208,7 @@ def _rank(row: TrialRow) -> tuple[float, float, int]:
 
 
 def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
-    """Return the trial to finish now: the best at the rung, where one is due or nothing else will start."""
+    """Return the trial to promote now: the best at the rung, if one is due or nothing else will start."""
     if not spec.pauses_trials:
         return None
     ranked, left = promotable(spec, rows), _left(spec, rows)
@@ -234,16 +222,13 @@ def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
 
 
 def _is_due(rows: Rows) -> bool:
-    """Return whether another one of those that came to the rung is to be finished."""
+    """Return True if another of the trials that reached the rung is to be finished."""
     came = sum(row.rung_episode is not None for row in counted(rows))
     return came // ONE_IN > sum(row.is_promoted for row in counted(rows))
 
 
-# Another trial
-
-
 def _new(spec: StudySpec, rows: Rows) -> New:
-    """Return the next trial that is listed, the reference, a start, or one to be proposed."""
+    """Return the next new trial: listed, the reference, a start, or one to be proposed."""
     count = len(counted(rows))
     if spec.listed:
         return New(spec.listed[count].params, Origin.LISTED, spec.listed[count].label)

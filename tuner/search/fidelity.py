@@ -1,6 +1,6 @@
-"""Where trials are read when they are compared: at one rung or at their end, and never both at once.
+"""Fidelity of a comparison: all trials at their rung, or all at their end, never mixed.
 
-A trial that the strategy paused at a tenth of its episodes has a value, too, which says less than one of a whole run.
+A value at a tenth of the episodes says less than one of a whole run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ _KL = METRICS["eval/kl"]
 
 
 @dataclass(frozen=True)
-class Rest:
+class RungPause:
     """A pause of a trial by the strategy."""
 
     episode: int
@@ -24,29 +24,26 @@ class Rest:
     """Its rung score, from 0 to 1; None: no KL could be read."""
 
 
-def rests(rows: Iterable[TrialRow]) -> dict[int, Rest]:
-    """Return where the strategy paused trials, by number; those never paused are left out."""
-    return {row.number: Rest(row.rung_episode, row.rung_score) for row in rows if row.rung_episode is not None}
-
-
-# Where trials are read.
+def rung_pauses(rows: Iterable[TrialRow]) -> dict[int, RungPause]:
+    """Return the pauses at rungs by trial number."""
+    return {row.number: RungPause(row.rung_episode, row.rung_score) for row in rows if row.rung_episode is not None}
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """One of the places where trials can be read."""
+    """A point at which trials are compared."""
 
     at_rung: bool
-    """Whether it is the rung, and not their end."""
+    """True for the rung, False for the end."""
     name: str
     reward: str
-    """What is read of the reward, for an axis."""
+    """Axis title of the reward."""
     kl: str
-    """What is read of the KL, for an axis."""
+    """Axis title of the KL."""
     short: tuple[str, str]
-    """Both in a word or three, the KL first."""
+    """Short names of both, the KL first."""
     doc: str
-    """What the numbers are, in a sentence."""
+    """Description of the numbers, in a sentence."""
 
 
 _RUNG = Fidelity(
@@ -68,7 +65,7 @@ _END = Fidelity(
 
 
 def offered(spec: StudySpec) -> list[Fidelity]:
-    """Return where a study's trials can be read: at the rung, if its strategy pauses trials, and at their end."""
+    """Return a study's fidelities: the rung, if its strategy pauses trials, and the end."""
     if not spec.pauses_trials:
         return [_END]
     left_out = "Trials that are paused at a rung are left out, since they have no end value. "
@@ -78,27 +75,27 @@ def offered(spec: StudySpec) -> list[Fidelity]:
 def read(
     rows: Sequence[TrialRow], at: Fidelity, evaluated: Mapping[tuple[int, int], tuple[float, float]]
 ) -> tuple[TrialRow, ...]:
-    """Return the trials that came to a place, with the `value` and `kl` that they read there.
+    """Return the trials that reached a fidelity, with their `value` and `kl` there.
 
-    `evaluated` are the study's evaluations: eval reward and eval KL by a trial's number and the episode.
+    `evaluated` maps a trial's number and episode to eval reward and eval KL.
     """
     if not at.at_rung:
         return tuple(replace(row, kl=row.end_kl) for row in rows if row.status.is_final)
-    its = rests(rows)
-    came = [row for row in rows if row.number in its]
-    there = [evaluated.get((row.number, its[row.number].episode), (None, None)) for row in came]
+    pauses = rung_pauses(rows)
+    came = [row for row in rows if row.number in pauses]
+    there = [evaluated.get((row.number, pauses[row.number].episode), (None, None)) for row in came]
     return tuple(
         replace(row, value=reward, value_se=None, kl=kl) for row, (reward, kl) in zip(came, there, strict=True)
     )
 
 
 def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
-    """Return a sentence on the part of their episodes at which trials were read; empty: at their end, or none was."""
+    """Return a sentence on the share of episodes at the rung; empty for the end, or if no trial reached it."""
     if not at.at_rung:
         return ""
     total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}
-    its = rests(rows)
-    shares = {f"{rest.episode / total[number]:.0%}": rest.episode / total[number] for number, rest in its.items()}
+    pauses = rung_pauses(rows)
+    shares = {f"{pause.episode / total[number]:.0%}": pause.episode / total[number] for number, pause in pauses.items()}
     if not shares:
         return ""
     least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
@@ -108,4 +105,4 @@ def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
         if where == named
         else f" The rung is at {named}, rounded up to whole iterations and never before a trial's second."
     )
-    return f"{counted(len(its), 'trial')} read at {where} of {'its' if len(its) == 1 else 'their'} episodes.{why}"
+    return f"{counted(len(pauses), 'trial')} read at {where} of {'its' if len(pauses) == 1 else 'their'} episodes.{why}"

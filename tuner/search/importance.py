@@ -1,9 +1,9 @@
-"""Which hyperparameters mattered, for reward and for KL, and how sure that is.
+"""Importance of hyperparameters for reward and for KL, and its uncertainty.
 
-PED-ANOVA (Watanabe, Bansal and Hutter, 2023; as Optuna has it, for conditional spaces too) asks of each
-hyperparameter how much its values among the best trials differ from those among all. It answers with a number whatever
-the data, so two things stand beside it: how the shares spread when the trials are drawn again with replacement
-(bootstrap), and how large a number comes of shuffled outcomes, where nothing matters.
+PED-ANOVA (Watanabe, Bansal and Hutter, 2023; as Optuna has it, for conditional spaces too) measures for each
+hyperparameter how much its values among the best trials differ from those among all. It gives a number whatever the
+data, so two checks stand beside it: the spread of the shares when trials are resampled (bootstrap), and the numbers
+that shuffled outcomes give, where nothing matters.
 """
 
 import math
@@ -29,9 +29,9 @@ MEANING = (
     "those of all trials. It shows which values go with good outcomes, not why."
 )
 LEAST = 10
-"""Trials under which nothing is said: a share of so few is chance."""
+"""Fewest trials for which importances are given: shares of fewer are chance."""
 BEST_SHARE, LEAST_BEST = 0.25, 5
-"""The best quarter, and at least five trials, is compared with all."""
+"""The best quarter of trials, and at least five, is compared with all."""
 RESAMPLES = 40
 LOW, HIGH = 0.1, 0.9
 COLUMNS = (
@@ -42,36 +42,35 @@ COLUMNS = (
     f"chance: how often shuffled outcomes, where nothing matters, score as high; at least {1 / (1 + RESAMPLES):.0%}, "
     f"as {RESAMPLES} are drawn and the real outcome counts as one.",
 )
-"""What the columns of a table of importances are, one line each."""
+"""Description of a table of importances' columns, one line each."""
 CHANCE = 0.025
-"""How often shuffled outcomes may reach a number that is called more than chance."""
+"""Largest share of shuffled outcomes that may reach a number called more than chance."""
 
 
 @dataclass(frozen=True)
 class Importance:
-    """How much one hyperparameter mattered."""
+    """Importance of one hyperparameter."""
 
     name: str
     share: float
     """Share of all hyperparameters' importance, 0 to 1."""
     low: float
     high: float
-    """Where the share falls in the middle 80% of the resamples, widened to contain it; not a confidence interval: noise
-    pulls shares in resamples away from 0 and 1."""
+    """Range of the share in the middle 80% of resamples, widened to contain it; not a confidence interval: noise pulls
+    shares in resamples away from 0 and 1."""
     chance: float
-    """How often shuffled outcomes make it matter as much: small means that it is more than chance."""
+    """Share of shuffled outcomes that make it matter as much; small: more than chance."""
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is more than chance."""
+        """True if it is more than chance."""
         return self.chance <= CHANCE
 
 
 def usable(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False) -> list[TrialRow]:
-    """Return the trials that can tell: completed or stopped, with a value and a KL, and not forked.
+    """Return the usable trials: completed or stopped, with a value and a KL, and not forked.
 
-    `at_rung`: the trials are as they read at a rung (see `tuner.search.fidelity`); what became of them later does not
-    matter.
+    `at_rung`: the trials are as read at a rung (see `tuner.search.fidelity`), so how they ended does not matter.
     """
     return [
         row
@@ -85,7 +84,7 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False
 
 
 def refusal(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False) -> str:
-    """Return why nothing can be said of what mattered, and what is missing; empty: it can."""
+    """Return why no importances can be given, and what is missing; empty if they can."""
     if not spec.search:
         return "This study lists its trials and searches nothing, so nothing can be ranked: compare the trials instead."
     count = len(usable(trials, spec, at_rung=at_rung))
@@ -131,7 +130,7 @@ def importances(
 
 
 def certainty(found: Sequence[Importance], count: int) -> str:
-    """Return how sure this is at `count` trials, in words."""
+    """Return in words how certain this is at `count` trials."""
     sure = [item.name for item in found if item.is_sure]
     per = count / max(1, len(found))
     size = f"With {count} trials for {len(found)} searched hyperparameters ({per:.1f} each)"

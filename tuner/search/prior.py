@@ -1,6 +1,6 @@
-"""Where a search begins, before a sampler has enough to learn from: around a centre, and evenly over the space.
+"""Draw a search's first trials, before a sampler has enough data: around a centre, and evenly over the space.
 
-Of the trials that begin a search three in four are drawn around a centre, each dimension on its own:
+Three in four are drawn around a centre, each dimension on its own:
 
     log       ln x ~ N(ln centre, 1.2²)
     linear       x ~ N(centre, ((high - low) / 4)²)
@@ -8,10 +8,8 @@ Of the trials that begin a search three in four are drawn around a centre, each 
     choices      x = the centre with probability 1/2, else any of the others
 
 each truncated to its range, and whole numbers rounded. The centre is the reference at first, then the best trial so
-far: rates that work lie around it rather than anywhere in a range of three orders of magnitude. In case they do not,
-one in four is a point of a sequence that covers the whole space evenly.
-
-That is SciPy's Halton sequence with random digits (Owen 2017, arXiv 1706.02808).
+far: rates that work tend to lie near it, not anywhere in a range of three orders of magnitude. One in four is a point
+of a sequence that covers the whole space evenly: SciPy's scrambled Halton sequence (Owen 2017, arXiv 1706.02808).
 """
 
 import math
@@ -25,18 +23,18 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner.space import Search
 
 AROUND = 0.75
-"""Share of the first trials that are drawn around the centre."""
+"""Share of the first trials drawn around the centre."""
 LOG_SIGMA = 1.2
-"""In the natural logarithm: half of all lie within a factor of 2.2."""
+"""Standard deviation of the natural logarithm: half of all lie within a factor of 2.2."""
 LINEAR_SIGMA = 0.25
-"""Share of the range."""
+"""Standard deviation as a share of the range."""
 LOG2_SIGMA = 1.0
 
 Values = Mapping[str, HyperValue]
 
 
 def first_params(search: Search, centre: Values, seed: int, number: int) -> dict[str, HyperValue]:
-    """Return the params of a trial that begins a search.
+    """Return the params of one of a search's first trials.
 
     Args:
         search: What trials sample.
@@ -52,7 +50,7 @@ def first_params(search: Search, centre: Values, seed: int, number: int) -> dict
 
 
 def spread_params(search: Search, seed: int, number: int) -> dict[str, HyperValue]:
-    """Return the point of trial `number` of a sequence that covers the whole space evenly."""
+    """Return point `number` of a sequence that covers the whole space evenly."""
     from scipy.stats import qmc  # loads for half a second
 
     sequence = qmc.Halton(len(search), rng=np.random.default_rng([seed, 1]))
@@ -61,14 +59,12 @@ def spread_params(search: Search, seed: int, number: int) -> dict[str, HyperValu
     return {name: _at(name, span, shares[name]) for name, span in search.items()}
 
 
-# A range as an axis on which equal steps are alike
-
 _TO: Mapping[str, Callable[[float], float]] = {"linear": float, "log": math.log, "log2": math.log2}
 _FROM: Mapping[str, Callable[[float], float]] = {"linear": float, "log": math.exp, "log2": math.exp2}
 
 
 def _ends(name: str, span: Range) -> tuple[float, float]:
-    """Return the ends of a range on its axis; that of whole numbers or exponents has half a step more at either end."""
+    """Return the ends of a range on its axis, half a step wider at each end for whole numbers and exponents."""
     to, half = _TO[span.scale], 0.5
     if span.scale == "log2":
         return to(span.low) - half, to(span.high) + half
@@ -78,7 +74,7 @@ def _ends(name: str, span: Range) -> tuple[float, float]:
 
 
 def _value(name: str, span: Range, place: float) -> int | float:
-    """Return the value at a place of the axis."""
+    """Return the value at a place on the axis."""
     if span.scale == "log2":
         return int(min(max(2 ** round(place), span.low), span.high))
     value = _FROM[span.scale](place)
@@ -88,7 +84,7 @@ def _value(name: str, span: Range, place: float) -> int | float:
 
 
 def _at(name: str, span: Dimension, share: float) -> HyperValue:
-    """Return the value at a share of the range's axis, or of the list of choices."""
+    """Return the value at a share (0 to 1) of the range's axis, or of the list of choices."""
     if isinstance(span, Choices):
         return span.values[int(share * len(span.values))]
     low, high = _ends(name, span)

@@ -1,7 +1,7 @@
-"""The values of a trial that is neither listed nor asked for, proposed by an Optuna sampler or drawn to begin with.
+"""Proposes a new trial's values, with an Optuna sampler or, at first, from the prior.
 
-Our rows are the truth. For each proposal an Optuna study is made of them in memory and asked once. No torch, but with
-the sampler that needs it.
+The store's trials are the only state: for each proposal an Optuna study is built from them in memory and asked once.
+Imports torch only for the sampler that needs it.
 """
 
 import heapq
@@ -28,14 +28,14 @@ from tuner.status import Origin, Status
 from tuner.store import TrialRow
 
 MOST_READ, BEST_READ = 500, 100
-"""How many trials a sampler reads, beside those that run or wait, and how many of these are the best of the older ones.
-TPE proposes near the best, at most 25 of them, and the latest tell these from the rest."""
+"""Trials that a sampler reads beside those that run or wait, and the number of these that are the best older ones. TPE
+proposes near the best, at most 25 of them, and contrasts these with the latest."""
 
 Rows = Sequence[TrialRow]
 
 
 def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
-    """Return the params of trial `number`, of which nothing but the spec, the number and the trials so far decides.
+    """Return the params of trial `number`; they follow from the spec, the number and the trials so far alone.
 
     Raises:
         ConfigError: the study's own sampler cannot be used.
@@ -49,7 +49,7 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
 
 
 def require_usable(spec: StudySpec) -> None:
-    """Raise ConfigError where a study's own sampler cannot be imported, proposes nothing, or keeps state."""
+    """Raise ConfigError if a study's own sampler cannot be imported, proposes nothing, or keeps state."""
     if spec.sampler.is_own:
         space = sampler_space(spec.search)
         params = read_by_sampler(spec.search, spread_params(spec.search, spec.seed, 0))
@@ -59,10 +59,10 @@ def require_usable(spec: StudySpec) -> None:
 
 
 def as_read(spec: StudySpec, rows: Rows) -> list[FrozenTrial]:
-    """Return the trials as the sampler reads them: all, or of many those that say most.
+    """Return the trials as the sampler reads them, a selection if there are many.
 
     A trial at a rung is read with a predicted value, and every trial with a value as COMPLETE (see `tuner.scoring`).
-    One that lacks a dimension says nothing, and keeps its number.
+    One that lacks a dimension is FAIL, and keeps its number.
     """
     space = sampler_space(spec.search)
     gain = _usual_gain(rows)
@@ -79,14 +79,14 @@ def _told(spec: StudySpec, row: TrialRow, gain: float) -> Told:
     told = to_optuna(row, spec)
     if told.value is None:
         return told
-    promised = gain * (row.rung_score or 0.0) if row.is_resting else 0.0
+    promised = gain * (row.rung_score or 0.0) if row.is_at_rung else 0.0
     return replace(told, state=TrialState.COMPLETE, value=told.value + promised)
 
 
 def _usual_gain(rows: Rows) -> float:
-    """Return how far trials that ran to their end are above the lowest value of any, in the median, in reward.
+    """Return the median reward gain of completed trials over the lowest value of any trial.
 
-    The lowest is about the SFT policy's. While none has ended: how far the best is above it.
+    The lowest is about the SFT policy's. Before any has completed: the best trial's gain.
     """
     values = [row.value for row in rows if row.teaches and row.value is not None]
     ends = [row.value for row in rows if row.teaches and row.status is Status.COMPLETED and row.value is not None]
@@ -94,7 +94,7 @@ def _usual_gain(rows: Rows) -> float:
 
 
 def _selected(told: list[tuple[TrialRow, Told]]) -> list[tuple[TrialRow, Told]]:
-    """Return the trials that a sampler reads, by number: the latest, and of the older ones the best and the running."""
+    """Return the trials that a sampler reads, by number: the latest, and the best and the running of the older ones."""
     older, latest = told[: BEST_READ - MOST_READ], told[BEST_READ - MOST_READ :]
     if len(told) <= MOST_READ:
         return told
@@ -105,7 +105,7 @@ def _selected(told: list[tuple[TrialRow, Told]]) -> list[tuple[TrialRow, Told]]:
 
 
 def _has_enough(spec: StudySpec, rows: Rows) -> bool:
-    """Return whether as many trials as the sampler waits for teach and have a value."""
+    """Return True if the sampler's startup trials teach it and have a value."""
     least = spec.sampler.startup_trials
     return sum(1 for _ in islice((row for row in rows if _teaches(spec, row)), least)) == least
 
@@ -116,9 +116,9 @@ def _teaches(spec: StudySpec, row: TrialRow) -> bool:
 
 
 def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
-    """Return the values of the trial with the best rung score so far, then value; the reference's before there is one.
+    """Return the values of the best trial by rung score, then value; those of the reference before there is one.
 
-    A reference whose rate is off is left behind after two trials, not after a whole search around it.
+    So a reference with a bad rate is left behind after two trials, not after a whole search around it.
     """
     sound = [row for row in rows if _teaches(spec, row) and (_told(spec, row, 0.0).constraint or 0.0) <= 0]
     best = max(sound, key=lambda row: (row.rung_score or 0.0, row.value or 0.0, -row.number), default=None)
@@ -126,7 +126,7 @@ def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
 
 
 def _ask(spec: StudySpec, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:
-    """Return what the study's sampler proposes after these trials, in its own units."""
+    """Return the sampler's proposal after these trials, in its own units."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = InMemoryStorage()
     study = optuna.create_study(storage=storage, direction="maximize", sampler=_sampler(spec, number))
@@ -152,7 +152,7 @@ def _attributes(study: optuna.Study, storage: InMemoryStorage) -> dict[str, obje
 
 
 def _sampler(spec: StudySpec, number: int) -> BaseSampler:
-    """Return a fresh sampler for trial `number`: one that is kept, or made again from one seed, would repeat itself."""
+    """Return a fresh sampler for trial `number`; one kept, or rebuilt from the same seed, would repeat itself."""
     seed = int(np.random.SeedSequence([spec.seed, number]).generate_state(1)[0])
     name = spec.sampler.name
     if name == "random":

@@ -1,9 +1,8 @@
-"""Optuna's pruners, by name or one's own, over a study's stored evaluations.
+"""Optuna's pruners and custom ones, applied to a study's stored evaluations.
 
-Successive halving and Hyperband keep state in their study. So for each decision all evaluations so far are replayed in
-the order in which they were stored, through one study in memory: 0.2 seconds for 200 trials of ten evaluations. What is
-reported is a trial's value within the KL budget so far, after so many episodes; never the reward alone, which rises
-with the KL.
+Successive halving and Hyperband keep state in their study, so each decision replays all evaluations in the order they
+were stored through one study in memory: 0.2 seconds for 200 trials of ten evaluations. The pruner sees a trial's best
+value within the KL budget so far, by episodes; never the reward alone, which rises with the KL.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +27,9 @@ PERCENTILE = 25.0
 
 
 def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int) -> Reason | None:
-    """Return why the study's pruner ends a trial after its last evaluation; None: it goes on.
+    """Return why the study's pruner ends a trial after its last evaluation, or None to go on.
 
-    What people asked for, and the reference, run to their ends.
+    The reference, and trials that people asked for, run to their ends.
 
     Args:
         spec: The study's, with a pruner.
@@ -59,7 +58,7 @@ def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluatio
 
 
 def require_usable(spec: StudySpec) -> None:
-    """Raise ConfigError where a study's own pruner cannot be imported or made."""
+    """Raise ConfigError if a study's own pruner cannot be imported or made."""
     if spec.pruner is not None:
         _pruner(spec)
 
@@ -67,7 +66,7 @@ def require_usable(spec: StudySpec) -> None:
 def _replayed(
     spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int
 ) -> tuple[bool, float, int]:
-    """Return what the pruner says of a trial's last report, and that report: its value and the episodes."""
+    """Return the pruner's decision on a trial's last report, and that report's value and episodes."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Hyperband draws a trial's bracket from the study's name and its number.
     study = optuna.create_study(
@@ -93,7 +92,7 @@ def _replayed(
 
 
 def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> Iterator[TrialRow | Mapping[str, Any]]:
-    """Yield evaluations, and the trials that ended, in the order in which they were stored."""
+    """Yield evaluations and ended trials in the order they were stored."""
     events: list[tuple[float, int, int, TrialRow | Mapping[str, Any]]] = [
         (one["at"], one["trial_id"], one["step"], one) for one in evaluations
     ]

@@ -1,7 +1,7 @@
-"""The starts of a search: `[[start]]` tables and published recipes, moved into the study's ranges. No torch.
+"""Starts of a search: `[[start]]` tables and published recipes, moved into the study's ranges. No torch.
 
-A recipe holds what its source states of what can be searched; what it leaves out is the reference's. Its rates suit
-models of 1B to 7B, so in a study of a small one they move to the nearest end of the range. Batches count responses.
+A recipe has the searchable values that its source states; the reference fills in the rest. Its rates suit models of 1B
+to 7B, so in a study of a small one they move to the nearest end of the range. Batches count responses.
 """
 
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ from ppo_core.errors import ConfigError
 from tuner.space import inside
 
 STUDY = "study:"
-"""Before the name of an earlier study whose best trial is a warm start."""
+"""Prefix of an earlier study's name, whose best trial is a warm start."""
 
 
 @dataclass(frozen=True)
 class ListedTrial:
-    """One trial that a study file lists, or one of the starts of its search."""
+    """A trial that a study file lists, or a start of its search."""
 
     params: Mapping[str, HyperValue]
     """Its own values, over the study's fixed ones."""
     label: str = ""
-    """What people call it; empty: it has no name."""
+    """Name for people, or empty."""
     source: str = ""
-    """The warm start that it is, as the study file names it; empty: the file states its values."""
+    """The warm start's name in the study file; empty: the file states the values."""
     moved_from: Mapping[str, HyperValue] | None = None
-    """Values that were asked for and lay outside their ranges, by name. None: not a start."""
+    """Requested values that lay outside their ranges, by name; None: not a start."""
 
     @property
     def text(self) -> str:
@@ -36,27 +36,27 @@ class ListedTrial:
 
     @property
     def name(self) -> str:
-        """What a start is called in a note: `start "trl"`, or its values where it has no label."""
+        """Name in a note: `start "trl"`, or its values if it has no label."""
         return f'start "{self.label}"' if self.label else f"the start {self.text}"
 
     @property
     def original(self) -> dict[str, HyperValue]:
-        """The values that were asked for."""
+        """The requested values."""
         return {**self.params, **(self.moved_from or {})}
 
     @property
     def moves(self) -> list[str]:
-        """Which values were moved into their ranges, with the original beside each: `kl_coef 0 moved to 0.01`."""
+        """Values that were moved into their ranges, with the originals: `kl_coef 0 moved to 0.01`."""
         return [f"{name} {old:g} moved to {self.params[name]:g}" for name, old in (self.moved_from or {}).items()]
 
     @property
     def title(self) -> str:
-        """One line for people: the label, and the first of the values that were moved."""
+        """The label and the first of the moved values, in one line."""
         more = f" and {len(self.moves) - 1} more" if len(self.moves) > 1 else ""
         return ": ".join(text for text in (self.label, "".join(self.moves[:1]) + more) if text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table that `read_listed` reads, or `tuner.study_file.read_starts` where it is a start."""
+        """Return the table that `read_listed` reads, or `tuner.study_file.read_starts` for a start."""
         named = {key: text for key, text in (("label", self.label), ("warm_start", self.source)) if text}
         moved = {} if self.moved_from is None else {"moved_from": dict(self.moved_from)}
         return {**named, **moved, **self.params}
@@ -64,10 +64,10 @@ class ListedTrial:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hyperparameters that somebody published."""
+    """Published hyperparameters."""
 
     source: str
-    """Paper or repository, and its date or version."""
+    """Paper or repository, with its date or version."""
     values: Mapping[str, float]
 
 
@@ -75,7 +75,7 @@ def _recipe(source: str, **values: float) -> Recipe:
     return Recipe(source, {"gamma": 1.0, "cliprange": 0.2, **values})
 
 
-# A recipe without kl_coef has none that is one number. TRL and its ancestors give the critic the policy's rate.
+# A recipe gives no kl_coef if its source has no single number. TRL and its ancestors give the critic the policy's rate.
 RECIPES: Mapping[str, Recipe] = {
     "trl": _recipe(
         "TRL 1.12.0 (2026), trl/experimental/ppo and examples/scripts/ppo/ppo_tldr.py: TL;DR, 1B",
@@ -130,18 +130,18 @@ RECIPES: Mapping[str, Recipe] = {
         kl_coef=0.05, kl_target=6.0, lam=0.95, vf_coef=1.0,
     ),
 }  # fmt: skip
-"""The published recipes that a study may begin with, by name."""
+"""Published recipes by name."""
 
 
 def recipe_start(name: str, search: Mapping[str, Dimension]) -> ListedTrial:
-    """Return the start that a recipe is in a study's ranges."""
+    """Return a recipe as a start in a study's ranges."""
     return moved(RECIPES[name].values, search, name, source=name)
 
 
 def moved(
     values: Mapping[str, HyperValue], search: Mapping[str, Dimension], label: str, *, source: str = ""
 ) -> ListedTrial:
-    """Return a start with those of `values` that are searched, each at the nearest value of its range or choices.
+    """Return a start of the searched `values`, each moved to the nearest value of its range or choices.
 
     Raises:
         ConfigError: a value without an order is none of its choices.

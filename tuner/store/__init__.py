@@ -1,7 +1,7 @@
-"""The truth of every study: studies, trials, steps, samples and orders in a database.
+"""The store: studies, trials, steps, samples and orders in one database.
 
-The controller that holds a study's lease writes; everyone else reads, and places orders. Each write is one
-transaction that first checks the lease's token, so a controller that lost its lease can write nothing.
+The controller that holds a study's lease writes; everyone else reads, and places orders. Each write is one transaction
+that first checks the lease's token, so a controller that lost its lease can write nothing.
 """
 
 from sqlalchemy import Engine
@@ -66,7 +66,7 @@ class Store(Studies, Trials, Curves, Orders):
 
 
 def _check(engine: Engine, create: bool, flag: str) -> None:
-    """Have the store of an engine as this program reads it, or raise and leave it as it was."""
+    """Check the store's schema version, creating the store if asked; on any error it is left unchanged."""
     where, version = schema.redacted(engine.url), connect.found_version(engine)
     if version is None:
         if not create:

@@ -1,4 +1,4 @@
-"""Whole studies: all rows as of one moment, and a copy of them in another store in one transaction, or nothing."""
+"""Read whole studies as of one moment, and copy them between stores in one transaction."""
 
 import uuid
 from collections.abc import Iterable, Iterator
@@ -20,12 +20,12 @@ _OF_THE_SOURCE = (
     *("id", "lease_token", "lease_host", "lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at"),
     "folder",
 )
-"""Columns of a study that its copy has none of: nobody holds it, and the checkpoints are not its own to delete."""
+"""Columns that a copied study leaves empty: it has no lease, and does not own the original's checkpoints."""
 
 
 @contextmanager
 def snapshot(database: Database) -> Iterator[Connection]:
-    """Give a connection whose reads all see one moment, whatever is written meanwhile.
+    """Open a connection whose reads all see the same moment, whatever is written meanwhile.
 
     Raises:
         StoreError: the database failed.
@@ -62,10 +62,10 @@ def chunks(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def copy_study(source: Database, study: StudyRow, target: Database, name: str) -> dict[str, int]:
-    """Copy a study to another store, or to the same one, under a name: as of one moment, and all of it or nothing.
+    """Copy a study under a new name, within a store or to another, as of one moment and in one transaction.
 
-    Nobody holds the copy, so a trial that runs is one that was interrupted there. Orders get keys of their own, since
-    no two of a database may share one.
+    Nobody holds the copy, so its running trials count as interrupted. Orders get fresh keys, which must be unique in a
+    database.
 
     Returns:
         How many rows were copied, by kind.

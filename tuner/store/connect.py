@@ -1,6 +1,6 @@
-"""Opening a database: looked at first, without touching it, and used only if it holds our tables.
+"""Connections to the database: inspected read-only first, used only if it holds our tables.
 
-A file or database that is damaged, someone else's, or newer than this program is refused as it is found.
+A file or database that is damaged, someone else's, or of another version is refused and left unchanged.
 """
 
 import json
@@ -23,13 +23,13 @@ from tuner.store.rows import Lease
 from tuner.store.schema import SCHEMA_VERSION, meta, metadata, redacted
 
 CONNECT_SECONDS = 10
-"""How long a PostgreSQL server may take to answer, unless the URL has a `connect_timeout` of its own."""
+"""Timeout of a connection to PostgreSQL, unless the URL has a `connect_timeout` of its own."""
 LOCK_SECONDS = 10
-"""How long a statement waits for another process's lock before it fails; it may be tried again."""
+"""Timeout of a statement that waits for another process's lock; it may be tried again."""
 IDLE_SECONDS = 60
-"""After which PostgreSQL ends a transaction whose process says nothing, so that one that hangs locks out nobody."""
+"""PostgreSQL ends a transaction idle for this long, so that a hung process blocks nobody."""
 SETUP_SECONDS = 300
-"""How long to wait while another process makes the store."""
+"""Timeout of the wait for another process to create the store."""
 
 _KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 _SETUP_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
@@ -39,7 +39,7 @@ _compact = partial(json.dumps, separators=(",", ":"), allow_nan=False)
 
 
 def _json(value: Any) -> str:
-    """Return JSON that every database takes; most values are so as they are, and looking through them takes longer."""
+    """Serialize to JSON that every database takes; `storable` runs only where needed, since it is slower."""
     try:
         text = _compact(value)
     except ValueError:  # a number that is not finite
@@ -48,7 +48,7 @@ def _json(value: Any) -> str:
 
 
 class NoStoreError(StoreError):
-    """The place holds something that is not ours. The caller knows which flag names another place."""
+    """The place holds something that is not ours; the caller adds which flag names another place."""
 
 
 def connect(url: URL) -> Engine:
@@ -72,7 +72,7 @@ def connect(url: URL) -> Engine:
 
 
 def found_version(engine: Engine) -> int | None:
-    """Return the schema version of the store at the engine's URL; None: there is nothing yet. Changes nothing.
+    """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing.
 
     Raises:
         StoreError: it is damaged or not ours.
@@ -87,7 +87,7 @@ def found_version(engine: Engine) -> int | None:
 
 
 def create(engine: Engine) -> None:
-    """Create all tables or none, and only once where two processes begin at the same time."""
+    """Create all tables or none; safe if two processes start at once."""
     if engine.dialect.name == "sqlite":
         _use_wal(engine)
     with alone(engine) as connection:
@@ -97,7 +97,7 @@ def create(engine: Engine) -> None:
 
 
 def _use_wal(engine: Engine) -> None:
-    """Have pages read while the controller writes. The file keeps this mode; a file of others is never given it."""
+    """Switch to write-ahead logging, which lets readers read while the controller writes. Set on our own files only."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -112,7 +112,7 @@ def _use_wal(engine: Engine) -> None:
 
 @contextmanager
 def alone(engine: Engine) -> Iterator[Connection]:
-    """Hold a transaction of which there is one at a time: who makes the store waits for the other."""
+    """Open an exclusive transaction; a second process that creates the store waits for the first."""
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql(f"PRAGMA busy_timeout={SETUP_SECONDS * 1_000}")
@@ -128,24 +128,24 @@ def alone(engine: Engine) -> Iterator[Connection]:
 
 
 def try_reading(engine: Engine) -> None:
-    """Read the schema version the ordinary way; SQLAlchemyError if that fails."""
+    """Read the schema version through an ordinary connection; raises SQLAlchemyError on failure."""
     with engine.connect() as connection:
         connection.scalar(_READ_VERSION)
 
 
 def failure(url: URL, error: SQLAlchemyError | sqlite3.Error) -> StoreError:
-    """Return the error of one line for a store that could not be opened."""
+    """Return a one-line error for a store that could not be opened."""
     return StoreError(f"cannot use the store {redacted(url)}: {first_line(error)}")
 
 
 def first_line(error: SQLAlchemyError | sqlite3.Error) -> str:
-    """Return the first line of what the database said."""
+    """Return the first line of the database's message."""
     lines = str(getattr(error, "orig", None) or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def file_of(url: URL) -> Path | None:
-    """Return the SQLite file of a URL; None: it is a server's, or a `file:` URI that SQLite itself reads."""
+    """Return the URL's SQLite file; None for a server, or a `file:` URI that SQLite itself reads."""
     if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
         return None
     return Path(url.database)
@@ -179,7 +179,7 @@ def _found_in_file(url: URL) -> int | None:
 
 
 def _log_is_empty(path: Path) -> bool:
-    """Return whether all of the database is in its file: nobody has it open, or it keeps no log."""
+    """Return True if the file holds the whole database: nobody has it open, or it keeps no log."""
     return not any(
         other.exists() and other.stat().st_size
         for other in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal"))
@@ -230,17 +230,12 @@ def _set_up_postgresql(engine: Engine) -> None:
         connection.commit()
 
 
-# The time that leases are read by: the database server's, since controllers of several hosts compare theirs.
-
-
 def now(connection: Connection) -> float:
-    """Return seconds since the epoch: PostgreSQL's own clock, or with SQLite this machine's."""
+    """Return seconds since the epoch by the clock that all controllers share: the server's (SQLite: this machine's)."""
     if connection.dialect.name == "postgresql":
         return float(connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0.0)
     return time.time()
 
-
-# One transaction at a time on the database, checked against the study's lease, tried again where that helps.
 
 T = TypeVar("T")
 Trouble = Callable[[StoreError], bool]
@@ -269,22 +264,21 @@ _PASSING_SQLSTATES = (
 
 
 class Database:
-    """An open database of ours. Work on it is a function of a connection, so that it can be done again."""
+    """An open database of ours. Work is passed as a function of a connection, so that it can be retried."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.on_trouble: Trouble = lambda _: False
-        """What to do where the database cannot be reached, has no room, or is locked: give up, unless set."""
+        """Called when the database is unreachable, full or locked; gives up by default."""
         self.on_answer: Callable[[], None] = lambda: None
-        """Called when the database answers again after a retry of `on_trouble`."""
+        """Called when the database answers again after `on_trouble` retried."""
 
     @property
     def url(self) -> URL:
-        """Where the store is."""
         return self._engine.url
 
     def close(self) -> None:
-        """Give back the connections."""
+        """Close the connections."""
         self._engine.dispose()
 
     def _read(self, work: Callable[[Connection], T]) -> T:
@@ -295,7 +289,7 @@ class Database:
         return self._persistently(reading)
 
     def _change(self, work: Callable[[Connection], T]) -> T:
-        """Do `work` in one transaction. It may be done twice, where the answer to its commit was lost."""
+        """Run `work` in one transaction; it may run twice if the reply to its commit is lost."""
 
         def changing() -> T:
             with self._engine.begin() as connection:
@@ -304,7 +298,7 @@ class Database:
         return self._persistently(changing)
 
     def _write(self, lease: Lease, work: Callable[[Connection], T]) -> T:
-        """Do `work` in one transaction in which the lease is known to hold and is renewed; see `_change`."""
+        """Run `work` in one transaction that first renews the lease, and fails if it was lost; see `_change`."""
 
         def writing(connection: Connection) -> T:
             renew(connection, lease)
@@ -332,7 +326,7 @@ class Database:
             return result
 
 
-# Every step of a trial executes it, and to build a statement takes longer than to execute it.
+# Built once: each step of a trial executes it, and building a statement takes longer than executing it.
 _RENEW = (
     update(schema.studies)
     .where(and_(schema.studies.c.id == bindparam("study"), schema.studies.c.lease_token == bindparam("held")))
@@ -341,19 +335,19 @@ _RENEW = (
 
 
 def renew(connection: Connection, lease: Lease) -> None:
-    """Show a sign of life, or raise StudyError where the lease was lost."""
+    """Renew the lease, or raise StudyError if it was lost."""
     held = connection.execute(_RENEW, {"study": lease.study_id, "held": lease.token, "at": now(connection)})
     if held.rowcount != 1:
         raise StudyError("this controller lost the study's lease to another one, and stops")
 
 
 def store_error(url: URL, error: SQLAlchemyError) -> StoreError:
-    """Return an error of one line, without the password."""
+    """Return a one-line error without the password."""
     return StoreError(f"the store {schema.redacted(url)} failed: {first_line(error)}")
 
 
 def may_pass(error: SQLAlchemyError) -> bool:
-    """Return whether it lies with the place (unreachable, full, locked, read only), not with the statement."""
+    """Return True if the cause is temporary (unreachable, full, locked, read only), not the statement."""
     if not isinstance(error, DBAPIError):
         return False
     code, state = getattr(error.orig, "sqlite_errorcode", None), getattr(error.orig, "sqlstate", None)

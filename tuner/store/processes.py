@@ -1,7 +1,7 @@
-"""Whether the process that holds a lease still lives.
+"""Check if the process that holds a lease still lives.
 
-A process is known by what no clock changes: its id, when it started in ticks since the boot, and where its id counts.
-Elsewhere (another host, boot or container) the same id is another process's, so it is looked up only here.
+A process is identified by its id, its start in ticks since the boot, and the boot and namespace that its id belongs
+to. On another host, boot or container the same id is another process, so processes are looked up only here.
 """
 
 import functools
@@ -15,23 +15,22 @@ import psutil
 
 _PROC = Path("/proc")
 _STATE, _STARTED = 0, 19
-"""Where fields 3 and 22 of `/proc/<pid>/stat` are after the command's name; see proc(5)."""
+"""Positions of fields 3 and 22 of `/proc/<pid>/stat` after the command's name; see proc(5)."""
 
 
 @dataclass(frozen=True)
 class ProcessKey:
-    """What a process is known by, whatever the time."""
+    """Identity of a process, independent of any clock."""
 
     host: str
     pid: int
     started: float
-    """Clock ticks since the boot; on a system without `/proc` seconds since the epoch, noted once by its kernel."""
+    """Clock ticks since the boot; on a system without `/proc`, seconds since the epoch as the kernel noted once."""
     space: str
-    """Where its id counts; see `pid_space`."""
+    """Boot and pid namespace of its id; see `pid_space`."""
 
 
 def this_process() -> ProcessKey:
-    """Return what this process is known by."""
     pid = os.getpid()
     state = _state_and_start(pid)
     return ProcessKey(socket.gethostname(), pid, 0.0 if state is None else state[1], pid_space())
@@ -39,9 +38,9 @@ def this_process() -> ProcessKey:
 
 @functools.cache
 def pid_space() -> str:
-    """Return a name for all processes whose ids this one sees as they are: those of its boot and pid namespace.
+    """Return the name of this boot and pid namespace, within which process ids are comparable.
 
-    Where that cannot be found out it is unlike any other name.
+    Unique to this call if it cannot be determined.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -52,7 +51,7 @@ def pid_space() -> str:
 
 
 def is_alive(key: ProcessKey) -> bool | None:
-    """Return whether a process lives, and not a later one that was given its id; None: it cannot be seen from here."""
+    """Return True if this very process lives, not a later one with its id; None if it cannot be seen from here."""
     if key.host != socket.gethostname() or key.space != pid_space():
         return None
     try:
@@ -69,7 +68,7 @@ def is_alive(key: ProcessKey) -> bool | None:
 
 
 def _state_and_start(pid: int) -> tuple[bool, float] | None:
-    """Return whether a process is a zombie, and when it started; None: it may not be looked at."""
+    """Return (is a zombie, start time) of a process, or None if it may not be inspected."""
     if not (_PROC / "self").exists():
         try:
             process = psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""What the store's tables hold, as plain values."""
+"""Rows of the store's tables as plain values."""
 
 import math
 import time
@@ -11,18 +11,16 @@ from ppo_core.report import EvalReadings, Sample, TokenReadings
 from tuner.status import Origin, PausedBy, Reason, Role, Status, Wanted
 from tuner.store.processes import ProcessKey, is_alive
 
-# Samples as rows of the store: what a column cannot hold is left out, and token readings are made small.
-
 DIGITS = 4
-"""Significant digits of a token's readings: they are looked at, not computed with."""
+"""Significant digits of a token's readings, which are only looked at."""
 READING_DIGITS = 7
-"""Significant digits of what an evaluation read of each prompt: those of single precision."""
+"""Significant digits of an evaluation's readings per prompt: single precision."""
 
 _FIELDS = tuple(field.name for field in fields(TokenReadings))
 
 
 def to_row(sample: Sample) -> dict[str, Any]:
-    """Return the columns of a sample. A number that is not finite is None."""
+    """Return a sample's columns; None for a number that is not finite."""
     return {
         "prompt_index": sample.prompt_index,
         "prompt": sample.prompt,
@@ -36,13 +34,13 @@ def to_row(sample: Sample) -> dict[str, Any]:
 
 
 def reading_columns(readings: EvalReadings) -> dict[str, list[Any]]:
-    """Return the columns of an evaluation's readings. A number that is not finite is None."""
+    """Return the columns of an evaluation's readings; None for a number that is not finite."""
     rewards, kls = ([_short(v, READING_DIGITS) for v in values] for values in (readings.rewards, readings.kls))
     return {"rewards": rewards, "kls": kls, "lengths": list(readings.lengths)}
 
 
 def token_readings(stored: Mapping[str, Sequence[Any]]) -> TokenReadings:
-    """Return the token readings of a row; NaN stands for what was not a finite number."""
+    """Return a row's token readings; NaN for a number that was not finite."""
     numbers = {name: tuple(math.nan if v is None else v for v in stored[name]) for name in _FIELDS if name != "texts"}
     return TokenReadings(texts=tuple(stored["texts"]), **numbers)
 
@@ -53,7 +51,7 @@ def _token_columns(tokens: TokenReadings) -> dict[str, list[Any]]:
 
 
 def finite(value: float) -> float | None:
-    """Return a number as a column holds it: None where it is not finite."""
+    """Return the number, or None if it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -64,12 +62,12 @@ def _short(value: float, digits: int = DIGITS) -> float | None:
 LEASE_SECONDS = 60.0
 """A lease not renewed for this long may be taken over even if its process might still be alive elsewhere."""
 INTERRUPTED = "interrupted"
-"""The status shown of a trial that has not ended and that nobody runs: the next run of its study resumes it."""
+"""Status shown for a trial that has not ended and has no controller: the study's next run resumes it."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to write to one study, as long as no later token was given out."""
+    """The right to write to one study, until a later token is issued."""
 
     study_id: int
     token: int
@@ -85,30 +83,30 @@ class StudyRow:
     created_at: float
     finished_at: float | None
     lease_host: str | None
-    """Host of its controller, or of its last one."""
+    """Host of its current or last controller."""
     lease_pid: int | None
     lease_pid_started: float | None
     lease_renewed_at: float | None
     lease_token: int = 0
-    """How many controllers have held it."""
+    """Number of controllers that have held it."""
     lease_pid_space: str | None = None
-    """Where `lease_pid` counts, and `lease_pid_started` is read; see `tuner.store.processes`."""
+    """Namespace of `lease_pid` and `lease_pid_started`; see `tuner.store.processes`."""
     stopping_at: float | None = None
-    """Since when its controller starts no trial and leaves the running ones after their steps; None: it does not."""
+    """Time since which the controller starts no trial and stops running ones after their steps; None: it goes on."""
     paused_at: float | None = None
-    """Since when no trial of it is to run, by an order; None: it is not paused."""
+    """Time at which an order paused the study; None: it is not paused."""
     folder: str | None = None
-    """Where its trials' folders were last, as an absolute path on the controller's host."""
+    """Last known folder of its trials, as an absolute path on the controller's host."""
     workers: int | None = None
-    """How many trials its controller runs at a time."""
+    """Number of trials run at a time."""
     overrides: dict[str, dict[str, float]] | None = None
-    """What its study file said last, and what orders changed since (see `tuner.held_study`)."""
+    """Values last read from the study file, and those that orders changed since (see `tuner.held_study`)."""
     read_at: float | None = None
-    """When this was read, by the clock that leases are kept by (see `tuner.store.connect`). Not stored."""
+    """Time of this reading, by the leases' clock (see `tuner.store.connect`). Not stored."""
 
     @property
     def is_held(self) -> bool:
-        """Whether a controller is alive: its process, or where that cannot be seen from here, its lease is fresh."""
+        """True if a controller is alive: its process, or if that cannot be seen from here, its lease is fresh."""
         if self.lease_pid is None or self.lease_renewed_at is None:
             return False
         alive = self.lease_process_is_alive
@@ -116,12 +114,12 @@ class StudyRow:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a controller is alive that ends its run once each running trial has finished its step."""
+        """True if a live controller is stopping: it ends once each running trial has finished its step."""
         return self.is_held and self.stopping_at is not None
 
     @property
     def lease_process_is_alive(self) -> bool | None:
-        """Whether the lease's process lives; None if there is none, or it cannot be seen from here."""
+        """True if the lease's process lives; None if there is none, or it cannot be seen from here."""
         started, space = self.lease_pid_started, self.lease_pid_space
         if self.lease_host is None or self.lease_pid is None or started is None or space is None:
             return None
@@ -160,55 +158,55 @@ class TrialRow:
     started_at: float
     ended_at: float | None
     label: str = ""
-    """What the study file or an order calls it; empty where it has no name."""
+    """Name given by the study file or an order, or empty."""
     parent: int | None = None
-    """The trial that it was forked from."""
+    """Number of the trial it was forked from."""
     fork_step: int | None = None
-    """The step of `parent` whose checkpoint it begins at; its own rows up to there are copies of its parent's."""
+    """The parent's step whose checkpoint it starts from; rows up to there are copies of the parent's."""
     wanted: Wanted | None = None
-    """What an order wants of it, until it is done."""
+    """A pending order on it."""
     role: Role = Role.SEARCH
     seed: int | None = None
-    """Seed of its trainer. None: its configuration states none."""
+    """Its trainer's seed; None if its configuration has none."""
     paused_by: PausedBy | None = None
-    """Who paused it; None: it is not paused."""
+    """None: it is not paused."""
     value_step: int | None = None
-    """The step whose evaluation `value` is."""
+    """Step of the evaluation that gave `value`."""
     end_reward: float | None = None
-    """Eval reward of its last evaluation, whatever its KL."""
+    """Eval reward of its last evaluation, at any KL."""
     end_kl: float | None = None
-    """Eval KL of its last evaluation, in nats per response: whether the configuration itself ends within a budget."""
+    """Eval KL of its last evaluation, in nats per response: tells if the configuration itself ends within a budget."""
     end_kl_se: float | None = None
     rung_episode: int | None = None
-    """The episodes after which the strategy paused it at its rung; None: it did not come to one."""
+    """Episodes at which the strategy paused it at its rung; None: it did not reach one."""
     rung_score: float | None = None
-    """What it is ranked by there, from 0 to 1; None: nothing could be read."""
+    """From 0 to 1; None: not at a rung, or no KL could be read."""
     is_promoted: bool = False
-    """Whether it was to run on past its rung, whatever became of it."""
+    """True once the strategy or a person let it run past its rung."""
     retries: int = 0
-    """How often it was resumed after a lost worker or an error without a new checkpoint in between."""
+    """Resumptions after a lost worker or an error, since the last new checkpoint."""
     is_interrupted: bool = False
-    """Whether it has not ended and no controller lives that would end it. Not stored: the study's lease says so."""
+    """True if it has not ended and its study has no live controller. Derived from the lease, not stored."""
 
     @property
     def teaches(self) -> bool:
-        """Whether the study's sampler learns from it."""
+        """True if the study's sampler learns from it."""
         return self.role is Role.SEARCH
 
     @property
     def counts(self) -> bool:
-        """Whether the study's total counts it; what people add comes on top."""
+        """True if it counts towards the study's total; trials that people add do not."""
         return self.role is Role.SEARCH and self.origin is not Origin.ENQUEUED
 
     @property
-    def is_resting(self) -> bool:
-        """Whether the strategy paused it: it runs again only if it is promoted."""
+    def is_at_rung(self) -> bool:
+        """True if the strategy paused it at its rung: it runs again only if promoted."""
         return self.status is Status.PAUSED and self.paused_by is PausedBy.STRATEGY
 
     @property
     def is_done(self) -> bool:
-        """Whether it keeps no study unfinished: it has ended, or the strategy paused it."""
-        return self.status.is_final or self.is_resting
+        """True if it does not keep the study unfinished: it has ended, or is paused at its rung."""
+        return self.status.is_final or self.is_at_rung
 
     @property
     def shown_status(self) -> str:
@@ -218,26 +216,25 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class OnTest:
-    """How a trial's checkpoint did on the test prompts. A number that is not finite is None."""
+    """A checkpoint's result on the test prompts; None for a number that is not finite."""
 
     step: int
-    """Step of the checkpoint."""
     prompts: int
-    """How many there are; 0: none were read."""
+    """Number of prompts read; 0: none."""
     reward: float | None
     reward_se: float | None
     kl: float | None
     """In nats per response."""
     kl_se: float | None
     why_not: str | None
-    """Why none were read; None: they were."""
+    """Reason that none were read."""
     at: float
-    """When it was read."""
+    """Time of the reading."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended: what `Store.finish_trial` records."""
+    """Result of a finished trial, as `Store.finish_trial` records it."""
 
     status: Status
     reason: Reason | None = None

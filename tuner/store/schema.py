@@ -1,7 +1,7 @@
-"""The store's tables. All carry the prefix `ppo_`, so that Optuna's tables can be in the same database.
+"""The store's tables, prefixed `ppo_` so that Optuna's can share the database.
 
-Times are seconds since the epoch (UTC), durations seconds. The columns of `ppo_steps` come from
-`ppo_core.metrics`, so that a page reads just the columns it draws.
+Times are seconds since the epoch (UTC), durations seconds. The columns of `ppo_steps` come from `ppo_core.metrics`, so
+that a page reads just the columns it draws.
 """
 
 import math
@@ -32,7 +32,7 @@ from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
 SCHEMA_VERSION = 13
-"""Raised with every change of the tables: a store of another version is refused."""
+"""Raised with every change of the tables; stores of other versions are refused."""
 
 _SECRETS = (
     re.compile(r"(?<=://)([^:/?#@]*:).*(?=@)", re.DOTALL),
@@ -46,9 +46,9 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def storable(value: Any) -> Any:
-    """Return a text, a number or what JSON is made of as every database takes it.
+    """Return a value in a form that every database takes.
 
-    NUL and halves of a UTF-16 pair become U+FFFD; in JSON, what is not a finite number is a text.
+    NUL and halves of a UTF-16 pair become U+FFFD; in JSON a number that is not finite becomes text.
     """
     if isinstance(value, str):
         return _UNSTORABLE.sub("\ufffd", value)
@@ -60,13 +60,12 @@ def storable(value: Any) -> Any:
 
 
 class PlainText(TypeDecorator[str]):
-    """A text from anywhere, stored as `storable` makes it."""
+    """Text from any source, stored as `storable` makes it."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Return the text as it is stored."""
         return None if value is None else str(storable(value))
 
 
@@ -161,7 +160,7 @@ samples = Table(
     Column("tokens", JSON(none_as_null=True)),
 )
 
-# What an evaluation read of each eval prompt, in the prompts' order: trials can be compared prompt by prompt.
+# One reading an eval prompt, in the prompts' order: lets trials be compared prompt by prompt.
 readings = Table(
     "ppo_readings",
     metadata,
@@ -172,7 +171,7 @@ readings = Table(
     Column("lengths", JSON, nullable=False),
 )
 
-# How a study's answer did on the test prompts: evaluated once, after the search.
+# Readings on the test prompts, made once after the search.
 test_readings = Table(
     "ppo_test_readings",
     metadata,
@@ -193,7 +192,7 @@ OF_TRIALS = {
     "readings": readings,
     "test_readings": test_readings,
 }
-"""The tables whose rows are a trial's own, by what they are called: copied, exported and dropped with it."""
+"""Tables of a trial's own rows, by name: copied, exported and deleted with it."""
 
 orders = Table(
     "ppo_orders",
@@ -217,7 +216,7 @@ Index("ppo_steps_by_time", steps.c.at)
 
 
 def parse_url(storage: str) -> URL:
-    """Return the database URL of `storage`, which may also be a plain path of an SQLite file.
+    """Return the database URL of `storage`, a URL or a plain path of an SQLite file.
 
     Raises:
         StoreError: it is not an URL, or of a database that is not supported; no password is in the message.
@@ -239,12 +238,12 @@ def parse_url(storage: str) -> URL:
 
 
 def redacted(url: URL) -> str:
-    """Return the URL with its passwords hidden, for messages; those among its options (`?password=`) too."""
+    """Return the URL with all passwords hidden, those in options (`?password=`) included."""
     return without_secrets(url.render_as_string(hide_password=False))
 
 
 def without_secrets(text: str) -> str:
-    """Return a storage's text, URL or not, with `***` in the place of its passwords."""
+    """Return the text of a storage, URL or not, with its passwords replaced by `***`."""
     if "://" not in text:
         return text
     for pattern in _SECRETS:

@@ -1,4 +1,4 @@
-"""Studies, the lease that one controller holds on each, and the orders that people place."""
+"""Studies, their leases (one controller each), and the orders that people place."""
 
 import math
 import os
@@ -40,7 +40,7 @@ class Studies(Database):
         return found[0]
 
     def create_study(self, name: str, spec: Mapping[str, Any]) -> StudyRow:
-        """Record a new study, or return the one of that name where it exists."""
+        """Record a new study, or return the existing one of that name."""
 
         def create(connection: Connection) -> None:
             connection.execute(insert(schema.studies).values(name=name, spec=dict(spec), created_at=now(connection)))
@@ -56,7 +56,7 @@ class Studies(Database):
         self._write(lease, lambda connection: connection.execute(query))
 
     def set_finished(self, lease: Lease) -> bool:
-        """Record that the study reached its total of trials; return False, and do not, where an order waits."""
+        """Record that the study reached its total of trials, unless an order is pending; return False if one is."""
         table, orders = schema.studies, schema.orders
         waits = and_(orders.c.study_id == lease.study_id, orders.c.state == OrderState.WAITING)
 
@@ -67,7 +67,7 @@ class Studies(Database):
         return self._write(lease, change)
 
     def delete_study(self, lease: Lease) -> None:
-        """Remove the study with its trials, steps, samples and orders; the lease ends with it."""
+        """Delete the study with its trials, steps, samples, orders and lease."""
         one = schema.studies.c.id == lease.study_id
 
         def remove(connection: Connection) -> None:
@@ -78,7 +78,7 @@ class Studies(Database):
         self._change(remove)
 
     def _unless_there(self, create: Any) -> None:
-        """Do `create` unless someone else did a moment ago."""
+        """Run `create`, ignoring a duplicate that another process has just made."""
 
         def attempt(connection: Connection) -> None:
             try:
@@ -91,14 +91,14 @@ class Studies(Database):
     # The lease
 
     def require_free(self, study: StudyRow) -> None:
-        """Raise StudyError where a living controller holds the study; the message says who."""
+        """Raise StudyError, naming the controller, if a live one holds the study."""
         self._read(lambda connection: _free_token(connection, study))
 
     def acquire(self, name: str) -> Lease:
         """Take the study's lease for this process.
 
-        A lease is taken over if its process is dead or, where that cannot be seen from here, if it was not renewed for
-        `LEASE_SECONDS`; the token goes up, so that its old holder can write no more.
+        A lease is taken over if its process is dead or, if that cannot be seen from here, not renewed for
+        `LEASE_SECONDS`; the token is raised, so that its old holder can no longer write.
 
         Raises:
             StudyError: a living controller holds it; the message says who.
@@ -128,16 +128,16 @@ class Studies(Database):
         return Lease(study.id, token + 1)
 
     def renew(self, lease: Lease) -> None:
-        """Show a sign of life where nothing else was written for a while."""
+        """Renew the lease when nothing else was written for a while."""
         self._write(lease, lambda _: None)
 
     def show_stopping(self, lease: Lease) -> None:
-        """Show that its controller ends its run once each running trial has finished its step."""
+        """Record that the controller stops once each running trial has finished its step."""
         query = update(schema.studies).where(schema.studies.c.id == lease.study_id)
         self._write(lease, lambda connection: connection.execute(query.values(stopping_at=now(connection))))
 
     def release(self, lease: Lease) -> None:
-        """Give the lease back; nothing happens where it was lost before. Its host stays known."""
+        """Release the lease, if still held. The host stays known."""
         table = schema.studies
         query = (
             update(table)
@@ -148,7 +148,7 @@ class Studies(Database):
 
 
 def _study_rows(connection: Connection, query: Select[Any]) -> list[StudyRow]:
-    """Return studies with the time of their reading, by the clock that their leases are kept by."""
+    """Return studies, stamped with the time of reading by the leases' clock."""
     read_at = now(connection)
     return [_study_row(row, read_at) for row in connection.execute(query)]
 
@@ -171,14 +171,14 @@ def _free_token(connection: Connection, study: StudyRow) -> int:
     return int(found.lease_token)
 
 
-# Orders: what people ask of a study, kept until its controller has decided each, exactly once.
+# Orders: what people ask of a study. Anyone may place one.
 #
-# Anyone may place one. The controller decides it in the same transaction that changes what it asks for, so an order
-# is never carried out twice, whatever is killed when.
+# The controller decides it in the same transaction that makes the change, so an order is
+# carried out exactly once, whatever is killed when.
 
 
 class OrderState(StrEnum):
-    """Where an order stands."""
+    """State of an order."""
 
     WAITING = "waiting"
     DONE = "done"
@@ -192,22 +192,22 @@ class Order:
     id: int
     study_id: int
     key: str
-    """Made by whoever placed it."""
+    """Chosen by whoever placed it."""
     kind: str
     """A name of `tuner.orders.KINDS`."""
     trial: int | None
-    """The number of the trial that it is about; None: the study."""
+    """Number of the trial concerned; None: the study."""
     arguments: dict[str, Any]
     placed_by: str
     placed_at: float
     state: OrderState
     outcome: str | None
-    """What became of it, in one line."""
+    """One line on the result."""
     decided_at: float | None
 
 
 Effect = Callable[[Connection], str]
-"""Changes what an order asks for, within the transaction that decides it, and returns its outcome in one line."""
+"""Makes an order's change within the transaction that decides it, and returns the outcome in one line."""
 
 
 class Orders(Database):
@@ -216,7 +216,7 @@ class Orders(Database):
     def place_order(
         self, study: StudyRow, kind: str, trial: int | None, arguments: Mapping[str, Any], *, key: str | None = None
     ) -> Order:
-        """Record an order and return it. Placing one again under the same `key` changes nothing."""
+        """Record an order and return it; a repeated `key` changes nothing."""
         table = schema.orders
         key = key or uuid.uuid4().hex
 
@@ -240,7 +240,7 @@ class Orders(Database):
         return self._change(place)
 
     def orders(self, study: StudyRow, state: OrderState | None = None) -> list[Order]:
-        """Return the study's orders in the order of their placing, of one state if asked."""
+        """Return the study's orders, oldest first, optionally only those in one state."""
         table = schema.orders
         query = select(table).where(table.c.study_id == study.id).order_by(table.c.id)
         if state is not None:
@@ -248,21 +248,21 @@ class Orders(Database):
         return self._read(lambda connection: [_order(row) for row in connection.execute(query)])
 
     def last_order(self, study: StudyRow) -> int:
-        """Return the highest id of the study's orders, the one placed last; 0: it has none."""
+        """Return the id of the study's latest order; 0 if there is none."""
         query = select(func.max(schema.orders.c.id)).where(schema.orders.c.study_id == study.id)
         return int(self._read(lambda connection: connection.scalar(query)) or 0)
 
     def order(self, order_id: int) -> Order:
-        """Return an order as it stands now."""
+        """Return an order's current state."""
         query = select(schema.orders).where(schema.orders.c.id == order_id)
         return _order(self._read(lambda connection: connection.execute(query).one()))
 
     def decide(self, lease: Lease, order: Order, effect: Effect) -> bool:
-        """Carry out an order and record its outcome, both or neither; return False where it was decided before."""
+        """Carry out an order and record its outcome, both or neither; return False if it was already decided."""
         return self._decide(lease, order, OrderState.DONE, effect)
 
     def refuse(self, lease: Lease, order: Order, why: str) -> bool:
-        """Record why an order was not carried out; return False where it was decided before."""
+        """Record why an order was refused; return False if it was already decided."""
         return self._decide(lease, order, OrderState.REFUSED, lambda _: why)
 
     def _decide(self, lease: Lease, order: Order, state: OrderState, effect: Effect) -> bool:

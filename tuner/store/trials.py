@@ -1,4 +1,4 @@
-"""Trials: added, started, recorded step by step, and finished, each in one transaction; their curves and samples."""
+"""Trials, recorded step by step, each write in one transaction; their curves and samples."""
 
 import math
 import time
@@ -44,21 +44,19 @@ from tuner.store.rows import (
     token_readings,
 )
 
-# What trials reported, step by step, and their samples.
-
 STEP_KEYS = ("trial_id", "step", "episode", "at")
-"""What tells a row of steps from the others, and where and when it was."""
+"""Columns that identify and date a row of steps."""
 
 
 class Curves(Database):
-    """The store's steps and samples, to be read."""
+    """Reads the store's steps and samples."""
 
     def steps(
         self, trial_ids: Iterable[int], metrics: Sequence[str], *, after_step: int = -1, evaluations_only: bool = False
     ) -> list[dict[str, Any]]:
-        """Return rows of `trial_id`, `step`, `episode`, `at` and the named metrics, in order of trial and step.
+        """Return rows of `trial_id`, `step`, `episode`, `at` and the named metrics, ordered by trial and step.
 
-        A metric is None where it was not measured or was not a finite number.
+        A metric is None where not measured or not finite.
         """
         found = self.step_values(trial_ids, metrics, after_step=after_step, evaluations_only=evaluations_only)
         names = (*STEP_KEYS, *metrics)
@@ -67,7 +65,7 @@ class Curves(Database):
     def step_values(
         self, trial_ids: Iterable[int], metrics: Sequence[str], *, after_step: int = -1, evaluations_only: bool = False
     ) -> list[tuple[Any, ...]]:
-        """Return `steps` as bare values in the order `STEP_KEYS`, then `metrics`: a third of the time for many rows."""
+        """Return `steps` as bare values in the order `STEP_KEYS`, then `metrics`; three times as fast for many rows."""
         table = schema.steps
         columns: list[ColumnElement[Any]] = [table.c[name] for name in STEP_KEYS]
         columns += [table.c[METRICS[name].column].label(name) for name in metrics]
@@ -78,14 +76,14 @@ class Curves(Database):
         return self._read(lambda connection: [tuple(row) for row in connection.execute(query)])
 
     def own_metrics(self, trial_id: int) -> dict[int, dict[str, float]]:
-        """Return what a task reported beyond the declared metrics, by step and name."""
+        """Return the metrics that a task reported beyond the declared ones, by step and name."""
         table = schema.steps
         query = select(table.c.step, table.c.extra).where(table.c.trial_id == trial_id).order_by(table.c.step)
         found = [(row["step"], row["extra"] or {}) for row in self._rows(query)]
         return {step: {name: value for name, value in extra.items() if name not in METRICS} for step, extra in found}
 
     def last_step(self, trial_id: int) -> int | None:
-        """Return the newest recorded step of a trial, or None where it has none."""
+        """Return a trial's newest recorded step, or None."""
         query = select(func.max(schema.steps.c.step)).where(schema.steps.c.trial_id == trial_id)
         last: int | None = self._read(lambda connection: connection.scalar(query))
         return last
@@ -93,9 +91,9 @@ class Curves(Database):
     def samples(
         self, trial_ids: Iterable[int], step: int | None = None, *, with_tokens: bool = False
     ) -> list[dict[str, Any]]:
-        """Return sample rows by prompt, trial and step (`step`: of that step alone).
+        """Return sample rows by prompt, trial and step, optionally of one step.
 
-        `tokens` are by far the largest part of a row, and there only where asked for.
+        `tokens`, by far the largest part of a row, are included only on request.
         """
         table = schema.samples
         query = select(*(column for column in table.c if with_tokens or column is not table.c.tokens))
@@ -106,17 +104,17 @@ class Curves(Database):
         return self._rows(query.order_by(*order))
 
     def sample_tokens(self, trial_id: int, step: int, prompt_index: int) -> TokenReadings | None:
-        """Return one sample's readings token by token; None: there is no such sample, or it has none."""
+        """Return one sample's readings per token, or None."""
         table = schema.samples
         one = and_(table.c.trial_id == trial_id, table.c.step == step, table.c.prompt_index == prompt_index)
         stored = self._read(lambda connection: connection.scalar(select(table.c.tokens).where(one)))
         return None if stored is None else token_readings(stored)
 
     def readings(self, trial_ids: Iterable[int], step: int | None = None) -> list[dict[str, Any]]:
-        """Return rows of `trial_id`, `step` and the readings of its evaluation, in order (`step`: of that one alone).
+        """Return rows of `trial_id`, `step` and the evaluation's readings, in order, optionally of one step.
 
-        `rewards`, `kls` (nats) and `lengths` (tokens) have one number an eval prompt, in the prompts' order; None
-        stands for what was not finite.
+        `rewards`, `kls` (nats) and `lengths` (tokens) have one number an eval prompt, in the prompts' order; None for
+        one that was not finite.
         """
         table = schema.readings
         query = select(table).where(table.c.trial_id.in_(list(trial_ids)))
@@ -125,11 +123,11 @@ class Curves(Database):
         return self._rows(query.order_by(table.c.trial_id, table.c.step))
 
     def on_test(self, trial_id: int, step: int) -> OnTest | None:
-        """Return how a trial's checkpoint did on the test prompts; None: it was not read."""
+        """Return a checkpoint's result on the test prompts, or None if not read."""
         return self.test_readings([trial_id]).get((trial_id, step))
 
     def test_readings(self, trial_ids: Collection[int]) -> dict[tuple[int, int], OnTest]:
-        """Return how trials' checkpoints did on the test prompts, by trial id and step."""
+        """Return the results of trials' checkpoints on the test prompts, by trial id and step."""
         table = schema.test_readings
         rows = self._rows(select(table).where(table.c.trial_id.in_(trial_ids)))
         return {(row.pop("trial_id"), row["step"]): OnTest(**row) for row in rows}
@@ -139,7 +137,7 @@ class Curves(Database):
 
 
 def to_reason(stored: Mapping[str, Any]) -> Reason:
-    """Return a reason as it was stored: there, what is not a finite number is a text."""
+    """Decode a stored reason, in which numbers that are not finite are text."""
     numbers = {name: _number(stored.get(name)) for name in ("value", "limit")}
     evidence = tuple({name: _number(value) for name, value in reading.items()} for reading in stored["evidence"])
     return Reason(**{**stored, **numbers, "evidence": evidence})
@@ -150,7 +148,7 @@ def _number(stored: Any) -> Any:
 
 
 def step_values(report: StepReport) -> dict[str, Any]:
-    """Return a row of the steps table, but for its trial. What a float column cannot hold goes into `extra`."""
+    """Return a row of the steps table without its trial; values that fit no float column are put in `extra`."""
     extra: dict[str, float | str] = {}
     columns: dict[str, Any] = {"step": report.step, "episode": report.episode, "at": time.time()}
     for name, value in report.metrics.items():
@@ -163,32 +161,30 @@ def step_values(report: StepReport) -> dict[str, Any]:
     return columns | {"extra": extra or None}
 
 
-# Trials: added, started, recorded step by step, and finished, each in one transaction.
-
 JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_reward", "end_kl", "end_kl_se")
-"""What follows from a trial's evaluations, and is judged again where the KL budget changes."""
+"""Columns derived from a trial's evaluations, recomputed when the KL budget changes."""
 
 _CONSTANT = ("config", "params")
-"""Columns of a trial that are written once."""
+"""Columns of a trial that never change."""
 
 
 _MOST_NAMED = 500
-"""Trials up to which a statement names each one that it reads."""
+"""Above this many changed trials, read all of the study instead of naming each."""
 
 
 class KnownTrials:
-    """A study's trials as they were read last."""
+    """Cache of a study's trials as last read."""
 
     def __init__(self) -> None:
         self.rows: dict[int, TrialRow] = {}
-        """By their ids, in order of their numbers."""
+        """Trials by id, in order of number."""
         self.stored: dict[int, tuple[object, ...]] = {}
-        """What may change of each, as it was stored."""
+        """The columns that may change, as stored, by id."""
 
 
 @dataclass(frozen=True)
 class NewTrial:
-    """A trial that is to be recorded."""
+    """A trial to be recorded."""
 
     number: int
     origin: Origin
@@ -203,12 +199,11 @@ class NewTrial:
 
     @property
     def seed(self) -> int | None:
-        """Seed of its trainer."""
         seed = self.config.get("seed")
         return int(seed) if isinstance(seed, int) else None
 
 
-# Every trial, and every step of it, executes these, and to build a statement takes longer than to execute it.
+# Built once: each step of a trial executes them, and building a statement takes longer than executing it.
 _ONE_STEP = and_(schema.steps.c.trial_id == bindparam("trial"), schema.steps.c.step == bindparam("of_step"))
 _FIND_STEP = select(schema.steps.c.step, schema.steps.c.eval_reward, schema.steps.c.extra).where(_ONE_STEP)
 _COUNT_STEP = (
@@ -241,8 +236,7 @@ class Trials(Database):
     def trials(self, study: StudyRow, known: "KnownTrials | None" = None) -> list[TrialRow]:
         """Return the study's trials by number.
 
-        `known` are those that were read before, which this updates: of trials that did not change, which are most, no
-        more is read than tells that they did not.
+        `known`, from an earlier call, is updated; only its changed trials are read in full.
         """
         table, is_held = schema.trials, study.is_held
         known = KnownTrials() if known is None else known
@@ -289,15 +283,15 @@ class Trials(Database):
         return trial_row(self._read(find), study.is_held)
 
     def read_again(self, known: TrialRow) -> TrialRow:
-        """Return a trial of a study that this process holds as it stands now; what never changes is not read again."""
+        """Return a trial's current state, reading only what may change; this process must hold its study."""
         return self._read(lambda connection: _read_again(connection, known))
 
     def add_trial(self, lease: Lease, trial: NewTrial) -> TrialRow:
-        """Record a trial. One of that number that is there already is returned as it is."""
+        """Record a trial, or return the existing one of that number."""
         return self._write(lease, lambda connection: insert_trial(connection, lease, trial))
 
     def begin_attempt(self, lease: Lease, trial: TrialRow, resumed_step: int | None) -> TrialRow:
-        """Count an attempt and drop the rows after the checkpoint it starts from (all, if there is none)."""
+        """Count an attempt and delete the rows after the checkpoint it starts from (all, if there is none)."""
         last_kept = -1 if resumed_step is None else resumed_step
 
         def begin(connection: Connection) -> TrialRow:
@@ -309,10 +303,10 @@ class Trials(Database):
         return self._write(lease, begin)
 
     def add_step(self, lease: Lease, trial_id: int, report: StepReport, seconds: float) -> Wanted | None:
-        """Record one step with its samples and return what an order wants of the trial, if one does.
+        """Record one step with its samples, and return the trial's pending order, if any.
 
-        `seconds` is what the trial cost since the last report. A step that is there already stays as it is, but for an
-        evaluation that it has by now.
+        `seconds` is the trial's cost since the last report. A step already recorded is left unchanged, except to add
+        its evaluation.
         """
         key = {"trial_id": trial_id, "step": report.step}
 
@@ -341,7 +335,7 @@ class Trials(Database):
     def add_test_reading(
         self, lease: Lease, trial_id: int, step: int, reading: SplitReading | None, why_not: str | None
     ) -> None:
-        """Record how a trial's checkpoint did on the test prompts, or why it never will; the first time stays."""
+        """Record a checkpoint's result on the test prompts, or why there is none; the first record stays."""
         table = schema.test_readings
         key = {"trial_id": trial_id, "step": step}
         values: dict[str, Any] = {"prompts": 0}
@@ -355,29 +349,29 @@ class Trials(Database):
 
         self._write(lease, add)
 
-    def rest(self, lease: Lease, trial: TrialRow, so_far: Outcome, rung_score: float | None) -> None:
-        """Record that the strategy paused a trial at its rung, how it stands, and what it is ranked by there."""
+    def pause_at_rung(self, lease: Lease, trial: TrialRow, so_far: Outcome, rung_score: float | None) -> None:
+        """Record that the strategy paused a trial at its rung, its standing, and its rung score."""
         values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": PausedBy.STRATEGY}
         rung = {"rung_episode": trial.episodes, "rung_score": rung_score}
         mine = update(schema.trials).where(schema.trials.c.id == trial.id).values(**values, **rung)
         self._write(lease, lambda connection: connection.execute(mine))
 
     def promote(self, lease: Lease, trial_id: int) -> None:
-        """Record that a trial which the strategy paused waits for a worker; how it stood is kept until it is judged."""
+        """Queue a trial that is paused at its rung; its standing is kept until it is judged again."""
         table = schema.trials
         values = {"status": Status.WAITING, "reason": None, "paused_by": None, "is_promoted": True}
         self._write(lease, lambda c: c.execute(update(table).where(table.c.id == trial_id).values(**values)))
 
     def set_retries(self, lease: Lease, trial_id: int, retries: int) -> None:
-        """Record how often a trial was resumed after a failure."""
+        """Record the number of times a trial was resumed after a failure."""
         mine = update(schema.trials).where(schema.trials.c.id == trial_id).values(retries=retries)
         self._write(lease, lambda connection: connection.execute(mine))
 
     def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome, reason: Reason | None = None) -> bool:
-        """Record that a trial has no worker: it is PAUSED if an order wants that by now, else WAITING for another one.
+        """Record that a trial has no worker: PAUSED if an order asks for that, else WAITING.
 
-        Where an order wants the trial to end, nothing changes and False is returned: ending it is left to the caller.
-        `so_far` is how the trial stands if it is paused, `reason` why it waits for more than a worker.
+        Returns False and changes nothing if an order asks to stop it: the caller ends it. `so_far` is its standing if
+        paused; `reason`, why it waits, if for more than a worker.
         """
         mine = schema.trials.c.id == trial_id
 
@@ -395,45 +389,45 @@ class Trials(Database):
         return self._write(lease, leave)
 
     def finish_trial(self, lease: Lease, trial_id: int, outcome: Outcome) -> None:
-        """Record how a trial ended."""
+        """Record a trial's result."""
         self._write(lease, lambda connection: write_outcome(connection, trial_id, outcome))
 
     def set_judgements(self, lease: Lease, judged: Iterable[TrialRow]) -> None:
-        """Replace what trials are worth, and what they are ranked by, with what these rows say."""
+        """Replace the trials' judgements and rung scores by those of these rows."""
         self._write(lease, lambda connection: write_judgements(connection, judged))
 
 
 def write_outcome(connection: Connection, trial_id: int, outcome: Outcome) -> None:
-    """Record how a trial ended, in a transaction that is under way."""
+    """Record a trial's result, in a transaction that is under way."""
     values = asdict(outcome) | {"ended_at": time.time(), "wanted": None, "paused_by": None}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
 
 
 def write_pause(connection: Connection, trial_id: int, so_far: Outcome) -> None:
-    """Record that a person paused a trial and how it stands, in a transaction that is under way."""
+    """Record that a person paused a trial, and its standing, in a transaction that is under way."""
     values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": PausedBy.PERSON}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
 
 
 def write_resumption(connection: Connection, trial: TrialRow) -> None:
-    """Record that a paused trial waits for a worker, and is judged later, in a transaction that is under way.
+    """Queue a paused trial and clear its judgement, in a transaction that is under way.
 
-    One that the strategy paused is promoted by that.
+    This promotes one that was paused at its rung.
     """
     judgement = dict.fromkeys((*JUDGEMENT, "reason", "wanted", "paused_by"))
-    values = judgement | {"status": Status.WAITING, "is_promoted": trial.is_promoted or trial.is_resting}
+    values = judgement | {"status": Status.WAITING, "is_promoted": trial.is_promoted or trial.is_at_rung}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial.id).values(**values))
 
 
 def write_judgements(connection: Connection, judged: Iterable[TrialRow]) -> None:
-    """Replace what trials are worth, and what they are ranked by, in a transaction that is under way."""
+    """Replace the trials' judgements and rung scores, in a transaction that is under way."""
     for row in judged:
         values = {name: getattr(row, name) for name in (*JUDGEMENT, "rung_score")}
         connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(**values))
 
 
 def copy_steps(connection: Connection, trial_id: int, fork: TrialRow, last: int) -> None:
-    """Give a fork its parent's steps up to `last`, in a transaction that is under way."""
+    """Copy the parent's steps up to `last` to a fork, in a transaction that is under way."""
     table = schema.steps
     copied = [literal(fork.id) if column.name == "trial_id" else column for column in table.c]
     theirs = select(*copied).where(and_(table.c.trial_id == trial_id, table.c.step <= last))
@@ -456,7 +450,7 @@ def insert_trial(connection: Connection, lease: Lease, trial: NewTrial) -> Trial
 
 
 def _is_evaluated(found: Row[Any, Any, Any]) -> bool:
-    """Return whether a step has its evaluation: also one whose reward is not finite, which lies in `extra`."""
+    """Return True if a step has its evaluation, counting a reward that is not finite, which is in `extra`."""
     return found.eval_reward is not None or "eval/reward" in (found.extra or {})
 
 
@@ -466,17 +460,17 @@ def _read_again(connection: Connection, known: TrialRow) -> TrialRow:
 
 
 def trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
-    """Return a row of the trials table as a value; `is_held`: whether a controller runs its study."""
+    """Convert a row of the trials table; `is_held`: a controller runs its study."""
     return _to_trial({**row._mapping, "config": _lean(row.config)}, is_held)
 
 
 def _lean(config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-    """Return a configuration that shares its key names with all others in memory: half its size."""
+    """Return a configuration that shares its key names with all others in memory: half the size."""
     return {intern(name): value for name, value in config.items()}
 
 
 def _held(row: TrialRow, is_held: bool) -> TrialRow:
-    """Return a trial as it stands where its study is held or not."""
+    """Return the trial with `is_interrupted` set for whether its study is held."""
     is_interrupted = not is_held and row.status is Status.RUNNING
     return row if row.is_interrupted == is_interrupted else replace(row, is_interrupted=is_interrupted)
 

@@ -1,4 +1,4 @@
-"""What a response is worth. The task names this function; edit it, or write others beside it."""
+"""The task's reward. The task file names this function; edit it, or write others beside it."""
 
 
 def exact(prompts: list[str], responses: list[str], answer: list[str]) -> list[float]:

@@ -1,7 +1,7 @@
-"""Decoding on a GPU without waiting for the host: each step is one captured CUDA graph.
+"""Decode on a GPU without waiting for the host: each step replays one captured CUDA graph.
 
 A decode step is hundreds of small kernels. Launched one by one from Python they take 30 to 45 ms a token whatever the
-size of the model; replayed as a graph, what the kernels take. A graph has fixed shapes and addresses, so keys and
+size of the model; replayed as a graph, only the kernels' own time. A graph has fixed shapes and addresses, so keys and
 values live in buffers that outlast a batch, attention reads a fixed part of them under a mask, and rows that have ended
 leave by halves: R, R/2, R/4, ... rows have a graph each. Only full attention can be read this way; `ppo_core.probing`
 decides by trying it, and everything else is decoded step by step.
@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 LOOKS_EVERY = 8
 """Steps between two checks for rows that have ended. A check waits for the device; a late one costs little."""
 TOKENS_STEP = 128
-"""Buffers have room for a multiple of this many tokens, so that prompts of like widths share their graphs."""
+"""Buffers are sized in multiples of this, so that prompts of similar widths share graphs."""
 MASKED = -1e30
-"""Added to the attention of what is not to be read: finite in float32 and bfloat16."""
+"""Added to the attention scores of masked columns: finite in float32 and bfloat16."""
 SMALL = 0.1
-"""Share of the device's memory that buffers may hold between two batches before it is known what an iteration takes."""
+"""Share of the device's memory that buffers may keep between two batches before an iteration's use is known."""
 MOST_FILLED = 0.9
-"""Share of the device's memory that an iteration and the buffers may fill; responses may grow longer yet."""
+"""Share of the device's memory for an iteration plus the buffers; responses may still grow longer."""
 
 
 class CapturedDecoding:
@@ -57,17 +57,17 @@ class CapturedDecoding:
         self._captures = captures
         self.looks_every = LOOKS_EVERY if captures else 1
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        """By rows and columns."""
+        """Graphs by rows and columns."""
         self._beside: float | None = None
-        """Peak in bytes of the iterations so far, whose learning had the buffers' memory; None: of none."""
+        """Peak bytes of iterations that learned after the buffers were released; None: none yet."""
         self._is_given_back = False
         self._is_first = True
         self.release()
 
     def begin(self, rows: int, tokens: int) -> "CapturedDecoding":
-        """Make ready for a batch of at most so many rows and columns; larger buffers than before cost new graphs.
+        """Prepare for a batch of at most so many rows and columns; growing the buffers costs new graphs.
 
-        So of several batches the widest is to come first, which also leaves its memory to the graphs of the others.
+        So the widest of several batches should come first; its memory also serves the graphs of the others.
         """
         if rows > self._rows or tokens > self._tokens:
             size = max(rows, self._rows), max(-(-tokens // TOKENS_STEP) * TOKENS_STEP, self._tokens)
@@ -92,7 +92,7 @@ class CapturedDecoding:
         self._rows, self._tokens = rows, tokens
 
     def end(self) -> None:
-        """Keep the buffers where they fit beside what learning takes; else give them back."""
+        """Keep the buffers if they fit beside the memory for learning, else release them."""
         held, memory = sum(layer.held_bytes() for layer in self._layers), room(self._model.device)
         if self._beside is None:
             fits = held <= SMALL * memory.total
@@ -104,19 +104,19 @@ class CapturedDecoding:
             free()
 
     def learned(self) -> None:
-        """Note what an iteration took, where the buffers had been given back before it learned."""
+        """Record an iteration's peak memory, if the buffers were released before it learned."""
         if self._is_given_back:
             self._is_given_back = False
             self._beside = peak_mib(self._model.device) * 2**20
 
     def release(self) -> None:
-        """Give back the buffers and all graphs."""
+        """Free the buffers and all graphs."""
         self._graphs.clear()
         self._rows = self._tokens = 0
         self._layers, self._cache = [], DynamicCache()
 
     def logits(self, ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
-        """Return the next token's logits; what it returned before is overwritten."""
+        """Return the next token's logits; they overwrite the previous ones."""
         rows = len(ids)
         if self._is_first:
             found = step_logits(self._model, self._cache, ids, attention_mask, positions, is_first=True)
@@ -136,7 +136,7 @@ class CapturedDecoding:
         return logits
 
     def _has_captured(self, rows: int) -> bool:
-        """Capture a step of so many rows; return False where that cannot be done, and is not tried again."""
+        """Capture a step for so many rows; return False if that is impossible, and never retry."""
         if not self._captures:
             return False
         try:
@@ -161,7 +161,7 @@ class CapturedDecoding:
 
     @cached_property
     def _side(self) -> torch.cuda.Stream:
-        """One for all captures: cuBLAS keeps a workspace for each stream that it has seen."""
+        """One stream for all captures: cuBLAS keeps a workspace for each stream that it has seen."""
         return torch.cuda.Stream()
 
     def _capture(self, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -184,13 +184,13 @@ class CapturedDecoding:
         return graph, logits  # capturing ran nothing: the place is still the step's
 
     def keep(self, rows: Tensor) -> None:
-        """Continue with some rows, moved to the front of the buffers."""
+        """Keep only some rows, moved to the front of the buffers."""
         for layer in self._layers:
             layer.keep_in_place(rows)
         self._mask[: len(rows)] = self._mask[rows]
 
     def leaving(self, ended: Tensor, count: int) -> Tensor | None:
-        """Return half of the rows, the unfinished ones first, as soon as at most half of all are unfinished."""
+        """Return half of the rows, unfinished ones first, once at most half of all are unfinished."""
         half = (len(ended) + 1) // 2
         if count > half or half == len(ended):
             return None
@@ -198,26 +198,23 @@ class CapturedDecoding:
 
 
 def has_fixed_layers(model: PreTrainedModel) -> bool:
-    """Return whether all that the model keeps of a token is its keys and values."""
+    """Return True if the model's only state per token is its keys and values."""
     return all(type(layer) is ReservedLayer for layer in reserved_cache(model, tokens=1).layers)
 
 
 @contextmanager
 def _without_cast_cache(device: str) -> Iterator[None]:
-    """Let autocast, where it is on, keep no casts: a graph must not read one that was made outside of it."""
+    """Disable autocast's cache of casts: a graph must not read a cast made outside it."""
     dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
     with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
         yield
 
 
-# Weights that are cast once.
-
-
 def cast_products(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Give linear layers weights of their own in bfloat16 where they have float32; return each with its original.
+    """Give float32 linear layers bfloat16 copies of their weights; return each copy with its original.
 
-    These are what autocast casts, in every pass: the numbers stay the same. Norms, embeddings and what flows between
-    the layers stay in float32.
+    They equal autocast's casts in every pass, so the numbers stay the same. Norms, embeddings and activations between
+    layers stay in float32.
     """
     pairs = []
     for module in model.modules():
@@ -231,9 +228,9 @@ def cast_products(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
 
 
 class CastWeights:
-    """The policy's own tensors, but for linear layers' weights, of which `model` has copies in bfloat16.
+    """The policy's own tensors, except that `model` has bfloat16 copies of the linear layers' weights.
 
-    A decode step moves two bytes a weight then, instead of the six of reading, casting and reading again.
+    A decode step then moves two bytes a weight, instead of the six of reading, casting and reading again.
     """
 
     def __init__(self, policy: PreTrainedModel) -> None:
@@ -242,6 +239,6 @@ class CastWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the policy's weights as they are now; in place, so that graphs read them."""
+        """Copy the policy's current weights, in place, so that graphs read them."""
         for own, weight in self._pairs:
             own.copy_(weight)

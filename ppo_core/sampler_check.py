@@ -1,7 +1,7 @@
-"""Whether sampler and trainer agree: the metrics that show it, and their alarm thresholds. Never imports torch.
+"""Checks that sampler and trainer agree: metrics and alarm thresholds. Never imports torch.
 
-Two signs. The log-probability that a token was sampled with is not the one that it is trained with. And sampled and
-exact KL stay apart: k1 is an unbiased estimate of the exact KL, but only of tokens drawn from the trained distribution.
+Two signs of disagreement: a token's log-probability when sampled differs from the one in training; and sampled and
+exact KL differ, though k1 estimates the exact KL without bias for tokens drawn from the trained distribution.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from ppo_core.report import StepReport
 
 MISMATCH = "sampler/mismatch"
 MISMATCH_LIMIT = 1.0
-"""In nats. Low precision makes tenths of a nat, a wrong mask or temperature makes several."""
+"""In nats. Low precision causes tenths of a nat; a wrong mask or temperature, several."""
 
 KL_GAP, KL_GAP_NOISE = "sampler/kl_gap", "sampler/kl_gap_noise"
 KL_GAP_LIMIT = 4.0
 """In multiples of the noise."""
 KL_GAP_STEPS = 3
-"""Steps in a row over the limit before a warning: a single one may be chance."""
+"""Consecutive steps over the limit before a warning: a single one may be chance."""
 
 
 class AgreementWatch:
@@ -27,7 +27,7 @@ class AgreementWatch:
         self._gaps = 0
 
     def warnings(self, report: StepReport) -> list[str]:
-        """Return what is new to say after a step, one line each."""
+        """Return the new warnings after a step, one line each."""
         lines = []
         mismatch = report.metrics.get(MISMATCH, 0.0)
         if mismatch > MISMATCH_LIMIT and self._is_new(MISMATCH):
@@ -51,7 +51,7 @@ class AgreementWatch:
 
 
 def is_apart(metrics: Mapping[str, float]) -> bool:
-    """Return whether sampled and exact KL are further apart than chance takes them."""
+    """Return True if sampled and exact KL differ by more than chance explains."""
     if KL_GAP not in metrics or KL_GAP_NOISE not in metrics:
         return False
     return abs(metrics[KL_GAP]) > KL_GAP_LIMIT * metrics[KL_GAP_NOISE]
