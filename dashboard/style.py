@@ -28,10 +28,11 @@ class Dash:
 
 
 SOLID = Dash("solid", "solid", "solid", "━━━")
+DOTTED = Dash((2, 3), "dot", "dotted", "•••")
 _DASHES = (
     SOLID,
     Dash((8, 4), "dash", "dashed", "╸╸╸"),
-    Dash((2, 3), "dot", "dotted", "•••"),
+    DOTTED,
     Dash((9, 3, 2, 3), "dashdot", "double", "━•━"),
 )
 

@@ -80,7 +80,7 @@ def _draw(
 def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
     """Return the metrics and how to draw them; all of it is in the link."""
     metrics = st.multiselect(
-        "Metrics", grouped(), key=CHOSEN_METRICS, bind="query-params", format_func=label, width=300,
+        "Metrics", by_group(), key=CHOSEN_METRICS, bind="query-params", format_func=label, width=300,
         label_visibility="collapsed", placeholder="KL, eval reward, score",
     )  # fmt: skip
     more = st.popover("Axes and smoothing", icon=":material/tune:")
@@ -96,9 +96,18 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         bind="query-params", format_func=lambda name: HYPERPARAMETERS[name].label, placeholder="trial number only",
         help="Shows the value of a searched hyperparameter beside the trial's number.",
     )  # fmt: skip
+    grouped = more.toggle(
+        "Group by it", key="group", bind="query-params", disabled=by is None,
+        help="One line for the mean of the trials with each value, and a band; of many values, low and high ones.",
+    )  # fmt: skip
+    linked = more.toggle(
+        "Link the cursors", key="linked", bind="query-params",
+        help="Draws the charts below each other as one, so that the line under the mouse is in all of them.",
+    )  # fmt: skip
     smoothing = more.slider(
         "Smoothing", 0.0, 0.95, 0.0, 0.05, key="smooth", bind="query-params",
-        help="Share of the past in each point (exponential mean). Evaluations are never smoothed.",
+        help="Share of the past in each point (exponential mean, debiased); what was measured is pale behind it. "
+        "Evaluations are never smoothed.",
     )  # fmt: skip
     curve_charts.window()
     low, high = more.slider(
@@ -107,22 +116,32 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         help="Percent of the longest trial. The zoom button of a chart sets it, too: press it, then drag.",
     )  # fmt: skip
     by_beta.button(snapshot)
-    return tuple(metrics) or SHOWN_FIRST, Drawing(axis, smoothing, scale == "log", (low, high), by or "")
+    drawing = Drawing(axis, smoothing, scale == "log", (low, high), by or "", grouped, linked)
+    return metrics_of(metrics) or SHOWN_FIRST, drawing
 
 
-def grouped() -> list[str]:
-    """Return every declared metric but the quantiles, which are drawn with their mean, by group."""
+def metrics_of(picked: Sequence[str]) -> tuple[str, ...]:
+    """Return the metrics that are picked by themselves or with their group, each once."""
+    found = ([name for name in by_group() if _group(name) == one] or [one] for one in picked)
+    return tuple(dict.fromkeys(metric for metrics in found for metric in metrics if metric in METRICS))
+
+
+def by_group() -> list[str]:
+    """Return every declared metric but the quantiles, which are drawn with their mean, each group behind its name."""
     own = {f"{name}_{suffix}" for name in METRICS for suffix in QUANTILES if charts.quantiles(name)}
     order = [*GROUPS.values(), "Run"]
-    return sorted((name for name in METRICS if name not in own), key=lambda name: order.index(_group(name)))
+    return sorted([*order, *(name for name in METRICS if name not in own)], key=lambda name: order.index(_group(name)))
 
 
-def label(metric: str) -> str:
-    """Return a metric's group and label; no two are alike."""
-    return f"{_group(metric)}: {METRICS[metric].label}"
+def label(picked: str) -> str:
+    """Return a metric's group and label, or that all of a group are meant; no two are alike."""
+    return f"{_group(picked)}: {METRICS[picked].label if picked in METRICS else 'all'}"
 
 
 def _group(metric: str) -> str:
+    """Return the group of a metric; of a group itself."""
+    if metric not in METRICS:
+        return metric
     return GROUPS.get(metric.partition("/")[0] if "/" in metric else "", "Run")
 
 
