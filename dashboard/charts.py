@@ -283,12 +283,12 @@ def said(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapp
     if better == "higher":
         ends = ends[::-1]
     over = [] if metric not in KL_METRICS or kl_budget is None else [one for one, y in ends.items() if y > kl_budget]
-    first, last = ends.index[0], ends.index[-1]
+    first, last = names[ends.index[0]].capitalize(), names[ends.index[-1]]
     if len(ends) == 1:
         budget = f", {'over' if over else 'within'} the KL budget" if metric in KL_METRICS else ""
-        return f"{names[first]} goes from {lines.first()[first]:.3g} to {ends[first]:.3g}{budget}."
+        return f"{first} goes from {lines.first().iloc[0]:.3g} to {ends.iloc[0]:.3g}{budget}."
     sides = ("highest", "lowest") if better == "higher" else ("lowest", "highest")
-    text = f"{names[first]} ends {sides[0]}, at {ends[first]:.3g}; {names[last]} {sides[1]}, at {ends[last]:.3g}."
+    text = f"{first} ends {sides[0]}, at {ends.iloc[0]:.3g}; {last} {sides[1]}, at {ends.iloc[-1]:.3g}."
     if metric not in KL_METRICS:
         return text
     return f"{text} {len(over) or 'None'} of {len(ends)} end over the KL budget."

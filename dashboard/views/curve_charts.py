@@ -221,7 +221,7 @@ def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) 
     """Return the chart that `key` tells apart from every other one, and what to see in it."""
     drawing, grouped = _drawn.drawing, _groups(_drawn)
     points = charts.points_of(_drawn.frame, _metric, drawing.axis, drawing.smoothing)
-    names: dict[Any, str] = {number: f"Trial {number}" for number in _drawn.bright}
+    names: dict[Any, str] = {number: f"trial {number}" for number in _drawn.bright}
     if grouped:
         kept = points[points["trial"].isin(grouped)]
         points = kept.assign(trial=kept["trial"].map(grouped)).groupby(["trial", "x"], as_index=False)["y"].mean()

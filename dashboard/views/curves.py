@@ -1,6 +1,6 @@
 """The page of curves: KL, reward and every other declared metric over the run; PPO's health."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -153,37 +153,45 @@ def draw_health(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> No
     numbers = common.highlighted(snapshot, chosen, MOST_LINES)
     steps = data.curves(store, snapshot, HEALTH_METRICS, numbers=numbers)
     rows = {row.number: row for row in snapshot.view.trials}
-    found = {
+    courses = {
         number: Course(
             steps[steps["trial"] == number].to_dict("records"),
             rows[number].config,
             snapshot.view.spec,
             rows[number].reason,
-        ).readings
+        )
         for number in numbers
     }
+    found = {number: course.readings for number, course in courses.items()}
     st.subheader(
         "PPO health of the trials in colour",
         anchor=False,
-        help=f"Medians of the last {LATEST} steps. ✓ in range, ▲ too high, ▼ too low, – not measured, or too early. "
+        help=f"Medians of the last {LATEST} steps. ✓ in range, ▲ out of it, ✕ out of it in a trial "
+        "that the guard ended, – not measured, or too early. "
         "What is out of its range is also in the trial's diagnosis, on its page.",
     )
-    st.dataframe(health_rows(found), key="health", hide_index=True, column_config=_health_columns())
-    for text in advice(found):
+    table = health_rows(found, {number for number, course in courses.items() if course.blame})
+    common.table(table, "health", _health_columns(), marked=True)
+    for text in advice(found) or ["Every sign that was measured is in its range."]:
         st.text(text)
 
 
-def health_rows(found: Mapping[int, Sequence[Reading]]) -> pd.DataFrame:
-    """Return one row per trial and one column per metric."""
+def health_rows(found: Mapping[int, Sequence[Reading]], ended: Collection[int]) -> pd.DataFrame:
+    """Return one row per trial, with the names of the signs that are out, and one column per metric.
+
+    In trials that the guard `ended` a sign that is out is bad, elsewhere it is worth a look.
+    """
     rows = []
     for number, readings in found.items():
-        cells: dict[str, Any] = {"trial": number}
+        out = dict.fromkeys(one.sign.label for one in readings if one.is_out)
+        bad, said = ("✕", "bad") if number in ended else ("▲", "worth a look")
+        cells: dict[str, Any] = {"trial": number, "health": f"{bad} {said}: {', '.join(out)}" if out else "✓ ok"}
         for one in sorted(readings, key=lambda one: one.is_out):  # of two signs of one metric that which is out
             mark = "✓" if one.value is not None else "–"
-            mark = ("▼" if one.sign.breaks_below else "▲") if one.is_out else mark
+            mark = bad if one.is_out else mark
             cells[str(one.sign.metric)] = mark if one.value is None else f"{mark} {one.value:.3g}"
         rows.append(cells)
-    return pd.DataFrame(rows, columns=["trial", *HEALTH_METRICS])
+    return pd.DataFrame(rows, columns=["trial", "health", *HEALTH_METRICS])
 
 
 def advice(found: Mapping[int, Sequence[Reading]]) -> list[str]:
@@ -201,7 +209,10 @@ def advice(found: Mapping[int, Sequence[Reading]]) -> list[str]:
 
 
 def _health_columns() -> dict[str, Any]:
-    columns: dict[str, Any] = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)}
+    columns: dict[str, Any] = {
+        "trial": st.column_config.NumberColumn("Trial", width=60, pinned=True),
+        "health": st.column_config.TextColumn("Health", width=230),
+    }
     for metric in HEALTH_METRICS:
         signs = [SIGNS[name] for name in HEALTH if SIGNS[name].metric == metric]
         title = f"{METRICS[metric].label} ({', '.join(sign.range for sign in signs)})"

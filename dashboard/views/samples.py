@@ -322,6 +322,4 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None
         help=f"{hacking.RULE} A reason to read the samples above, not a proof.",
     )
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
-    for line in diagnosis.hacking_text(diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)):
-        st.text(line)
-    st.caption(diagnosis.HACKING_MEANS)
+    common.hacking_table(diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget))

@@ -539,12 +539,12 @@ def test_charts_that_share_a_cursor_are_one_and_each_series_is_in_its_own_panel(
     ("metric", "kls", "said"),
     [
         (KL, {0: 4.0}, "Trial 0 goes from 0 to 4, within the KL budget."),
-        (KL, {0: 4.0, 1: 12.0}, "Trial 0 ends lowest, at 4; Trial 1 highest, at 12. 1 of 2 end over the KL budget."),
-        (SCORE, {0: 4.0, 1: 12.0}, "Trial 0 ends highest, at -4; Trial 1 lowest, at -12."),
+        (KL, {0: 4.0, 1: 12.0}, "Trial 0 ends lowest, at 4; trial 1 highest, at 12. 1 of 2 end over the KL budget."),
+        (SCORE, {0: 4.0, 1: 12.0}, "Trial 0 ends highest, at -4; trial 1 lowest, at -12."),
         (KL, {}, ""),
     ],
 )
 def test_a_chart_says_where_its_lines_end(metric: str, kls: dict[int, float], said: str) -> None:
     frame = pd.concat([steps(9, [0.0, 1.0]), *(steps(number, [0.0, kl, NAN]) for number, kl in kls.items())])
     points = charts.points_of(frame, metric)
-    assert charts.said(points, metric, 10, {number: f"Trial {number}" for number in kls}) == said
+    assert charts.said(points, metric, 10, {number: f"trial {number}" for number in kls}) == said

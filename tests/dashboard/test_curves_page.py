@@ -118,4 +118,4 @@ def test_trials_can_be_grouped_by_a_setting_and_charts_share_a_cursor(built: Pat
     spec = json.loads(app.get("echarts_chart")[0].proto.spec)
     assert len(spec["grid"]) == 2, "those of the group that were measured"
     assert {series["name"] for series in spec["series"]} >= {"up to 0.2", "over 0.2"}
-    assert sum("; over 0.2" in caption.value or "over 0.2 ends" in caption.value for caption in app.caption) == 2
+    assert sum("; over 0.2" in caption.value or "Over 0.2 ends" in caption.value for caption in app.caption) == 2
