@@ -59,6 +59,9 @@ SHEET = """<style>
 [data-testid="stMain"] [data-testid="stVerticalBlock"] { gap: 0.75rem; }
 [data-testid="stMain"] h3 { font-size: 1.2rem; padding: 0.5rem 0; }
 [data-testid="stMetricValue"] { font-size: 1.5rem; }
+.response { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
+.response.long { max-height: 15rem; overflow-y: auto; }
+details[open] + .response.long { max-height: none; }
 .parcoords text { text-shadow: none !important; }
 @media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 </style>"""
