@@ -165,7 +165,7 @@ def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
             (*COLOURED, *CHANGES),
             index=None,
             placeholder="Nothing",
-            width=200,
+            width=165,
             key="mark",
             bind="query-params",
             help="A token's reading, orange above 0 and blue below, the deeper, the larger among the responses to one "
@@ -173,10 +173,9 @@ def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
             "and removed from it (struck through).",
         )
         picked = _choose_prompt(prompts)
-        wanted = st.text_input("Find in responses", key="find", bind="query-params", width=160)
-        order = st.selectbox(
-            "Order", list(ORDERS), key="order", bind="query-params", format_func=ORDERS.__getitem__, width=190
-        )
+        more = st.popover("Find, order", icon=":material/search:")
+        wanted = more.text_input("Find in responses", key="find", bind="query-params")
+        order = more.selectbox("Order", list(ORDERS), key="order", bind="query-params", format_func=ORDERS.__getitem__)
     if not when:
         st.info("Choose at least one evaluation.")
         return
@@ -187,7 +186,6 @@ def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
     shown = every.merge(pd.concat(lines).drop_duplicates(), on=["trial", "step"])
     shown = shown if picked is None else shown[shown["prompt_index"] == picked]
     has = shown[shown["response"].str.contains(wanted or "", case=False, regex=False)]
-    st.caption(_said(shown, has if wanted else None))
     indices = ordered(has, order)
     for index in _on_this_page(indices) if indices else []:
         with st.container(border=True):
@@ -210,6 +208,7 @@ def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
                             _response(row, *_marked(row, mark, wanted, readings.get(row.trial), largest, base))
                         if there.empty:
                             st.caption("no sample of this prompt")
+    st.caption(_said(shown, has if wanted else None))
 
 
 def ordered(shown: pd.DataFrame, order: str) -> list[int]:
@@ -299,7 +298,7 @@ def _choose_prompt(prompts: Mapping[int, str]) -> int | None:
         "Prompt",
         list(prompts),
         index=None,
-        width=260,
+        width=190,
         placeholder=f"All {len(prompts)}; type to find one",
         format_func=lambda index: f"{index}: {safe_text.one_line(prompts.get(index, ''), 90)}",
         key="prompt",

@@ -314,7 +314,7 @@ def test_a_study_without_trials_has_empty_frames(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "expected"), [("before training", {0: 0, 2: 0}), ("halfway", {0: 18, 2: 11}), ("last", {0: 30, 2: 13})]
+    ("when", "expected"), [("before training", {0: 0, 2: 0}), ("at step", {0: 18, 2: 13}), ("last", {0: 30, 2: 13})]
 )
 def test_samples_are_those_of_one_evaluation_of_each_trial(
     store: Store, snapshot: data.Snapshot, when: str, expected: dict[int, int]
