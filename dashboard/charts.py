@@ -6,7 +6,7 @@ No text from outside gets into a chart.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -117,7 +117,7 @@ def thinned(line: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
 
 
 def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
-    """Return `x`, `low`, `high`: between which the middle 80% of the points in `frame` lie, by bucket of x.
+    """Return `x`, `low`, `high`, between which the middle 80% of the points in `frame` lie, and `mean`, by bucket of x.
 
     A bucket where under half of the trials that lasted so far have a point is left out: it would show those few.
     """
@@ -126,7 +126,12 @@ def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
     bucket = numbers.groupby(numbers["x"] // width)
     ends = numbers.groupby("trial")["x"].max()
     spread = pd.DataFrame(
-        {"x": bucket["x"].mean(), "low": bucket["y"].quantile(0.1), "high": bucket["y"].quantile(0.9)}
+        {
+            "x": bucket["x"].mean(),
+            "low": bucket["y"].quantile(0.1),
+            "high": bucket["y"].quantile(0.9),
+            "mean": bucket["y"].mean(),
+        }
     )
     going = bucket["x"].min().map(lambda start: (ends >= start).sum())
     return spread[2 * bucket["trial"].nunique() >= going].reset_index(drop=True)
@@ -162,6 +167,10 @@ class Drawing:
     """The shown part of the horizontal axis, in percent of the longest trial."""
     by: str = ""
     """The setting that lines are named by besides their number; empty: none."""
+    grouped: bool = False
+    """The trials with each value of that setting, or with the lower and the upper half, are one line and a band."""
+    linked: bool = False
+    """All charts are one, so that a cursor in one is in all."""
 
 
 def needed(metrics: Sequence[str], axis: Axis) -> tuple[str, ...]:
@@ -188,8 +197,11 @@ def curve(
     kl_budget: float | None = None,
     names: Mapping[int, str] | None = None,
     rests: Mapping[int, RungPause] | None = None,
+    groups: Mapping[int, str] | None = None,
 ) -> Option:
     """Return one metric over the run for every trial of `frame`, with every early end and every pause at a rung marked.
+
+    What a fork has from its parent is dotted; a smoothed line has what was measured behind it.
 
     Args:
         frame: Step rows (see `dashboard.data.curves`).
@@ -202,7 +214,10 @@ def curve(
         kl_budget: What lies over it is shaded in a chart of KL, and evaluations over it are hollow; None: neither.
         names: What trials in colour are called besides their number: our own words alone.
         rests: Where the strategy paused trials (see `tuner.search.fidelity.rung_pauses`).
+        groups: The group of each trial by our own words: its mean and band are drawn in place of its trials.
     """
+    if groups:
+        chosen, trials, rests = (), trials.iloc[:0], None
     points = points_of(frame, metric, drawing.axis, drawing.smoothing)
     is_kl = metric in KL_METRICS
     is_log = is_kl and drawing.log_kl
@@ -215,7 +230,12 @@ def curve(
     evaluations = _evaluations(frame, trials, metric, looks, drawing, top, kl_budget)
     # An evaluation's metric has points: those that say which are within the budget, or else its line's own.
     with_points = metric.startswith("eval/") and not evaluations
-    band, lines = _lines(points, trials, metric, looks, names, span[1], with_points)
+    if groups:
+        behind, lines = _means(points, groups, metric, span[1])
+    else:
+        behind, lines = _lines(points, trials, metric, looks, names, span[1], with_points)
+        if drawing.smoothing and not metric.startswith("eval/"):
+            behind += _measured(points_of(frame, metric, drawing.axis), looks)
     sides = _clear_sides(points, levels, span)
     limits = [
         echarts.limit(value, name, at_end=not is_kl, is_below=not is_kl and sides[name])
@@ -233,19 +253,45 @@ def curve(
     is_whole = drawing.axis not in ("KL", "seconds")
     return echarts.zoomable(
         echarts.one_panel(
-            declared.column,
             echarts.axis(AXIS_TITLES[drawing.axis], span, pointer=f"{pointer} {{value}}", is_whole=is_whole),
             vertical,
-            [*_spreads(frame, metric, looks, drawing), *band, *lines.values(), *pauses],
+            [*_spreads(frame, metric, looks, drawing), *behind, *lines.values(), *pauses],
             [
                 echarts.limits_alone(limits, shaded),
                 *evaluations,
                 *_ends(points, trials, looks, span, top, names),
                 *others,
             ],
-            right=90 if names else 40,
+            right=90 if names or groups else 40,
         )
     )
+
+
+def said(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapping[Any, str]) -> str:
+    """Return a sentence on where the lines of some trials or groups end; empty: there are none.
+
+    Args:
+        points: As the chart draws them (see `points_of`).
+        metric: Its declared name.
+        kl_budget: What the ends of a KL are held against.
+        names: What each line is called by its `trial`.
+    """
+    lines = points[points["trial"].isin(names)].dropna(subset="y").groupby("trial")["y"]
+    ends, better = lines.last().sort_values(), METRICS[metric].better
+    if ends.empty:
+        return ""
+    if better == "higher":
+        ends = ends[::-1]
+    over = [] if metric not in KL_METRICS or kl_budget is None else [one for one, y in ends.items() if y > kl_budget]
+    first, last = names[ends.index[0]].capitalize(), names[ends.index[-1]]
+    if len(ends) == 1:
+        budget = f", {'over' if over else 'within'} the KL budget" if metric in KL_METRICS else ""
+        return f"{first} goes from {lines.first().iloc[0]:.3g} to {ends.iloc[0]:.3g}{budget}."
+    sides = ("highest", "lowest") if better == "higher" else ("lowest", "highest")
+    text = f"{first} ends {sides[0]}, at {ends.iloc[0]:.3g}; {last} {sides[1]}, at {ends.iloc[-1]:.3g}."
+    if metric not in KL_METRICS:
+        return text
+    return f"{text} {len(over) or 'None'} of {len(ends)} end over the KL budget."
 
 
 def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Mapping[str, float]) -> str:
@@ -301,27 +347,32 @@ def _lines(
     right: float,
     with_points: bool,
 ) -> tuple[list[Drawn], dict[int, Drawn]]:
-    """Return the band of too many grey trials to distinguish, and by number every other trial's line, grey ones first.
-
-    `right` is where the chart ends.
+    """Return the band of too many grey trials to distinguish and what forks inherited, and by number every other line,
+    grey ones first; `right` is where the chart ends.
     """
     others = points[~points["trial"].isin(looks)]
     sparse = metric.startswith("eval/")
     is_band = others["trial"].nunique() > style.DISTINCT
     count = len(looks) + (0 if is_band else others["trial"].nunique())
     most = max(60, min(MOST_POINTS, MOST_IN_ALL // max(count, 1)))
-    band, greys = [], sorted(others["trial"].unique())
+    behind, greys = list[Drawn](), sorted(others["trial"].unique())
     if is_band:
         edges = band_edges(others, buckets=8 if sparse else 60)
-        edges = edges.set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
-        band, greys = echarts.area("band", edges, style.NEUTRAL, (0.225,)), []
+        edges = edges.drop(columns="mean").set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
+        behind, greys = echarts.area("band", edges, style.NEUTRAL, (0.225,)), []
     resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
     marked = {*trials.loc[trials["status"].isin(EARLY), "number"], *resting}
     lines = {}
+    forked = dict(trials[["number", "fork_step"]].dropna().itertuples(index=False))
     for number in (*greys, *looks):
         kept = thinned(points[points["trial"] == number], most)
         if kept.empty:
             continue
+        if number in forked and number in looks:
+            inherited, kept = kept[kept["step"] <= forked[number]], kept[kept["step"] >= forked[number]]
+            if len(inherited) > 1:
+                name = f"Trial {number}, inherited"
+                behind.append(echarts.line(inherited, name, looks[number].colour, width=1.5, dash=style.DOTTED))
         called, is_single = _called(number, names), len(kept) == 1
         name = f"Trial {called}"
         if number not in looks:
@@ -333,7 +384,36 @@ def _lines(
             with_points=is_single or with_points,
         )  # fmt: skip
         lines[number] = line if number in marked else echarts.named_at_end(line, called, right)  # else a symbol is
-    return band, lines
+    return behind, lines
+
+
+def _measured(points: pd.DataFrame, looks: Mapping[int, style.Look]) -> list[Drawn]:
+    """Return the faded lines of what was measured, behind smoothed ones."""
+    most = max(60, min(MOST_POINTS, MOST_IN_ALL // (2 * max(len(looks), 1))))
+    own = {number: thinned(points[points["trial"] == number], most) for number in looks}
+    return [
+        echarts.behind(echarts.line(kept, f"Trial {number}, measured", looks[number].colour, width=1, opacity=0.3))
+        for number, kept in own.items()
+        if len(kept)
+    ]
+
+
+def _means(
+    points: pd.DataFrame, groups: Mapping[int, str], metric: str, right: float
+) -> tuple[list[Drawn], dict[int, Drawn]]:
+    """Return the band of the middle 80% of each group's trials, and by its place the line of its mean."""
+    bands, lines = list[Drawn](), {}
+    of = points["trial"].map(groups)
+    for place, group in enumerate(dict.fromkeys(groups.values())):
+        edges = band_edges(points[of == group], buckets=8 if metric.startswith("eval/") else 60)
+        if edges.empty:
+            continue
+        colour = style.colour(place)
+        band = edges[["x", "low", "high"]].set_axis(["x", f"{group}, lower edge", f"{group}, band"], axis=1)
+        bands += echarts.area(group, band, colour, (0.15,))
+        line = echarts.line(edges.rename(columns={"mean": "y"}), group, colour)
+        lines[place] = echarts.named_at_end(line, group, right)
+    return bands, lines
 
 
 def _evaluations(
@@ -520,7 +600,7 @@ def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Optio
     limits = [] if baseline is None else [echarts.limit(baseline, f"SFT baseline {baseline:.2f}", at_end=True)]
     across = echarts.axis("Device-seconds of all trials", (0.0, end), pointer="Device-seconds {value}")
     vertical = {"name": METRICS["eval/reward"].unit}
-    return echarts.one_panel("best_so_far", across, vertical, drawn, [echarts.limits_alone(limits)])
+    return echarts.one_panel(across, vertical, drawn, [echarts.limits_alone(limits)])
 
 
 # A trial's incident: one small panel a signal, all over the same steps.
@@ -554,4 +634,4 @@ def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines:
         drawn.append((source, series | {"symbolSize": 4} | echarts.marks(limits, shaded)))
     first, last = float(steps["step"].min()), float(steps["step"].max())
     across = echarts.axis(AXIS_TITLES["step"], (first, max(last, first + 1)))
-    return echarts.panels(f"incident_{number}", across, [METRICS[metric].title for metric in shown], drawn)
+    return echarts.panels(across, [METRICS[metric].title for metric in shown], drawn)

@@ -105,7 +105,7 @@ def _frame(rows: list[tuple[object, ...]], numbers: dict[int, int], metrics: Seq
 # A study's trials that are kept in memory between refreshes, so that each reads only what may have changed.
 
 _COLUMNS = [
-    *("number", "id", "origin", "status", "kind", "shown_status", "rule", "reason", "stop_step"),
+    *("number", "id", "origin", "status", "kind", "shown_status", "rule", "reason", "stop_step", "fork_step"),
     *(
         "value",
         "value_se",
@@ -119,7 +119,7 @@ _COLUMNS = [
         "seconds",
     ),
 ]
-_NUMBERS = ("stop_step", "value", "value_se", "kl", "value_step", "end_reward", "end_kl", "rung_score")
+_NUMBERS = ("stop_step", "fork_step", "value", "value_se", "kl", "value_step", "end_reward", "end_kl", "rung_score")
 
 
 class TrialCache:
@@ -160,6 +160,7 @@ def _values(row: TrialRow) -> dict[str, Any]:
         "rule": reason.rule,
         "reason": reason.message,
         "stop_step": reason.step,
+        "fork_step": row.fork_step,
         "value": row.value,
         "value_se": row.value_se,
         "kl": row.kl,
@@ -194,7 +195,7 @@ class Snapshot:
     """One row per trial by number. `value` is eval reward, `kl` eval KL in nats per response, read at `value_step`;
     `end_reward` and `end_kl` are those of its last evaluation; `kind` is one of `style.KINDS`, and `shown_status`
     tells interrupted trials from running ones, too; `rule`, `reason` and `stop_step` say why and where it ended early;
-    `params_*` are the searched values (missing: not searched here)."""
+    up to `fork_step` a fork's steps are its parent's; `params_*` are the searched values (missing: not searched)."""
 
     @classmethod
     def of(cls, view: StudyView) -> "Snapshot":

@@ -8,7 +8,8 @@ side for `STAYS` readings in a row (or for all there are up to the crossing). Th
 first. It is an order in time, which no cause follows from by itself.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,7 @@ from dashboard import data
 from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
+from ppo_core.output import KL_UNIT
 from tuner.answer import Answer
 from tuner.hacking import Finding, Verdict, check
 from tuner.results import StudyView
@@ -152,17 +154,38 @@ def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
     ]
 
 
-def hacking_text(findings: Sequence[Finding]) -> list[str]:
-    """Return one line per trial, with a symbol for what to look at."""
-    glyphs: dict[Verdict, str] = {"suspect": "▲", "clean": "✓", "no rise": "–", "too early": "…"}
-    return [f"{glyphs[finding.verdict]} Trial {finding.trial}: {finding.words}" for finding in findings]
+HACKING_TITLES = {
+    "reward": "Rise of reward",
+    "KL": f"Last eval KL ({KL_UNIT})",
+    "length": "Length (tokens)",
+    "entropy": "Entropy (nats/token)",
+}
+GLYPHS: Mapping[Verdict, str] = {"suspect": "▲", "clean": "✓", "no rise": "–", "too early": "…"}
+
+
+def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
+    """Return one row per trial: its verdict, its rise of reward, and what of each reading was measured."""
+    rows = []
+    for one in findings:
+        rise = "" if math.isnan(one.rise) else f"{one.rise:+.2f} ± {one.rise_se:.2f}"
+        cells = {two.name: f"▲ {two.numbers}" if two.is_worse else two.numbers for two in one.readings}
+        rows.append({"trial": one.trial, "verdict": f"{GLYPHS[one.verdict]} {one.verdict}", "reward": rise, **cells})
+    return pd.DataFrame(rows, columns=["trial", "verdict", "reward", "KL", "length", "repetition", "entropy"])
+
+
+def hacking_said(findings: Sequence[Finding]) -> str:
+    """Return what to see in the table of `hacking_rows`."""
+    suspect = [str(one.trial) for one in findings if one.verdict == "suspect"]
+    if not suspect:
+        return "In none of these trials does reward rise while something else worsens."
+    return f"Reward rises while something else worsens in trial {', '.join(suspect)}: read the samples."
 
 
 HACKING_MEANS = (
-    "The change in reward, too, is to the mean of the last two evaluations, so that one lucky evaluation does not "
+    "Changes are from before training to the mean of the last two evaluations, so that one lucky evaluation does not "
     "decide; values elsewhere on these pages are of one checkpoint, or of the last evaluation."
 )
-"""A note below the lines of `hacking_text`."""
+"""A note below the table of `hacking_rows`."""
 
 
 # Next steps with a study.

@@ -36,19 +36,18 @@ _UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
 
 
 def one_panel(
-    name: str, across: Option, vertical: Option, drawn: Sequence[Drawn], others: Sequence[Option], right: int = 40
+    across: Option, vertical: Option, drawn: Sequence[Drawn], others: Sequence[Option], right: int = 40
 ) -> Option:
     """Return a chart of one panel.
 
     Args:
-        name: Of the file that its button saves.
         across: The horizontal axis (see `axis`).
         vertical: What is special about the vertical axis.
         drawn: Series with their data.
         others: Series that hold their own data.
         right: Pixels on the right for names at lines' ends.
     """
-    return _downloadable(name, drawn) | {
+    return _still(drawn) | {
         "grid": {"left": 8, "right": right, "top": 34, "bottom": 30, "containLabel": True},
         "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc", "valueFormatter": "%.3f"},
         "xAxis": across | {"nameGap": 28},
@@ -62,20 +61,43 @@ def zoomable(option: Option) -> Option:
 
     Streamlit tells the page what was selected. ECharts' own zoom would be lost at the next refresh.
     """
-    toolbox = option["toolbox"]
     title = "Zoom: press, then drag over a part of the run"
     brush = {"type": ["lineX"], "icon": {"lineX": _LENS}, "title": {"lineX": title}}
     return option | {
         "brush": {"xAxisIndex": "all", "transformable": False, "outOfBrush": {"colorAlpha": 1}},
-        "toolbox": toolbox | {"feature": {"brush": brush} | toolbox["feature"]},
+        "toolbox": {"right": 4, "top": 0, "itemSize": 13, "feature": {"brush": brush}},
     }
 
 
-def panels(name: str, across: Option, titles: Sequence[str], drawn: Sequence[Drawn]) -> Option:
+def stacked(options: Sequence[Option], titles: Sequence[str], height: int) -> Option:
+    """Return charts of one panel over each other as one of `height` pixels a panel: a cursor in one is in all of them.
+
+    Streamlit neither names a group of charts nor hands out their instances, so charts of their own cannot share it.
+    """
+    merged: Option = options[0] | {
+        "axisPointer": {"link": [{"xAxisIndex": "all"}]},
+        "dataset": [], "series": [], "grid": [], "xAxis": [], "yAxis": [],
+    }  # fmt: skip
+    for place, (option, title) in enumerate(zip(options, titles, strict=True)):
+        first, top = len(merged["dataset"]), place * height + 34
+        moved = [
+            one | {"xAxisIndex": place, "yAxisIndex": place}
+            | ({"datasetIndex": first + one["datasetIndex"]} if "datasetIndex" in one else {})
+            for one in option["series"]
+        ]  # fmt: skip
+        merged["series"] += moved
+        merged["dataset"] += option["dataset"]
+        merged["grid"].append(option["grid"] | {"top": top, "bottom": None, "height": height - 80})
+        merged["xAxis"].append(option["xAxis"] | {"gridIndex": place})
+        merged["yAxis"].append(option["yAxis"] | {"gridIndex": place, "name": title})
+    return merged
+
+
+def panels(across: Option, titles: Sequence[str], drawn: Sequence[Drawn]) -> Option:
     """Return a chart of low panels over each other, each with a title and a line, all over the same part of an axis."""
     last = len(drawn) - 1
     unnamed = {key: value for key, value in across.items() if key != "name"}
-    return _downloadable(name, drawn) | {
+    return _still(drawn) | {
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
         "tooltip": {"trigger": "axis", "confine": True, "valueFormatter": "%.4g"},
         "grid": [
@@ -115,17 +137,12 @@ def axis(title: str, span: Span, *, pointer: str = "{value}", is_whole: bool = T
     }  # fmt: skip
 
 
-def _downloadable(name: str, drawn: Sequence[Drawn]) -> Option:
-    """Return what every live chart has: its data, and a button that saves a picture.
+def _still(drawn: Sequence[Drawn]) -> Option:
+    """Return what every live chart has: its data, in 4 bytes a number, so that a refresh sends less; nothing moves.
 
-    Data are in 4 bytes a number: a refresh sends less, and nobody sees more than 7 digits.
+    Streamlit's own tool bar saves its picture and its data.
     """
-    save = {"show": True, "name": name, "title": "Save as PNG", "pixelRatio": 2}
-    return {
-        "animation": False,
-        "dataset": [{"source": source.astype("float32")} for source, _ in drawn],
-        "toolbox": {"right": 4, "top": 0, "itemSize": 13, "feature": {"saveAsImage": save}},
-    }
+    return {"animation": False, "dataset": [{"source": source.astype("float32")} for source, _ in drawn]}
 
 
 # Lines and areas

@@ -1,15 +1,19 @@
 """Text that somebody else wrote (generations, prompts, names, error messages), made safe to look at.
 
 It goes only into elements that never interpret it (`st.text`, `st.code(language=None)`, `st.dataframe`), but for a
-button's help (see `in_markdown`).
+button's help (see `in_markdown`) and for texts with parts marked (see `marked`).
 What those would draw invisibly, or would let reorder the text around it, is spelled out here.
 """
 
 import re
 import unicodedata
+from collections.abc import Iterable
+from html import escape
 
 LIMIT = 2_000
 """Characters of one text that a page shows."""
+WHOLE = 20_000
+"""Characters of one text that opens in full."""
 LINES = 40
 """Lines of one text that a page shows."""
 
@@ -36,6 +40,18 @@ def visible(text: str, limit: int = LIMIT) -> str:
 def spelled(text: str) -> str:
     """Return a whole `text` as `visible` does, uncut."""
     return "".join(_spelled(character) for character in text)
+
+
+Piece = tuple[str, str, str]
+"""A part of a text, its CSS, and what is said of it where it is pointed at; the last two are our own words."""
+
+
+def marked(pieces: Iterable[Piece]) -> str:
+    """Return a text as HTML for `st.html`, in which nothing but our own marks is markup; control characters as ever."""
+    return "".join(
+        f'<span style="{escape(css)}" title="{escape(said)}">{shown}</span>' if css or said else shown
+        for shown, css, said in ((escape(spelled(text)), css, said) for text, css, said in pieces)
+    )
 
 
 def one_line(text: str, limit: int = 120) -> str:

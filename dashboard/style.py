@@ -28,10 +28,11 @@ class Dash:
 
 
 SOLID = Dash("solid", "solid", "solid", "━━━")
+DOTTED = Dash((2, 3), "dot", "dotted", "•••")
 _DASHES = (
     SOLID,
     Dash((8, 4), "dash", "dashed", "╸╸╸"),
-    Dash((2, 3), "dot", "dotted", "•••"),
+    DOTTED,
     Dash((9, 3, 2, 3), "dashdot", "double", "━•━"),
 )
 
@@ -58,6 +59,9 @@ SHEET = """<style>
 [data-testid="stMain"] [data-testid="stVerticalBlock"] { gap: 0.75rem; }
 [data-testid="stMain"] h3 { font-size: 1.2rem; padding: 0.5rem 0; }
 [data-testid="stMetricValue"] { font-size: 1.5rem; }
+.response { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
+.response.long { max-height: 15rem; overflow-y: auto; }
+details[open] + .response.long { max-height: none; }
 .parcoords text { text-shadow: none !important; }
 @media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 </style>"""

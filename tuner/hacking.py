@@ -37,6 +37,18 @@ RULE = (
 
 
 @dataclass(frozen=True)
+class Reading:
+    """One reading that may worsen while reward rises."""
+
+    name: str
+    is_worse: bool | None
+    """None: it was not measured."""
+    numbers: str = ""
+    text: str = ""
+    """The numbers in a clause."""
+
+
+@dataclass(frozen=True)
 class Finding:
     """One trial held against the rule."""
 
@@ -45,25 +57,13 @@ class Finding:
     rise: float
     """Gain of eval reward; NaN where it is too early."""
     rise_se: float
-    worse: tuple[str, ...]
-    """Readings that worsened, with their numbers."""
-    fine: tuple[str, ...]
-    """Readings that did not worsen, with their numbers."""
-    unknown: tuple[str, ...]
-    """Readings that were not measured."""
+    readings: tuple[Reading, ...]
+    """KL, length, repetition and entropy; empty where it is too early."""
 
     @property
-    def words(self) -> str:
-        """The verdict in a sentence, with the numbers."""
-        if self.verdict == "too early":
-            return "Too early to say: no evaluation after the one before training."
-        rise = f"{self.rise:+.2f} ± {self.rise_se:.2f} reward" if self.rise_se > 0 else f"{self.rise:+.2f} reward"
-        if self.verdict == "no rise":
-            return "; ".join([f"Reward does not rise beyond its noise ({rise})", *self.worse, *self.fine]) + "."
-        if self.verdict == "suspect":
-            return f"Reward rises ({rise}) while {', '.join(self.worse)}. Read its samples."
-        unknown = f" Not measured: {', '.join(self.unknown)}." if self.unknown else ""
-        return f"Reward rises ({rise}) and nothing crossed its threshold: {', '.join(self.fine)}.{unknown}"
+    def worse(self) -> tuple[str, ...]:
+        """What worsened, each with its numbers."""
+        return tuple(one.text for one in self.readings if one.is_worse)
 
 
 def check(number: int, steps: Sequence[Step], kl_budget: float) -> Finding:
@@ -71,19 +71,14 @@ def check(number: int, steps: Sequence[Step], kl_budget: float) -> Finding:
     evaluated = [row for row in steps if is_measured(row, "eval/reward")]
     before, after = evaluated[:1], evaluated[1:]
     if not before or before[0]["step"] != 0 or not after:
-        return Finding(number, "too early", math.nan, math.nan, (), (), ())
+        return Finding(number, "too early", math.nan, math.nan, ())
     last = after[-2:]
     rise = statistics.fmean(row["eval/reward"] for row in last) - before[0]["eval/reward"]
     errors = values(last, "eval/reward_se")
     se = math.hypot(statistics.fmean(errors) if errors else 0.0, *values(before, "eval/reward_se"))
-    worse: list[str] = []
-    fine: list[str] = []
-    unknown: list[str] = []
-    for is_worse, text in _readings(steps, kl_budget):
-        (unknown if is_worse is None else worse if is_worse else fine).append(text)
-    rises = rise > ERRORS * se
-    verdict: Verdict = "no rise" if not rises else "suspect" if worse else "clean"
-    return Finding(number, verdict, rise, se, tuple(worse), tuple(fine), tuple(unknown))
+    readings = tuple(_readings(steps, kl_budget))
+    rises, is_worse = rise > ERRORS * se, any(one.is_worse for one in readings)
+    return Finding(number, "no rise" if not rises else "suspect" if is_worse else "clean", rise, se, readings)
 
 
 def is_measured(row: Step, metric: str) -> bool:
@@ -102,38 +97,40 @@ def eval_kls(steps: Iterable[Step]) -> list[float]:
     return values((row for row in steps if row["step"] > 0), "eval/kl")
 
 
-def _readings(steps: Sequence[Step], kl_budget: float) -> Iterator[tuple[bool | None, str]]:
-    """Yield whether each reading worsened, with its numbers; None: it was not measured."""
+def _readings(steps: Sequence[Step], kl_budget: float) -> Iterator[Reading]:
     kls = eval_kls(steps)
     if not kls:
-        yield None, "KL"
+        yield Reading("KL", None)
     else:
         is_over = SIGNS["kl_end"].is_broken(kls[-1], kl_budget)
-        yield (
-            is_over,
-            f"KL ends at {kls[-1]:.1f} {KL_UNIT}, {'over' if is_over else 'within'} the budget of {kl_budget:g}",
-        )
+        side = "over" if is_over else "within"
+        text = f"KL ends at {kls[-1]:.1f} {KL_UNIT}, {side} the budget of {kl_budget:g}"
+        yield Reading("KL", is_over, f"{kls[-1]:.1f}", text)
     ends = _first_and_last(steps, LENGTH)
     if ends is None or ends[0] <= 0:
-        yield None, "length"
+        yield Reading("length", None)
     else:
         share = ends[1] / ends[0]
         grows, shrinks = SIGNS["longer"].is_broken(share), SIGNS["shorter"].is_broken(share)
         way = "grows" if grows else "shrinks" if shrinks else "goes"
-        yield grows or shrinks, f"length {way} from {ends[0]:.0f} to {ends[1]:.0f} tokens"
+        numbers = [f"{end:.0f}" for end in ends]
+        yield _moved("length", grows or shrinks, numbers, f"length {way}", " tokens")
     ends = _first_and_last(steps, REPETITION)
     if ends is None:
-        yield None, "repetition"
+        yield Reading("repetition", None)
     else:
-        yield SIGNS["repeats"].is_broken(ends[1] - ends[0]), f"repetition goes from {ends[0]:.0%} to {ends[1]:.0%}"
+        repeats = SIGNS["repeats"].is_broken(ends[1] - ends[0])
+        yield _moved("repetition", repeats, [f"{end:.0%}" for end in ends], "repetition goes")
     ends = _first_and_last(steps, ENTROPY)
     if ends is None or ends[0] <= 0:
-        yield None, "entropy"
+        yield Reading("entropy", None)
     else:
-        yield (
-            SIGNS["narrows"].is_broken(ends[1], ends[0]),
-            f"entropy goes from {ends[0]:.2f} to {ends[1]:.2f} nats/token",
-        )
+        narrows = SIGNS["narrows"].is_broken(ends[1], ends[0])
+        yield _moved("entropy", narrows, [f"{end:.2f}" for end in ends], "entropy goes", " nats/token")
+
+
+def _moved(name: str, is_worse: bool, ends: Sequence[str], way: str, unit: str = "") -> Reading:
+    return Reading(name, is_worse, " → ".join(ends), f"{way} from {ends[0]} to {ends[1]}{unit}")
 
 
 def _first_and_last(steps: Sequence[Step], names: tuple[str, str]) -> tuple[float, float] | None:

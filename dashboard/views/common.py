@@ -14,12 +14,13 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import analysis, data, safe_text, style
+from dashboard import analysis, data, diagnosis, safe_text, style
 from dashboard.data import Shown, Snapshot
 from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import counted
 from tuner.best import VALUE
+from tuner.hacking import Finding
 from tuner.results import StudyView, kl_prunings
 from tuner.status import Role, Status
 from tuner.store import Store
@@ -350,13 +351,27 @@ def figures(shown: Sequence[Figure]) -> None:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
 
 
-def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None) -> None:
+MARKS = {"✓": "rgba(0, 158, 115, 0.18)", "▲": "rgba(230, 159, 0, 0.35)", "✕": "rgba(213, 94, 0, 0.45)"}
+"""The ground of a cell by its first character: what is in order, what is worth a look, and what is bad."""
+
+
+def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None, *, marked: bool = False) -> None:
     """Draw a table whose texts are safe cells already; its tool bar saves it as CSV.
 
-    Columns that `columns` does not configure have their name for a title.
+    Columns that `columns` does not configure have their name for a title; cells that are `marked` are in colour.
     """
     titles = {name: f"{name[:1].upper()}{name[1:]}" for name in rows.columns}
-    st.dataframe(rows, key=key, hide_index=True, placeholder="", column_config=titles | dict(columns or {}))
+    drawn = rows.style.map(lambda cell: f"background-color: {MARKS.get(str(cell)[:1], '')}") if marked else rows
+    st.dataframe(drawn, key=key, hide_index=True, placeholder="", column_config=titles | dict(columns or {}))
+
+
+def hacking_table(findings: Sequence[Finding]) -> None:
+    """Draw the signs of reward hacking, one row a trial; what worsened is marked."""
+    st.text(diagnosis.hacking_said(findings))
+    rows = diagnosis.hacking_rows(findings)
+    columns = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)}
+    table(rows, "hacking", columns | diagnosis.HACKING_TITLES, marked=True)
+    st.caption(diagnosis.HACKING_MEANS)
 
 
 # The status line of a page whose figures stand still, so that a zoom stays: a button draws them again.

@@ -1,13 +1,15 @@
 """Live charts of metrics over the run: which trials are in colour, what is drawn behind them, and how it is said."""
 
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, charts, data, style
+from dashboard import analysis, charts, data, echarts, style
 from dashboard.charts import KL_METRICS, WHOLE, Axis, Drawing
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
@@ -77,6 +79,17 @@ class Drawn:
 def draw(drawn: Drawn, metrics: Sequence[str], *, height: int, full_width: int = 0) -> None:
     """Draw the first `full_width` charts over the whole width, the others in pairs."""
     baseline = data.baseline(drawn.frame)
+    shown = [metric for metric in metrics if not drawn.frame[metric].isna().all()]
+    if drawn.drawing.linked and len(shown) > 1:
+        made = [_made(drawn, metric, baseline) for metric in shown]
+        titles = [METRICS[metric].title for metric in shown]
+        option = echarts.stacked([option for option, _ in made], titles, height)
+        alt = f"{', '.join(titles)} over {drawn.drawing.axis}, one line a trial"
+        st.subheader("Curves with one cursor", anchor=False, help=_help(drawn, shown[0]))
+        _echarts(option, f"linked curves {' '.join(shown)}", drawn, height * len(shown), alt)
+        for title, (_, texts) in zip(titles, made, strict=True):
+            st.caption(f"{title}: {texts}")
+        return
     for metric in metrics[:full_width]:
         _chart(drawn, metric, baseline, height)
     if len(metrics) > full_width:
@@ -92,15 +105,22 @@ def _chart(drawn: Drawn, metric: str, baseline: float | None, height: int) -> No
     if drawn.frame[metric].isna().all():
         st.caption("Not measured in these trials.")
         return
-    lines = levels(drawn.snapshot, metric, baseline)
-    option = _shown(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
+    option, text = _made(drawn, metric, baseline)
     alt = f"{declared.title} over {drawn.drawing.axis}, one line a trial"
-    key = f"{metric} curves" if drawn.drawing.window == WHOLE else f"{metric} curves {drawn.drawing.window}"
+    _echarts(option, f"{metric} curves", drawn, height, alt)
+    if text:
+        st.caption(text)
+
+
+def _made(drawn: Drawn, metric: str, baseline: float | None) -> tuple[Option, str]:
+    """Return a metric's chart, and what to see in it."""
+    lines = levels(drawn.snapshot, metric, baseline)
+    return _shown(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
+
+
+def _echarts(option: Option, key: str, drawn: Drawn, height: int, alt: str) -> None:
+    key = key if drawn.drawing.window == WHOLE else f"{key} {drawn.drawing.window}"
     st.echarts_chart(option, key=key, height=height, alt=alt, on_select=partial(_zoom, key, drawn))
-    if said := _spread_text(drawn, metric):
-        st.caption(said)
-    if over := charts.over_the_axis(drawn.frame, metric, drawn.drawing, lines):
-        st.caption(over)
 
 
 # The shown part of the run: a drag on a chart or the slider of Curves sets it for all charts, and it stays.
@@ -197,9 +217,21 @@ def _named(row: TrialRow, best: TrialRow | None, pruned: Collection[int]) -> str
 
 
 @st.cache_resource(max_entries=200, show_spinner=False)
-def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) -> Option:
-    """Return the chart that `key` tells apart from every other one."""
-    return charts.curve(
+def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) -> tuple[Option, str]:
+    """Return the chart that `key` tells apart from every other one, and what to see in it."""
+    drawing, grouped = _drawn.drawing, _groups(_drawn)
+    points = charts.points_of(_drawn.frame, _metric, drawing.axis, drawing.smoothing)
+    names: dict[Any, str] = {number: f"trial {number}" for number in _drawn.bright}
+    if grouped:
+        kept = points[points["trial"].isin(grouped)]
+        points = kept.assign(trial=kept["trial"].map(grouped)).groupby(["trial", "x"], as_index=False)["y"].mean()
+        names = {name: name for name in grouped.values()}
+    texts = (
+        charts.said(points, _metric, _drawn.snapshot.view.spec.kl_budget, names),
+        GROUPED if grouped else _spread_text(_drawn, _metric),
+        charts.over_the_axis(_drawn.frame, _metric, drawing, _levels),
+    )
+    option = charts.curve(
         _drawn.frame,
         _drawn.snapshot.trials,
         _metric,
@@ -210,12 +242,34 @@ def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) 
         kl_budget=_drawn.snapshot.view.spec.kl_budget,
         names=_names(_drawn),
         rests=fidelity.rung_pauses(_of_frame(_drawn)),
+        groups=grouped,
     )
+    return option, " ".join(text for text in texts if text)
 
 
 def _of_frame(drawn: Drawn) -> list[TrialRow]:
     numbers = set(drawn.frame["trial"])
     return [row for row in drawn.snapshot.view.trials if row.number in numbers]
+
+
+GROUPED = "Lines are the means of the trials with each value, areas the middle 80% of them."
+MOST_VALUES = 4
+"""Values of a setting that are a group each; of more the lower and the upper half are."""
+
+
+def _groups(drawn: Drawn) -> dict[int, str]:
+    """Return each trial's group by the chosen setting; nothing where trials are not grouped."""
+    by = drawn.drawing.by
+    if not by or not drawn.drawing.grouped:
+        return {}
+    rows = _of_frame(drawn)
+    values = {row.number: float(found) for row in rows if isinstance(found := row.config.get(by), int | float)}
+    few, middle = sorted(set(values.values())), statistics.median(values.values() or [0.0])
+    if len(few) > MOST_VALUES:
+        named = {number: f"{'up to' if value <= middle else 'over'} {middle:.3g}" for number, value in values.items()}
+    else:
+        named = {number: f"{value:.4g}" for number, value in values.items()}
+    return {number: named[number] for number in sorted(values, key=lambda one: values[one])}
 
 
 def _names(drawn: Drawn) -> dict[int, str]:

@@ -1,6 +1,6 @@
 """The page of curves: KL, reward and every other declared metric over the run; PPO's health."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -80,7 +80,7 @@ def _draw(
 def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
     """Return the metrics and how to draw them; all of it is in the link."""
     metrics = st.multiselect(
-        "Metrics", grouped(), key=CHOSEN_METRICS, bind="query-params", format_func=label, width=300,
+        "Metrics", by_group(), key=CHOSEN_METRICS, bind="query-params", format_func=label, width=300,
         label_visibility="collapsed", placeholder="KL, eval reward, score",
     )  # fmt: skip
     more = st.popover("Axes and smoothing", icon=":material/tune:")
@@ -96,9 +96,18 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         bind="query-params", format_func=lambda name: HYPERPARAMETERS[name].label, placeholder="trial number only",
         help="Shows the value of a searched hyperparameter beside the trial's number.",
     )  # fmt: skip
+    grouped = more.toggle(
+        "Group by it", key="group", bind="query-params", disabled=by is None,
+        help="One line for the mean of the trials with each value, and a band; of many values, low and high ones.",
+    )  # fmt: skip
+    linked = more.toggle(
+        "Link the cursors", key="linked", bind="query-params",
+        help="Draws the charts below each other as one, so that the line under the mouse is in all of them.",
+    )  # fmt: skip
     smoothing = more.slider(
         "Smoothing", 0.0, 0.95, 0.0, 0.05, key="smooth", bind="query-params",
-        help="Share of the past in each point (exponential mean). Evaluations are never smoothed.",
+        help="Share of the past in each point (exponential mean, debiased); what was measured is pale behind it. "
+        "Evaluations are never smoothed.",
     )  # fmt: skip
     curve_charts.window()
     low, high = more.slider(
@@ -107,22 +116,32 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         help="Percent of the longest trial. The zoom button of a chart sets it, too: press it, then drag.",
     )  # fmt: skip
     by_beta.button(snapshot)
-    return tuple(metrics) or SHOWN_FIRST, Drawing(axis, smoothing, scale == "log", (low, high), by or "")
+    drawing = Drawing(axis, smoothing, scale == "log", (low, high), by or "", grouped, linked)
+    return metrics_of(metrics) or SHOWN_FIRST, drawing
 
 
-def grouped() -> list[str]:
-    """Return every declared metric but the quantiles, which are drawn with their mean, by group."""
+def metrics_of(picked: Sequence[str]) -> tuple[str, ...]:
+    """Return the metrics that are picked by themselves or with their group, each once."""
+    found = ([name for name in by_group() if _group(name) == one] or [one] for one in picked)
+    return tuple(dict.fromkeys(metric for metrics in found for metric in metrics if metric in METRICS))
+
+
+def by_group() -> list[str]:
+    """Return every declared metric but the quantiles, which are drawn with their mean, each group behind its name."""
     own = {f"{name}_{suffix}" for name in METRICS for suffix in QUANTILES if charts.quantiles(name)}
     order = [*GROUPS.values(), "Run"]
-    return sorted((name for name in METRICS if name not in own), key=lambda name: order.index(_group(name)))
+    return sorted([*order, *(name for name in METRICS if name not in own)], key=lambda name: order.index(_group(name)))
 
 
-def label(metric: str) -> str:
-    """Return a metric's group and label; no two are alike."""
-    return f"{_group(metric)}: {METRICS[metric].label}"
+def label(picked: str) -> str:
+    """Return a metric's group and label, or that all of a group are meant; no two are alike."""
+    return f"{_group(picked)}: {METRICS[picked].label if picked in METRICS else 'all'}"
 
 
 def _group(metric: str) -> str:
+    """Return the group of a metric; of a group itself."""
+    if metric not in METRICS:
+        return metric
     return GROUPS.get(metric.partition("/")[0] if "/" in metric else "", "Run")
 
 
@@ -134,37 +153,45 @@ def draw_health(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> No
     numbers = common.highlighted(snapshot, chosen, MOST_LINES)
     steps = data.curves(store, snapshot, HEALTH_METRICS, numbers=numbers)
     rows = {row.number: row for row in snapshot.view.trials}
-    found = {
+    courses = {
         number: Course(
             steps[steps["trial"] == number].to_dict("records"),
             rows[number].config,
             snapshot.view.spec,
             rows[number].reason,
-        ).readings
+        )
         for number in numbers
     }
+    found = {number: course.readings for number, course in courses.items()}
     st.subheader(
         "PPO health of the trials in colour",
         anchor=False,
-        help=f"Medians of the last {LATEST} steps. ✓ in range, ▲ too high, ▼ too low, – not measured, or too early. "
+        help=f"Medians of the last {LATEST} steps. ✓ in range, ▲ out of it, ✕ out of it in a trial "
+        "that the guard ended, – not measured, or too early. "
         "What is out of its range is also in the trial's diagnosis, on its page.",
     )
-    st.dataframe(health_rows(found), key="health", hide_index=True, column_config=_health_columns())
-    for text in advice(found):
+    table = health_rows(found, {number for number, course in courses.items() if course.blame})
+    common.table(table, "health", _health_columns(), marked=True)
+    for text in advice(found) or ["Every sign that was measured is in its range."]:
         st.text(text)
 
 
-def health_rows(found: Mapping[int, Sequence[Reading]]) -> pd.DataFrame:
-    """Return one row per trial and one column per metric."""
+def health_rows(found: Mapping[int, Sequence[Reading]], ended: Collection[int]) -> pd.DataFrame:
+    """Return one row per trial, with the names of the signs that are out, and one column per metric.
+
+    In trials that the guard `ended` a sign that is out is bad, elsewhere it is worth a look.
+    """
     rows = []
     for number, readings in found.items():
-        cells: dict[str, Any] = {"trial": number}
+        out = dict.fromkeys(one.sign.label for one in readings if one.is_out)
+        bad, said = ("✕", "bad") if number in ended else ("▲", "worth a look")
+        cells: dict[str, Any] = {"trial": number, "health": f"{bad} {said}: {', '.join(out)}" if out else "✓ ok"}
         for one in sorted(readings, key=lambda one: one.is_out):  # of two signs of one metric that which is out
             mark = "✓" if one.value is not None else "–"
-            mark = ("▼" if one.sign.breaks_below else "▲") if one.is_out else mark
+            mark = bad if one.is_out else mark
             cells[str(one.sign.metric)] = mark if one.value is None else f"{mark} {one.value:.3g}"
         rows.append(cells)
-    return pd.DataFrame(rows, columns=["trial", *HEALTH_METRICS])
+    return pd.DataFrame(rows, columns=["trial", "health", *HEALTH_METRICS])
 
 
 def advice(found: Mapping[int, Sequence[Reading]]) -> list[str]:
@@ -182,7 +209,10 @@ def advice(found: Mapping[int, Sequence[Reading]]) -> list[str]:
 
 
 def _health_columns() -> dict[str, Any]:
-    columns: dict[str, Any] = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)}
+    columns: dict[str, Any] = {
+        "trial": st.column_config.NumberColumn("Trial", width=60, pinned=True),
+        "health": st.column_config.TextColumn("Health", width=230),
+    }
     for metric in HEALTH_METRICS:
         signs = [SIGNS[name] for name in HEALTH if SIGNS[name].metric == metric]
         title = f"{METRICS[metric].label} ({', '.join(sign.range for sign in signs)})"

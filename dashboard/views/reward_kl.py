@@ -220,7 +220,5 @@ def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     )
     if not findings:
         st.info("These trials have not reported anything yet.")
-    for line in diagnosis.hacking_text(findings):
-        st.text(line)
     if findings:
-        st.caption(diagnosis.HACKING_MEANS)
+        common.hacking_table(findings)

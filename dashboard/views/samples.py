@@ -1,6 +1,8 @@
 """What the trials write: the same prompts, side by side. Every text here is hostile until shown literally."""
 
+import difflib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,83 +11,82 @@ import streamlit as st
 
 from dashboard import data, diagnosis, safe_text, style
 from dashboard.data import Snapshot
+from dashboard.safe_text import Piece
 from dashboard.views import common
 from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
 from tuner import hacking
-from tuner.store import Store, TrialRow
+from tuner.status import Origin
+from tuner.store import Store
 
-# A response token by token: how far each moved from the reference policy, and what the critic made of it.
-#
-# Tokens are hostile text like all of a response: they stand in a table's cells, which nothing interprets.
+# What is marked in a response: its tokens by a reading, or the words that differ from another response.
 
 VALUE_ERROR = "value error"
 READINGS = {
-    "KL": ("kls", "Exact KL from the reference at the token's position, in nats."),
-    "log-ratio": ("log_ratios", "log π - log π_ref of the token, in nats: over 0, the policy likes it more."),
-    "advantage": ("advantages", "GAE of the evaluation's own rewards, before whitening."),
-    "value": ("values", "What the critic predicts at the token."),
-    VALUE_ERROR: (
-        "",
-        "The critic's value less the response's whole reward: over 0, the critic overestimates. With a "
-        "discount or rewards per token even a perfect critic is not at 0.",
-    ),
-    "log-prob": ("logprobs", "Log-probability of the token under the policy, in nats."),
+    "KL": "kls",
+    "log-ratio": "log_ratios",
+    "advantage": "advantages",
+    "value": "values",
+    VALUE_ERROR: "",
+    "log-prob": "logprobs",
 }
-"""What is known of a token, by label: the field of `TokenReadings` (empty: it is reckoned), and what it means."""
+"""What is known of a token, by label: the field of `TokenReadings`; empty: it is reckoned."""
 COLOURED = ("KL", "log-ratio", "advantage", "value", VALUE_ERROR)
 """Readings that tokens can be coloured by."""
-TOKEN = "token"
-HEIGHT = 280
+REFERENCE, START, BEFORE = "changes from the reference", "changes from before training", "changes from the step before"
+CHANGES = (REFERENCE, START, BEFORE)
+"""Responses that another one's words can be held against."""
 
 _OVER, _UNDER = "213, 94, 0", "0, 114, 178"
 """Vermilion and blue of Okabe and Ito (2008), distinct with the common colour-vision deficiencies."""
 _DEEPEST = 0.65
 """Opacity of the largest reading: the text on it stays readable on a light and on a dark page."""
+_ADDED = "background-color: rgba(0, 158, 115, 0.3); text-decoration: underline"
+_REMOVED = "background-color: rgba(213, 94, 0, 0.25); text-decoration: line-through"
+_FOUND = "background-color: rgba(230, 159, 0, 0.5)"
 
 
-def choose() -> str | None:
-    """Return the reading that tokens are coloured by, which is in the link; None: tokens are not shown."""
-    return st.selectbox(
-        "Tokens coloured by",
-        COLOURED,
-        index=None,
-        placeholder="Off",
-        width=170,
-        key="tokens",
-        bind="query-params",
-        help="Shows each response token by token. Orange is above 0, blue below; the deeper, the larger among the "
-        "responses to one prompt. Click a column's head to find the tokens that moved most.",
-    )
+def changed(text: str, base: str) -> list[Piece]:
+    """Return a response with the words that were added to `base` and those that were removed from it marked."""
+    before, after = (re.findall(r"\s*\S+", one[: safe_text.WHOLE]) for one in (base, text))
+    matcher = difflib.SequenceMatcher(None, [word.strip() for word in before], [word.strip() for word in after])
+    pieces: list[Piece] = []
+    for kind, low, high, first, last in matcher.get_opcodes():
+        if kind != "equal" and high > low:
+            pieces.append(("".join(before[low:high]), _REMOVED, "removed"))
+        if last > first:
+            css, said = ("", "") if kind == "equal" else (_ADDED, "added")
+            pieces.append(("".join(after[first:last]), css, said))
+    return pieces
 
 
-def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str, reward: float = math.nan) -> None:
-    """Draw one response's tokens, coloured by `reading`; `largest` is what gets the deepest colour.
+def base_of(every: pd.DataFrame, row: Any, against: str, reference: int | None) -> str | None:
+    """Return the response that one is held against; None: there is none."""
+    own = every[(every["prompt_index"] == row.prompt_index) & (every["step"] <= row.step)].sort_values("step")
+    own = own[own["trial"] == (reference if against == REFERENCE else row.trial)]
+    if against != REFERENCE:
+        own = own[own["step"] == 0] if against == START else own[own["step"] < row.step]
+    return None if own.empty else str(own["response"].iloc[-1])
 
-    `reward` is the response's, from which the critic's error follows.
+
+def tokens_of(tokens: TokenReadings, reading: str, largest: float, reward: float = math.nan) -> list[Piece]:
+    """Return a response's tokens, coloured by `reading`; `largest` is what gets the deepest colour.
+
+    Each says all its readings; `reward` is the response's, from which the critic's error follows.
     """
-    if tokens is None:
-        st.caption("no token data for this sample")
-        return
-    frame = table(tokens, first=reading, reward=reward)
-    if reading not in frame.columns:
-        st.caption(f"no {reading} for its tokens: this trial has no critic")
-        return
-    colours = shades(frame[reading], largest)
-    styled = frame.style.apply(lambda column: colours, subset=[TOKEN, reading])
-    columns = {
-        name: st.column_config.NumberColumn(name, format="%.3f", width=75, help=READINGS[name][1])
-        for name in frame.columns
-        if name != TOKEN
-    }
-    st.dataframe(styled, key=key, height=HEIGHT, hide_index=True, placeholder="", column_config=columns)
+    known = {name: values for name in READINGS if (values := _values(tokens, name, reward))}
+    gap = "" if any(text[:1].isspace() for text in tokens.texts) else " "
+    pieces: list[Piece] = []
+    for place, (text, css) in enumerate(zip(tokens.texts, shades(known[reading], largest), strict=True)):
+        said = ", ".join(f"{name} {values[place]:.3f}" for name, values in known.items())
+        pieces += [(text, css, said), (gap, "", "")]
+    return pieces
 
 
-def table(tokens: TokenReadings, first: str, reward: float = math.nan) -> pd.DataFrame:
-    """Return one row per token: its text, safe to show and to export, and what is known of it, `first` in front."""
-    names = sorted(READINGS, key=lambda name: name != first)
-    known = {name: values for name in names if (values := _values(tokens, name, reward))}
-    return pd.DataFrame({TOKEN: [safe_text.cell(text) for text in tokens.texts], **known})
+def found(text: str, wanted: str) -> list[Piece]:
+    """Return a response with every place marked where it has what was looked for, in capitals or not."""
+    parts = re.split(f"({re.escape(wanted)})", text, flags=re.IGNORECASE) if wanted else [text]
+    return [(part, _FOUND if place % 2 else "", "") for place, part in enumerate(parts)]
 
 
 def largest_reading(
@@ -104,7 +105,7 @@ def largest_reading(
 def _values(tokens: TokenReadings, reading: str, reward: float) -> list[float]:
     """Return a reading of each token; empty: it is not known."""
     if reading != VALUE_ERROR:
-        return list(getattr(tokens, READINGS[reading][0]))
+        return list(getattr(tokens, READINGS[reading]))
     return [] if math.isnan(reward) else [value - reward for value in tokens.values]
 
 
@@ -124,11 +125,14 @@ def _shade(share: float) -> str:
 SIDE_BY_SIDE = 4
 """Trials that fit beside each other."""
 PROMPTS_A_PAGE = 3
-WHEN = ("before training", "halfway", "best in the budget", "last", "every")
+AT_STEP = "at step"
+WHEN = ("before training", "best in the budget", "last", AT_STEP, "every")
 """Evaluations of a trial whose samples can be shown, beside each other's. `every`: up to `MOST_STEPS` of them."""
 MOST_STEPS = 12
 LONG = 700
-"""Characters from which a text scrolls in a box of its own, so that the others stay beside it."""
+"""Characters from which a text scrolls in a box of its own until it is opened, so that the others stay beside it."""
+ORDERS = {"prompt": "By prompt", "reward": "Highest reward", "kl": "Highest KL", "gap": "Largest gap in reward"}
+"""Orders of prompts; by what their shown responses have."""
 
 
 def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
@@ -137,7 +141,9 @@ def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
         numbers = numbers[:SIDE_BY_SIDE]
-    every = data.samples(store, snapshot, numbers)
+    reference = next((row.number for row in snapshot.view.trials if row.origin is Origin.REFERENCE), None)
+    read = data.samples(store, snapshot, (*numbers, *([] if reference is None else [reference])))
+    every = read[read["trial"].isin(numbers)]
     if every.empty:
         st.info("These trials have no samples yet. The first evaluation writes them.")
         return
@@ -150,48 +156,121 @@ def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
         key="when",
         bind="query-params",
         help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one that the "
-        "trial's value is of.",
+        "trial's value is of, `at step` the last one up to a step.",
     )
     prompts = {int(index): str(text) for index, text in every.groupby("prompt_index")["prompt"].first().items()}
     with row:
-        reading = choose()
+        mark = st.selectbox(
+            "Mark",
+            (*COLOURED, *CHANGES),
+            index=None,
+            placeholder="Nothing",
+            width=165,
+            key="mark",
+            bind="query-params",
+            help="A token's reading, orange above 0 and blue below, the deeper, the larger among the responses to one "
+            "prompt; point at a token for all its readings. Or words that were added to another response (underlined) "
+            "and removed from it (struck through).",
+        )
         picked = _choose_prompt(prompts)
+        more = st.popover("Find, order", icon=":material/search:")
+        wanted = more.text_input("Find in responses", key="find", bind="query-params")
+        order = more.selectbox("Order", list(ORDERS), key="order", bind="query-params", format_func=ORDERS.__getitem__)
     if not when:
         st.info("Choose at least one evaluation.")
         return
+    at = _choose_step(sorted(int(step) for step in every["step"].unique())) if AT_STEP in when else 0
     row_of = {row.number: row for row in snapshot.view.trials}
     trials = [row_of[number] for number in numbers if number in row_of]
-    for index in _on_this_page(list(prompts)) if picked is None else [picked]:
-        own = every[every["prompt_index"] == index]
+    lines = _lines(every, when, {row.number: row.value_step for row in trials}, at)
+    shown = every.merge(pd.concat(lines).drop_duplicates(), on=["trial", "step"])
+    shown = shown if picked is None else shown[shown["prompt_index"] == picked]
+    has = shown[shown["response"].str.contains(wanted or "", case=False, regex=False)]
+    indices = ordered(has, order)
+    for index in _on_this_page(indices) if indices else []:
         with st.container(border=True):
             st.caption(f"Prompt {index}")
             st.text(safe_text.visible(prompts[index]))
-            for line in _lines(every, when, {row.number: row.value_step for row in trials}):
-                _side_by_side(own.merge(line, on=["trial", "step"]), trials)
-                if reading is not None:
-                    _tokens(store, snapshot, own.merge(line, on=["trial", "step"]), trials, reading)
+            for line in lines:
+                own = every[every["prompt_index"] == index].merge(line, on=["trial", "step"])
+                readings = {
+                    row.trial: data.tokens(store, snapshot, row.trial, row.step, row.prompt_index)
+                    for row in own.itertuples()
+                    if mark in COLOURED
+                }
+                largest = largest_reading([*readings.values()], mark, list(own["reward"])) if mark and readings else 0.0
+                for column, trial in zip(st.columns(len(trials)), trials, strict=True):
+                    with column:
+                        st.html(style.heading(trial.number, style.status_cell(trial)))
+                        there = own[own["trial"] == trial.number]
+                        for row in there.itertuples():
+                            base = base_of(read, row, mark, reference) if mark in CHANGES else None
+                            _response(row, *_marked(row, mark, wanted, readings.get(row.trial), largest, base))
+                        if there.empty:
+                            st.caption("no sample of this prompt")
+    st.caption(_said(shown, has if wanted else None))
 
 
-def at_evaluation(samples: pd.DataFrame, when: str, best: Mapping[int, int | None]) -> pd.DataFrame:
-    """Return each trial's samples of one of its evaluations: its first, its middle one, its last, or its best.
+def ordered(shown: pd.DataFrame, order: str) -> list[int]:
+    """Return the prompts of responses in one of `ORDERS`."""
+    by = shown.groupby("prompt_index")
+    if order == "prompt":
+        return list(by.groups)
+    measure = by["reward"].max() - by["reward"].min() if order == "gap" else by[order].max()
+    return [int(index) for index in measure.sort_values(ascending=False, kind="stable").index]
+
+
+def _said(shown: pd.DataFrame, has: pd.DataFrame | None) -> str:
+    """Return what to see in the responses; `has` are those with what was looked for, if anything was."""
+    said = [] if has is None else [f"{len(has)} of {len(shown)} responses have it."]
+    for name, column in (("reward", "reward"), ("KL", "kl")):
+        if shown[column].notna().any():
+            top = shown.loc[shown[column].idxmax()]
+            said.append(f"Highest {name}: {top[column]:.2f}, trial {top['trial']} on prompt {top['prompt_index']}.")
+    return " ".join(said)
+
+
+def _choose_step(steps: Sequence[int]) -> int:
+    """Return the step up to which a trial's last evaluation is shown."""
+    if len(steps) == 1:
+        return steps[0]
+    # A link's step is there already; one of other trials may be none of these.
+    if st.session_state.get("step", steps[-1]) not in steps or not {"step"} & {*st.session_state, *st.query_params}:
+        st.session_state["step"] = steps[-1]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        step = int(st.select_slider("Step", steps, key="step", bind="query-params", width=320))
+        place = steps.index(step)
+        for label, icon, to in (("Previous", "left", place - 1), ("Next", "right", place + 1)):
+            there = 0 <= to < len(steps)
+            shown = f":material/chevron_{icon}:"
+            st.button(label, icon=shown, disabled=not there, on_click=_set_step, args=(steps[to if there else place],))
+    return step
+
+
+def _set_step(step: int) -> None:
+    st.session_state["step"] = step
+
+
+def at_evaluation(samples: pd.DataFrame, when: str, best: Mapping[int, int | None], at: int = 0) -> pd.DataFrame:
+    """Return each trial's samples of one of its evaluations: its first, its last, its best, or the last up to `at`.
 
     `best` has the step that each trial's value is of, by number: at step 0 or None it has no best.
     """
     kept = []
     for number, own in samples.groupby("trial"):
-        kept.append(own[own["step"] == _step(own, when, best.get(int(number)))])
+        kept.append(own[own["step"] == _step(own, when, best.get(int(number)), at)])
     return pd.concat(kept) if kept else samples
 
 
-def _step(own: pd.DataFrame, when: str, best: int | None) -> int:
+def _step(own: pd.DataFrame, when: str, best: int | None, at: int) -> int:
     """Return the step of one trial's evaluation; -1: it has none such."""
     if when == "best in the budget":
         return best or -1
-    steps = sorted(own["step"].unique())
-    return int(steps[{"before training": 0, "halfway": len(steps) // 2, "last": -1}[when]])
+    steps = own["step"] if when != AT_STEP else own.loc[own["step"] <= at, "step"]
+    return int(steps.min() if when == "before training" else steps.max()) if len(steps) else -1
 
 
-def _lines(samples: pd.DataFrame, when: Sequence[str], best: Mapping[int, int | None]) -> list[pd.DataFrame]:
+def _lines(samples: pd.DataFrame, when: Sequence[str], best: Mapping[int, int | None], at: int) -> list[pd.DataFrame]:
     """Return the lines that stand below each other: each names `trial` and `step` of what is shown beside each other.
 
     With `every`, trials are in line with each other by how many evaluations they have had.
@@ -206,7 +285,7 @@ def _lines(samples: pd.DataFrame, when: Sequence[str], best: Mapping[int, int | 
             else [places[i * (len(places) - 1) // (MOST_STEPS - 1)] for i in range(MOST_STEPS)]
         )
         return [keys[turn == place] for place in shown]
-    chosen = [at_evaluation(samples, name, best) for name in WHEN if name in when]
+    chosen = [at_evaluation(samples, name, best, at) for name in WHEN if name in when]
     return [line[["trial", "step"]].drop_duplicates() for line in chosen]
 
 
@@ -219,7 +298,7 @@ def _choose_prompt(prompts: Mapping[int, str]) -> int | None:
         "Prompt",
         list(prompts),
         index=None,
-        width=260,
+        width=190,
         placeholder=f"All {len(prompts)}; type to find one",
         format_func=lambda index: f"{index}: {safe_text.one_line(prompts.get(index, ''), 90)}",
         key="prompt",
@@ -245,46 +324,39 @@ _HELP = (
 )
 
 
-def _side_by_side(frame: pd.DataFrame, trials: list[TrialRow]) -> None:
-    """Draw the responses to one prompt, one column per trial."""
-    for column, trial in zip(st.columns(len(trials)), trials, strict=True):
-        with column:
-            st.html(style.heading(trial.number, style.status_cell(trial)))
-            own = frame[frame["trial"] == trial.number]
-            for row in own.itertuples():
-                _response(row)
-            if own.empty:
-                st.caption("no sample of this prompt")
+def _marked(
+    row: Any, mark: str | None, wanted: str, tokens: TokenReadings | None, largest: float, base: str | None
+) -> tuple[list[Piece], str]:
+    """Return a response with its marks, and what there is to say of them."""
+    text, note = row.response[: safe_text.WHOLE], ""
+    if len(row.response) > len(text):
+        note = f"cut: {len(row.response):,} characters in all"
+    if mark in CHANGES:
+        if base is not None:
+            return changed(row.response, base), note
+        note = "nothing to hold it against"
+    elif mark and tokens is None:
+        note = "no token data for this sample"
+    elif mark and tokens is not None:
+        if _values(tokens, mark, row.reward):
+            return tokens_of(tokens, mark, largest, row.reward), note
+        note = f"no {mark} for its tokens: this trial has no critic"
+    return found(text, wanted), note
 
 
-def _tokens(store: Store, snapshot: Snapshot, frame: pd.DataFrame, trials: list[TrialRow], reading: str) -> None:
-    """Draw the responses to one prompt token by token, each below its text, in one scale of colours."""
-    found: dict[int, tuple[Any, TokenReadings | None]] = {
-        row.trial: (row, data.tokens(store, snapshot, row.trial, row.step, row.prompt_index))
-        for row in frame.itertuples()
-    }
-    rewards = [row.reward for row, _ in found.values()]
-    largest = largest_reading([own for _, own in found.values()], reading, rewards)
-    for column, trial in zip(st.columns(len(trials)), trials, strict=True):
-        if trial.number in found:
-            row, own = found[trial.number]
-            with column:
-                key = f"tokens {trial.number} {row.step} {row.prompt_index}"
-                draw(own, reading, largest, key=key, reward=row.reward)
-
-
-def _response(row: Any) -> None:
+def _response(row: Any, pieces: Sequence[Piece], note: str) -> None:
     reward, length = METRICS["eval/reward"].unit, METRICS["eval/length"].unit
     st.caption(
         f"**{row.reward:.2f}** {reward} · KL **{row.kl:.1f}** nats · **{row.length:d}** {length} · step {row.step:d}"
     )
     if len(row.parts) > 1:
         st.text(_parts(row.parts))
-    text = safe_text.visible(row.response)
-    if len(text) > LONG:
-        st.container(height=240).text(text)
-    else:
-        st.text(text)
+    opens, kind = "", "response"
+    if len(row.response) > LONG:
+        opens, kind = f"<details><summary>All {len(row.response):,} characters</summary></details>", "response long"
+    st.html(f'{opens}<div class="{kind}" dir="auto">{safe_text.marked(pieces)}</div>')
+    if note:
+        st.caption(note)
 
 
 def _parts(parts: Mapping[str, float | None]) -> str:
@@ -322,6 +394,4 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None
         help=f"{hacking.RULE} A reason to read the samples above, not a proof.",
     )
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
-    for line in diagnosis.hacking_text(diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)):
-        st.text(line)
-    st.caption(diagnosis.HACKING_MEANS)
+    common.hacking_table(diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget))

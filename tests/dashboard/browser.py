@@ -213,7 +213,7 @@ def zoom(made: Visit) -> None:
     box = chart.bounding_box()
     assert box is not None
     mouse = made.page.mouse
-    mouse.click(box["x"] + box["width"] - 54, box["y"] + 25)
+    mouse.click(box["x"] + box["width"] - 26, box["y"] + 25)
     mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 120)
     mouse.down()
     mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 120, steps=5)

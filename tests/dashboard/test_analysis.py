@@ -118,17 +118,13 @@ RISE, LOW = [0.4, 1.0, 1.2], [0.0, 4.0, 6.0]
 
 def test_a_rise_with_nothing_worse_is_clean_and_says_what_was_not_measured() -> None:
     finding = only(course(RISE, LOW, length=[20, 22, 24]))
-    assert (finding.verdict, finding.rise, finding.unknown) == ("clean", pytest.approx(0.7), ("repetition", "entropy"))
+    assert (finding.verdict, finding.rise) == ("clean", pytest.approx(0.7))
     assert finding.rise_se == pytest.approx(math.hypot(0.05, 0.05))
-    assert finding.words == (
-        "Reward rises (+0.70 ± 0.07 reward) and nothing crossed its threshold: KL ends at 6.0 nats/response, within the "
-        "budget of 10, length goes from 20 to 23 tokens. Not measured: repetition, entropy."
-    )
-
-
-def test_the_kl_is_that_of_the_last_evaluation() -> None:
-    [text] = diagnosis.hacking_text([only(course(RISE, LOW))])
-    assert text.startswith("✓ Trial 0: Reward rises") and "KL ends at 6.0 nats/response" in text
+    [row] = diagnosis.hacking_rows([finding]).fillna("").to_dict("records")
+    assert row == {
+        "trial": 0, "verdict": "✓ clean", "reward": "+0.70 ± 0.07", "KL": "6.0", "length": "20 → 23", "repetition": "",
+        "entropy": "",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -143,7 +139,9 @@ def test_the_kl_is_that_of_the_last_evaluation() -> None:
 def test_a_rise_while_something_worsens_is_suspect(readings: dict[str, list[float]], said: str) -> None:
     finding = only(course(RISE, LOW, **readings))
     assert (finding.verdict, finding.worse) == ("suspect", (said,))
-    assert finding.words.startswith("Reward rises (+0.70 ± 0.07 reward) while ")
+    [row] = diagnosis.hacking_rows([finding]).to_dict("records")
+    assert row["verdict"] == "▲ suspect" and row[next(iter(readings))].startswith("▲ ")
+    assert "trial 0: read" in diagnosis.hacking_said([finding])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +159,8 @@ def test_reward_over_the_kl_budget_is_suspect() -> None:
 def test_a_rise_within_its_noise_is_none_and_one_evaluation_is_too_early() -> None:
     assert only(course([0.4, 0.5, 0.54], LOW)).verdict == "no rise"
     assert only(course([0.4], [0.0])).verdict == "too early"
-    assert only(course([0.4, NAN], [0.0, NAN])).words.startswith("Too early to say")
+    early = only(course([0.4, NAN], [0.0, NAN]))
+    assert early.verdict == "too early" and diagnosis.hacking_rows([early])["reward"].tolist() == [""]
 
 
 def test_rollouts_stand_in_for_readings_that_no_evaluation_made() -> None:

@@ -274,8 +274,8 @@ def _budget_by_hand(visit: Visit) -> None:
 
 
 def _samples_by_hand(visit: Visit) -> None:
-    visit.page.get_by_role("button", name="halfway").click()
-    visit.choose("Tokens coloured by", "advantage")
+    visit.page.get_by_role("button", name="before training").click()
+    visit.choose("Mark", "advantage")
     visit.page.get_by_role("combobox", name="Prompt").click()
     visit.page.get_by_role("option", name="3:").click()
 
@@ -292,7 +292,7 @@ def _study_by_hand(visit: Visit) -> None:
 LINKS: dict[str, tuple[str, Callable[[Visit], None], tuple[str, ...]]] = {
     "curves": (f"curves{QUERY}", _curves_by_hand, ("smooth=0.1", "axis=step", "scale=log", "metric=Policy", "trial=6")),
     "budget": (f"reward_kl{QUERY}", _budget_by_hand, ("budget=", "show=values")),
-    "samples": (f"samples{QUERY}", _samples_by_hand, ("when=halfway", "tokens=advantage", "prompt=3")),
+    "samples": (f"samples{QUERY}", _samples_by_hand, ("when=before", "mark=advantage", "prompt=3")),
     "zoom": (f"curves{QUERY}", _zoom_by_hand, ("window=",)),
     "study": (QUERY, _study_by_hand, ("study=dead", "trial=13")),
 }

@@ -37,7 +37,7 @@ def steps(number: int, kl: list[float], **columns: list[float]) -> pd.DataFrame:
 
 
 def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict[str, Any]:
-    early = {"rule": "", "reason": "", "stop_step": NAN, "value_step": NAN}
+    early = {"rule": "", "reason": "", "stop_step": NAN, "value_step": NAN, "fork_step": NAN}
     return {"number": number, "status": status, "kind": status.value, **early} | values
 
 
@@ -410,7 +410,7 @@ def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: 
 def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> None:
     frame = pd.concat([steps(number, [float(number), NAN, 10.0 + number]) for number in range(11)], ignore_index=True)
     frame.loc[frame["trial"].eq(10) & frame["step"].eq(1), KL] = 99.0
-    assert charts.band_edges(charts.points_of(frame, KL)).to_numpy().tolist() == [[0, 1, 9], [2, 11, 19]]
+    assert charts.band_edges(charts.points_of(frame, KL)).to_numpy().tolist() == [[0, 1, 9, 5], [2, 11, 19, 15]]
 
 
 def test_a_band_goes_on_where_most_trials_have_ended_and_of_no_numbers_is_empty() -> None:
@@ -472,10 +472,6 @@ def test_representatives_are_spread_over_the_trials_and_stay_when_another_is_cho
     assert charts.representatives([3, 5], (5,), most=4) == [3]
 
 
-def test_a_chart_can_be_saved() -> None:
-    assert chart(steps(0, [0, 1]))["toolbox"]["feature"]["saveAsImage"]["name"] == "objective_kl_exact"
-
-
 def test_a_chart_without_a_step_has_its_limits() -> None:
     assert names(chart(steps(0, []), trial(0), chosen=(0,))) == ["Limits"]
 
@@ -483,11 +479,72 @@ def test_a_chart_without_a_step_has_its_limits() -> None:
 # The selector of metrics
 
 
-def test_every_declared_metric_but_quantiles_can_be_chosen_once_by_group() -> None:
-    offered = curves.grouped()
+def test_every_declared_metric_but_quantiles_can_be_chosen_alone_and_with_its_group() -> None:
+    offered = curves.by_group()
     own = {f"{name}_{suffix}" for name in (SCORE, "objective/rlhf_reward") for suffix in QUARTERS}
-    assert set(offered) == set(METRICS) - own
+    groups = [*curves.GROUPS.values(), "Run"]
+    assert set(offered) == {*METRICS, *groups} - own
     labels = [curves.label(metric) for metric in offered]
     assert len(set(labels)) == len(labels)
-    groups = [label.split(":")[0] for label in labels]
-    assert [name for place, name in enumerate(groups) if name not in groups[:place]] == [*curves.GROUPS.values(), "Run"]
+    assert list(dict.fromkeys(label.split(":")[0] for label in labels)) == groups
+    assert curves.metrics_of(["Critic", "value/lr", KL]) == ("value/grad_norm", "value/lr", KL)
+    assert set(curves.metrics_of(groups)) == set(METRICS) - own
+
+
+# What a fork inherited, what is behind smoothed lines, groups, one cursor, and what there is to see
+
+
+def test_what_a_fork_has_from_its_parent_is_dotted_and_not_its_own() -> None:
+    option = chart(steps(5, [0, 1, 2, 3, 4]), trial(5, fork_step=2), chosen=(5,))
+    inherited, own = named(option, "Trial 5, inherited"), named(option, "Trial 5")
+    assert [x for x, _ in drawn(option, "Trial 5, inherited")] == [0, 1, 2]
+    assert [x for x, _ in drawn(option, "Trial 5")] == [2, 3, 4]
+    assert inherited["lineStyle"]["type"] == style.DOTTED.echarts != own["lineStyle"]["type"]
+    assert "Trial 5, inherited" not in names(chart(steps(5, [0, 1]), trial(5, fork_step=0), chosen=(5,)))
+
+
+def test_what_was_measured_is_pale_behind_a_smoothed_line_but_not_behind_evaluations() -> None:
+    option = chart(steps(0, [0.0, 8.0]), chosen=(0,), smoothing=0.5)
+    measured, smooth = named(option, "Trial 0, measured"), named(option, "Trial 0")
+    assert drawn(option, "Trial 0, measured") == [[0, 0], [1, 8]] != drawn(option, "Trial 0")
+    assert measured["silent"] and measured["lineStyle"]["opacity"] < smooth["lineStyle"]["opacity"]
+    assert "Trial 0, measured" not in names(chart(steps(0, [0.0, 8.0]), chosen=(0,)))
+    frame = steps(0, [0.0, 8.0], **{"eval/reward": [0.5, 0.7]})
+    assert "Trial 0, measured" not in names(chart(frame, chosen=(0,), metric="eval/reward", smoothing=0.5))
+
+
+def test_groups_are_their_means_and_bands_in_place_of_trials() -> None:
+    frame = pd.concat([steps(number, [0.0, float(number)]) for number in range(4)])
+    rows = pd.DataFrame([trial(number, Status.PRUNED) for number in range(4)])
+    groups = {0: "up to 1", 1: "up to 1", 2: "over 1", 3: "over 1"}
+    option = charts.curve(frame, rows, KL, chosen=(0,), drawing=Drawing(), levels=LEVELS, groups=groups)
+    assert drawn(option, "up to 1") == [[0, 0], [1, 0.5]] and drawn(option, "over 1") == [[0, 0], [1, 2.5]]
+    assert drawn(option, "over 1, lower edge")[1] == [1, pytest.approx(2.1)]
+    assert not [name for name in names(option) if name.startswith("Trial") or name == "pruned"]
+
+
+def test_charts_that_share_a_cursor_are_one_and_each_series_is_in_its_own_panel() -> None:
+    frame = steps(0, [0, 1, 2])
+    kl, score = chart(frame, chosen=(0,)), chart(frame, chosen=(0,), metric=SCORE)
+    option = echarts.stacked([kl, score], ["KL", "Score"], 300)
+    assert option["axisPointer"]["link"] == [{"xAxisIndex": "all"}]
+    assert [axis["name"] for axis in option["yAxis"]] == ["KL", "Score"]
+    lines = [series for series in option["series"] if series["name"] == "Trial 0"]
+    assert [(one["xAxisIndex"], one["yAxisIndex"]) for one in lines] == [(0, 0), (1, 1)]
+    heights = [option["dataset"][one["datasetIndex"]]["source"]["Trial 0"].tolist() for one in lines]
+    assert heights == [[0, 1, 2], [0, -1, -2]]
+
+
+@pytest.mark.parametrize(
+    ("metric", "kls", "said"),
+    [
+        (KL, {0: 4.0}, "Trial 0 goes from 0 to 4, within the KL budget."),
+        (KL, {0: 4.0, 1: 12.0}, "Trial 0 ends lowest, at 4; trial 1 highest, at 12. 1 of 2 end over the KL budget."),
+        (SCORE, {0: 4.0, 1: 12.0}, "Trial 0 ends highest, at -4; trial 1 lowest, at -12."),
+        (KL, {}, ""),
+    ],
+)
+def test_a_chart_says_where_its_lines_end(metric: str, kls: dict[int, float], said: str) -> None:
+    frame = pd.concat([steps(9, [0.0, 1.0]), *(steps(number, [0.0, kl, NAN]) for number, kl in kls.items())])
+    points = charts.points_of(frame, metric)
+    assert charts.said(points, metric, 10, {number: f"trial {number}" for number in kls}) == said

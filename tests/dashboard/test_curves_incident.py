@@ -172,10 +172,12 @@ def test_readings_are_held_against_their_declared_limits() -> None:
         loss__value_avg=[1.0] * 10,
     )
     assert out(found) == ["clip_fraction", "ratio_low"]
-    assert curves.health_rows({3: found}).iloc[0].to_dict() == {
-        "trial": 3, "policy/approxkl_avg": "–", CLIP: "▲ 0.31", "val/ratio": "▼ 0.89", "loss/value_avg": "✓ 1",
-        "val/var_explained": "✓ 0",
+    assert curves.health_rows({3: found}, ()).iloc[0].to_dict() == {
+        "trial": 3, "health": "▲ worth a look: Updates too large", "policy/approxkl_avg": "–", CLIP: "▲ 0.31",
+        "val/ratio": "▲ 0.89", "loss/value_avg": "✓ 1", "val/var_explained": "✓ 0",
     }  # fmt: skip
+    bad = curves.health_rows({3: found}, {3}).iloc[0]
+    assert (bad["health"], bad[CLIP], bad["loss/value_avg"]) == ("✕ bad: Updates too large", "✕ 0.31", "✓ 1")
 
 
 def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_its_first_ones() -> None:
@@ -187,7 +189,8 @@ def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_its_first_one
 
 def test_a_critic_is_not_read_before_ten_steps() -> None:
     early, told = readings(val__var_explained=[-0.5] * 9)
-    assert curves.health_rows({0: early})["val/var_explained"].tolist() == ["–"] and told == []
+    [row] = curves.health_rows({0: early}, ()).to_dict("records")
+    assert (row["health"], row["val/var_explained"], told) == ("✓ ok", "–", [])
     late, told = readings(val__var_explained=[-0.5] * 10)
     assert out(late) == ["var_explained"] and [one.rule for one in told] == ["Critic explains nothing"]
 
@@ -245,7 +248,7 @@ def test_the_incident_the_diagnosis_and_the_guard_agree_on_a_kl_over_a_line(kl: 
 def test_a_trial_that_the_guard_ended_for_its_value_loss_is_not_ticked() -> None:
     reason = Reason("value_divergence", "Value loss was over 250", "loss/value_avg", 300.0)
     found, told = readings(reason, loss__value_avg=[1.0] * 10)
-    assert curves.health_rows({0: found})["loss/value_avg"].tolist() == ["▲ 1"]
+    assert curves.health_rows({0: found}, {0})["loss/value_avg"].tolist() == ["✕ 1"]
     assert [one.rule for one in told] == ["Critic diverges"] and "Value loss was over 250" in told[0].finding
 
 
@@ -253,7 +256,7 @@ def test_the_same_advice_for_several_trials_is_said_once() -> None:
     high, _ = readings(policy__clipfrac_avg=[0.5])
     [line] = curves.advice({2: high, 5: high, 6: readings(policy__clipfrac_avg=[0.1])[0]})
     assert line.startswith("Trials 2, 5: Updates too large. Clip fraction is to be at most 0.3")
-    assert curves.health_rows({2: high})[CLIP].tolist() == ["▲ 0.5"]
+    assert curves.health_rows({2: high}, ())[CLIP].tolist() == ["▲ 0.5"]
 
 
 # Live trials

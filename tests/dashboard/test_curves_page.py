@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import (
@@ -106,3 +107,15 @@ def test_curves_of_a_study_without_trials_or_steps_say_what_to_wait_for(tmp_path
     change(path, "DELETE FROM ppo_steps")
     app = run(curves(path))
     assert "No trial has reported a step yet." in [info.value for info in app.info]
+
+
+def test_trials_can_be_grouped_by_a_setting_and_charts_share_a_cursor(built: Path, curves: Page) -> None:
+    app = curves(built)
+    app.query_params.update(
+        {"by": HYPERPARAMETERS["cliprange"].label, "group": "true", "linked": "true", "metric": "Policy: all"}
+    )
+    assert len(charts(run(app))) == 1
+    spec = json.loads(app.get("echarts_chart")[0].proto.spec)
+    assert len(spec["grid"]) == 2, "those of the group that were measured"
+    assert {series["name"] for series in spec["series"]} >= {"up to 0.2", "over 0.2"}
+    assert sum("; over 0.2" in caption.value or "Over 0.2 ends" in caption.value for caption in app.caption) == 2

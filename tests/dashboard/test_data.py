@@ -314,12 +314,12 @@ def test_a_study_without_trials_has_empty_frames(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "expected"), [("before training", {0: 0, 2: 0}), ("halfway", {0: 18, 2: 11}), ("last", {0: 30, 2: 13})]
+    ("when", "expected"), [("before training", {0: 0, 2: 0}), ("at step", {0: 18, 2: 13}), ("last", {0: 30, 2: 13})]
 )
 def test_samples_are_those_of_one_evaluation_of_each_trial(
     store: Store, snapshot: data.Snapshot, when: str, expected: dict[int, int]
 ) -> None:
-    kept = samples.at_evaluation(data.samples(store, snapshot, (0, 2)), when, {})
+    kept = samples.at_evaluation(data.samples(store, snapshot, (0, 2)), when, {}, at=20)
     assert kept.groupby("trial")["step"].unique().map(list).to_dict() == {n: [step] for n, step in expected.items()}
     assert kept.groupby("trial").size().tolist() == [4, 4]
 

@@ -111,12 +111,12 @@ def test_values_are_shown_instead_of_trajectories(built: Path, monkeypatch: pyte
 
 def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(budget: str) -> str:
-        texts = shown.texts(page("reward_kl", built, monkeypatch, budget=budget, trial=["7"]))
-        [text] = [text for text in texts if "Trial 7: " in text]
-        return text
+        app = page("reward_kl", built, monkeypatch, budget=budget, trial=["7"])
+        [row] = next(one.value for one in app.dataframe if "verdict" in one.value).to_dict("records")
+        return f"{row['verdict']}, KL {row['KL']}"
 
-    assert verdict("10").startswith("✓ Trial 7: Reward rises")
-    assert "over the budget of 8" in verdict("8") and verdict("8").startswith("▲")
+    assert verdict("10").startswith("✓ clean, KL 9")
+    assert verdict("8").startswith("▲ suspect, KL ▲ 9")
 
 
 @pytest.mark.parametrize("courses", [(GOOD,), (FAILED,), (FAILED, FAILED, GOOD)])

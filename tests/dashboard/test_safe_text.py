@@ -1,6 +1,7 @@
 """Other people's text: literal, visible, bounded, and no formula in a spreadsheet."""
 
 import unicodedata
+from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -75,3 +76,16 @@ def test_nothing_is_markup_in_markdown() -> None:
         r"\!\[x\]\(http\:\/\/a\.b\/c\) \:red\[\$y\$\] \<i\>"
     )
     assert safe_text.in_markdown("a\nb\u202e") == r"a⏎b⟨U\+202E⟩"
+
+
+@given(some.lists(some.tuples(some.text(), some.sampled_from(["", "color: red"]), some.text())))
+def test_in_a_marked_text_nothing_but_its_marks_is_markup(pieces: list[safe_text.Piece]) -> None:
+    read: list[str] = []
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_data = read.append  # type: ignore[method-assign]
+    parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]
+    parser.feed(safe_text.marked(pieces))
+    parser.close()
+    assert "".join(read) == "".join(safe_text.spelled(text) for text, *_ in pieces)
+    assert tags == ["span"] * sum(bool(css or said) for _, css, said in pieces)

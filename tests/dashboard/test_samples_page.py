@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 from streamlit.testing.v1 import AppTest
 
-from dashboard import safe_text
 from dashboard.views import samples
 from ppo_core.report import TokenReadings
 from tests.dashboard import fake_store, shown
-from tests.dashboard.fake_store import HOSTILE, PROMPTS, STORED
+from tests.dashboard.fake_store import HOSTILE, PROMPTS
 from tests.dashboard.shown import GOOD, page
 
 pytestmark = pytest.mark.slow
@@ -21,7 +22,7 @@ def steps_told(app: AppTest) -> list[int]:
     return [int(caption.value.split("step ")[1]) for caption in app.caption if "· step" in caption.value]
 
 
-@pytest.mark.parametrize(("when", "step"), [("before training", 0), ("halfway", 18), ("last", 30)])
+@pytest.mark.parametrize(("when", "step"), [("before training", 0), ("at step", 30), ("last", 30)])
 def test_samples_are_those_of_the_chosen_evaluation(
     built: Path, monkeypatch: pytest.MonkeyPatch, when: str, step: int
 ) -> None:
@@ -75,34 +76,100 @@ def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPa
 # Tokens
 
 
+def marked(app: AppTest) -> list[str]:
+    """The responses of a page, as HTML."""
+    return [one.proto.body for one in app.get("html") if 'class="response' in one.proto.body]
+
+
 @pytest.mark.parametrize("reading", samples.COLOURED)
-def test_tokens_are_shown_by_the_chosen_reading(built: Path, monkeypatch: pytest.MonkeyPatch, reading: str) -> None:
-    app = page("samples", built, monkeypatch, trial=["0"], prompt="0", tokens=reading)
-    [table] = app.dataframe
-    assert list(table.value.columns)[:2] == ["token", reading]
-    assert set(table.value.columns) == {"token", *samples.READINGS}
+def test_tokens_are_shaded_by_the_chosen_reading_and_say_all_of_them(
+    built: Path, monkeypatch: pytest.MonkeyPatch, reading: str
+) -> None:
+    [response] = marked(page("samples", built, monkeypatch, trial=["0"], prompt="0", mark=reading))
+    assert "background-color: rgba(" in response
+    assert all(f"{name} " in response.split("title=")[1] for name in samples.READINGS)
 
 
 @pytest.mark.parametrize(
-    ("trial", "reading", "said"),
+    ("trial", "mark", "said"),
     [
         ("3", "KL", "no token data for this sample"),
         ("4", "value error", "no value error for its tokens: this trial has no critic"),
+        ("0", samples.BEFORE, "nothing to hold it against"),
     ],
 )
-def test_tokens_that_are_not_known_are_said(
-    built: Path, monkeypatch: pytest.MonkeyPatch, trial: str, reading: str, said: str
+def test_marks_that_are_not_known_are_said(
+    built: Path, monkeypatch: pytest.MonkeyPatch, trial: str, mark: str, said: str
 ) -> None:
-    app = page("samples", built, monkeypatch, trial=[trial], prompt="0", tokens=reading)
-    assert not app.dataframe and said in [caption.value for caption in app.caption]
+    app = page("samples", built, monkeypatch, trial=[trial], prompt="0", mark=mark, when="before training")
+    assert "<span" not in marked(app)[0] and said in [caption.value for caption in app.caption]
 
 
 def test_the_value_error_is_the_critics_value_less_the_reward() -> None:
-    of = TokenReadings(("a", "b"), (-1.0, -1.0), (0.5, 0.5), (0.5, 0.5), (0.1, 0.1), (0.5, 2.0))
-    assert samples.table(of, first="value error", reward=1.5)["value error"].tolist() == [-1.0, 0.5]
-    assert "value error" not in samples.table(of, first="KL").columns
+    of = TokenReadings(("a", " b"), (-1.0, -1.0), (0.5, 0.5), (0.5, 0.5), (0.1, 0.1), (0.5, 2.0))
+    pieces = samples.tokens_of(of, "value error", 1.0, reward=1.5)
+    assert "".join(text for text, *_ in pieces) == "a b"
+    assert ["value error -1.000" in said or "value error 0.500" in said for _, _, said in pieces[::2]] == [True, True]
     assert samples.largest_reading([of, None], "value error", [1.5, math.nan]) == 1.0
     assert samples.largest_reading([of], "value error") == 0.0
+
+
+# Differences, what is looked for, orders and steps
+
+
+@given(text=some.text(), base=some.text())
+def test_a_difference_has_all_words_of_both_responses(text: str, base: str) -> None:
+    pieces = samples.changed(text, base)
+    assert "".join(one for one, _, said in pieces if said != "removed").split() == text.split()
+    removed = "".join(one for one, _, said in pieces if said == "removed").split()
+    assert len([one for one, _, said in samples.changed(text, text) if said]) == 0
+    assert set(removed) <= set(base.split())
+
+
+def test_added_and_removed_words_are_marked() -> None:
+    pieces = [(text, said) for text, _, said in samples.changed("the film was great .", "the film was plain .")]
+    assert pieces == [("the film was", ""), (" plain", "removed"), (" great", "added"), (" .", "")]
+
+
+@pytest.mark.parametrize(
+    ("against", "base"), [(samples.REFERENCE, "R6"), (samples.START, "T0"), (samples.BEFORE, "T4")]
+)
+def test_a_response_is_held_against_that_of_the_reference_or_another_step(against: str, base: str) -> None:
+    rows = [(0, 0, "R0"), (0, 6, "R6"), (0, 9, "R9"), (1, 0, "T0"), (1, 4, "T4"), (1, 8, "T8")]
+    frame = pd.DataFrame(rows, columns=["trial", "step", "response"]).assign(prompt_index=3)
+    assert samples.base_of(frame, next(frame.iloc[[5]].itertuples()), against, 0) == base
+    assert samples.base_of(frame.iloc[[5]], next(frame.iloc[[5]].itertuples()), against, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("order", "prompts"), [("prompt", [0, 1, 2]), ("reward", [1, 2, 0]), ("kl", [2, 0, 1]), ("gap", [0, 2, 1])]
+)
+def test_prompts_are_ordered_by_what_their_responses_have(order: str, prompts: list[int]) -> None:
+    rows = [(0, 0.0, 5.0), (0, 3.0, 6.0), (1, 9.0, 1.0), (2, 4.0, 9.0), (2, 6.0, 2.0)]
+    assert samples.ordered(pd.DataFrame(rows, columns=["prompt_index", "reward", "kl"]), order) == prompts
+
+
+def test_only_responses_with_what_was_looked_for_are_shown_and_it_is_marked(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = page("samples", built, monkeypatch, trial=["0", "6"], find="GREAT " * 5)
+    assert next(caption.value for caption in app.caption if "responses have it" in caption.value).startswith("1 of 8")
+    assert [PROMPTS[1] in shown.texts(app), PROMPTS[0] in shown.texts(app)] == [True, False]
+    assert any(f">{'great ' * 5}</span>" in response for response in marked(app))
+
+
+def test_steps_go_back_and_forth(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("samples", built, monkeypatch, trial=["0"], when="at step", prompt="0", step="18")
+    assert steps_told(app) == [18]
+    next(button for button in app.button if button.label == "Previous").click()
+    assert steps_told(shown.run(app)) == [12]
+    next(button for button in app.button if button.label == "Next").click()
+    assert steps_told(shown.run(app)) == [18]
+
+
+def test_a_long_response_is_there_in_full(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [response] = marked(page("samples", built, monkeypatch, trial=["6"], prompt="1", when="last"))
+    assert response.count("great") == 900 and "<summary>All 5,400 characters</summary>" in response
 
 
 # Text from outside, and studies with nothing to show
@@ -111,9 +178,10 @@ def test_the_value_error_is_the_critics_value_less_the_reward() -> None:
 def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = page("samples", built, monkeypatch, trial=["2"], tokens="KL", when="last")
-    assert safe_text.visible(STORED) in shown.texts(app)
-    assert shown.kinds_with(app, "<script>") == {"text", "dataframe"}
+    for mark in ("KL", samples.START, ""):
+        app = page("samples", built, monkeypatch, trial=["2"], mark=mark, when="last")
+        assert any("&lt;script&gt;" in response and "⟨U+202E⟩" in response for response in marked(app))
+        assert not shown.kinds_with(app, "<script>") | shown.kinds_with(app, "\u202e")
     assert shown.kinds_with(app, "<b>the new phone</b>") == {"text", "selectbox"}
     assert shown.kinds_with(app, "<b>brief</b>") == {"text"}
     assert HOSTILE[:9] not in " ".join(app.query_params)
