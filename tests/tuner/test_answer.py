@@ -240,6 +240,9 @@ def places(ppo_tuner: Invoke, folder: Path, kl_budget: float | None = None) -> d
             data = json.loads(text)["answer"]
             answers[place] = (str(data["trial"]), data["launch"])
             continue
+        if place == "run":  # which names the one command to run next
+            assert f"To launch: {found.name} ({found.badge})" in text
+            continue
         lines = [line for line in text.replace("\n# ", "\n").splitlines() if "train --from" in line]
         launch = next(line for line in lines if " ".join(found.launch) in line)
         assert f"({found.badge}" in text, place

@@ -2,7 +2,13 @@
 
 import io
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
+import termios
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -12,7 +18,7 @@ from rich.console import Console
 
 from ppo_core.report import StepReport
 from tests.tuner import made_study, quick_run
-from tests.tuner.invoke import CONTROL, Invoke
+from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke
 from tests.tuner.quick_run import QUICK_STUDY
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.cli.progress import StudyProgress
@@ -52,6 +58,25 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
     assert "preparing" not in stderr
     assert (study["state"], study["finished"], len(study["trials"])) == ("finished", 4, 4)
     assert study["trials"][0]["value"] == pytest.approx(0.65)  # 0.25 + 0.8 / 2
+
+
+def test_on_a_terminal_what_runs_is_seen_and_the_end_is_short(own_folder: Path) -> None:
+    (own_folder / "quick.toml").write_text(QUICK_STUDY)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, 100))
+    command = [sys.executable, "-m", "tuner.cli.main", "run", "quick.toml", "--trials", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"}
+    text = b""
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        with suppress(OSError):  # EIO: it has ended
+            while read := os.read(ours, 4096):
+                text += read
+    os.close(ours)
+    seen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode())
+    assert process.returncode == 0
+    assert re.search(r"trial 0 +step 1/4", seen) and "best      within the KL budget of" in seen
+    assert len(seen[seen.index("To launch: ") :].splitlines()) <= 24
 
 
 @pytest.mark.parametrize(("search", "said"), [({"lam": "advised"}, "KL at 5.1"), ({"kl_coef": "advised"}, "")])
