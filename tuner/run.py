@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -111,7 +112,10 @@ def run_study(
             sharing = (mps_line(),) if gpus and trials_per_gpu > 1 else ()
             notes = (*study.spec.notes, *processes, *sharing, *changes, *cost)
             best = best_trial(study.rows, study.spec.kl_budget)
-            on_event(StudyStarted(study.spec, extent(study.rows, study.spec), notes, best))
+            known = extent(study.rows, study.spec)
+            if plan is not None:
+                known = replace(known, confirming=known.confirming + len(wanted))
+            on_event(StudyStarted(study.spec, known, notes, best))
             engine = partial(make_engine, needs)
             return _run_held(study, engine, needs.workers, stop, limits, on_event, plan)
 

@@ -71,7 +71,7 @@ def test_a_study_runs_to_its_total_with_the_right_states_and_values(tmp_path: Pa
     assert steps == {number: list(range(11)) for number in range(5)} | {5: list(range(8))}
     assert of_kind(events, Preparing) == [Preparing("counting to two", 0.5), Preparing("counting to two", 1.0)]
     assert sorted(event.row.number for event in of_kind(events, TrialEnded)) == [0, 1, 2, 3, 4, 5]
-    assert {event.total_episodes for event in of_kind(events, TrialStepped)} == {160}
+    assert {event.last_step for event in of_kind(events, TrialStepped)} == {10}
     assert events[0] == StudyStarted(quick_spec(), Extent(0, 0, 6, 0.0, None), ())
 
 
