@@ -25,7 +25,7 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
 from tests.chromium import launch
 from tuner.cli import storage
-from tuner.cli.run import StudyProgress
+from tuner.cli.progress import StudyProgress
 from tuner.environment import RUNS_FOLDER
 from tuner.results import StudyView, read_study
 from tuner.run import run_study

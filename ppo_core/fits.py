@@ -25,7 +25,7 @@ def predicted(estimate: Estimate, room: Room) -> int:
 def line(estimate: Estimate, room: Room) -> str:
     """Return a line with the predicted peak and the device's memory."""
     return (
-        f"memory: a predicted peak of {amount(predicted(estimate, room))} (± {ERROR:.0%}) in {estimate.largest}; "
+        f"estimated peak memory {amount(predicted(estimate, room))} ± {ERROR:.0%} (while {estimate.largest}); "
         f"{room.name} has {amount(room.total)}, {amount(room.free)} of it free"
     )
 
@@ -35,7 +35,7 @@ def why_not(config: PPOConfig, room: Room, reckon: Reckon) -> str | None:
     need = predicted(reckon(config), room)
     if need <= room.total:
         return None
-    what = f"a predicted peak of {amount(need)} does not fit into the {amount(room.total)} of {room.name}"
+    what = f"an estimated peak memory of {amount(need)} does not fit into the {amount(room.total)} of {room.name}"
     found = remedy(config, room, reckon)
     if found is None:
         return f"{what}, whatever the batch and precision; use a smaller policy, or a larger device"
@@ -114,7 +114,13 @@ def _single_rows(config: PPOConfig) -> Mapping[str, Any]:
 
 
 def memory_line(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> str | None:
-    """Return a line with the predicted peak of the largest of these runs and its device's memory.
+    """Return the predicted peak of the largest of these runs beside its device's memory, in one line; see `largest`."""
+    found = largest(configs, task, assets, device)
+    return None if found is None else line(*found)
+
+
+def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> tuple[Estimate, Room] | None:
+    """Return what the largest of these runs takes, and the room it has.
 
     None if a model's shape cannot be read: loading it says why. `device` is one of `DEVICES`.
 
@@ -130,9 +136,9 @@ def memory_line(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, de
         found = [(reckon(config), config) for config in decided]
     except TaskError:
         return None
-    largest, config = max(found, key=lambda each: each[0].peak)
+    most, config = max(found, key=lambda each: each[0].peak)
     require(config, place, reckon)
-    return line(largest, place)
+    return most, place
 
 
 def with_checkpointing(config: PPOConfig, task: Task, device: str) -> PPOConfig:

@@ -169,14 +169,18 @@ class Answer:
         until = forks.stop_of(self.launch)
         stop = "" if until is None else f" The command stops at the checkpoint, episode {until}."
         if end.is_within:
-            return f"Trained to its end its KL is {kl}: within the budget.{stop}"
+            return f"It ends at KL {kl}, within the budget.{stop}"
         if not end.is_whole:
             how = {"paused": "paused by the strategy" if trial.is_at_rung else "paused by a person"}
             status = how.get(trial.shown_status, trial.shown_status)
             of = short(trial.config.get("total_episodes"))
             return f"It was not trained to its end: {status} at episode {trial.episodes} of {of}, KL {kl}.{stop}"
-        over = "over the budget" if end.kl is None else _sum(end.kl.mean, end.kl.se, self.kl_budget)
-        return f"Trained to its end its KL is {over}; only the checkpoint is within the budget.{stop}"
+        if end.kl is None:
+            return f"At its end its KL is unknown, so only the checkpoint counts.{stop}"
+        mean, se, budget = end.kl.mean, end.kl.se, short(self.kl_budget)
+        error = "" if se is None else f" ± {se:.2f}"
+        over = f"over {budget}" if mean > self.kl_budget else f"{mean:.2f} + {se:.2f} is over {budget}"
+        return f"It ends at KL {mean:.2f}{error}; {over}, so only the checkpoint counts.{stop}"
 
 
 def _sum(kl: float | None, se: float | None, budget: float) -> str:

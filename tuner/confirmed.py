@@ -186,12 +186,12 @@ class Confirmation:
                 f"{best.name.capitalize()} has the highest mean, of {counted(self.seeds, 'seed')}: too few to separate "
                 f"luck from merit. Confirm on at least {LEAST_SEEDS}."
             )
-        near = ", ".join(
-            f"{one.name} ({_signed(one.under_best)})" for one in self.not_told_apart if one.under_best is not None
-        )
+        tied = [f"{one.name} ({_signed(one.under_best)})" for one in self.not_told_apart if one.under_best is not None]
+        near = ", ".join(tied)
         unsure = f" The data do not distinguish it from {near}." if near else ""
         if best.is_reference:
-            return f"No configuration that was confirmed has a higher mean than the reference.{unsure}"
+            ties = f"; {near} {'is a tie' if len(tied) == 1 else 'are ties'}" if near else ""
+            return f"Nothing confirmed beats the reference{ties}."
         over = best.over_reference
         if over is not None and not over.is_above_0:
             others = [f"{one.name} ({_signed(one.under_best)})" for one in self.not_told_apart

@@ -78,6 +78,7 @@ from tuner.search.prune import why_pruned
 from tuner.spec import PPO_TRAINER
 from tuner.status import OUTAGE, STOPPED_BY_PERSON, Reason, Status, Wanted
 from tuner.store import Order, OrderState, Outcome, TrialRow
+from tuner.study_extent import most_kept
 
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
 RENEW_SECONDS = 5.0
@@ -232,7 +233,7 @@ class TrialLoop:
         spec = self._study.spec
         is_known = spec.trainer == PPO_TRAINER and not spec.shards_weights  # else nobody can tell what it takes
         configs = tuple(config.to_dict() for config in spec.configs_of_one_process().values()) if is_known else ()
-        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device))
+        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device, most_kept(spec)))
         while not self._is_stopping():
             for _, message in self._messages():
                 if isinstance(message, Prepared):
@@ -371,7 +372,7 @@ class TrialLoop:
             return
         row = study.refresh(row.number)
         trial_log.note(study.trial_folder(row.number), f"left its worker; the trial is {row.status}")
-        self._emit(TrialSetAside(row))
+        self._emit(TrialSetAside(row, extent(study.rows, study.spec)))
 
     def _taken(self) -> Collection[int]:
         """Return the numbers of trials that are running, being read, or about to start."""
@@ -535,7 +536,7 @@ class TrialLoop:
             trial_log.note(study.trial_folder(number), report_line(message.report, running.iterations))
         self._engine.answer(number, answer(decision, running.wanted, must_leave=self._must_leave()))
         if decision.action is not Action.EVALUATE:  # it is reported with its evaluation
-            self._emit(TrialStepped(number, message.report, running.total_episodes))
+            self._emit(TrialStepped(number, message.report, running.iterations, decision.reason))
 
     def _pruned(self, number: int, episode: int) -> Decision | None:
         """Return the pruner's decision to end a trial after its evaluation, or None."""
@@ -582,7 +583,7 @@ class TrialLoop:
         trial_log.note(study.trial_folder(row.number), "the strategy paused the trial")
         row = study.refresh(row.number)
         self._files.settle(row, self._at_rung())
-        self._emit(TrialSetAside(row))
+        self._emit(TrialSetAside(row, extent(study.rows, study.spec)))
 
     def _end(self, number: int) -> None:
         """Judge a trial that completed or was pruned; one that an order ended leaves instead."""

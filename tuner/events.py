@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ppo_core.report import StepReport
 from tuner.scoring import Extent
 from tuner.spec import StudySpec
+from tuner.status import Reason
 from tuner.store import Order, TrialRow
 
 TIME_LIMIT = "the time limit"
@@ -24,6 +25,8 @@ class StudyStarted:
     """The study's progress."""
     notes: tuple[str, ...]
     """Notes on the spec and on changes since the last run, one line each."""
+    best: TrialRow | None = None
+    """Its best trial so far."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,10 @@ class TrialStepped:
 
     number: int
     report: StepReport
-    total_episodes: int
-    """Episodes at the trial's end, in whole rollout batches; `report.episode` goes up to this."""
+    last_step: int
+    """The step at the trial's end: `report.step` goes up to this."""
+    reason: Reason | None = None
+    """What a rule says against it, or why it is paused: then this is its last step for now."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class TrialSetAside:
     """A trial saved a checkpoint and left its worker: paused, or waiting until the study resumes."""
 
     row: TrialRow
+    extent: Extent
+    """How far the study is by that."""
 
 
 @dataclass(frozen=True)

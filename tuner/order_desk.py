@@ -153,7 +153,7 @@ class OrderDesk:
     def _while_it_runs(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
         """Return the effect on a running trial, which learns of it at its next report."""
         wanted = None if order.kind == "resume" else Wanted(order.kind)
-        text = f"trial {row.number} resumes" if wanted is None else f"trial {row.number} will {wanted} after its step"
+        text = f"trial {row.number} resumes" if wanted is None else f"trial {row.number} {wanted}s after this step"
 
         def effect(connection: Connection) -> str:
             connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(wanted=wanted))

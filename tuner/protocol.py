@@ -36,6 +36,8 @@ class PrepareTask:
     configs: tuple[Mapping[str, HyperValue], ...] = ()
     """Extreme configurations of the study; the largest one's predicted memory is reported, or refused."""
     device: str = "auto"
+    checkpoints: int = 0
+    """How many checkpoints the study keeps at most: what they take is reported, too."""
 
 
 @dataclass(frozen=True)

@@ -479,12 +479,6 @@ def _parts(parts: Mapping[str, float | None]) -> str:
 def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:
     """Return how many of the trials were pruned for their KL, and by which rule."""
     count = sum(len(numbers) for numbers in by_rule.values())
-    if not count:
-        return (
-            f"None of the {trials} trials was pruned for its KL."
-            if trials > 1
-            else "The trial was not pruned for its KL."
-        )
     rules = "; ".join(f"{RULES[rule].label} ({rule}): {_ranges(numbers)}" for rule, numbers in by_rule.items())
     were = "was" if count == 1 else "were"
     return f"{count} of {counted(trials, 'trial')} {were} pruned by the guard for KL blow-up. {rules}."

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
+from tuner.best import best_trial
 from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, cost_line, missing
 from tuner.controller import TrialLoop
@@ -109,7 +111,11 @@ def run_study(
             processes = (f"each trial has {each} processes",) if each > 1 else ()
             sharing = (mps_line(),) if gpus and trials_per_gpu > 1 else ()
             notes = (*study.spec.notes, *processes, *sharing, *changes, *cost)
-            on_event(StudyStarted(study.spec, extent(study.rows, study.spec), notes))
+            best = best_trial(study.rows, study.spec.kl_budget)
+            known = extent(study.rows, study.spec)
+            if plan is not None:
+                known = replace(known, confirming=known.confirming + len(wanted))
+            on_event(StudyStarted(study.spec, known, notes, best))
             engine = partial(make_engine, needs)
             return _run_held(study, engine, needs.workers, stop, limits, on_event, plan)
 

@@ -250,11 +250,13 @@ class Extent:
     confirming: int = 0
     """Confirming runs."""
     confirmed: int = 0
-    """Confirming runs that have ended."""
+    """Those of them that have ended."""
+    under_way: float = 0.0
+    """What running trials have made since the others were counted, in trials of full length."""
 
     @property
     def text(self) -> str:
-        """One line for people: `3 of 8 trials ended`, `5 trials ended, 20 paused at a rung, 6.2 of a budget of 12`."""
+        """One line: `3 of 8 trials ended`, `5 trials ended, 20 paused at a rung, 6.2 of 12 full trials spent`."""
         if self.total is None:
             parts = [f"{counted(self.ended, 'trial')} ended"]
         elif self.ended <= self.total:
@@ -264,7 +266,8 @@ class Extent:
         if self.resting:
             parts.append(f"{self.resting} paused at a rung")
         if self.budget is not None:
-            parts.append(f"{self.spent:.1f} of a budget of {self.budget:g} spent")
+            under_way = self.under_way if self.confirmed >= self.confirming else 0.0
+            parts.append(f"{self.spent + under_way:.1f} of {self.budget:g} full trials spent")
         if self.confirming:
             parts.append(f"{self.confirmed} of {counted(self.confirming, 'confirming run')} ended")
         return ", ".join(parts)
@@ -273,10 +276,10 @@ class Extent:
     def done(self) -> float:
         """Share done, from 0 to 1, for a progress bar."""
         if self.confirmed < self.confirming:
-            return self.confirmed / self.confirming
+            return min(1.0, (self.confirmed + self.under_way) / self.confirming)
         if self.budget is not None:
-            return min(1.0, self.spent / self.budget)
-        return min(1.0, (self.ended + self.resting) / self.total) if self.total else 0.0
+            return min(1.0, (self.spent + self.under_way) / self.budget)
+        return min(1.0, (self.ended + self.resting + self.under_way) / self.total) if self.total else 0.0
 
 
 def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:

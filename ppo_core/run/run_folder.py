@@ -117,7 +117,7 @@ def _kl_course(readings: Sequence[Reading], kl_budget: float) -> str | None:
     if back is None:
         return f"KL left {budget} for good at step {left.step} (episode {left.episode})"
     return (
-        f"KL was over {budget} at step {left.step} (episode {left.episode}), and came back within it for good by step "
+        f"KL was over {budget} at step {left.step} (episode {left.episode}), and stayed within it from step "
         f"{back.step} (episode {back.episode})"
     )
 

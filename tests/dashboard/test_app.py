@@ -126,7 +126,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
         "Device time": ("3 min", "18 s per ended trial"),
     }
     assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Search budget")
-    assert any("Trained to its end its KL is 14.51, over 10 nats/response" in one.value for one in app.text)
+    assert any("It ends at KL 14.51" in one.value for one in app.text)
     told = app.text[0].help.replace("\\", "")
     assert "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth." in told
     assert "A trial's value is the best checkpoint within the KL budget." in told

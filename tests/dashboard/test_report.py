@@ -109,7 +109,7 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
     assert text.index("Study reviews: finished") < text.index("Recommendation") < text.index("Trials Trial Status")
     assert f"Trial 9 (one seed). Eval reward {best.value:.3f} ± 0.035 at a KL of" in text
     assert "One search on one seed chose trial 9; it is not confirmed on fresh seeds." in text
-    assert "only the checkpoint is within the budget. The command stops at the checkpoint, episode" in text
+    assert "only the checkpoint counts. The command stops at the checkpoint, episode" in text
     assert "To confirm it first ppo-tuner confirm reviews" in text
     assert "ppo-tuner train --from reviews 9 " in text
     assert "13 of 14 trials ended. Spent: 247 device-seconds" in text
@@ -188,9 +188,9 @@ def test_a_running_study_says_so(tmp_path: Path) -> None:
 def test_a_study_that_pauses_trials_at_a_rung_has_its_best_checkpoint_and_only_that_within(tmp_path: Path) -> None:
     with closing(fake_store.build_cut(tmp_path / "s.db", courses=CUT_COURSES)) as store:
         page = read(store, CUT)
-    assert "paused at a rung" in page.text and "of a budget of 8 spent" in page.text
+    assert "paused at a rung" in page.text and "of 8 full trials spent" in page.text
     assert "Strategy early_cut" in page.text
-    assert "only the checkpoint is within the budget" in page.text
+    assert "only the checkpoint counts" in page.text
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,7 @@ def test_the_budget_holds_with_the_standard_error_of_the_kl() -> None:
         ((0.0, 6.0, 4.0, 7.0, 8.0), "KL left the budget of 5 nats/response for good at step 3 (episode 24)"),
         (
             (0.0, 6.0, 4.0, 7.0, 3.0),
-            "KL was over the budget of 5 nats/response at step 1 (episode 8), and came back within it for good by "
-            "step 4 (episode 32)",
+            "KL was over the budget of 5 nats/response at step 1 (episode 8), and stayed within it from step 4 (episode 32)",
         ),
         ((0.0, math.nan, 4.0), None),
     ],

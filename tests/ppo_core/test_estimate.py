@@ -229,11 +229,11 @@ def test_why_not_is_one_line() -> None:
     assert why_not(config, of_total(90), reckon) is None
     mib = Room("cpu", "the device", 60, 60, 0)
     assert why_not(config, mib, reckon) == (
-        "a predicted peak of 0 MiB does not fit into the 0 MiB of the device; per_device_train_batch_size = 4 needs 0 MiB"
+        "an estimated peak memory of 0 MiB does not fit into the 0 MiB of the device; per_device_train_batch_size = 4 needs 0 MiB"
     )
     assert str(why_not(config, of_total(4), reckon)).endswith("use a smaller policy, or a larger device")
     assert line(reckon(config), of_total(2**31)) == (
-        "memory: a predicted peak of 0 MiB (± 15%) in learning; the device has 2.00 GiB, 2.00 GiB of it free"
+        "estimated peak memory 0 MiB ± 15% (while learning); the device has 2.00 GiB, 2.00 GiB of it free"
     )
 
 

@@ -176,8 +176,8 @@ def test_where_the_standard_error_decides_it_is_said(store: Store, view: StudyVi
     found = answer.of_study(store, only(view, end_kl=9.9))
     assert found is not None and found.end.is_within is False
     end = replace(found.end, kl=results.Measured(9.9, 0.25))
-    assert "its KL is 9.90 + 0.25, over 10 nats/response" in replace(found, end=end)._end()
-    assert "its KL is 11.53, over 10 nats/response" in found._end()
+    assert "It ends at KL 9.90 ± 0.25; 9.90 + 0.25 is over 10, so" in replace(found, end=end)._end()
+    assert "It ends at KL 11.53" in found._end()
 
 
 def test_a_test_kl_over_the_budget_is_said(store: Store, view: StudyView) -> None:
@@ -239,6 +239,9 @@ def places(ppo_tuner: Invoke, folder: Path, kl_budget: float | None = None) -> d
         if place.endswith("--json"):
             data = json.loads(text)["answer"]
             answers[place] = (str(data["trial"]), data["launch"])
+            continue
+        if place == "run":  # which names the one command to run next
+            assert f"To launch: {found.name} ({found.badge})" in text
             continue
         lines = [line for line in text.replace("\n# ", "\n").splitlines() if "train --from" in line]
         launch = next(line for line in lines if " ".join(found.launch) in line)

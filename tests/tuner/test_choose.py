@@ -437,7 +437,7 @@ def test_a_trial_that_a_person_resumes_past_its_rung_runs_to_its_end() -> None:
 def test_what_stopped_says_how_far_the_study_is(tmp_path: Path) -> None:
     _, events = run(tmp_path, cut_spec(trials=None, budget=3), timeout=1e-9)
     assert isinstance(events[-1], StudyStopped)
-    assert events[-1].extent.text == "0 trials ended, 0.0 of a budget of 3 spent"
+    assert events[-1].extent.text == "0 trials ended, 0.0 of 3 full trials spent"
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from ppo_core.report import StepReport
 from ppo_core.run.training import time_left
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke, one_error
-from tests.tuner.trial_rows import pruned, trial_row
-from tuner.cli.run import StudyProgress
-from tuner.events import StudyStarted, TrialEnded, TrialStarted
+from tests.tuner.trial_rows import running
+from tuner.cli.progress import StudyProgress
+from tuner.events import StudyStarted, TrialStarted, TrialStepped
 from tuner.scoring import Extent
 from tuner.spec import StudySpec
-from tuner.status import Status
 from tuner.study_extent import disk
 
 STUDY = """
@@ -50,7 +49,7 @@ def test_a_task(ppo_tuner: Invoke, own_folder: Path) -> None:
     )
     status, stdout, _ = ppo_tuner("estimate", "arithmetic")
     assert status == 0
-    assert "memory: a predicted peak of" in stdout and "one being written, then models of" in stdout
+    assert "estimated peak memory" in stdout and "one being written, then models of" in stdout
     assert not list(own_folder.iterdir()), "nothing is written"
 
 
@@ -108,7 +107,7 @@ def test_training_says_its_peak_and_refuses_what_cannot_fit(
     status, stdout, _ = ppo_tuner("train", *flags)
     lines = stdout.splitlines()
     assert status == 0
-    assert lines[0].startswith("memory: a predicted peak of")
+    assert lines[0].startswith("estimated peak memory")
     assert any(line.startswith("about ") and "left: 1 iteration of" in line for line in lines)
     monkeypatch.setattr("ppo_core.fits.room", lambda device: Room("cpu", "the device", 2**20, 2**20, 0))
     status, _, stderr = ppo_tuner("train", *flags[:-1], "other")
@@ -125,18 +124,25 @@ def test_a_run_says_the_time_that_is_left() -> None:
     assert time_left(config, [StepReport(1, 64, {})], 10) is None, "a trainer that tells no times"
 
 
-def test_a_study_says_the_time_that_is_left_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, now = io.StringIO(), iter([100.0, 160.0, 400.0])
-    monkeypatch.setattr("tuner.cli.run.time.monotonic", lambda: next(now))
+def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now = io.StringIO(), [100.0]
+    monkeypatch.setattr("tuner.cli.progress.time.monotonic", lambda: now[0])
     spec = StudySpec.from_dict(made_study.SPEC, "made")
+    times = {"time/evaluate": 2.0} | dict.fromkeys(("time/generate", "time/score", "time/update"), 3.0)
     with StudyProgress(Console(file=out, width=200)) as progress:
         progress(StudyStarted(spec, Extent(4, 0, 8, 4.0, None), ()))
-        progress(TrialStarted(trial_row(0, status=Status.RUNNING), None))
-        progress(TrialEnded(pruned(0, params={}), Extent(5, 0, 8, 5.0, None)))
-        assert "left" not in out.getvalue(), "one that a rule ended says nothing of the others"
-        for ended in (5, 6):
-            progress(TrialEnded(trial_row(0), Extent(ended, 0, 8, float(ended), None)))
-    assert out.getvalue().count("about 3 min left") == out.getvalue().count(" left") == 1
+        for number in (4, 5):
+            progress(TrialStarted(running(number, {}), None))
+        for step, now[0] in enumerate((110.0, 159.0, 161.0, 219.0, 222.0)):
+            for number in (4, 5):
+                readings = {"objective/scores": 0.5, "objective/kl_exact": 2.0, "objective/kl_coef": 0.05, **times}
+                progress(TrialStepped(number, StepReport(step, 100 + 32 * step, readings), 8))
+    lines = [line.split() for line in out.getvalue().splitlines() if line.startswith("trial ")]
+    assert [(line[1], line[3]) for line in lines] == [("4", "2/8"), ("5", "2/8"), ("4", "4/8"), ("5", "4/8")]
+    assert lines[0][4:10] == ["reward", "0.500", "KL", "2.00", "β", "0.0500"]
+    assert "about 6 min left" in out.getvalue()
+    costs = [line for line in out.getvalue().splitlines() if line.startswith("the whole search: ")]
+    assert len(costs) == 1 and "8 full trials of 42 s" in costs[0]
 
 
 @pytest.mark.parametrize(

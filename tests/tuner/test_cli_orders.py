@@ -42,7 +42,7 @@ def done(ppo_tuner: Invoke, *argv: str) -> str:
     """Run a command whose order is carried out at once, and return the outcome that it prints."""
     status, stdout, stderr = ppo_tuner(*argv)
     assert (status, stderr) == (0, "")
-    match = re.fullmatch(r"Order \d+ is done: (.*)\.\n", stdout)
+    match = re.fullmatch(r"Order \d+: (.*)\.\n", stdout)
     assert match, stdout
     return match[1]
 
@@ -66,9 +66,9 @@ def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_di
 ) -> None:
     with controller(folder, gated_spec(), checkpoint_seconds=1e9) as living:
         wait_at_gate(living, folder)
-        assert done(ppo_tuner, "pause", "quick", "1") == "trial 1 will pause after its step"
+        assert done(ppo_tuner, "pause", "quick", "1") == "trial 1 pauses after this step"
         assert done(ppo_tuner, "resume", "quick", "1") == "trial 1 resumes"
-        assert done(ppo_tuner, "stop", "quick", "0") == "trial 0 will stop after its step"
+        assert done(ppo_tuner, "stop", "quick", "0") == "trial 0 stops after this step"
         enqueued = done(ppo_tuner, "enqueue", "quick", "--set", "cliprange=0.15", "--label", "[b]mine")
         assert enqueued == "added as trial 2"
         assert (
@@ -80,7 +80,7 @@ def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_di
             == "trials is now 3, kl_budget is now 8"
         )
         shown = data(ppo_tuner, "stop", "quick", "1")
-        assert (shown["state"], shown["outcome"]) == ("done", "trial 1 will stop after its step")
+        assert (shown["state"], shown["outcome"]) == ("done", "trial 1 stops after this step")
         assert "waiting" in ppo_tuner("show", "quick")[1]
         _refused_by_the_controller(ppo_tuner, folder)
         log = ppo_tuner("logs", "quick", "0")

@@ -2,7 +2,13 @@
 
 import io
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
+import termios
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -12,10 +18,11 @@ from rich.console import Console
 
 from ppo_core.report import StepReport
 from tests.tuner import made_study, quick_run
-from tests.tuner.invoke import CONTROL, Invoke
+from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke
 from tests.tuner.quick_run import QUICK_STUDY
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.cli.run import DEMO_PLAN, StudyProgress
+from tuner.cli.progress import StudyProgress
+from tuner.cli.run import DEMO_PLAN
 from tuner.events import Preparing, StudyStarted, StudyStopped, StudyStopping, TrialEnded, TrialStarted, TrialStepped
 from tuner.scoring import Extent
 from tuner.spec import StudySpec
@@ -41,7 +48,9 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
     )
     assert "preparing: making nothing" in stdout
     assert "it is not confirmed on fresh seeds." in stdout
-    assert re.search(r"ppo-tuner train --from quick \d --total_episodes 2560", stdout)
+    end = stdout.partition("[4/4]")[2].splitlines()[1:]
+    assert len(end) <= 25 and [line for line in end if line.startswith("Next: ")] == ["Next: ppo-tuner confirm quick"]
+    assert any(line.endswith(": ppo-tuner show quick") for line in end) and "Searched values" not in stdout
 
     status, stdout, stderr = ppo_tuner("run", "quick.toml", "--trials", "4", "--json")
     study = json.loads(stdout)
@@ -49,6 +58,25 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
     assert "preparing" not in stderr
     assert (study["state"], study["finished"], len(study["trials"])) == ("finished", 4, 4)
     assert study["trials"][0]["value"] == pytest.approx(0.65)  # 0.25 + 0.8 / 2
+
+
+def test_on_a_terminal_what_runs_is_seen_and_the_end_is_short(own_folder: Path) -> None:
+    (own_folder / "quick.toml").write_text(QUICK_STUDY)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, 100))
+    command = [sys.executable, "-m", "tuner.cli.main", "run", "quick.toml", "--trials", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"}
+    text = b""
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        with suppress(OSError):  # EIO: it has ended
+            while read := os.read(ours, 4096):
+                text += read
+    os.close(ours)
+    seen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode())
+    assert process.returncode == 0
+    assert re.search(r"trial 0 +step 1/4", seen) and "best      within the KL budget of" in seen
+    assert len(seen[seen.index("To launch: ") :].splitlines()) <= 24
 
 
 @pytest.mark.parametrize(("search", "said"), [({"lam": "advised"}, "KL at 5.1"), ({"kl_coef": "advised"}, "")])
@@ -71,7 +99,10 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
         progress(StudyStarted(spec, Extent(4, 0, 8, 4.0, None), ("search.lam: not searched, was 0.9 to 1",)))
         progress(Preparing("the \x1b[31mmodels", 0.5))
         progress(TrialStarted(row, 2))
-        progress(TrialStepped(0, report, 256))
+        progress(TrialStepped(0, report, 8))
+        progress(
+            TrialStepped(0, StepReport(4, 128, {"eval/reward": 0.75, "eval/kl": 4.0, "objective/kl_exact": 16}), 8)
+        )
         progress(TrialEnded(pruned(0, params={"lam": 0.95}), Extent(5, 0, 8, 5.0, None)))
         progress(StudyStopping(1, "interrupted"))
         progress(StudyStopped(Extent(5, 0, 8, 5.0, None), "interrupted"))
@@ -87,7 +118,13 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
     ):
         assert line in text
     assert bool(CONTROL.search(text)) == is_terminal
-    assert ("5 of 8 trials" in text) == is_terminal
+    for seen in (
+        "5 of 8 trials",
+        "step 3/8  reward 0.500  KL 2.00",
+        "over the limit",
+        "trial 0, reward 0.750 at KL 4.00",
+    ):
+        assert (seen in text) == is_terminal
     assert "\x1b[33mstudy" not in text  # the line's colour is not the bar's
 
 
@@ -211,7 +248,6 @@ def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) ->
     status, stdout, stderr = ppo_tuner("demo", "--trials", str(len(ended)))
     assert (status, stderr) == (0, "")
     assert packaged.kl_budget == 6, "within it a checkpoint of the made-up trial 4, which the guard ended, is the best"
-    assert "To launch within 6 nats/response: trial 4" in stdout
-    assert "ppo-tuner compare reviews 4 0" in stdout
-    assert "On fresh seeds, 1920 episodes each, evaluated on 64 test prompts" in stdout and "To launch it: " in stdout
+    assert "To launch: trial 4 (" in stdout and len(stdout.splitlines()) <= 25
+    assert "On fresh seeds, 1920 episodes each, evaluated on 64 test prompts" in stdout and "Next: ppo-tuner " in stdout
     assert "preparing" not in stdout

@@ -193,7 +193,7 @@ def outcome_of(own_folder: Path, *outcomes: Outcome) -> tuple[str, int]:
     store = made_study.make(own_folder / "o.db", outcomes=[outcomes[n % len(outcomes)] for n in range(8)])
     try:
         view, text = read_study(store, made_study.NAME), StringIO()
-        report.print_outcome(output.console(text), store, view, str(own_folder / "o.db"))
+        report.print_end(output.console(text), store, view, str(own_folder / "o.db"), is_confirmed=False)
         return " ".join(text.getvalue().split()), report.exit_status(view)
     finally:
         store.close()

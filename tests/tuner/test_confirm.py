@@ -225,10 +225,10 @@ def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     )
     assert luck.verdict.endswith(" reward). Confirm on more seeds before you rely on it.")
     worse = confirmation({2: around(0.5), 0: around(1.0)})
-    assert worse.verdict == "No configuration that was confirmed has a higher mean than the reference."
+    assert worse.verdict == "Nothing confirmed beats the reference."
     assert worse.is_decided
     equal = confirmation({2: around(1.0), 0: around(1.01, -1.0)})
-    assert equal.verdict.endswith(" The data do not distinguish it from trial 2 (+0.01 [-0.03, 0.05]).")
+    assert equal.verdict == "Nothing confirmed beats the reference; trial 2 (+0.01 [-0.03, 0.05]) is a tie."
     assert not equal.is_decided
 
 

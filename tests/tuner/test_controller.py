@@ -18,6 +18,7 @@ from ppo_core.errors import ConfigError, StudyError, TaskError
 from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, quick_table, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner import study_folder
+from tuner.best import best_trial
 from tuner.events import (
     Event,
     Preparing,
@@ -70,7 +71,7 @@ def test_a_study_runs_to_its_total_with_the_right_states_and_values(tmp_path: Pa
     assert steps == {number: list(range(11)) for number in range(5)} | {5: list(range(8))}
     assert of_kind(events, Preparing) == [Preparing("counting to two", 0.5), Preparing("counting to two", 1.0)]
     assert sorted(event.row.number for event in of_kind(events, TrialEnded)) == [0, 1, 2, 3, 4, 5]
-    assert {event.total_episodes for event in of_kind(events, TrialStepped)} == {160}
+    assert {event.last_step for event in of_kind(events, TrialStepped)} == {10}
     assert events[0] == StudyStarted(quick_spec(), Extent(0, 0, 6, 0.0, None), ())
 
 
@@ -101,7 +102,9 @@ def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -
     before = outcomes(tmp_path)
     finished, events = run(tmp_path, quick_spec(trials=2))
     assert finished
-    assert events == [StudyStarted(quick_spec(trials=2), Extent(2, 0, 2, 2.0, None), ())]
+    best = best_trial(rows(tmp_path), quick_spec().kl_budget)
+    assert best is not None
+    assert events == [StudyStarted(quick_spec(trials=2), Extent(2, 0, 2, 2.0, None), (), best)]
     assert outcomes(tmp_path) == before
     store = Store.open(storage(tmp_path))
     assert store.study("quick").finished_at is not None and not store.study("quick").is_held
@@ -110,10 +113,10 @@ def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -
 
 def test_more_trials_go_on_with_the_study_and_are_told(tmp_path: Path) -> None:
     run(tmp_path, quick_spec(trials=2))
-    before = curves(tmp_path)
+    before, best = curves(tmp_path), best_trial(rows(tmp_path), quick_spec().kl_budget)
     finished, events = run(tmp_path, quick_spec(trials=2), trials=3)
     assert finished
-    assert events[0] == StudyStarted(quick_spec(trials=3), Extent(2, 0, 3, 2.0, None), ("trials: 3, was 2",))
+    assert events[0] == StudyStarted(quick_spec(trials=3), Extent(2, 0, 3, 2.0, None), ("trials: 3, was 2",), best)
     assert [event.row.number for event in of_kind(events, TrialEnded)] == [2]
     assert {number: curve for number, curve in curves(tmp_path).items() if number < 2} == before
 

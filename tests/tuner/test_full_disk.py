@@ -15,7 +15,7 @@ from ppo_core.errors import StoreError
 from tests.tuner import quick_study
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tuner.cli.run import StudyProgress
+from tuner.cli.progress import StudyProgress
 from tuner.events import Event, StudyWarned, TrialStarted
 from tuner.retry import TrialWatch
 from tuner.run import run_study

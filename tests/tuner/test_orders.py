@@ -119,7 +119,7 @@ def test_a_running_trial_ends_where_it_is_and_keeps_its_value_so_far(tmp_path: P
     assert 4 < ended.episodes / 16 <= 7
     assert [row.status for row in rows(tmp_path)].count(Status.STOPPED) == 1
     (order,) = decided(tmp_path)
-    assert order.state is OrderState.DONE and order.outcome == "trial 1 will stop after its step"
+    assert order.state is OrderState.DONE and order.outcome == "trial 1 stops after this step"
     assert [event.order.id for event in events if isinstance(event, OrderDecided)] == [order.id]
 
 

@@ -149,7 +149,7 @@ def test_how_far_a_study_is() -> None:
     bounded = extent(
         rows, StudySpec.from_dict({**{k: v for k, v in CONTENT.items() if k != "trials"}, "budget": 4}, "s")
     )
-    assert bounded.text == "2 trials ended, 1 paused at a rung, 1.1 of a budget of 4 spent"
+    assert bounded.text == "2 trials ended, 1 paused at a rung, 1.1 of 4 full trials spent"
     assert bounded.done == pytest.approx(1.15 / 4)
 
 

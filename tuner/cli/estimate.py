@@ -27,7 +27,7 @@ from tuner.cli.arguments import STORAGE_HELP
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
 from tuner.render import new_table
 from tuner.spec import PPO_TRAINER, StudySpec
-from tuner.study_extent import Disk, disk
+from tuner.study_extent import Disk, disk, search_line
 
 if TYPE_CHECKING:
     from ppo_core.estimate import Estimate
@@ -73,6 +73,10 @@ def estimate(argv: Sequence[str]) -> int:
             _print(out, asked, found, worst, place, space)
         if measured is not None:
             out.print(_measured_line(measured, found.get(worst)), soft_wrap=True)
+            if asked.spec is not None:
+                seconds = measured["iteration_seconds"], measured["evaluation_seconds"]
+                on_disk = "" if space is None else f"; checkpoints of up to {checkpoint.size(space.most)}"
+                out.print(search_line(asked.spec, *seconds) + on_disk, soft_wrap=True)
         for line in wrong:
             print(f"{PROG}: {line}")
     return EXIT_ERROR if wrong else EXIT_OK

@@ -15,7 +15,6 @@ from tuner.confirmed import confirmations, longest_read
 from tuner.environment import to_copy
 from tuner.paired import improvement
 from tuner.results import (
-    LONGER,
     StudyView,
     baseline,
     front,
@@ -52,8 +51,8 @@ def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = 
     if legend is not None:
         out.print(legend)
     pruned = kl_prunings(view.trials)
-    out.print(render.prunings_line(pruned, len(view.trials)))
     if pruned:
+        out.print(render.prunings_line(pruned, len(view.trials)))
         out.print("Value and eval KL of a pruned trial are those of its best checkpoint within the KL budget.")
     out.print(spent(store, view).text)
     if view.confirming:
@@ -72,25 +71,36 @@ def _listed(view: StudyView) -> Sequence[TrialRow]:
     return [row for row in view.trials if row.number in chosen or not row.is_done]
 
 
-def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:
-    """Print the study's answer, what confirmed it, or why there is none; then what to do next.
+def print_end(out: Console, store: Store, view: StudyView, where: str, *, is_confirmed: bool) -> None:
+    """Print a finished study's answer, how sure it is, and the one command to run next; `show` has the rest.
 
-    `where` is the storage, which the suggested commands name unless they find it by themselves.
+    `where` is the storage, which the commands name unless they find it by themselves. `is_confirmed`: confirming runs
+    have just ended, and their table is shown.
     """
-    found = of_study(store, view)
+    found, name, failed = of_study(store, view), view.row.name, _all_failed(view)
     out.print()
-    if found is None:
-        out.print(no_winner(view, view.spec.kl_budget), style="bold")
-    else:
-        read = longest_read(confirmations(store, view))
+    again: Sequence[str] = ()
+    if found is not None:
+        read = longest_read(confirmations(store, view)) if is_confirmed else None
         if read is not None:
-            trust.print_confirmation(out, read)
-            out.print()
-        print_answer(out, store, view, found, where)
-    out.print()
-    out.print("Next:", style="bold")
-    for command, purpose in _next_commands(view, found, where):
-        out.print(f"  {command}\n      {purpose}")
+            table = trust.confirmation_table(read)
+            table.caption = None
+            out.print(table)
+        out.print(f"To launch: {found.name} ({found.badge}). {found.reading}", style="bold")
+        for line in (found.certainty, *found.cautions):
+            out.print(line)
+        again, purpose = found.confirm, "on fresh seeds, beside the reference: does it hold?"
+        if not again:
+            again, purpose = found.launch, "launch it"
+    else:
+        out.print(no_winner(view, view.spec.kl_budget), style="bold")
+        if failed:
+            again, purpose = ("logs", name, str(failed[0].number)), "what the first of them printed"
+    if again:
+        out.print(f"Next: {_command(again, where)}\n      {purpose}", soft_wrap=True)
+    out.print(f"All trials, settings and costs: {_command(['show', name], where)}", soft_wrap=True)
+    if found is not None:
+        out.print(f"Curves and samples in the browser: {_command(['dashboard'], where)}", soft_wrap=True)
 
 
 def print_answer(out: Console, store: Store, view: StudyView, found: Answer, where: str) -> None:
@@ -238,43 +248,6 @@ def _moves(view: StudyView, advice: tuple[str, Mapping[str, str]]) -> str:
         return f"{end}: {', '.join(searched)} in [search]."
     fixed = [f"{move.split()[0]} {name}" for name, move in moves.items() if name != "kl_target"]
     return f"{end}: {', or '.join(fixed)}."
-
-
-def _next_commands(view: StudyView, found: Answer | None, where: str) -> list[tuple[str, str]]:
-    """Return commands worth running next, each with what it does."""
-    name = view.row.name
-    failed = _all_failed(view)
-    if failed:
-        number = str(failed[0].number)
-        commands = [
-            (["logs", name, number], "what the first of them printed"),
-            (["show", name, number], "its settings and its reason"),
-        ]
-        return [(_command(words, where), purpose) for words, purpose in commands]
-    commands = [(["dashboard"], "curves, trials and samples in the browser")]
-    if found is not None:
-        number, config = str(found.number), found.trial.config
-        if found.number != 0:
-            first = "trial 0" if view.spec.listed else "the reference"
-            commands.append((["compare", name, number, "0"], f"where it differs from {first}"))
-        commands.append((["show", name, number], "its curve and samples"))
-        if found.confirm:
-            commands.append(([*found.confirm], "on fresh seeds, beside the reference: does it hold?"))
-        commands.append(([*found.launch], "launch it"))
-        episodes = int(config.get("total_episodes") or 0) * LONGER
-        longer = ["train", "--from", name, number, "--total_episodes", str(episodes)]
-        is_confirmed = any(run.config.get("total_episodes") == episodes for run in view.confirming)
-        why = "train it longer" if is_confirmed else "train it longer (not confirmed at that length)"
-        commands.append(
-            (
-                longer,
-                f"{why}; it keeps the last model, and as best_model the best evaluated within the KL budget, if any",
-            )
-        )
-        half, best = view.spec.kl_budget / 2, view.best()
-        if best is not None and best.kl is not None and best.kl > half:  # else the answer is the same
-            commands.append((["best", name, "--kl-budget", output.short(half)], "the best within half the KL budget"))
-    return [(_command(words, where), purpose) for words, purpose in commands]
 
 
 def _command(words: Sequence[str], where: str) -> str:

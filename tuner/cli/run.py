@@ -1,264 +1,37 @@
-"""The commands that run a study, demo and run, and their progress."""
+"""The commands that run a study: demo, run and confirm."""
 
 import argparse
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, assert_never, cast
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from ppo_core import output
-from ppo_core.errors import NO_ROOM, ConfigError, StudyError, nearest
-from ppo_core.report import StepReport
+from ppo_core.errors import ConfigError, StudyError, nearest
 from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
-from tuner import render, results, study_file
+from tuner import results, study_file
 from tuner.answer import of_study
 from tuner.cli import report, storage, trust
 from tuner.cli.arguments import LOCAL, RAY
+from tuner.cli.progress import StudyProgress
 from tuner.confirm import Plan, candidates
 from tuner.confirmed import Confirmation, confirmation_data, confirmations
 from tuner.engine.base import MakeEngine
 from tuner.engine.gpu import require_gpus, visible_gpus
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
 from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
-from tuner.events import (
-    Event,
-    OrderDecided,
-    Preparing,
-    ReadingOnTest,
-    StudyPaused,
-    StudyStarted,
-    StudyStopped,
-    StudyStopping,
-    StudyWarned,
-    TrialEnded,
-    TrialSetAside,
-    TrialStarted,
-    TrialStepped,
-)
+from tuner.events import StudyStopped
 from tuner.results import read_study
 from tuner.run import run_study
-from tuner.scoring import Extent
 from tuner.spec import PPO_TRAINER, StudySpec
-from tuner.status import Role, Status
-from tuner.store import Order, Store, TrialRow
+from tuner.store import Store
 from tuner.store.connect import file_of as store_file
 from tuner.store.schema import parse_url, redacted
 
 if TYPE_CHECKING:
     from tuner.engine.ray import RayCluster
-
-# A study's progress: a bar for the study, one for each running trial, and a line for each trial that ended.
-#
-# Where the output is not a terminal there are only lines, without control characters.
-
-
-class _WhatFits:
-    """A stream that survives a full disk: the log of a run may be on it."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write as much as fits."""
-        with _without_room():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush as much as fits."""
-        with _without_room():
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def _without_room() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-
-
-class StudyProgress:
-    """Shows the events of `run_study`; a context manager, and the callback itself."""
-
-    def __init__(self, out: Console) -> None:
-        out.file = cast(IO[str], _WhatFits(out.file))
-        self._out = out
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            console=out,
-            transient=True,
-            disable=not out.is_terminal,
-        )
-        self._study: TaskID | None = None
-        self._preparation: TaskID | None = None
-        self._preparing = ""
-        self._running: dict[int, TaskID] = {}
-        self._extent: Extent | None = None
-        self._began: float | None = None
-        """When the first trial of this run began to run."""
-        self.stopped: StudyStopped | None = None
-        """How the study stopped short of its total, if it did."""
-
-    def __enter__(self) -> "StudyProgress":
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-
-    def __call__(self, event: Event) -> None:
-        """Show one event."""
-        match event:
-            case StudyStarted():
-                self._start(event)
-            case Preparing():
-                self._prepare(event)
-            case TrialStarted():
-                self._start_trial(event)
-            case TrialStepped():
-                self._step(event)
-            case TrialEnded():
-                self._end_trial(event)
-            case TrialSetAside():
-                self._paused(event.row)
-            case ReadingOnTest():
-                self.say(f"evaluating trial {event.trial} at step {event.step} on the test prompts")
-            case OrderDecided():
-                self._tell_order(event.order)
-            case StudyPaused():
-                self.say(f"the study is paused; to resume: {to_copy(['resume', event.study])}")
-            case StudyWarned():
-                self.say(f"warning: {output.plain(event.message)}")
-            case StudyStopping():
-                self.say(f"stopping: {output.plain(event.why)}; running trials save a checkpoint first")
-            case StudyStopped():
-                self.stopped = event
-            case _:
-                assert_never(event)
-
-    def _start(self, event: StudyStarted) -> None:
-        spec = event.spec
-        self._extent = event.extent
-        lands = f"; β lands each trial's KL at {output.short(spec.config({}).kl_target)}" if spec.lands_kl else ""
-        self.say(
-            f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
-            f"{event.extent.text}; KL budget {output.short(spec.kl_budget)}, "
-            f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}{lands}"
-        )
-        for note in event.notes:
-            self.say(f"note: {output.plain(note)}")
-        self._study = self._bars.add_task("study", total=1.0, note="")
-        self._show(event.extent)
-
-    def _prepare(self, event: Preparing) -> None:
-        if event.what != self._preparing:
-            self._preparing = event.what
-            self.say(f"preparing: {output.plain(event.what)}")
-        if self._preparation is None:
-            self._preparation = self._bars.add_task("task", total=1.0, note="")
-        note = f"{event.share:.0%} {output.plain(event.what)}"
-        self._bars.update(self._preparation, completed=event.share, note=note)
-
-    def _start_trial(self, event: TrialStarted) -> None:
-        if self._preparation is not None:
-            self._bars.remove_task(self._preparation)
-            self._preparation = None
-        self._began = self._began or time.monotonic()
-        number = event.row.number
-        if event.resumed_step is not None:
-            self.say(f"trial {number} resumes after step {event.resumed_step}")
-        self._forget(number)
-        self._running[number] = self._bars.add_task(f"trial {number}", total=None, note="")
-
-    def _step(self, event: TrialStepped) -> None:
-        bar = self._running.get(event.number)
-        if bar is not None:
-            total, done = event.total_episodes, event.report.episode
-            self._bars.update(bar, total=total, completed=done, note=_readings(event.report))
-
-    def _end_trial(self, event: TrialEnded) -> None:
-        row = event.row
-        self._forget(row.number)
-        self.say(f"[{_count(row, event.extent)}] {render.trial_line(row)}", render.STYLES[row.status])
-        is_whole = row.status is Status.COMPLETED  # one that a rule ended says nothing of the others
-        if is_whole and row.role is not Role.CONFIRM:  # a note says before what confirming takes
-            self._tell_time_left(event.extent)
-        self._show(event.extent)
-
-    def _tell_time_left(self, now: Extent) -> None:
-        """Say about how long the study still takes, once: when the first trial of this run came to its end."""
-        before, self._extent = self._extent, None
-        if before is None or self._began is None or not before.done < now.done < 1:
-            return
-        at_once = len(self._running) + 1  # the others are about as far
-        left = (time.monotonic() - self._began) * (1 - now.done) / (now.done - before.done) / at_once
-        self.say(f"about {output.duration(left)} left, if all trials take as long as this one")
-
-    def _paused(self, row: TrialRow) -> None:
-        self._forget(row.number)
-        if row.is_at_rung:
-            self.say(render.trial_line(row), render.STYLES[row.status])
-        else:
-            self.say(f"trial {row.number} saved a checkpoint and is {row.status}")
-
-    def _show(self, extent: Extent) -> None:
-        if self._study is not None:
-            self._bars.update(self._study, completed=extent.done, note=extent.text)
-
-    def _tell_order(self, order: Order) -> None:
-        about = "" if order.trial is None else f" trial {order.trial}"
-        self.say(f"order {order.id}: {order.kind}{about}: {order.state}: {output.plain(order.outcome or '')}")
-
-    def say(self, line: str, style: str = "") -> None:
-        self._out.print(Text(line, style=style), soft_wrap=not self._out.is_terminal)
-
-    def _forget(self, number: int) -> None:
-        bar = self._running.pop(number, None)
-        if bar is not None:
-            self._bars.remove_task(bar)
-
-
-def _count(row: TrialRow, extent: Extent) -> str:
-    """Return ` 3/18` of the search, `2 ended, 0.8 of 6` where a budget bounds it, or `confirmed 2/9` of what confirms.
-
-    Which of them depends on the trial that ended.
-    """
-    if row.role is Role.CONFIRM:
-        return f"confirmed {extent.confirmed:>{len(str(extent.confirming))}}/{extent.confirming}"
-    if extent.total is None:
-        return f"{extent.ended} ended, {extent.spent:.1f} of {extent.budget:g}"
-    total = max(extent.total, extent.ended)
-    return f"{extent.ended:>{len(str(total))}}/{total}"
-
-
-def _readings(report: StepReport) -> str:
-    """Return the readings that tell most while a trial runs."""
-    names = {"objective/scores": "score", "objective/kl_exact": "KL"}
-    texts = [
-        f"{label} {output.measured(report.metrics[name])}" for name, label in names.items() if name in report.metrics
-    ]
-    return ", ".join([f"step {report.step}", *texts])
-
-
-# The commands that run a study: demo and run.
 
 DEMO_STUDY = "reviews.toml"
 DEMO_WORKERS = 2
@@ -389,7 +162,7 @@ def _run(
     stopped = _train(spec, args, where, is_file=is_file, trials=args.trials, budget=args.budget)
     if plan is not None and stopped is None and _has_candidates(spec.name, where):
         stopped = _train(_stored_spec(spec.name, where), args, where, is_file=False, plan=plan)
-    status = _print_result(spec.name, where, args.json)
+    status = _print_result(spec.name, where, args.json, is_confirmed=plan is not None)
     if stopped is None:
         return status
     total = [*(["--trials", str(args.trials)] if args.trials else []), *_budget_flag(args.budget)]
@@ -490,18 +263,15 @@ def _budget_flag(budget: float | None) -> list[str]:
     return [] if budget is None else ["--budget", f"{budget:g}"]
 
 
-def _print_result(name: str, where: str, as_json: bool) -> int:
-    """Print the trials, and the outcome of a study that has them all; return the exit status of that outcome."""
+def _print_result(name: str, where: str, as_json: bool, *, is_confirmed: bool) -> int:
+    """Print the outcome of a study that has all its trials; return the exit status of that outcome."""
     store = Store.open(where)
     try:
         view = read_study(store, name)
         if as_json:
             print(output.dumps(results.study_data(view) | {"answer": report.data_of_answer(store, view, where)}))
-        else:
-            out = output.console()
-            report.print_trials(out, store, view)
-            if view.state == "finished":
-                report.print_outcome(out, store, view, where)
+        elif view.state == "finished":
+            report.print_end(output.console(), store, view, where, is_confirmed=is_confirmed)
         return report.exit_status(view)
     finally:
         store.close()

@@ -92,7 +92,7 @@ def _tell(store: Store, view: StudyView, order: Order, args: argparse.Namespace)
     if args.json:
         return 0
     if order.state is OrderState.DONE:
-        print(f"Order {order.id} is done: {output.plain(order.outcome or '')}.")
+        print(f"Order {order.id}: {output.plain(order.outcome or '')}.")
         return 0
     is_held = store.study(view.row.name).is_held
     go_on = to_copy(["run", view.row.name, *storage.flags(storage.location(args.storage))])

@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import io
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ from tuner import trial_log
 from tuner.engine.gpu import limit_memory
 from tuner.engine.process import WorkerProcess, end_all
 from tuner.engine.trial import read_test, run_trial
+from tuner.environment import existing
 from tuner.protocol import (
     Answer,
     Entered,
@@ -212,12 +214,17 @@ def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
     task = get_task(job.task)
     assets = task.prepare(lambda what, share: controller.emit(Progress(what, share)))
     if job.configs:
-        from ppo_core.fits import memory_line  # loads torch, as a trial will
+        from ppo_core import fits  # loads torch, as a trial will
 
         limit_memory()
-        line = memory_line([PPOConfig.from_dict(config) for config in job.configs], task, assets, job.device)
-        if line is not None:
-            controller.emit(Progress(f"the largest trial's {line}", 1.0))
+        found = fits.largest([PPOConfig.from_dict(config) for config in job.configs], task, assets, job.device)
+        if found is not None:
+            one, free = found[0].checkpoint, shutil.disk_usage(existing(job.folder)).free
+            controller.emit(Progress(f"the largest trial: {fits.line(*found)}", 1.0))
+            most = f"up to {checkpoint.size(job.checkpoints * one)} in all"
+            controller.emit(
+                Progress(f"checkpoints of {checkpoint.size(one)}, {most}; {checkpoint.size(free)} are free", 1.0)
+            )
     return Prepared()
 
 
