@@ -1,9 +1,9 @@
-"""Write docs/reference.md and docs/states.md from the declarations.
+"""Write docs/reference.md from the declarations.
 
     .venv/bin/python docs/reference.py
 
-The reference has every command, hyperparameter, study key, metric, guard rule and JSON shape; docs/states.md has what a
-trial can be. A test fails where a file is not what this writes.
+It has every command, hyperparameter, study key, metric, guard rule, trial status and JSON shape. A test fails where the
+file is not what this writes.
 """
 
 import argparse
@@ -37,7 +37,6 @@ from tuner.study_file import PRUNERS, SAMPLERS, STRATEGIES
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
 FILE = Path(__file__).with_name("reference.md")
-STATES = Path(__file__).with_name("states.md")
 
 
 def text() -> str:
@@ -51,6 +50,7 @@ def text() -> str:
         *_rules(),
         *_workers(),
         *_metrics(),
+        *_states(),
         *_json(),
         *_trl(),
     ]
@@ -204,7 +204,7 @@ def _trl() -> Iterator[str]:
     yield "## Fields of TRL's PPO"
     yield (
         "What `--config` does with a file of TRL's PPOConfig, ModelConfig and ScriptArguments. A field with the name "
-        "of a hyperparameter above is read as it is. [Coming from TRL](trl.md) says more."
+        "of a hyperparameter above is read as it is. [Coming from TRL](export.md#coming-from-trl) says more."
     )
     yield "Translated:"
     yield _table(("field", "becomes"), ((f"`{field}`", f"`{ours}`") for field, (ours, _) in trl.TRANSLATED.items()))
@@ -217,33 +217,32 @@ def _trl() -> Iterator[str]:
     yield "Ignored, without effect here or in TRL's PPO: " + ", ".join(f"`{field}`" for field in trl.IGNORED) + "."
 
 
-def states() -> str:
-    """Return the page on what a trial can be."""
-    _, table, *rest = (scoring.__doc__ or "").split("\n\n")
+def _states() -> Iterator[str]:
+    _, table, *rest = (scoring.__doc__ or "").strip().split("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of tuner/scoring.py has moved"
     known = {status.value for status in Status}
     assert known == {word for row in rows[2:] for word in row[0].replace(",", " ").replace(":", " ").split()} & known
-    parts = [
-        "# What a trial can be",
-        "Written from the declarations by `python docs/reference.py`: change those, not this file.",
-        "## Statuses",
-        _table(("status", "meaning"), ((f"`{status}`", status.meaning) for status in Status)),
+    yield "## What a trial can be"
+    yield "### Statuses"
+    yield _table(("status", "meaning"), ((f"`{status}`", status.meaning) for status in Status))
+    yield (
         f"A trial that has not ended and that nobody runs is shown as `{INTERRUPTED}`: the next run of its study "
-        "resumes it.",
-        "## Origins",
-        "Where a trial's configuration comes from.",
-        _table(("origin", "meaning"), _members(Origin)),
-        "## Roles",
+        "resumes it."
+    )
+    yield "### Origins"
+    yield "Where a trial's configuration comes from."
+    yield _table(("origin", "meaning"), _members(Origin))
+    yield "### Roles"
+    yield (
         "What a trial is for. Only trials of the search teach the sampler. They count towards the study's total, "
-        "except those that a person enqueued.",
-        _table(("role", "meaning"), _members(Role)),
-        "## What Optuna sees",
-        "The state, value and constraint of each trial in an exported study.",
-        _table(rows[0], rows[2:]),
-        *rest,
-    ]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+        "except those that a person enqueued."
+    )
+    yield _table(("role", "meaning"), _members(Role))
+    yield "### What Optuna sees"
+    yield "The state, value and constraint of each trial in an exported study."
+    yield _table(rows[0], rows[2:])
+    yield from rest
 
 
 def _members(kind: type[StrEnum]) -> Iterable[Sequence[str]]:
@@ -266,4 +265,3 @@ def _workers() -> Iterator[str]:
 
 if __name__ == "__main__":
     FILE.write_text(text())
-    STATES.write_text(states())
