@@ -52,6 +52,7 @@ def text() -> str:
         *_metrics(),
         *_states(),
         *_json(),
+        *_tables(),
         *_trl(),
     ]
     return "\n\n".join(parts) + "\n"
@@ -198,6 +199,14 @@ def _json() -> Iterator[str]:
             yield f"All keys of a {base}, and:"
             keys = {key: does for key, does in keys.items() if json_shapes.OBJECTS[base].get(key) != does}
         yield _table(("key", "meaning"), _named(keys))
+
+
+def _tables() -> Iterator[str]:
+    yield "## Exported tables"
+    yield "[`export`](export.md#data) writes them as CSV, Parquet or JSON lines."
+    for name, (rows, columns) in json_shapes.TABLES.items():
+        yield f"**{name}**: {rows}"
+        yield _table(("column", "meaning"), ((f"`{key.replace(', ', '`, `')}`", does) for key, does in columns.items()))
 
 
 def _trl() -> Iterator[str]:
