@@ -47,6 +47,7 @@ def text() -> str:
         *_commands(),
         *_hyperparameters(),
         *_study_keys(),
+        *_task_keys(),
         *_rules(),
         *_workers(),
         *_metrics(),
@@ -176,8 +177,61 @@ def _study_keys() -> Iterator[str]:
         yield _table(("key", "meaning"), _named(keys))
 
 
+TASK_KEYS = {
+    "policy": "a model's folder or hub id: the SFT policy and KL reference; `task:NAME` is a built-in task's",
+    "reward": "a model, function or URL; a table of the keys below; or a list of them, which are summed",
+    "prompts": "a file, folder or dataset's hub id; or a table of the keys below",
+    "eval_prompts, test_prompts": "data files of these prompts; unless given, `prompts` says",
+    "doc": "what the task is, in a sentence",
+    "kl_budget": "how far a recommended policy may be from the reference, in nats per response; 10 unless given",
+    "kl_limit": "where the guard ends a trial; unless given 15 nats, or one and a half times a budget over 10",
+    "eval": "a table: `temperature` and `response_length` of evaluations (the reference's unless given), their `seed`, "
+    "and `prompts`, how many of the eval prompts are used each time",
+    "reference": "a table of hyperparameters that replace the declared defaults: trial 0 of a study",
+    "search": 'a table of ranges that a study takes as `"advised"`; `why` says where one comes from',
+}
+REWARD_KEYS = {
+    "where": "a reward model's path or hub id, `package.module:function`, `file.py:function`, or a URL",
+    "name": "what metrics and errors call it",
+    "kind": "`model`, `function` or `endpoint`; unless given, what `where` looks like",
+    "weight": "its weight in the sum",
+    "append_eos": "whether a model reads its EOS after a response that ended by itself",
+    "timeout, retries": "of a request to a URL: 30 s, and 2 more attempts; then a study "
+    "[waits](running.md#when-something-fails). Keep their product under what a step may take (`[workers]`)",
+    "batch_size": "responses in a request to a URL",
+    "concurrency": "requests to a URL at a time",
+}
+PROMPT_KEYS = {
+    "path": "JSONL, JSON, CSV, TSV or Parquet, a folder of them, a saved dataset, or a hub id",
+    "config": "of a hub dataset",
+    "column": "unless given the first of prompt, query, question, instruction, text and messages that is there",
+    "system": "a message for chats without one",
+    "max_prompt_tokens": "512; longer rows are left out, and counted",
+    "seed": "of the random splits",
+    "eval": "what trials are judged on, all of it at each evaluation: the split called validation, else 256 rows, at "
+    "most an eighth",
+    "test": "used once, for the answer and by `confirm`: the split called test, else 256 rows, at most an eighth",
+    "train": "what is trained on: all others",
+}
+
+
+def _task_keys() -> Iterator[str]:
+    yield "## Task file"
+    yield "The keys of a task file, or of a study's `[task]`. [Your own task](tasks.md) explains them with an example."
+    yield _table(("key", "meaning"), _named(TASK_KEYS))
+    yield "Keys of a reward:"
+    yield _table(("key", "meaning"), _named(REWARD_KEYS))
+    yield "Keys of prompts:"
+    yield _table(("key", "meaning"), _named(PROMPT_KEYS))
+    yield (
+        "A split is given by its name, as a share between 0 and 1, as a number of rows, or as `train[:90%]`; `eval` "
+        "and `test` also as a data file. A prompt that stands in two splits is kept in test before eval, and in eval "
+        "before train."
+    )
+
+
 def _named(values: Mapping[str, str]) -> Iterable[Sequence[str]]:
-    return ((f"`{name}`", does) for name, does in values.items())
+    return ((f"`{name.replace(', ', '`, `')}`", does) for name, does in values.items())
 
 
 def _json() -> Iterator[str]:
@@ -206,7 +260,7 @@ def _tables() -> Iterator[str]:
     yield "[`export`](export.md#data) writes them as CSV, Parquet or JSON lines."
     for name, (rows, columns) in json_shapes.TABLES.items():
         yield f"**{name}**: {rows}"
-        yield _table(("column", "meaning"), ((f"`{key.replace(', ', '`, `')}`", does) for key, does in columns.items()))
+        yield _table(("column", "meaning"), _named(columns))
 
 
 def _trl() -> Iterator[str]:
