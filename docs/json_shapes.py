@@ -1,4 +1,4 @@
-"""The JSON that each command prints with `--json`: objects, their keys, and what each key is.
+"""The JSON that each command prints with `--json`, and the tables of `export`: keys or columns, and what each is.
 
 docs/reference.py writes it into the reference; tests/tuner/test_json_shapes.py holds it against what commands print.
 """
@@ -270,3 +270,75 @@ OBJECTS: Mapping[str, Mapping[str, str]] = {
     "training": TRAINING,
 }
 """Every object by name. Where one has the keys of another, the reference lists only the further ones."""
+
+TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "trials": (
+        "One row per trial; the other tables name their trial by number in the column `trial`.",
+        {
+            "number": "from 0, in the order of creation",
+            "origin, status, role": "[what a trial can be](#what-a-trial-can-be)",
+            "reason": "JSON: why it ended early or failed, as the reason above",
+            "config": "JSON: all hyperparameters",
+            "params": "JSON: the searched or listed ones alone",
+            "value, value_se": "the trial's value in reward, and its standard error over the eval prompts",
+            "kl": "its eval KL",
+            "violation": "log(eval KL / KL budget); over 0 if the guard ended it for KL or as broken; empty: it runs",
+            "episodes": "episodes collected",
+            "seconds": "what it cost, all attempts together",
+            "attempts": "how often it was started or resumed",
+            "threads": "CPU threads of its trainer",
+            "started_at, ended_at": "times",
+            "label": "what the study file or an order calls it",
+            "parent": "of a fork or a confirming run: the trial that it comes from",
+            "fork_step": "of a fork: the step of the parent whose checkpoint it started from",
+            "wanted": "`stop` or `pause`: an order that is not carried out yet",
+            "seed": "of its trainer",
+            "paused_by": "`person` or `strategy`, while it is paused",
+            "value_step": "the step that its value comes from",
+            "end_reward, end_kl, end_kl_se": "its last evaluation, whatever its KL",
+            "rung_episode": "the episodes after which the strategy paused it at its rung; empty: it did not",
+            "rung_score": "what it is ranked by there",
+            "is_promoted": "whether it was to run on past its rung",
+            "retries": "how often it was resumed after a lost worker or an error without a new checkpoint in between",
+        },
+    ),
+    "steps": (
+        "One row per step of a trial; step 0 evaluates the SFT policy. Each [metric](#metrics) is one more column, "
+        "with `_` in place of `/`; those of `eval_` have values only where the step evaluated.",
+        {
+            "trial, step": "the key",
+            "episode": "episodes collected up to it",
+            "at": "when it was reported",
+            "extra": "JSON: the task's own metrics, and any reading that is not finite, as text",
+        },
+    ),
+    "samples": (
+        "One row per evaluation for each of a few fixed eval prompts.",
+        {
+            "trial, step, prompt_index": "the key; the same index is the same prompt in every trial",
+            "prompt, response": "texts",
+            "reward, kl": "of the response",
+            "length": "response tokens, the end-of-sequence token included",
+            "parts": "JSON: the reward's parts by name, unweighted",
+            "tokens": "JSON: per token `texts`, `logprobs`, `log_ratios`, `kls`, of a critic `advantages`, `values`",
+        },
+    ),
+    "readings": (
+        "One row per evaluation, with all eval prompts in order, so that trials can be compared prompt by prompt.",
+        {
+            "trial, step": "the key",
+            "rewards, kls, lengths": "JSON: lists with one item per prompt",
+        },
+    ),
+    "test_readings": (
+        "One row per checkpoint that was the study's answer when the search ended, read on the test prompts.",
+        {
+            "trial, step": "the key",
+            "prompts": "how many test prompts there are; 0: none were read",
+            "reward, reward_se, kl, kl_se": "means over them, with standard errors",
+            "why_not": "why none were read",
+            "at": "when",
+        },
+    ),
+}
+"""What each table of `export --format csv, parquet or json` has a row for, and its columns."""

@@ -1,9 +1,9 @@
-"""Write docs/reference.md and docs/states.md from the declarations.
+"""Write docs/reference.md from the declarations.
 
     .venv/bin/python docs/reference.py
 
-The reference has every command, hyperparameter, study key, metric, guard rule and JSON shape; docs/states.md has what a
-trial can be. A test fails where a file is not what this writes.
+It has every command, hyperparameter, study key, metric, guard rule, trial status and JSON shape. A test fails where the
+file is not what this writes.
 """
 
 import argparse
@@ -37,7 +37,6 @@ from tuner.study_file import PRUNERS, SAMPLERS, STRATEGIES
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
 FILE = Path(__file__).with_name("reference.md")
-STATES = Path(__file__).with_name("states.md")
 
 
 def text() -> str:
@@ -48,10 +47,13 @@ def text() -> str:
         *_commands(),
         *_hyperparameters(),
         *_study_keys(),
+        *_task_keys(),
         *_rules(),
         *_workers(),
         *_metrics(),
+        *_states(),
         *_json(),
+        *_tables(),
         *_trl(),
     ]
     return "\n\n".join(parts) + "\n"
@@ -175,8 +177,61 @@ def _study_keys() -> Iterator[str]:
         yield _table(("key", "meaning"), _named(keys))
 
 
+TASK_KEYS = {
+    "policy": "a model's folder or hub id: the SFT policy and KL reference; `task:NAME` is a built-in task's",
+    "reward": "a model, function or URL; a table of the keys below; or a list of them, which are summed",
+    "prompts": "a file, folder or dataset's hub id; or a table of the keys below",
+    "eval_prompts, test_prompts": "data files of these prompts; unless given, `prompts` says",
+    "doc": "what the task is, in a sentence",
+    "kl_budget": "how far a recommended policy may be from the reference, in nats per response; 10 unless given",
+    "kl_limit": "where the guard ends a trial; unless given 15 nats, or one and a half times a budget over 10",
+    "eval": "a table: `temperature` and `response_length` of evaluations (the reference's unless given), their `seed`, "
+    "and `prompts`, how many of the eval prompts are used each time",
+    "reference": "a table of hyperparameters that replace the declared defaults: trial 0 of a study",
+    "search": 'a table of ranges that a study takes as `"advised"`; `why` says where one comes from',
+}
+REWARD_KEYS = {
+    "where": "a reward model's path or hub id, `package.module:function`, `file.py:function`, or a URL",
+    "name": "what metrics and errors call it",
+    "kind": "`model`, `function` or `endpoint`; unless given, what `where` looks like",
+    "weight": "its weight in the sum",
+    "append_eos": "whether a model reads its EOS after a response that ended by itself",
+    "timeout, retries": "of a request to a URL: 30 s, and 2 more attempts; then a study "
+    "[waits](running.md#when-something-fails). Keep their product under what a step may take (`[workers]`)",
+    "batch_size": "responses in a request to a URL",
+    "concurrency": "requests to a URL at a time",
+}
+PROMPT_KEYS = {
+    "path": "JSONL, JSON, CSV, TSV or Parquet, a folder of them, a saved dataset, or a hub id",
+    "config": "of a hub dataset",
+    "column": "unless given the first of prompt, query, question, instruction, text and messages that is there",
+    "system": "a message for chats without one",
+    "max_prompt_tokens": "512; longer rows are left out, and counted",
+    "seed": "of the random splits",
+    "eval": "what trials are judged on, all of it at each evaluation: the split called validation, else 256 rows, at "
+    "most an eighth",
+    "test": "used once, for the answer and by `confirm`: the split called test, else 256 rows, at most an eighth",
+    "train": "what is trained on: all others",
+}
+
+
+def _task_keys() -> Iterator[str]:
+    yield "## Task file"
+    yield "The keys of a task file, or of a study's `[task]`. [Your own task](tasks.md) explains them with an example."
+    yield _table(("key", "meaning"), _named(TASK_KEYS))
+    yield "Keys of a reward:"
+    yield _table(("key", "meaning"), _named(REWARD_KEYS))
+    yield "Keys of prompts:"
+    yield _table(("key", "meaning"), _named(PROMPT_KEYS))
+    yield (
+        "A split is given by its name, as a share between 0 and 1, as a number of rows, or as `train[:90%]`; `eval` "
+        "and `test` also as a data file. A prompt that stands in two splits is kept in test before eval, and in eval "
+        "before train."
+    )
+
+
 def _named(values: Mapping[str, str]) -> Iterable[Sequence[str]]:
-    return ((f"`{name}`", does) for name, does in values.items())
+    return ((f"`{name.replace(', ', '`, `')}`", does) for name, does in values.items())
 
 
 def _json() -> Iterator[str]:
@@ -200,11 +255,19 @@ def _json() -> Iterator[str]:
         yield _table(("key", "meaning"), _named(keys))
 
 
+def _tables() -> Iterator[str]:
+    yield "## Exported tables"
+    yield "[`export`](export.md#data) writes them as CSV, Parquet or JSON lines."
+    for name, (rows, columns) in json_shapes.TABLES.items():
+        yield f"**{name}**: {rows}"
+        yield _table(("column", "meaning"), _named(columns))
+
+
 def _trl() -> Iterator[str]:
     yield "## Fields of TRL's PPO"
     yield (
         "What `--config` does with a file of TRL's PPOConfig, ModelConfig and ScriptArguments. A field with the name "
-        "of a hyperparameter above is read as it is. [Coming from TRL](trl.md) says more."
+        "of a hyperparameter above is read as it is. [Coming from TRL](export.md#coming-from-trl) says more."
     )
     yield "Translated:"
     yield _table(("field", "becomes"), ((f"`{field}`", f"`{ours}`") for field, (ours, _) in trl.TRANSLATED.items()))
@@ -217,33 +280,32 @@ def _trl() -> Iterator[str]:
     yield "Ignored, without effect here or in TRL's PPO: " + ", ".join(f"`{field}`" for field in trl.IGNORED) + "."
 
 
-def states() -> str:
-    """Return the page on what a trial can be."""
-    _, table, *rest = (scoring.__doc__ or "").split("\n\n")
+def _states() -> Iterator[str]:
+    _, table, *rest = (scoring.__doc__ or "").strip().split("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of tuner/scoring.py has moved"
     known = {status.value for status in Status}
     assert known == {word for row in rows[2:] for word in row[0].replace(",", " ").replace(":", " ").split()} & known
-    parts = [
-        "# What a trial can be",
-        "Written from the declarations by `python docs/reference.py`: change those, not this file.",
-        "## Statuses",
-        _table(("status", "meaning"), ((f"`{status}`", status.meaning) for status in Status)),
+    yield "## What a trial can be"
+    yield "### Statuses"
+    yield _table(("status", "meaning"), ((f"`{status}`", status.meaning) for status in Status))
+    yield (
         f"A trial that has not ended and that nobody runs is shown as `{INTERRUPTED}`: the next run of its study "
-        "resumes it.",
-        "## Origins",
-        "Where a trial's configuration comes from.",
-        _table(("origin", "meaning"), _members(Origin)),
-        "## Roles",
+        "resumes it."
+    )
+    yield "### Origins"
+    yield "Where a trial's configuration comes from."
+    yield _table(("origin", "meaning"), _members(Origin))
+    yield "### Roles"
+    yield (
         "What a trial is for. Only trials of the search teach the sampler. They count towards the study's total, "
-        "except those that a person enqueued.",
-        _table(("role", "meaning"), _members(Role)),
-        "## What Optuna sees",
-        "The state, value and constraint of each trial in an exported study.",
-        _table(rows[0], rows[2:]),
-        *rest,
-    ]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+        "except those that a person enqueued."
+    )
+    yield _table(("role", "meaning"), _members(Role))
+    yield "### What Optuna sees"
+    yield "The state, value and constraint of each trial in an exported study."
+    yield _table(rows[0], rows[2:])
+    yield from rest
 
 
 def _members(kind: type[StrEnum]) -> Iterable[Sequence[str]]:
@@ -266,4 +328,3 @@ def _workers() -> Iterator[str]:
 
 if __name__ == "__main__":
     FILE.write_text(text())
-    STATES.write_text(states())

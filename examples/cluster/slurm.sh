@@ -4,7 +4,7 @@
 #   sbatch examples/cluster/slurm.sh STUDY.toml --workers 8
 #
 # The folder that it is submitted from is shared by all nodes, and so is the environment with ppo-tuner[ray] in it.
-# Before the time is up, running trials save; the job is queued again and resumes the study. See docs/cluster.md.
+# Before the time is up, running trials save; the job is queued again and resumes the study. See docs/scaling.md.
 #
 #SBATCH --job-name=ppo-tuner
 #SBATCH --nodes=2

@@ -3,7 +3,6 @@
 import csv
 import errno
 import json
-import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from docs import json_shapes
 from ppo_core.errors import ConfigError, StoreError, StudyError
 from ppo_core.metrics import METRICS
 from tests.tuner import stores
 from tests.tuner.exported import FORMATS, HOSTILE, everything, files
-from tests.tuner.invoke import REPOSITORY
 from tuner.cli import manage
 from tuner.export import SUFFIXES, folder
 from tuner.export.folder import export_study
@@ -87,15 +86,12 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
                 assert (float(got[column]) if isinstance(cell, float) else got[column]) == cell
 
 
-def test_the_docs_name_every_column() -> None:
-    text = (REPOSITORY / "docs" / "export.md").read_text()
-    sections = {section.split("\n")[0]: section for section in text.split("\n### ")[1:]}
-    assert list(sections) == [table.name for table in folder.TABLES]
+def test_the_reference_names_every_column() -> None:
+    assert list(json_shapes.TABLES) == [table.name for table in folder.TABLES]
+    metrics = [metric.column for metric in METRICS.values()]
     for table in folder.TABLES:
-        rows = [line.split("|")[1] for line in sections[table.name].split("\n") if line.startswith("| `")]
-        named = [name for row in rows for name in re.findall("`(\\w+)`", row)]
-        metrics = [metric.column for metric in METRICS.values()] if table.name == "steps" else []
-        assert sorted([*named, *metrics]) == sorted(table.fields), table.name
+        named = [name for key in json_shapes.TABLES[table.name][1] for name in key.split(", ")]
+        assert sorted([*named, *(metrics if table.name == "steps" else [])]) == sorted(table.fields), table.name
 
 
 # What an export is

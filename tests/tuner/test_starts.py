@@ -91,7 +91,7 @@ def test_every_recipe_holds_what_may_be_searched_and_states_its_source() -> None
         assert re.search(r"\b20\d\d\b", recipe.source), name
         for key, value in recipe.values.items():
             assert HYPERPARAMETERS[key].kind in (int, float) and HYPERPARAMETERS[key].coerce(value) == value
-        assert f"`{name}`" in (quick_study.ROOT / "docs" / "starts.md").read_text()
+        assert f"`{name}`" in (quick_study.ROOT / "docs" / "studies.md").read_text()
     assert RECIPES["trl"].values["learning_rate"] == 3e-6 and RECIPES["instructgpt"].values["mini_batch_size"] == 64
 
 
