@@ -58,6 +58,7 @@ SHEET = """<style>
 [data-testid="stMain"] [data-testid="stVerticalBlock"] { gap: 0.75rem; }
 [data-testid="stMain"] h3 { font-size: 1.2rem; padding: 0.5rem 0; }
 [data-testid="stMetricValue"] { font-size: 1.5rem; }
+.st-key-marked { position: sticky; top: 3.75rem; z-index: 5; padding: 0.25rem 0; backdrop-filter: blur(12px); }
 .parcoords text { text-shadow: none !important; }
 @media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 </style>"""
