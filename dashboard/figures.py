@@ -127,7 +127,10 @@ def reward_against_kl(
         if len(group):
             figure.add_traces([_points_of(kind, group, named), legend_entry(kind)])
     if len(front := front_of(measured)):
-        figure.add_trace(_front(front.assign(x=front["kl"])).update(mode="lines", customdata=None, hoverinfo="skip"))
+        line = _front(front.assign(x=front["kl"]))
+        figure.add_trace(
+            line.update(mode="lines", customdata=None, showlegend=False, hovertemplate=None, hoverinfo="skip")
+        )
     heights = [*measured["value"], *([] if baseline is None else [baseline])]
     right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
     figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")

@@ -22,7 +22,7 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
 ) -> None:
     app = page("search", built, monkeypatch)
     assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more is needed.")]
-    assert len(app.get("plotly_chart")) == 4  # two slices, parallel coordinates, a contour
+    assert len(app.get("plotly_chart")) == 5  # front, two slices, parallel coordinates, a contour
     assert "Different settings" not in shown.subheaders(app)
 
 
@@ -80,7 +80,7 @@ def test_what_was_ended_early_and_what_it_saved(built: Path, monkeypatch: pytest
 
 
 def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("compare", built, monkeypatch, across="cliprange", up="learning_rate", of="KL", setting="cliprange")
+    app = page("search", built, monkeypatch, across="cliprange", up="learning_rate", of="KL", setting="cliprange")
     assert (app.selectbox(key="across").value, app.selectbox(key="up").value) == ("cliprange", "learning_rate")
     assert app.selectbox(key="setting").value == "cliprange"
     app.selectbox(key="up").set_value("cliprange")
@@ -101,7 +101,7 @@ def test_few_or_failed_trials_say_what_is_missing(
 ) -> None:
     fake_store.build(tmp_path / "store.db", courses=courses).close()
     app = page("search", tmp_path / "store.db", monkeypatch)
-    slices, refused, nothing_ended = shown.infos(app)
+    refused, slices, nothing_ended = shown.infos(app)
     assert "more are needed" in refused
     assert slices.startswith("These charts need two trials")
     assert nothing_ended.startswith("No trial was pruned or stopped")
