@@ -111,9 +111,9 @@ def mark(figure: go.Figure, marked: Collection[int]) -> go.Figure:
     for trace in figure.data if marked else ():
         if trace.type == "scatter" and trace.customdata is not None:
             numbers = np.reshape(trace.customdata, (len(trace.customdata), -1))[:, 0]
-            trace.selectedpoints = np.flatnonzero(np.isin(numbers.astype(int), list(marked)))
+            trace.selectedpoints = np.flatnonzero(np.isin(numbers.astype(int), list(marked))).tolist()
             trace.unselected = {"marker": {"opacity": 0.1}, "textfont": {"color": "rgba(0, 0, 0, 0)"}}
-    return figure
+    return figure.update_layout(dragmode="select")
 
 
 def parallel(

@@ -14,7 +14,6 @@ from dashboard.data import Snapshot
 from dashboard.figures_mattered import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
-from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import KL_UNIT, NOTHING, counted
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
@@ -46,9 +45,7 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     shown = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(shown.trials)
     ranked = [name for name in _importance(store, shown, at, len(snapshot.view.trials)) if name in names]
-    # A selection draws this part alone again, and the rest of the page stands still.
-    linked = st.fragment(_linked)
-    linked(snapshot, shown, at, [*ranked, *(name for name in names if name not in ranked)], chosen)
+    _linked(snapshot, shown, at, [*ranked, *(name for name in names if name not in ranked)], chosen)
     _ended_early(snapshot)
     _report(store, snapshot)
 
@@ -125,7 +122,6 @@ def _resampled(
 
 def _linked(snapshot: Snapshot, shown: Snapshot, at: Fidelity, names: list[str], chosen: tuple[int, ...]) -> None:
     """Draw the figures of `shown`, the trials of `snapshot` as they are read `at` one place."""
-    common.draw_the_whole_page_if_asked()
     key = f"marked {snapshot.view.row.id}"
     # What was chosen on another page is marked, too.
     marked = tuple(number for number in st.session_state.get(key, chosen) if number in set(shown.trials["number"]))
@@ -165,7 +161,6 @@ def _bar(key: str, marked: tuple[int, ...]) -> None:
 def _use(key: str, marked: tuple[int, ...]) -> None:
     st.session_state[TRIALS] = list(marked)
     st.session_state.pop(key, None)
-    common.ask_for_the_whole_page()
 
 
 def _select(key: str, figure: str) -> None:
@@ -195,7 +190,6 @@ def _front_and_slices(
         label_visibility="collapsed",
         key="setting",
         bind="query-params",
-        format_func=_label,
         width=320,
         help="Searched ones that vary; the most important for reward comes first.",
     )
@@ -229,10 +223,6 @@ def _front_and_slices(
             )
 
 
-def _label(name: str) -> str:
-    return HYPERPARAMETERS[name].label
-
-
 def _parallel(shown: Snapshot, at: Fidelity, names: list[str], marked: tuple[int, ...]) -> None:
     st.subheader(
         "All hyperparameters",
@@ -241,7 +231,7 @@ def _parallel(shown: Snapshot, at: Fidelity, names: list[str], marked: tuple[int
     )
     all_fit = len(names) <= MOST_AXES
     picked = st.multiselect(
-        "Axes", names, key="axes", bind="query-params", format_func=_label, label_visibility="collapsed",
+        "Axes", names, key="axes", bind="query-params", label_visibility="collapsed",
         placeholder="Axes: all that vary" if all_fit else f"Axes: the {MOST_AXES} that mattered most for reward",
     )  # fmt: skip
     axes = picked or names[:MOST_AXES]
@@ -262,8 +252,8 @@ def _contour(shown: Snapshot, names: list[str], marked: tuple[int, ...], key: st
     )
     row = st.container(horizontal=True, vertical_alignment="bottom")
     with row:
-        x = st.selectbox("Horizontal", names, key="across", bind="query-params", width=260, format_func=_label)
-        y = st.selectbox("Vertical", names, index=1, key="up", bind="query-params", width=260, format_func=_label)
+        x = st.selectbox("Horizontal", names, key="across", bind="query-params", width=260)
+        y = st.selectbox("Vertical", names, index=1, key="up", bind="query-params", width=260)
         what = st.segmented_control(
             "Colour", list(MEASURES), default="reward", required=True, key="of", bind="query-params"
         )
