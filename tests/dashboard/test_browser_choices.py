@@ -111,7 +111,7 @@ def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_cho
         use.wait_for()
         read(visit)
         marked = figures.evaluate_all(
-            """all => all.map(one => [...new Set(one.data.flatMap(trace => Array.from(trace.selectedpoints || [])
+            """all => all.map(one => [...new Set(one._fullData.flatMap(trace => Array.from(trace.selectedpoints || [])
                 .map(place => [].concat(trace.customdata[place])[0])))].sort((a, b) => a - b).join())"""
         )
         assert marked[0] and len(set(marked)) == 1
