@@ -94,7 +94,7 @@ BETA, TARGET = "kl_coef", "kl_target"
 MOST_NAMED = 4
 """Settings that a sentence names."""
 MOST = 3
-"""Trials by which the values of a setting are spanned: the lowest, one in the middle, the highest."""
+"""Trials by which the values of a setting are spanned: the lowest, the nearest to the middle, the highest."""
 
 
 def name(row: TrialRow, setting: str) -> str:
@@ -145,7 +145,8 @@ def _ratio(values: Sequence[HyperValue]) -> float:
 def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
     """Return the numbers of trials with the lowest, a middle and the highest value, of those that got under way.
 
-    Trials that the strategy paused show little of a run: they count only where there are not two others.
+    The middle is that of the logarithms. Trials that the strategy paused show little of a run: they count only where
+    there are not two others.
     Of β: of the trials with a fixed one, and beside them the adaptive trial whose target is in the middle.
     """
     begun = [row for row in rows if row.episodes > 0 and row.status is not Status.FAILED]
@@ -153,16 +154,25 @@ def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
     begun = longer if len(longer) > 1 else begun
     adaptive = [row for row in begun if setting == BETA and _number(row, TARGET) is not None]
     fixed = _by_value([row for row in begun if row not in adaptive], setting)
-    places = dict.fromkeys(round(place * (len(fixed) - 1) / (MOST - 1)) for place in range(MOST)) if fixed else {}
     targets = _by_value(adaptive, TARGET)
-    return tuple(fixed[place].number for place in places) + tuple(
-        row.number for row in targets[len(targets) // 2 :][:1]
-    )
+    picked = [*_spread(fixed), *targets[len(targets) // 2 :][:1]]
+    return tuple(dict.fromkeys(number for _, number in picked))
 
 
-def _by_value(rows: Sequence[TrialRow], setting: str) -> list[TrialRow]:
-    valued = [(value, row.number, row) for row in rows if (value := _number(row, setting)) is not None]
-    return [row for *_, row in sorted(valued, key=lambda found: found[:2])]
+Valued = tuple[float, int]
+"""A trial's value of a setting, and its number."""
+
+
+def _by_value(rows: Sequence[TrialRow], setting: str) -> list[Valued]:
+    return sorted((value, row.number) for row in rows if (value := _number(row, setting)) is not None)
+
+
+def _spread(trials: Sequence[Valued]) -> list[Valued]:
+    """Return `MOST` trials, in order, of those sorted by value: the nearest to places that are even on a log scale."""
+    if not trials:
+        return []
+    logs = np.log(np.maximum([value for value, _ in trials], 1e-6))
+    return [trials[int(np.abs(logs - place).argmin())] for place in np.linspace(logs[0], logs[-1], MOST)]
 
 
 def _number(row: TrialRow, setting: str) -> float | None:

@@ -1,5 +1,9 @@
-"""Plotly figures as pure functions from frames, for views that are drawn once and explored. No text from outside."""
+"""Plotly figures as pure functions from frames, for views that are drawn once and explored.
 
+No text from outside but studies' names, which are drawn literally.
+"""
+
+import html
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -7,7 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard import charts, style
+from dashboard import analysis, charts, safe_text, style
 from dashboard.analysis import Checkpoint, rule_label
 from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
 from ppo_core.declare import Range
@@ -109,7 +113,7 @@ FILL = "rgba(128, 128, 128, 0.10)"
 def reward_against_kl(
     trials: pd.DataFrame, *, kl_budget: float, baseline: float | None, best: int | None, chosen: Collection[int] = ()
 ) -> go.Figure:
-    """Return every trial's value against the eval KL that it was read at, the budget drawn in and the best one named.
+    """Return every trial's value against the eval KL that it was read at, their front, the budget, and the best named.
 
     Trials that the strategy paused are small and pale.
     """
@@ -122,6 +126,11 @@ def reward_against_kl(
         group = measured[measured["kind"] == kind]
         if len(group):
             figure.add_traces([_points_of(kind, group, named), legend_entry(kind)])
+    if len(front := front_of(measured)):
+        line = _front(front.assign(x=front["kl"]))
+        figure.add_trace(
+            line.update(mode="lines", customdata=None, showlegend=False, hovertemplate=None, hoverinfo="skip")
+        )
     heights = [*measured["value"], *([] if baseline is None else [baseline])]
     right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
     figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
@@ -136,6 +145,12 @@ def reward_against_kl(
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
     figure.update_xaxes(range=[-0.03 * right, right])
     return figure.update_yaxes(range=_with_margin(heights))
+
+
+def front_of(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials whose value no other one beats at no more KL, as `analysis.front` does evaluations."""
+    measured = trials.dropna(subset=["value", "kl"]).rename(columns={"number": "trial", "value": "reward"})
+    return analysis.front(measured.assign(step=1))
 
 
 def _points_of(kind: str, group: pd.DataFrame, named: Collection[int | None]) -> go.Scatter:
@@ -384,3 +399,45 @@ def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool) -> float:
     """Return where a KL axis ends: a linear one over 19 in 20 of the evaluations, and twice the budget at least."""
     usual = float(np.fmax(points["kl"].quantile(1.0 if log_kl else USUAL, interpolation="lower"), 2 * kl_budget))
     return 1.1 * min(usual, float(np.fmax(points["kl"].max(), kl_budget)))
+
+
+# Several studies over each other: their names are written literally.
+
+
+def fronts(of: Mapping[str, pd.DataFrame], kl_budget: float) -> go.Figure:
+    """Return the front of each study by name, and the KL budget."""
+    figure = go.Figure()
+    for place, (name, front) in enumerate(of.items()):
+        line = _front(front.assign(x=front["kl"])).update(
+            name=_literal(name), line={"color": style.colour(place), "width": 2}, marker={"color": style.colour(place)}
+        )
+        figure.add_trace(line.update(hovertemplate=line.hovertemplate.replace("On the front", _literal(name))))
+    kl_line(figure, kl_budget, "KL budget")
+    points = pd.concat(of.values())
+    lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, showlegend=True)
+    return figure.update_xaxes(range=[0, _right(points, kl_budget, log_kl=False)])
+
+
+def in_common(of: Mapping[str, pd.DataFrame], name: str) -> go.Figure:
+    """Return the value of each study's trials over one hyperparameter."""
+    figure, column = go.Figure(), PARAMS + name
+    for place, (study, trials) in enumerate(of.items()):
+        points = trials.dropna(subset=[column, "value"])
+        figure.add_scatter(
+            x=points[column],
+            y=points["value"],
+            mode="markers",
+            name=_literal(study),
+            customdata=points["number"],
+            marker={"color": style.colour(place), "size": 9, "symbol": place},
+            hovertemplate=f"{_literal(study)}, <b>trial %{{customdata}}</b><br>%{{x}}: %{{y:.3g}}<extra></extra>",
+        )
+    lay_out(figure, x=title_of(name), y=METRICS["eval/reward"].title, showlegend=True)
+    span = HYPERPARAMETERS[name].search
+    is_log_scale = isinstance(span, Range) and span.scale != "linear"
+    return figure.update_xaxes(type="log" if is_log_scale else "linear", exponentformat="e")
+
+
+def _literal(name: str) -> str:
+    """Return a name as Plotly, which reads tags and templates, draws it literally."""
+    return html.escape(safe_text.one_line(name)).replace("%{", "% {")

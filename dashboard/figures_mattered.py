@@ -1,11 +1,13 @@
 """What mattered: importance with its spread, slices, parallel coordinates, and a contour of two hyperparameters."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 from dashboard import figures, style
 from dashboard.figures import PARAMS
@@ -16,11 +18,14 @@ from tuner.spec import StudySpec
 Measure = Literal["value", "kl"]
 TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRICS["eval/kl"].title}
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
-SCALE = [[0, style.COLOURS[0]], [0.5, "#909090"], [1, style.COLOURS[1]]]
-"""Blue over grey to orange: distinct with the common colour-vision deficiencies, on light and on dark pages."""
-GRID = 30
+SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.95, 9))
+"""Without its ends, which vanish on a dark or a light page; no trial has one of its colours."""
+GRID = 60
 NEARNESS = 3.0
 """Power of the distance that a contour weighs trials by."""
+REACH = 0.12
+"""Distance to the nearest trial, of a range, up to which a contour is coloured."""
+MOST_TICKS = 6
 
 
 def importance_bars(found: Sequence[Importance]) -> go.Figure:
@@ -101,20 +106,35 @@ def _slice(kind: str, group: pd.DataFrame, column: str, measure: Measure) -> go.
     )
 
 
+def mark(figure: go.Figure, marked: Collection[int]) -> go.Figure:
+    """Dim the points of all trials but the `marked` ones, and return the figure; with none marked, all are bright."""
+    for trace in figure.data if marked else ():
+        if trace.type == "scatter" and trace.customdata is not None:
+            numbers = np.reshape(trace.customdata, (len(trace.customdata), -1))[:, 0]
+            trace.selectedpoints = np.flatnonzero(np.isin(numbers.astype(int), list(marked))).tolist()
+            trace.unselected = {"marker": {"opacity": 0.1}, "textfont": {"color": "rgba(0, 0, 0, 0)"}}
+    return figure.update_layout(dragmode="select")
+
+
 def parallel(
     trials: pd.DataFrame,
     names: Sequence[str],
     spec: StudySpec,
     labels: tuple[str, str] = ("Eval KL", "Eval reward"),
+    marked: Collection[int] = (),
 ) -> go.Figure:
     """Return parallel coordinates of the hyperparameters, KL and reward; the colour is the reward.
 
-    `labels` are what KL and reward are called.
+    `labels` are what KL and reward are called. All lines but those of the trials `marked` are dim.
 
     Where a hyperparameter was not searched in a trial, its line runs below the axis' numbers, at "not set".
     """
     measured = trials.dropna(subset=["value", "kl"])
     dimensions = [_dimension(measured[PARAMS + name], name, spec) for name in names]
+    if marked:
+        is_marked = measured["number"].isin(marked).astype(float)
+        ticks = {"tickvals": [0, 1], "ticktext": ["no", "yes"]}
+        dimensions.insert(0, {"label": "Marked", "values": is_marked, "constraintrange": [0.9, 1.1]} | ticks)
     dimensions += [
         {"label": labels[0], "values": measured["kl"], "tickformat": ".3g"},
         {"label": labels[1], "values": measured["value"], "tickformat": ".3g"},
@@ -142,7 +162,7 @@ def parallel(
 
 def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
     label = figures.title_of(name)
-    numbers = _numbers(values)
+    numbers = numbers_of(values)
     if not is_number(values):
         words = sorted(values.dropna().unique())
         places = values.map({word: place for place, word in enumerate(words)}).astype(float)
@@ -150,7 +170,8 @@ def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
     else:
         log = is_log_of(numbers, name, spec)
         places = np.log10(numbers) if log else numbers.astype(float)
-        ticks, texts = _ticks(numbers.dropna(), places.dropna())
+        shown = _ticks(numbers.dropna(), log)
+        ticks, texts = [math.log10(value) if log else value for value in shown], [number_text(value) for value in shown]
     if places.isna().any():
         width = (places.max() - places.min()) or 1.0
         unset = float(places.min() - 0.2 * width)
@@ -158,33 +179,44 @@ def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
     return {"label": label, "values": places, "tickvals": ticks, "ticktext": texts}
 
 
+def number_text(value: float) -> str:
+    """Return a number in three digits, an exponent without zeros: `1e-5`."""
+    return f"{value:.0f}" if value % 1 == 0 else f"{value:.3g}".replace("e-0", "e-")
+
+
 def is_number(values: pd.Series) -> bool:
     """Return whether all values that are set are numbers, and not words, or true or false."""
-    return bool(_numbers(values).notna().sum() == values.notna().sum())
+    return bool(numbers_of(values).notna().sum() == values.notna().sum())
 
 
-def _numbers(values: pd.Series) -> pd.Series:
+def numbers_of(values: pd.Series) -> pd.Series:
     """Return values as numbers; NaN where one is a word, or true or false."""
     is_truth = values.map(lambda value: isinstance(value, bool))
     return pd.to_numeric(values.mask(is_truth), errors="coerce").astype(float)
 
 
-def _ticks(numbers: pd.Series, places: pd.Series) -> tuple[list[float], list[str]]:
-    """Return where an axis has ticks, and their texts: at values that occur, as far as they do not overprint."""
-    least = 0.06 * float(places.max() - places.min())
-    ticks: list[float] = []
-    texts = []
-    for place, value in sorted(set(zip(places, numbers, strict=True))):
-        if not ticks or place - ticks[-1] > least:
-            ticks.append(float(place))
-            texts.append(f"{value:.0f}" if value % 1 == 0 else f"{value:.3g}")
-    return ticks, texts
+def _ticks(numbers: pd.Series, log: bool) -> list[float]:
+    """Return where an axis has ticks: at its few values, else at round numbers."""
+    low, high = float(numbers.min()), float(numbers.max())
+    if numbers.nunique() <= MOST_TICKS and (numbers % 1 == 0).all():
+        return sorted(map(float, numbers.unique()))
+    tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if log else ()
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        found = [step * 10.0**ten for ten in tens for step in steps if low <= step * 10.0**ten <= high]
+        if 1 < len(found) <= MOST_TICKS:
+            return found
+    width = (high - low) or 1.0
+    unit = 10.0 ** math.floor(math.log10(width / MOST_TICKS))
+    step = next(unit * times for times in (1, 2, 5, 10) if width / (unit * times) <= MOST_TICKS)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(place * step, 12) for place in range(first, last + 1)] or [low]
 
 
 def contour(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec) -> go.Figure:
     """Return reward or KL over two hyperparameters: the trials as points, and between them their weighted mean.
 
-    The surface is inverse-distance weighting over the searched ranges, so it shows what the points say and no more.
+    The surface is inverse-distance weighting over the searched ranges, so it shows what the points say and no more; it
+    has gaps where no trial is near.
     """
     points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
     columns, rows = (pd.to_numeric(points[PARAMS + name]).to_numpy(float) for name in (x, y))
@@ -244,13 +276,13 @@ class _Scaled:
 
 
 def _surface(columns: np.ndarray, rows: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """Return the weighted mean of the heights on the unit square's grid, [rows, columns]."""
+    """Return the weighted mean of the heights on the unit square's grid, [rows, columns]; NaN: no point is near."""
     axis = np.linspace(0, 1, GRID)
     across, up = np.meshgrid(axis, axis)
     distance = np.hypot(across[..., None] - columns, up[..., None] - rows)
     weights = 1 / (distance + 0.02) ** NEARNESS
     surface: np.ndarray = (weights * heights).sum(-1) / weights.sum(-1)
-    return surface
+    return np.where(distance.min(-1) <= REACH, surface, np.nan)
 
 
 def is_log_of(values: pd.Series, name: str, spec: StudySpec) -> bool:
@@ -259,7 +291,7 @@ def is_log_of(values: pd.Series, name: str, spec: StudySpec) -> bool:
 
 
 def _axis_type(values: pd.Series, name: str, spec: StudySpec) -> str:
-    numbers = _numbers(values)
+    numbers = numbers_of(values)
     if numbers.notna().sum() < len(values):
         return "category"
     return "log" if is_log_of(numbers, name, spec) else "linear"

@@ -20,10 +20,12 @@ PAGES = (
     ("curves", "Curves", ":material/monitoring:"),
     ("trial", "Trial", ":material/looks_one:"),
     ("reward_kl", "Reward and KL", ":material/scatter_plot:"),
+    ("search", "Search", ":material/travel_explore:"),
     ("samples", "Samples", ":material/chat:"),
     ("compare", "Compare", ":material/compare_arrows:"),
     ("confirm", "Confirm", ":material/verified:"),
     ("control", "Control", ":material/tune:"),
+    ("studies", "Studies", ":material/stacked_line_chart:"),
 )
 
 

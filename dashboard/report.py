@@ -21,7 +21,6 @@ from dashboard import analysis, data, figures, figures_mattered, safe_text, styl
 from dashboard.data import Snapshot, StepCache
 from dashboard.views.answer import changed_settings
 from dashboard.views.common import highlighted
-from dashboard.views.compare import CURVES
 from dashboard.views.confirm import table as confirmed_table
 from ppo_core import __version__, output
 from ppo_core.metrics import METRICS
@@ -34,6 +33,7 @@ from tuner.search import importance
 from tuner.store import Store, TrialRow
 from tuner.store.schema import without_secrets
 
+CURVES = ("objective/kl_exact", "eval/reward")
 PROMPTS = 3
 """Prompts whose samples are shown."""
 _GRID, _CLEAR = "rgba(128, 128, 128, 0.25)", "rgba(0, 0, 0, 0)"
@@ -88,7 +88,7 @@ def _figures(store: Store, view: StudyView, answer: TrialRow | None) -> dict[str
     ways = figures.trajectories(evaluated, snapshot.trials, front, spec=spec, chosen=chosen, best=at, star=star)
     found = {"Reward against KL": ways}
     steps = StepCache(CURVES).read(store, [row for row in view.trials if row.number in chosen])
-    for metric in CURVES[:2]:
+    for metric in CURVES:
         found[f"{METRICS[metric].label} over episodes"] = figures.aligned(steps, metric, sorted(chosen), spec)
     if not importance.refusal(view.trials, spec):
         ranked = importance.importances(importance.usable(view.trials, spec), spec, "reward")

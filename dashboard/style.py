@@ -62,6 +62,7 @@ SHEET = """<style>
 .response { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
 .response.long { max-height: 15rem; overflow-y: auto; }
 details[open] + .response.long { max-height: none; }
+.st-key-marked { position: sticky; top: 3.75rem; z-index: 5; padding: 0.25rem 0; backdrop-filter: blur(12px); }
 .parcoords text { text-shadow: none !important; }
 @media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 </style>"""

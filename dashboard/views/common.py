@@ -324,9 +324,16 @@ def begun(snapshot: Snapshot, chosen: tuple[int, ...], most: int | None = None) 
 CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
 
 
-def figure(drawn: go.Figure, key: str, alt: str) -> None:
-    """Draw a Plotly figure; its tool bar saves a PNG, the button below it a page that needs nothing else."""
-    st.plotly_chart(drawn, key=key, config=CONFIG, alt=alt)
+def figure(
+    drawn: go.Figure, key: str, alt: str, says: str = "", on_select: Callable[[], None] | Literal["ignore"] = "ignore"
+) -> None:
+    """Draw a Plotly figure; its tool bar saves a PNG, the button below it a page that needs nothing else.
+
+    `says` is what to see in it, as Markdown. `on_select` is called when points are selected.
+    """
+    st.plotly_chart(drawn, key=key, config=CONFIG, alt=alt, on_select=on_select, selection_mode=("points", "box"))
+    if says:
+        st.caption(says)
     st.download_button(
         "Save as HTML",
         lambda: drawn.to_html(include_plotlyjs=True, config=CONFIG),

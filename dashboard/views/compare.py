@@ -1,17 +1,15 @@
-"""Compare: a few trials against each other, and what mattered in the study as a whole."""
+"""Compare: a few trials against each other, in tables: settings, outcomes, differences, lineage, commands."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import analysis, checkpoints, data, figures, safe_text, style
+from dashboard import analysis, checkpoints, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
-from dashboard.views import common, mattered, samples
-from ppo_core.metrics import METRICS
+from dashboard.views import common
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
 from tuner.paired import Difference, over
 from tuner.results import LONGER, differences
@@ -23,8 +21,6 @@ LEAST, MOST = 2, 6
 """Trials that are compared."""
 BESIDE = 3
 """Trials up to which the tables of settings and outcomes fit beside each other."""
-CURVES = ("objective/kl_exact", "eval/reward", "objective/scores")
-VIEWS = ("Trials", "What mattered")
 
 
 def page(choice: common.Choice) -> None:
@@ -38,18 +34,6 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         common.not_begun(snapshot, "No trials yet", "There is nothing to compare before the first trial starts.")
         return
     head = st.container()
-    view = st.segmented_control(
-        "View", VIEWS, default=VIEWS[0], required=True, key="tab", bind="query-params", label_visibility="collapsed"
-    )
-    if view == VIEWS[0]:
-        _trials(store, snapshot, chosen, head)
-    else:
-        with head:
-            common.line(store, snapshot)
-        mattered.section(store, snapshot)
-
-
-def _trials(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], head: DeltaGenerator) -> None:
     numbers = common.begun(snapshot, chosen or tuple(snapshot.default_trials), MOST)
     with head:
         common.line(store, snapshot, numbers)
@@ -64,10 +48,8 @@ def _trials(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], head: Del
     with right:
         found = _outcomes(store, snapshot, rows)
     _over_the_first(rows, found)
-    _curves(store, snapshot, numbers)
     lineage(snapshot, rows)
     _commands(snapshot, rows)
-    samples.section(store, snapshot, numbers)
 
 
 def _settings(rows: Sequence[TrialRow]) -> None:
@@ -145,21 +127,6 @@ def _resting(numbers: Sequence[int]) -> str:
 
 def _signed(mean: float, error: float | None) -> str:
     return f"{mean:+.3f}" if error is None else f"{mean:+.3f} ± {error:.3f}"
-
-
-def _curves(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
-    st.subheader("Curves over episodes", anchor=False)
-    frame = data.curves(store, snapshot, CURVES, numbers=numbers)
-    if frame.empty:
-        st.info("None of these trials has reported a step yet.")
-        return
-    for place, metric in zip(st.columns(3), CURVES, strict=True):
-        with place:
-            common.figure(
-                figures.aligned(frame, metric, numbers, snapshot.view.spec),
-                key=f"compared {METRICS[metric].label}",
-                alt=f"{METRICS[metric].title} over episodes, a line for each compared trial",
-            )
 
 
 def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:

@@ -1,11 +1,11 @@
-"""The first page: what to launch, its curves, how the study stands, what runs, every trial, every study."""
+"""The first page: what to launch, its curves, how the study stands, what runs, every trial."""
 
 import streamlit as st
 
 from dashboard import data
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import answer, common, curve_charts, running, search, studies, trials_table
+from dashboard.views import answer, common, cost, curve_charts, running, trials_table
 from dashboard.views.common import Figure
 from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
 from ppo_core.output import counted
@@ -34,8 +34,7 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     if _is_large(snapshot):
         trials_table.draw(snapshot, chosen)
     if snapshot.view.trials:
-        search.draw(store, snapshot, _baseline(store, snapshot))
-    studies.section(store)
+        cost.draw(store, snapshot, _baseline(store, snapshot))
 
 
 def _is_large(snapshot: Snapshot) -> bool:

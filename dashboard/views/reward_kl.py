@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, checkpoints, data, diagnosis, figures, style
+from dashboard import analysis, checkpoints, data, diagnosis, figures, sentences, style
 from dashboard.analysis import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.views import common
@@ -17,9 +17,6 @@ from tuner.results import StudyView
 from tuner.scoring import ends_within
 from tuner.spec import StudySpec
 from tuner.store import Store, TrialRow
-
-WAYS, VALUES = "trajectories", "values"
-"""What the figure can show."""
 
 
 def page(choice: common.Choice) -> None:
@@ -35,10 +32,10 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         common.not_begun(snapshot, "No evaluation yet", text)
         return
     chosen = common.begun(snapshot, chosen)
-    best, at = snapshot.view.best(), best_checkpoint(snapshot.view, evaluated)
+    at = best_checkpoint(snapshot.view, evaluated)
     left, right = st.columns([3, 1], gap="medium")
     with left:
-        _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at, best)
+        _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at)
     with right:
         _card(snapshot.view, at)
     if at is not None:
@@ -110,49 +107,23 @@ def _highlighted(snapshot: Snapshot, chosen: tuple[int, ...], at: Checkpoint | N
     return tuple(dict.fromkeys([*found, *common.highlighted(snapshot, chosen, style.DISTINCT)]))
 
 
-def _figure(
-    snapshot: Snapshot,
-    evaluated: pd.DataFrame,
-    shown: tuple[int, ...],
-    at: Checkpoint | None,
-    best: TrialRow | None,
-) -> None:
-    spec = snapshot.view.spec
+def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, shown: tuple[int, ...], at: Checkpoint | None) -> None:
+    spec, front = snapshot.view.spec, analysis.front(evaluated)
     row = st.container(horizontal=True, vertical_alignment="center")
-    what = row.segmented_control(
-        "Show", (WAYS, VALUES), default=WAYS, required=True, key="show", bind="query-params",
-        label_visibility="collapsed",
-    )  # fmt: skip
     scale = row.segmented_control(
         "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params",
         label_visibility="collapsed", format_func=lambda scale: f"{scale} KL",
     )  # fmt: skip
-    row.badge(
-        "How to read this",
-        icon=":material/help:",
-        color="gray",
-        help=_legend(spec) if what == WAYS else _POINT,
-    )
-    if what == VALUES:
-        before = evaluated.loc[evaluated["step"] == 0, "reward"]
-        baseline = None if before.empty else float(before.mean())
-        _values(snapshot, shown, baseline, best)
-        return
+    row.badge("How to read this", icon=":material/help:", color="gray", help=_legend(spec))
+    over = "" if scale == "log" else figures.over_the_axis(evaluated, spec.kl_budget)
     common.figure(
         figures.trajectories(
-            evaluated,
-            snapshot.trials,
-            analysis.front(evaluated),
-            spec=spec,
-            chosen=shown,
-            best=at,
-            log_kl=scale == "log",
+            evaluated, snapshot.trials, front, spec=spec, chosen=shown, best=at, log_kl=scale == "log"
         ),
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
+        says=f"{sentences.of_front(front, spec.kl_budget)} {over}",
     )
-    if scale != "log" and (over := figures.over_the_axis(evaluated, spec.kl_budget)):
-        st.caption(over)
 
 
 def _legend(spec: StudySpec) -> str:
@@ -162,29 +133,6 @@ def _legend(spec: StudySpec) -> str:
         f"where a rule ended it, ■ a person, {paused}▲ where it failed. The star is the best checkpoint. The grey "
         "steps are the front: the highest reward of any evaluation at no more KL. The dotted line is the guard's limit."
     )
-
-
-def _values(snapshot: Snapshot, shown: tuple[int, ...], baseline: float | None, best: TrialRow | None) -> None:
-    if snapshot.trials["value"].isna().all():
-        st.info("No trial has a value yet. The first evaluated trial that ends has one.")
-        return
-    common.figure(
-        figures.reward_against_kl(
-            snapshot.trials,
-            kl_budget=snapshot.view.spec.kl_budget,
-            baseline=baseline,
-            best=best.number if best else None,
-            chosen=shown,
-        ),
-        key="values of trials",
-        alt="Every trial's value against its eval KL",
-    )
-
-
-_POINT = (
-    "A point is a trial's best checkpoint within the budget, the bar one standard error; ◇ is a trial that the "
-    "strategy paused, as it stands so far."
-)
 
 
 def _front_table(points: pd.DataFrame) -> None:

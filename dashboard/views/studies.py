@@ -1,12 +1,16 @@
-"""The table of all studies in the store: state, best so far, cost, last activity."""
+"""Studies: all in the store with state, best and cost; several against each other, by front and by hyperparameter."""
 
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, safe_text
+from dashboard import analysis, data, figures, figures_mattered, safe_text, sentences, style
+from dashboard.data import Snapshot
 from dashboard.views import common
+from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.results import StudyView
 from tuner.store import Store, StudyRow
@@ -17,13 +21,104 @@ SLOW_SECONDS = 10
 """Between two reads of all studies."""
 
 
-def section(store: Store) -> None:
-    """Draw the studies where there are several; the table refreshes by itself while any of them runs."""
-    rows = data.studies(store)
-    if len(rows) < 2:
+MOST = len(style.COLOURS)
+"""Studies that are compared."""
+
+
+def page(choice: common.Choice) -> None:
+    """Draw the page; the table refreshes by itself while any of the studies runs."""
+    with common.problems_shown():
+        rows = data.studies(choice.store)
+        running = any(row.is_held for row in rows)
+        st.fragment(_table, run_every=SLOW_SECONDS if running else None)(choice.store)
+        _several(choice, [row.name for row in rows])
+
+
+def _several(choice: common.Choice, names: list[str]) -> None:
+    """Draw a few studies against each other: by default the one in the sidebar, and the latest."""
+    st.subheader("Across studies", anchor=False)
+    first = list(dict.fromkeys([choice.snapshot.view.row.name, *names]))[:MOST]
+    chosen = st.multiselect(
+        "Studies", names, key="compared", bind="query-params", max_selections=MOST, format_func=safe_text.one_line,
+        label_visibility="collapsed", placeholder=f"The latest {len(first)}" if len(first) > 1 else "Studies",
+    )  # fmt: skip
+    shown = {name: data.snapshot(choice.store, name) for name in chosen or first}
+    evaluated = {
+        name: analysis.evaluations(data.curves(choice.store, one, analysis.EVALUATED, evaluations_only=True))
+        for name, one in shown.items()
+    }
+    evaluated = {name: points for name, points in evaluated.items() if len(points)}
+    if not evaluated:
+        st.info("None of these studies has an evaluation yet.")
         return
-    running = any(row.is_held for row in rows)
-    st.fragment(_table, run_every=SLOW_SECONDS if running else None)(store)
+    fronts = {name: analysis.front(points) for name, points in evaluated.items()}
+    tasks = {one.view.spec.task for one in shown.values()}
+    differ = "" if len(tasks) == 1 else " They train different tasks, so their rewards are not on one scale."
+    common.figure(
+        figures.fronts(fronts, choice.budget),
+        key="fronts",
+        alt="The front of eval reward against eval KL of each study",
+        says=sentences.of_studies(fronts, choice.budget) + differ,
+    )
+    best = [_best(name, shown[name], points, choice.budget) for name, points in evaluated.items()]
+    number = st.column_config.NumberColumn
+    common.table(
+        pd.DataFrame(best),
+        key="best of studies",
+        columns={
+            "study": _link_column(),
+            "reward": number("Best eval reward", format="%.3f", help=f"Within {choice.budget:g} nats."),
+            "reward_se": number("± SE", format="%.3f"),
+            "kl": number("Eval KL (nats)", format="%.2f"),
+        },
+    )
+    _in_common({name: shown[name].trials for name in evaluated})
+
+
+def _best(name: str, snapshot: Snapshot, points: pd.DataFrame, kl_budget: float) -> dict[str, object]:
+    """Return a study's best checkpoint within a KL budget, which is not there where it has none."""
+    inside = analysis.trained_within(points, kl_budget).nlargest(1, "reward")
+    row: dict[str, object] = {"study": _link(name), "task": safe_text.cell(snapshot.view.spec.task)}
+    return (
+        row
+        | dict.fromkeys(("reward", "reward_se", "kl", "trial", "step"))
+        | next(iter(inside[["reward", "reward_se", "kl", "trial", "step"]].to_dict("records")), {})
+    )
+
+
+def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
+    """Draw the trials of all studies over one hyperparameter that all of them searched."""
+    st.subheader("A hyperparameter in common", anchor=False)
+    names = [
+        name
+        for name in HYPERPARAMETERS
+        if all(
+            figures.PARAMS + name in frame.columns and figures_mattered.is_number(frame[figures.PARAMS + name])
+            for frame in trials.values()
+        )
+    ]
+    if not names:
+        st.info("These studies searched no hyperparameter in common.")
+        return
+    name = st.selectbox(
+        "Hyperparameter", names, key="common", bind="query-params", width=320, label_visibility="collapsed",
+        format_func=lambda name: HYPERPARAMETERS[name].label,
+    )  # fmt: skip
+    common.figure(
+        figures.in_common(trials, name),
+        key="in common",
+        alt=f"The value of every trial over {name}, a colour for each study",
+        says=sentences.of_common(trials, name),
+    )
+
+
+def _link(name: str) -> str:
+    """Return the address of a study's Overview, from any page."""
+    return f"./?study={quote(name, safe='')}"
+
+
+def _link_column() -> Any:
+    return st.column_config.LinkColumn("Study", display_text=r"study=(.*)", pinned=True, width=145)
 
 
 def _table(store: Store) -> None:
@@ -45,7 +140,7 @@ def table_of(studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
 
 
 def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
-    name: dict[str, object] = {"study": safe_text.cell(row.name)}
+    name: dict[str, object] = {"study": _link(row.name)}
     if view is None:
         return name | {"state": "not readable"}
     best, spent, extent = view.best(), data.cost(view), view.extent
@@ -71,7 +166,7 @@ def _ended(ended: int, total: int | None, resting: int) -> str:
 def _study_columns() -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     return {
-        "study": text("Study", pinned=True, width=145),
+        "study": _link_column(),
         "state": text("State", width=125, help="Not responding: its controller has been silent for a minute."),
         "ended": text("Trials ended", width=110, help="And how many the strategy paused at a rung."),
         "spent": text("Search budget", width=100, help="In trials of full length; empty: limited by number of trials."),

@@ -90,3 +90,38 @@ def test_a_zoom_is_the_same_on_all_charts_and_pages_until_all_is_shown(browser: 
         shown.click()
         expect(shown).to_have_count(0)
         visit.page.wait_for_url(lambda url: "window=" not in url)
+
+
+def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_chosen(
+    browser: Browser, server: Server
+) -> None:
+    with opened(browser, server, f"search?study={STUDY}", width=1440) as visit:
+        figures = visit.page.locator(".js-plotly-plot:has(.scatterlayer)")
+        expect(figures).to_have_count(4)  # front, two slices, a contour
+        visit.scroll_to(figures.nth(1))
+        visit.page.mouse.wheel(0, -150)  # the bar of marked trials stays over it
+        read(visit)
+        area = figures.nth(1).locator(".nsewdrag").first.bounding_box()
+        assert area is not None
+        visit.page.mouse.move(area["x"] + 3, area["y"] + 3)
+        visit.page.mouse.down()
+        visit.page.mouse.move(area["x"] + area["width"] - 3, area["y"] + 0.4 * area["height"], steps=8)
+        visit.page.mouse.up()
+        use = visit.page.get_by_role("button", name="Use th")
+        use.wait_for()
+        read(visit)
+        marked = figures.evaluate_all(
+            """all => all.map(one => [...new Set(one._fullData.flatMap(trace => Array.from(trace.selectedpoints || [])
+                .map(place => [].concat(trace.customdata[place])[0])))].sort((a, b) => a - b).join())"""
+        )
+        assert marked[0] and len(set(marked)) == 1
+        use.click()
+        visit.page.wait_for_url(lambda url: all(f"trial={number}" in url for number in marked[0].split(",")))
+        read(visit)
+        go(visit, "Curves")
+        assert all(f"trial={number}" in visit.page.url for number in marked[0].split(","))
+        visit.page.go_back()
+        visit.sees("All hyperparameters")
+        read(visit)
+        visit.page.go_back()
+        visit.page.wait_for_url(lambda url: "trial=" not in url)

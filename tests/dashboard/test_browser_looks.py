@@ -21,19 +21,20 @@ PAGES = (
     "reward_kl",
     "samples",
     "compare",
-    "compare?tab=What+mattered",
+    "search",
     "confirm",
     "control",
+    "studies",
 )
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
-CUT_PAGES = ("", "curves", "trial?n=2", "reward_kl", "compare?tab=What+mattered")
+CUT_PAGES = ("", "curves", "trial?n=2", "reward_kl", "search")
 CUT_QUERY = f"?study={fake_store.CUT}&trial=0&trial=5&trial=14"
 """Of the study with a rung: a trial that rests, one that finished, one that runs."""
 FIRST_SCREENS = {
     "": ".st-key-answer",
     **dict.fromkeys(("curves", "curves?view=PPO+health", "reward_kl"), DRAWINGS),
     "trial?n=2": '[data-testid="stMetric"]',
-    **dict.fromkeys(("compare", "compare?tab=What+mattered", "control", "control?part=New+trial"), DRAWINGS),
+    **dict.fromkeys(("compare", "search", "control", "control?part=New+trial"), DRAWINGS),
     "samples": "text=Prompt 0",
     "confirm": '[data-testid="stCode"]',
 }

@@ -47,7 +47,7 @@ def test_a_setting_without_targets_is_spanned_alone(path: Path) -> None:
     rows = snapshot(path).view.trials
     assert analysis.spanning(rows, "cliprange")[0] == 1
     assert [analysis.name(rows[number], "cliprange") for number in analysis.spanning(rows, "cliprange")] == [
-        *("0.12", "0.2", "0.28"),
+        *("0.12", "0.19", "0.28"),
     ]
 
 
@@ -57,6 +57,7 @@ def test_a_setting_without_targets_is_spanned_alone(path: Path) -> None:
         ((), ()),
         ((Course(1e-4, 0.05, 4.0),), (0,)),
         ((Course(1e-4, 0.2, 4.0), Course(1e-4, 0.05, 4.0)), (1, 0)),
+        (tuple(Course(1e-4, beta, 4.0) for beta in (0.01, 0.143, 0.123, 0.05, 0.13)), (0, 3, 1)),
         ((Course(1e-4, 6.0, 4.0, adaptive=True),), (0,)),
         ((Course(1e-4, 0.05, 4.0, Status.FAILED, ends_at=3), Course(1e-4, 0.2, 4.0)), (1,)),
     ],
@@ -69,7 +70,7 @@ def test_trials_paused_at_a_rung_span_a_setting_only_where_there_are_no_others(t
     store = fake_store.build_cut(tmp_path / "store.db")
     rows = data.snapshot(store, fake_store.CUT).view.trials
     # Those that went on, by β: 2 5 10 14 7 13.
-    assert analysis.spanning(rows, "kl_coef") == (2, 10, 13)
+    assert analysis.spanning(rows, "kl_coef") == (2, 14, 13)
     assert analysis.spanning(rows[:2], "kl_coef") == (0, 1)
 
 

@@ -262,7 +262,7 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
         connection.execute("UPDATE ppo_studies SET name = '=three'")
     store = fake_store.build(path, courses=(fake_store.COURSES[13],), held=True, name="live")
     shown = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
-    assert shown["study"].tolist() == ["live", "'=three"]
+    assert shown["study"].tolist() == ["./?study=live", "./?study=%3Dthree"]
     assert shown["state"].tolist() == ["▶ running", "✓ finished"]
     assert shown["ended"].tolist() == ["0 of 14", "3 of 14"]
     assert shown["best"][1] == pytest.approx(1.547, abs=0.001) and shown["kl"][1] <= 10

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
@@ -223,21 +224,29 @@ def test_words_and_truths_have_an_axis_of_their_own_and_no_contour() -> None:
     assert figure.layout.xaxis.type == "category"
 
 
-def test_an_axis_of_parallel_coordinates_has_its_ticks_at_values_that_occur() -> None:
+def test_an_axis_of_parallel_coordinates_has_its_ticks_at_few_values_or_round_ones() -> None:
     sizes = (64, 128, 128, 1024)
     frame = searched(*({"value": 1.0, "kl": 4.0, "params_batch_size": size} for size in sizes))
     [lines] = figures_mattered.parallel(frame, ["batch_size"], SPEC).data
     assert list(lines.dimensions[0]["ticktext"]) == ["64", "128", "1024"]
     near = searched(*({"value": 1.0, "kl": 4.0, "params_cliprange": value} for value in (0.1, 0.102, 0.3)))
     [lines] = figures_mattered.parallel(near, ["cliprange"], SPEC).data
-    assert list(lines.dimensions[0]["ticktext"]) == ["0.1", "0.3"], "two would overprint"
+    assert list(lines.dimensions[0]["ticktext"]) == ["0.1", "0.15", "0.2", "0.25", "0.3"]
 
 
-def test_a_contours_surface_meets_its_points() -> None:
+def test_marking_dims_every_other_trial() -> None:
+    figure = figures_mattered.mark(figures_mattered.slice_points(SEARCHED, "cliprange", "value", SPEC), [1])
+    assert [list(trace.selectedpoints) for trace in figure.data if trace.customdata is not None] == [[1], []]
+    [lines] = figures_mattered.parallel(SEARCHED, ["cliprange"], SPEC, marked=[1]).data
+    assert list(lines.dimensions[0]["values"]) == [0, 1, 0] and lines.dimensions[0].constraintrange == (0.9, 1.1)
+
+
+def test_a_contours_surface_meets_its_points_and_has_gaps_where_none_is_near() -> None:
     figure = figures_mattered.contour(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
     surface, *points = figure.data
     assert (surface.x[0], surface.x[-1]) == (pytest.approx(1e-4), pytest.approx(1e-2))
     assert (surface.z[0][0], surface.z[-1][-1]) == (pytest.approx(1.0, abs=0.01), pytest.approx(0.8, abs=0.01))
+    assert np.isnan(surface.z[0][-1])
     assert [trace.name for trace in points] == ["completed", "pruned"]
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
 

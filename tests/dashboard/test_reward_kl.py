@@ -1,10 +1,8 @@
 """The page Reward and KL: the best under a budget that is asked for, and whether its checkpoint is kept."""
 
 import json
-from base64 import b64decode
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dashboard import checkpoints, data
@@ -45,12 +43,8 @@ def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
 
 
 def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("reward_kl", cut, monkeypatch, budget="5", show="values")
+    app = page("reward_kl", cut, monkeypatch, budget="5")
     assert shown.cards(app) == {"Best checkpoint": ("1.454 ± 0.035", "trial 7, step 6, KL 4.49")}
-    [chart] = app.get("plotly_chart")
-    drawn = [trace["x"] for trace in json.loads(chart.proto.spec)["data"] if trace.get("customdata")]
-    kls = np.concatenate([np.frombuffer(b64decode(x["bdata"]), x["dtype"]) for x in drawn])
-    assert len(kls) == 28 and 4 < kls.max() <= 5, "every trial's best checkpoint under that budget"
     app.slider(key="budget").set_value(0.1)
     assert shown.cards(shown.run(app)) == {"Best checkpoint": ("–", "none within 0.1 nats")}
 
@@ -100,13 +94,6 @@ def test_a_password_never_stands_in_a_command(monkeypatch: pytest.MonkeyPatch, t
     assert "hidden" not in checkpoints.train_for_real(STUDY, trial)
     monkeypatch.delenv("PPO_TUNER_STORAGE")
     assert checkpoints.train_for_real(STUDY, trial).endswith("train --from reviews 0 --total_episodes 19200")
-
-
-def test_values_are_shown_instead_of_trajectories(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("reward_kl", built, monkeypatch, show="values", trial=["2"])
-    [chart] = app.get("plotly_chart")
-    figure = json.loads(chart.proto.spec)
-    assert any("best: trial 9" in note["text"] for note in figure["layout"]["annotations"])
 
 
 def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The tab What mattered: refused where it would be chance, and what was ended early."""
+"""The page Search: refused where it would be chance, and what was ended early."""
 
 import json
 from dataclasses import replace
@@ -6,27 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.views import mattered
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from dashboard.views import search
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import Course
 from tests.dashboard.shown import FAILED, GOOD, page
 
 pytestmark = pytest.mark.slow
 
-TAB = "What mattered"
-
 
 def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = page("compare", built, monkeypatch, tab=TAB)
+    app = page("search", built, monkeypatch)
     assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more is needed.")]
-    assert len(app.get("plotly_chart")) == 4  # two slices, parallel coordinates, a contour
+    assert len(app.get("plotly_chart")) == 5  # front, two slices, parallel coordinates, a contour
     assert "Different settings" not in shown.subheaders(app)
 
 
@@ -41,7 +37,7 @@ def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
         for level in levels
     )  # fmt: skip
     fake_store.build(tmp_path / "store.db", courses=courses).close()
-    app = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
+    app = page("search", tmp_path / "store.db", monkeypatch)
     assert [chart.key for chart in app.get("plotly_chart")][:2] == ["importance for reward", "importance for KL"]
     told = [text for text in shown.texts(app) if text.startswith("With 24 trials")]
     assert len(told) == 2 and all("learning_rate" in text.split("out from chance")[0] for text in told)
@@ -52,7 +48,7 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_store.build_cut(tmp_path / "store.db").close()
-    rung = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
+    rung = page("search", tmp_path / "store.db", monkeypatch)
     assert rung.segmented_control(key="read at").value == "at their rung"
     assert any(one.value.startswith("25 trials read at 10% to 13% of their episodes.") for one in rung.caption)
     assert [text for text in shown.texts(rung) if text.startswith("With 25 trials")], "all that came to the rung"
@@ -60,7 +56,7 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     slices = figures_of(rung)
     assert slices["slice of value"]["layout"]["yaxis"]["title"]["text"] == "Eval reward at the rung"
     assert slices["slice of kl"]["layout"]["yaxis"]["title"]["text"] == "Eval KL at the rung (nats per response)"
-    end = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB, **{"read at": "at their end"})
+    end = page("search", tmp_path / "store.db", monkeypatch, **{"read at": "at their end"})
     assert any(info.startswith("2 trials ran to the end") for info in shown.infos(end))
     drawn = figures_of(end)["slice of kl"]
     assert {trace["name"] for trace in drawn["data"] if "name" in trace} == {"completed", "pruned", "failed"}
@@ -75,7 +71,7 @@ def figures_of(app: AppTest) -> dict[str, Any]:
 
 
 def test_what_was_ended_early_and_what_it_saved(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("compare", built, monkeypatch, tab=TAB)
+    app = page("search", built, monkeypatch)
     cards = shown.cards(app)
     assert (cards["Ended early"][0], cards["Episodes saved"][0], cards["Time saved"][0]) == ("3", "2,560 (11%)", "33 s")
     rules, each = (table.value for table in app.dataframe)
@@ -83,20 +79,8 @@ def test_what_was_ended_early_and_what_it_saved(built: Path, monkeypatch: pytest
     assert each["number"].tolist() == [2, 6, 10] and each["status"][0] == "✕ pruned"
 
 
-def test_what_has_no_axis_is_told_with_the_reason() -> None:
-    names = list(HYPERPARAMETERS)[:11]
-    trials = pd.DataFrame({f"params_{name}": [1, 2] for name in names[:10]} | {f"params_{names[10]}": [3, 3]})
-    assert mattered.axes_left_out(trials, names[:10]) == (
-        "8 of the 11 searched hyperparameters have an axis: no room for "
-        f"{names[8]}, {names[9]}; fewer than two different values among the 2 trials read here: {names[10]}."
-    )
-    assert mattered.axes_left_out(trials[[f"params_{names[0]}"]], names[:1]) == ""
-
-
 def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page(
-        "compare", built, monkeypatch, tab=TAB, across="cliprange", up="learning_rate", of="KL", setting="cliprange"
-    )
+    app = page("search", built, monkeypatch, across="cliprange", up="learning_rate", of="KL", setting="cliprange")
     assert (app.selectbox(key="across").value, app.selectbox(key="up").value) == ("cliprange", "learning_rate")
     assert app.selectbox(key="setting").value == "cliprange"
     app.selectbox(key="up").set_value("cliprange")
@@ -106,7 +90,7 @@ def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: py
 def test_a_contour_of_too_few_trials_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     courses = (GOOD, replace(GOOD, learning_rate=2e-4, cliprange=0.3))
     fake_store.build(tmp_path / "store.db", courses=courses).close()
-    app = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
+    app = page("search", tmp_path / "store.db", monkeypatch)
     told = "This chart needs four trials that have both hyperparameters set and a reward value; 2 trials have."
     assert told in shown.infos(app)
 
@@ -116,8 +100,8 @@ def test_few_or_failed_trials_say_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, courses: tuple[Course, ...]
 ) -> None:
     fake_store.build(tmp_path / "store.db", courses=courses).close()
-    app = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
-    slices, refused, nothing_ended = shown.infos(app)
+    app = page("search", tmp_path / "store.db", monkeypatch)
+    refused, slices, nothing_ended = shown.infos(app)
     assert "more are needed" in refused
     assert slices.startswith("These charts need two trials")
     assert nothing_ended.startswith("No trial was pruned or stopped")
@@ -125,4 +109,4 @@ def test_few_or_failed_trials_say_what_is_missing(
 
 @pytest.mark.parametrize(("seconds", "told"), [(34, "34 s"), (119, "119 s"), (120, "2.0 min"), (9000, "2.5 h")])
 def test_a_time_is_told_in_its_largest_fitting_unit(seconds: float, told: str) -> None:
-    assert mattered._time(seconds) == told
+    assert search._time(seconds) == told

@@ -1,0 +1,106 @@
+"""What there is to see in a figure, in one sentence from its data. No text from outside but in Markdown's escapes."""
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from dashboard import figures_mattered, safe_text
+from dashboard.figures import PARAMS
+from dashboard.figures_mattered import Measure, number_text
+from ppo_core.hyperparameters import HYPERPARAMETERS
+
+BEST = 5
+"""Trials that are taken for the best."""
+WEAK = 0.3
+"""Rank correlation below which KL hardly goes with a hyperparameter."""
+
+
+def of_front(points: pd.DataFrame, kl_budget: float) -> str:
+    """Return what a front (see `analysis.front`) reaches within the KL budget, within half of it, and over it."""
+    inside = points[points["kl"] <= kl_budget]
+    if inside.empty:
+        return f"No checkpoint is within the KL budget of {kl_budget:g} nats."
+    best, half = inside.iloc[-1], inside[inside["kl"] <= kl_budget / 2]
+    said = f"Within {kl_budget:g} nats the front reaches a reward of {best['reward']:.3g} (trial {best['trial']:.0f})"
+    if len(half) and len(half) < len(inside):
+        said += f"; half of that KL reaches {half['reward'].iloc[-1]:.3g}"
+    more = points["reward"].iloc[-1] - best["reward"]
+    return f"{said}; more KL than that adds {f'{more:.2g}' if more > 0 else 'nothing'}."
+
+
+def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
+    """Return where the best trials lie along one hyperparameter, or how KL goes with it."""
+    points = trials.dropna(subset=[PARAMS + name, measure])
+    values = points[PARAMS + name]
+    if not figures_mattered.is_number(values):
+        means = points.groupby(PARAMS + name)[measure].mean()
+        what = "reward" if measure == "value" else "KL"
+        highest = safe_text.in_markdown(str(means.idxmax()))
+        return f"Mean {what} is highest at {highest}: {means.max():.3g}, and {means.min():.3g} at the lowest."
+    if measure == "value":
+        best = points.nlargest(BEST, "value")
+        return (
+            f"The {len(best)} best of {len(points)} trials lie at {_span(best, name)}, of {_span(points, name)} tried."
+        )
+    with_kl = figures_mattered.numbers_of(values).rank().corr(points["kl"].rank())
+    way = "hardly goes" if not abs(with_kl) >= WEAK else "rises" if with_kl > 0 else "falls"
+    return f"KL {way} with it: a rank correlation of {with_kl:+.2f} over {len(points)} trials."
+
+
+def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
+    """Return in which of the hyperparameters the best trials lie closest together; empty: none is a number."""
+    points = trials.dropna(subset=["value", "kl"])
+    best = points.nlargest(BEST, "value").index
+    widths = {}
+    for name in names:
+        if figures_mattered.is_number(points[PARAMS + name]):
+            places = figures_mattered.numbers_of(points[PARAMS + name]).rank(pct=True)[best]
+            widths[name] = float(places.max() - places.min())
+    known = sorted((name for name in widths if not math.isnan(widths[name])), key=lambda name: widths[name])
+    if len(known) < 2 or len(points) <= len(best):
+        return ""
+    close, apart = known[0], known[-1]
+    return (
+        f"The {len(best)} best trials lie closest together in {HYPERPARAMETERS[close].label} "
+        f"({_span(points.loc[best], close)}) and furthest apart in {HYPERPARAMETERS[apart].label} "
+        f"({_span(points.loc[best], apart)})."
+    )
+
+
+def of_contour(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
+    """Return where the highest point of a contour lies."""
+    points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
+    top = points.loc[points[measure].idxmax()]
+    what = "reward" if measure == "value" else "KL"
+    at = " and ".join(f"{HYPERPARAMETERS[name].label} {number_text(float(top[PARAMS + name]))}" for name in (x, y))
+    return f"The highest {what} of {len(points)} trials, {top[measure]:.3g}, is trial {top['number']:.0f}'s, at {at}."
+
+
+def of_studies(fronts: Mapping[str, pd.DataFrame], kl_budget: float) -> str:
+    """Return which study's front reaches the most within the KL budget, and how far it is over the next one's."""
+    found = {name: points[points["kl"] <= kl_budget]["reward"].max() for name, points in fronts.items()}
+    order = sorted((name for name in found if not math.isnan(found[name])), key=lambda name: -found[name])
+    if not order:
+        return f"No checkpoint of these studies is within {kl_budget:g} nats."
+    best, *others = (safe_text.in_markdown(name) for name in order)
+    over = f", {found[order[0]] - found[order[1]]:.2g} over {others[0]}" if others else ""
+    return f"Within {kl_budget:g} nats {best} reaches the highest reward, {found[order[0]]:.3g}{over}."
+
+
+def of_common(values: Mapping[str, pd.DataFrame], name: str) -> str:
+    """Return at which value of a hyperparameter each study's best trial lies."""
+    said = []
+    for study, trials in values.items():
+        points = trials.dropna(subset=[PARAMS + name, "value"])
+        if len(points):
+            best = points.loc[points["value"].idxmax(), PARAMS + name]
+            text = number_text(float(best)) if isinstance(best, int | float) else str(best)
+            said.append(f"{safe_text.in_markdown(text)} in {safe_text.in_markdown(study)}")
+    return f"The best trial has {', '.join(said)}." if said else ""
+
+
+def _span(points: pd.DataFrame, name: str) -> str:
+    values = figures_mattered.numbers_of(points[PARAMS + name])
+    low, high = number_text(values.min()), number_text(values.max())
+    return low if low == high else f"{low} to {high}"
