@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, Literal
 
 from ppo_core.errors import ConfigError, nearest
+from ppo_core.lookup import not_found
 
 Scale = Literal["linear", "log", "log2"]
 HyperValue = float | int | bool | str | None
@@ -204,7 +205,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{what} {path} not found") from None
+        raise ConfigError(f"{what} {not_found(path)}") from None
     except OSError as error:
         raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

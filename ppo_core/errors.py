@@ -109,6 +109,17 @@ class StudyError(PPOTunerError, LookupError):
         return str(self.args[0]) if self.args else ""
 
 
+OTHER_NAMES = {
+    "lr": "learning_rate", "actor_learning_rate": "learning_rate", "critic_lr": "value_learning_rate",
+    "critic_learning_rate": "value_learning_rate", "init_kl_coef": "kl_coef", "init_coef": "kl_coef",
+    "beta": "kl_coef", "eps_clip": "cliprange", "clip_ratio_low": "cliprange", "epsilon": "cliprange",
+    "value_clip": "cliprange_value", "lambd": "lam", "gae_lambda": "lam", "ppo_epochs": "num_ppo_epochs",
+    "max_epochs": "num_ppo_epochs", "n_samples_per_prompt": "num_generations", "max_norm": "max_grad_norm",
+    "grad_clip": "max_grad_norm", "max_new_tokens": "response_length", "generate_max_len": "response_length",
+    "max_response_length": "response_length", "num_train_epochs": "total_episodes",
+    "lora_rank": "lora_r", "entropy_coeff": "entropy_coef",
+}  # fmt: skip
+"""Our hyperparameters by what other trainers and papers call them, where the letters do not tell."""
 LEAST_PREFIX = 3
 """Shortest prefix that is taken for an abbreviated name."""
 
@@ -116,16 +127,19 @@ LEAST_PREFIX = 3
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the valid name closest to `name`, or an empty string.
 
-    Close means one slip per three letters (see `slips`; at least one is allowed), or a prefix. Dashes before a flag do
-    not count as letters.
+    Close is what other trainers call it, one slip in three letters (see `slips`; at least one is allowed), or a name
+    that was cut short. Dashes before a flag do not count as letters.
     """
     given = name.lstrip("-").lower()
+    ours = OTHER_NAMES.get(given.replace("-", "_"))
     close = []
     for other in valid:
         letters = other.lstrip("-").lower()
         shorter = min(len(given), len(letters))
         count = slips(given, letters)
-        if count < shorter and count <= max(1, shorter // 3):
+        if letters == ours:
+            close.append((-1, 0, other))
+        elif count < shorter and count <= max(1, shorter // 3):
             close.append((0, count, other))
         elif len(given) >= LEAST_PREFIX and letters.startswith(given):
             close.append((1, count, other))

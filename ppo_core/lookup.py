@@ -9,7 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from ppo_core.errors import PPOTunerError, TaskError
+from ppo_core.errors import PPOTunerError, TaskError, nearest
+
+
+def not_found(path: Path) -> str:
+    """Return `x.toml not found in FOLDER`, the folder that a relative path begins at, with the nearest name there."""
+    begins = "" if path.is_absolute() else f" in {Path.cwd()}"
+    siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    return f"{path} not found{begins}{nearest(path.name, siblings)}"
 
 
 def import_module(path: str, what: str, error: type[PPOTunerError]) -> tuple[ModuleType, str]:

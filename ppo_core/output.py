@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from ppo_core.declare import HyperValue
 from ppo_core.metrics import METRICS
@@ -128,6 +130,34 @@ def report_line(report: StepReport, last: int) -> str:
         parts.append(f"eval reward {plus_minus(metrics['eval/reward'], metrics.get('eval/reward_se'))}")
         parts.append(f"eval KL {plus_minus(metrics.get('eval/kl'), metrics.get('eval/kl_se'))} {KL_UNIT}")
     return "  ".join(parts)
+
+
+def parts_text(parts: Mapping[str, float | None]) -> str:
+    """Return ` (helpful 0.5, brief -1.00)` of a reward of several parts, else nothing."""
+    if len(parts) < 2:
+        return ""
+    return f" ({', '.join(f'{plain(name)} {measured(value)}' for name, value in parts.items())})"
+
+
+SAMPLES_SHOWN = 3
+_PROMPT_END, _RESPONSE_BEGIN = 160, 320
+"""Characters of a long prompt and of a long response that are shown."""
+
+
+def samples_table(report: StepReport) -> Table:
+    """Return what the policy answers to the first prompts: of long texts the prompt's end, the response's begin."""
+    title = f"Samples at step {report.step}, episode {report.episode}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("prompt", "response", "reward"):
+        table.add_column(name, overflow="fold")
+    for one in report.samples[:SAMPLES_SHOWN]:
+        prompt, response = one.prompt, one.response.strip()
+        if len(prompt) > _PROMPT_END:
+            prompt = f"…{prompt[-_PROMPT_END:]}"
+        if len(response) > _RESPONSE_BEGIN:
+            response = f"{response[:_RESPONSE_BEGIN]}…"
+        table.add_row(plain(prompt), plain(response), f"{measured(one.reward)}{parts_text(one.parts)}")
+    return table
 
 
 def dumps(data: object, indent: int | None = 2) -> str:

@@ -22,7 +22,7 @@ from ppo_core import declare
 from ppo_core.declare import Bounds, HyperValue, read_range, require_numeric, require_searchable
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
-from ppo_core.lookup import import_file, require_reachable
+from ppo_core.lookup import import_file, not_found, require_reachable
 from ppo_core.prompt_files import HUB_ID, READERS, is_data_file, read_prompts
 from ppo_core.prompts import PromptSource
 from ppo_core.rewards.endpoint import EndpointReward
@@ -113,8 +113,7 @@ def _local(text: str, folder: Path, where: str, *, is_path: bool) -> Path | None
         return path
     if not is_path and HUB_ID.fullmatch(text) and not _is_begun(text, folder):
         return None
-    siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise ConfigError(f"{where} = {text!r}: {path} not found{nearest(path.name, siblings)}")
+    raise ConfigError(f"{where} = {text!r}: {not_found(path)}")
 
 
 def _is_begun(text: str, folder: Path) -> bool:
@@ -494,8 +493,7 @@ def read_task(name: str) -> Task:
     try:
         stat = file.stat()
     except OSError:
-        siblings = [item.name for item in file.parent.iterdir()] if file.parent.is_dir() else []
-        raise TaskError(f"task file {file} not found{nearest(file.name, siblings)}") from None
+        raise TaskError(f"task file {not_found(file)}") from None
     return _read(file, file.resolve(), stat.st_mtime_ns, stat.st_size)
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, NOTHING, PIPE_WIDTH, counted, measured, plain, plus_minus, short
+from ppo_core.output import KL_UNIT, NOTHING, PIPE_WIDTH, counted, measured, parts_text, plain, plus_minus, short
 from tuner.forks import ValueCheckpoint
 from tuner.paired import Difference
 from tuner.results import FrontPoint, Measured, Source, StudyView, value_sources
@@ -462,18 +462,11 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]
     chosen = [row for row in rows if row["step"] == last][:most]
     lines = [Text(f"Samples at step {last}", style="bold")] if chosen else []
     for row in chosen:
-        reward = f"reward {plus_minus(row['reward'])}{_parts(row['parts'])}"
+        reward = f"reward {plus_minus(row['reward'])}{parts_text(row['parts'])}"
         numbers = ", ".join((reward, f"KL {plus_minus(row['kl'])} {KL_UNIT}", f"{counted(row['length'], 'token')}"))
         lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))
         lines.append(Text(f"    {plain(row['prompt'])} |") + Text(f" {plain(row['response']).strip()}", style="cyan"))
     return lines
-
-
-def _parts(parts: Mapping[str, float | None]) -> str:
-    """Return ` (helpful 0.5, brief -1.00)` of a reward of several parts, else nothing."""
-    if len(parts) < 2:
-        return ""
-    return f" ({', '.join(f'{plain(name)} {measured(value)}' for name, value in parts.items())})"
 
 
 def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:

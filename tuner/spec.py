@@ -15,6 +15,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.report import require_device
 from ppo_core.task_file import get_task
 from tuner import study_file
+from tuner.environment import STUDY_FILE, to_copy
 from tuner.guard import GuardSettings
 from tuner.search import warm_start
 from tuner.search.warm_start import ListedTrial
@@ -126,7 +127,13 @@ class StudySpec:
             ConfigError: it cannot be read or holds something that is not allowed; the message names the
                 file and the key (bad syntax: the line), and what is allowed.
         """
-        return cls.from_dict(declare.read_toml(Path(path), "study file"), str(path))
+        content = declare.read_toml(Path(path), "study file")
+        if "task" not in content and {"policy", "reward", "prompts"} & content.keys():
+            study = Path(path).with_name(STUDY_FILE)
+            tune = f"run its study: {to_copy(['run', str(study)])}, or " if study.is_file() else ""
+            once = to_copy(["train", "--task", str(path)])
+            raise ConfigError(f"{path} is a task, not a study; {tune}train once: {once}")
+        return cls.from_dict(content, str(path))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], where: str) -> "StudySpec":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import RewardError, TaskError, nearest, raised_at
-from ppo_core.lookup import import_file, import_module
+from ppo_core.lookup import import_file, import_module, not_found
 from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
 from ppo_core.task import RewardPart
 
@@ -111,7 +111,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
         if place.endswith(".py"):
             path = Path(place).expanduser().resolve()
             if not path.is_file():
-                raise TaskError(f"{who}: file {path} not found")
+                raise TaskError(f"{who}: file {not_found(path)}")
             module = import_file(path)
         else:
             module, _ = import_module(part.where, f"{who}: function", TaskError)

@@ -15,6 +15,7 @@ import yaml
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.lookup import not_found
 from ppo_core.run.arguments import Settings
 
 FORMATS = (".json", ".yaml", ".yml", ".toml")
@@ -118,6 +119,8 @@ def _parse(path: Path) -> object:
         raise ConfigError(f"{path}: a config file ends in {', '.join(FORMATS)}{nearest(path.suffix, FORMATS)}")
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"config file {not_found(path)}") from None
     except OSError as error:
         raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

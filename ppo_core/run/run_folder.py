@@ -4,6 +4,7 @@ run.json           what the run is; says at last that it is finished, and how it
 ppo_config.json    its hyperparameters, as `--config` reads them; of a run in stages those of the last one
 task.toml          its task, where that was given by its parts
 steps.jsonl        one line of metrics a step
+samples.jsonl      one line a sample of each evaluation
 checkpoints/       while it runs
 trackers/          what trackers write on this machine
 model/             what was trained
@@ -157,12 +158,14 @@ def _reward(reading: Reading) -> str:
 
 # A run's output folder: what it holds, and how an interrupted run is found in it again. Never imports torch.
 
-RUN_FILE, CONFIG_FILE, TASK_FILE, STEPS_FILE = "run.json", "ppo_config.json", "task.toml", "steps.jsonl"
+RUN_FILE, CONFIG_FILE, TASK_FILE = "run.json", "ppo_config.json", "task.toml"
+STEPS_FILE, SAMPLES_FILE = "steps.jsonl", "samples.jsonl"
 CHECKPOINTS, TRACKERS, MODEL, BEST_MODEL = "checkpoints", "trackers", "model", "best_model"
 
 _FORMAT = 2
 _STORED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "save_every_episodes",
            "save_every_seconds", "command")  # fmt: skip
+_OF_SAMPLE = ("prompt_index", "prompt", "response", "reward", "parts", "kl", "length")
 
 
 @dataclass(frozen=True)
@@ -327,7 +330,8 @@ def resumed(folder: Path) -> Run:
     for path in checkpoint.complete(folder / CHECKPOINTS):
         if checkpoint.step_of(path) > step:
             checkpoint.remove(path)
-    _keep_steps(folder / STEPS_FILE, step)
+    for name in (STEPS_FILE, SAMPLES_FILE):
+        _keep_steps(folder / name, step)
     config = PPOConfig.from_dict(stored["config"], str(folder / RUN_FILE))
     values = {name: stored[name] for name in _STORED}
     values["report_to"] = tuple(values["report_to"])
@@ -349,9 +353,13 @@ def step_data(report: StepReport) -> dict[str, Any]:
 
 
 def record(run: Run, report: StepReport) -> None:
-    """Append a step's line to `steps.jsonl`; a number that is not finite becomes null."""
-    with run.steps.open("a", encoding="utf-8") as file:
-        file.write(dumps(step_data(report), indent=None) + "\n")
+    """Append a step's line to `steps.jsonl`, its samples' to `samples.jsonl`; numbers not finite become null."""
+    at = {"step": report.step, "episode": report.episode}
+    samples = [at | {name: getattr(one, name) for name in _OF_SAMPLE} for one in report.samples]
+    for path, lines in ((run.steps, [step_data(report)]), (run.output / SAMPLES_FILE, samples)):
+        if lines:
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.writelines(dumps(line, indent=None) + "\n" for line in lines)
 
 
 def recorded(run: Run) -> Sequence[dict[str, Any]]:
@@ -376,10 +384,11 @@ def _stored(folder: Path) -> dict[str, Any]:
 
 
 def _keep_steps(path: Path, last: int) -> None:
-    """Drop the recorded steps after `last`, and a last line that was not written to its end."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last]
-    _replace(path, "".join(kept))
+    """Drop the recorded lines after step `last`, and a last line that was not written to its end."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # a response may hold what else ends a line
+    _replace(path, "".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= last))
 
 
 def _replace(path: Path, text: str) -> None:

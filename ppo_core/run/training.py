@@ -244,6 +244,8 @@ class _Session:
         assert self._trackers is not None
         self._trackers.log(report)
         self._print(output.report_line(report, last))
+        if report.samples and self._shows_samples(report):
+            self._out.print(output.samples_table(report))
         if len(reports) == FIRST_TIMED and (left := time_left(run.config, reports, last)) is not None:
             self._print(left)
         for line in self._agreement.warnings(report):
@@ -253,6 +255,12 @@ class _Session:
         if stop is not None:
             return Answer.LEAVE
         return Answer.SAVE if report.step > 0 and keeper.is_due(report) else Answer.GO_ON
+
+    def _shows_samples(self, report: StepReport) -> bool:
+        """Return whether it is the first step, the last one, or the first evaluation of the second half."""
+        last = self._run.last_step
+        second = [each for each in self._reports if each.is_evaluation and 2 * each.step >= last]
+        return report.step in (0, last) or second[:1] == [report]
 
     def _judged(self) -> tuple[Ending, Path | None]:
         """Return how the run ended, and its best checkpoint."""

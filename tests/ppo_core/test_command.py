@@ -70,6 +70,12 @@ def test_a_task_given_by_its_parts(run: Command, folder: Path) -> None:
     assert [line.split()[1] for line in stdout.splitlines() if line.startswith("step ")] == [f"{i}/6" for i in range(7)]
     recorded = steps(folder / "out")
     assert recorded[0]["eval/reward"] > 0, "a length"
+    shown = [line for line in stdout.splitlines() if line.startswith("Samples at step ")]
+    assert [line.split()[3] for line in shown] == ["0,", "4,", "6,"], "before, halfway and at the end"
+    samples = [json.loads(line) for line in (folder / "out" / "samples.jsonl").read_text().split("\n")[:-1]]
+    assert [one["step"] for one in samples] == [step for step in (0, 2, 4, 6) for _ in range(8)]
+    assert {*samples[0]["parts"]} == {"count", "length"} and samples[0]["prompt"] in stdout
+    assert f"{samples[-8]['reward']:#.3g} (count {samples[-8]['parts']['count']:#.3g}, length " in stdout
     assert recorded[0]["eval/length"] <= 6, "evaluations sample as the run does"
     model = AutoModelForCausalLM.from_pretrained(folder / "out" / "model")
     assert AutoTokenizer.from_pretrained(folder / "out" / "model").eos_token_id == 1
@@ -193,6 +199,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(run: Command, folder: Path)
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming from killed/checkpoints/step-000002" in resumed.stdout
     assert steps(folder / "killed") == steps(folder / "whole")
+    assert (folder / "killed" / "samples.jsonl").read_text() == (folder / "whole" / "samples.jsonl").read_text()
     weights = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("killed", "whole")]
     assert weights[0] == weights[1]
     assert "| before training |" in (folder / "killed" / "model" / "README.md").read_text()
@@ -221,7 +228,13 @@ def test_a_better_checkpoint_within_the_budget_is_saved_as_a_model(run: Command,
     # Only the SFT policy is within a budget of nothing; it has no checkpoint, so none can be saved.
     status, stdout, _ = run("--task", "strict.toml", *SMALL, "--device", "cpu", "--output", "b")
     assert status == 0 and "is over the budget of 1e-09; no checkpoint was within the budget\n" in stdout
-    assert {path.name for path in (folder / "b").iterdir()} == {"model", "ppo_config.json", "run.json", "steps.jsonl"}
+    assert {path.name for path in (folder / "b").iterdir()} == {
+        "model",
+        "ppo_config.json",
+        "run.json",
+        "samples.jsonl",
+        "steps.jsonl",
+    }
     assert "Warning: be careful with the trained policy: its KL" in (folder / "b" / "model" / "README.md").read_text()
 
     (folder / "wide.toml").write_text(f"kl_budget = 9.0\n{task}")

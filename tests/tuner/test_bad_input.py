@@ -66,6 +66,7 @@ FILES: dict[str, str | bytes] = {
     "syntax.toml": changed(("trials = 8", "trials = = 8")),
     "binary.toml": b"\xff\xfe\x00\x01",
     "empty.toml": "",
+    "task.toml": 'policy = "task:arithmetic"\nreward = "x.py:f"\nprompts = "x.jsonl"\n',
     "key.toml": changed(("trials = 8", "trails = 8")),
     "nothing.toml": 'name = "new"\ntask = "reviews"\ntrials = 2\n[search]\n',
     # The study made, changed in a way that would mix two experiments
@@ -87,6 +88,8 @@ COMMAND_LINES: list[Case] = [
     ("list made", 2, 'unexpected argument | "made"'),
     ("run made.toml --trails 3", 2, 'unknown flag | "--trails" | did you mean "--trials"'),
     ("run made.toml --foo", 2, 'unknown flag "--foo"; see'),
+    ("--storage other.db list", 2, "flags come after the command | ppo-tuner list --storage other.db"),
+    ("train --lr 1e-4", 2, '"--lr"; did you mean "--learning_rate"?'),
     ("run made.toml --trials 1.5", 2, "--trials | '1.5' is not allowed | whole number of at least 1"),
     ("demo --timeout 3d", 2, "--timeout | '3d' is not allowed | 10m or 2h"),
     ("run made.toml --gpus 0,0", 2, "--gpus | '0,0' is not allowed | index or UUID"),
@@ -108,7 +111,9 @@ STORES: list[Case] = [
     (f"list --storage postgresql://me:{SECRET}/@2@host:port/db", 1, "not a database URL"),
 ]
 STUDIES: list[Case] = [
-    ("run none.toml", 2, "study file none.toml not found"),
+    ("run none.toml", 2, "study file none.toml not found in /"),
+    ("run tsak.toml", 2, 'study file tsak.toml not found in / | did you mean "task.toml"?'),
+    ("run task.toml", 2, "task.toml is a task, not a study | ppo-tuner train --task task.toml"),
     ("run mad", 2, '"mad" is neither a study file nor a stored study | /mad not found, | store.db has: made | "made"?'),
     ("run x --storage none.db", 2, '"x" is neither | /x not found, | no store at none.db'),
     ("run nothing --storage none.db", 2, '"nothing" is neither | "nothing.toml"?'),

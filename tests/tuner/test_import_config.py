@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from ppo_core.errors import ConfigError
+from ppo_core.errors import OTHER_NAMES, ConfigError
+from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.tuner.invoke import Invoke, one_error
-from tuner.export.table import Imported
+from tuner.export.openrlhf import OPENRLHF
+from tuner.export.table import Imported, Table
 from tuner.export.trainers import read
+from tuner.export.trl import TRL as TRL_TABLE
+from tuner.export.verl import VERL as VERL_TABLE
 from tuner.spec import StudySpec
 
 TRL = {
@@ -310,4 +314,16 @@ def test_a_study_that_has_no_use_for_it_is_told_in_one_line(ppo_tuner: Invoke, o
     status, _, stderr = ppo_tuner("import-config", "run.yaml", "--for-study", "other.toml")
     assert status == 2 and one_error(stderr).startswith('study "mine" searches none of: learning_rate,')
     status, _, stderr = ppo_tuner("import-config", "missing.yaml")
-    assert status == 2 and one_error(stderr).startswith("cannot read the config file missing.yaml: No such file")
+    assert status == 2 and one_error(stderr).startswith("config file missing.yaml not found in /")
+
+
+@pytest.mark.parametrize("table", [TRL_TABLE, OPENRLHF, VERL_TABLE], ids=lambda table: table.title)
+def test_hints_and_tables_agree_on_what_others_call_our_hyperparameters(table: Table) -> None:
+    ours: dict[str, str] = {}
+    for row in table.rows:
+        for key in row.theirs.split():
+            older = [old for old, new in table.renamed.items() if new == key]
+            for name in (key.rpartition(".")[2], *older):
+                ours.setdefault(name, row.ours)
+    assert set(OTHER_NAMES.values()) <= set(HYPERPARAMETERS)
+    assert not {name for name in ours if OTHER_NAMES.get(name, ours[name]) != ours[name]}

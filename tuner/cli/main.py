@@ -154,6 +154,11 @@ def _run_command(arguments: list[str]) -> int:
         if not _is_text(text):
             raise ConfigError(f"{text!a} is not allowed; expected text in UTF-8")
     name = next((text for text in arguments if not text.startswith("-")), None)
+    first, known = arguments[:1], [text for text in arguments if text in COMMANDS]
+    if known and first[0].startswith("--") and first[0] not in ("--help", "--version"):
+        words = _without_secrets(arguments)
+        words.remove(known[0])
+        raise ConfigError(f"flags come after the command: {to_copy([known[0], *words])}")
     if name is not None and name not in COMMANDS:
         raise ConfigError(f'unknown command "{name}"; available: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
     if arguments[:1] in (["train"], ["estimate"]):  # have parsers of their own, with a flag a hyperparameter
