@@ -233,7 +233,7 @@ class _Session:
         if self._run.threads is None and "torch" in sys.modules:
             self._run = run_folder.with_threads(self._run, _torch().get_num_threads())
         run_folder.write(self._run)
-        self._trackers = Trackers(self._run)
+        self._trackers = Trackers(self._run.report_to, self._run.tracked)
         for line in lines(self._run, self._kl_budget, room):  # when nothing is left that could be refused
             self._print(line)
 

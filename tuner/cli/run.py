@@ -17,6 +17,7 @@ from rich.text import Text
 from ppo_core import output
 from ppo_core.errors import NO_ROOM, ConfigError, StudyError, nearest
 from ppo_core.report import StepReport
+from ppo_core.run import trackers
 from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
 from tuner import render, results, study_file
 from tuner.answer import of_study
@@ -51,6 +52,7 @@ from tuner.status import Role, Status
 from tuner.store import Order, Store, TrialRow
 from tuner.store.connect import file_of as store_file
 from tuner.store.schema import parse_url, redacted
+from tuner.trackers import SEVERAL_AT_ONCE, StudyTrackers
 
 if TYPE_CHECKING:
     from tuner.engine.ray import RayCluster
@@ -346,7 +348,7 @@ def confirm(args: argparse.Namespace) -> int:
         return EXIT_OK
     length = [] if args.total_episodes is None else ["--total-episodes", str(args.total_episodes)]
     top = [] if args.top is None else ["--top", str(args.top)]
-    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length, *_engine_flag(args)]
+    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length, *_engine_flags(args)]
     return _tell_stop(stopped, spec.name, words, where)
 
 
@@ -394,7 +396,7 @@ def _run(
         return status
     total = [*(["--trials", str(args.trials)] if args.trials else []), *_budget_flag(args.budget)]
     every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
-    return _tell_stop(stopped, spec.name, [*command, *total, *every, *_engine_flag(args)], where)
+    return _tell_stop(stopped, spec.name, [*command, *total, *every, *_engine_flags(args)], where)
 
 
 def _train(
@@ -409,9 +411,11 @@ def _train(
 ) -> StudyStopped | None:
     """Run what is left of a study with its progress shown; return how it stopped short of that, if it did."""
     gpus = _gpus(spec, args)
+    names = trackers.resolve(args.report_to or (), SEVERAL_AT_ONCE)
     with ExitStack() as stack:
         out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
         progress = stack.enter_context(StudyProgress(out))
+        tracked = stack.enter_context(StudyTrackers(names, RUNS_FOLDER, progress))
         make_engine: MakeEngine = LocalEngine.of
         threads_per_trial = threads_per_worker
         if args.engine != LOCAL:
@@ -435,7 +439,7 @@ def _train(
             plan=plan,
             make_engine=make_engine,
             threads_per_trial=threads_per_trial,
-            on_event=progress,
+            on_event=tracked,
         )
     return progress.stopped
 
@@ -482,8 +486,9 @@ def _has_candidates(name: str, where: str) -> bool:
         return bool(candidates((*view.trials, *view.confirming), view.spec))
 
 
-def _engine_flag(args: argparse.Namespace) -> list[str]:
-    return [] if args.engine == LOCAL else ["--engine", args.engine]
+def _engine_flags(args: argparse.Namespace) -> list[str]:
+    engine = [] if args.engine == LOCAL else ["--engine", args.engine]
+    return [*engine, *(["--report-to", *args.report_to] if args.report_to else [])]
 
 
 def _budget_flag(budget: float | None) -> list[str]:
