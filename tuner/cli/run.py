@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -415,6 +415,8 @@ def _train(
     with ExitStack() as stack:
         out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
         progress = stack.enter_context(StudyProgress(out))
+        if args.json:
+            stack.enter_context(redirect_stdout(sys.stderr))  # what a tracker prints
         tracked = stack.enter_context(StudyTrackers(names, RUNS_FOLDER, progress))
         make_engine: MakeEngine = LocalEngine.of
         threads_per_trial = threads_per_worker
