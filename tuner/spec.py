@@ -14,6 +14,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.report import require_device
 from ppo_core.task_file import get_task
+from ppo_core.tasks.skeleton import example_note
 from tuner import study_file
 from tuner.environment import STUDY_FILE, to_copy
 from tuner.guard import GuardSettings
@@ -109,6 +110,7 @@ class StudySpec:
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
         if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
             notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
+        notes += [note] if (note := example_note(get_task(self.task))) else []
         notes += study_file.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
         notes += [f"{start.name} is left out: in this study it is the same as {other}" for start, other in self.dropped]

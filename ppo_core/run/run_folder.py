@@ -27,6 +27,7 @@ from ppo_core.kl_budget import Stay, course, is_within
 from ppo_core.output import KL_UNIT, dumps, plus_minus, short
 from ppo_core.report import StepReport
 from ppo_core.run.hub import HubRepo
+from ppo_core.run.trackers import TrackedRun
 from ppo_core.stages import Stage, described
 
 # How a run's end compares with its start, its KL budget and its best checkpoint, in one line. Never imports torch.
@@ -270,6 +271,13 @@ class Run:
     def checkpoints(self) -> Path:
         """The folder of checkpoints, deleted once the model is written."""
         return self.output / CHECKPOINTS
+
+    @property
+    def tracked(self) -> TrackedRun:
+        """The run as trackers know it."""
+        values = {"task": self.task, "device": self.device, "threads": self.threads, **self.config.to_dict()}
+        folder = self.output / TRACKERS / self.run_name
+        return TrackedRun(self.run_name, self.tracker_id, folder, values, self.first_step == 0, self.first_step)
 
     @property
     def steps(self) -> Path:

@@ -5,11 +5,12 @@ finds the device. A resumed run continues the same run at trackers that can.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.report import StepReport
-from ppo_core.run.run_folder import TRACKERS, Run
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -21,8 +22,25 @@ KNOWN = ("tensorboard", "wandb", "comet_ml", "aim", "mlflow", "clearml", "dvcliv
 ALL = "all"
 
 
-def resolve(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of trackers, each once; `all` stands for every one that is installed.
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as trackers know it."""
+
+    name: str
+    id: str
+    """The same after resuming."""
+    folder: Path
+    """Where a tracker writes that writes on this machine."""
+    configuration: Mapping[str, Any]
+    is_new: bool
+    first_step: int
+    """The step that comes next."""
+    group: str | None = None
+    """What it stands under together with others."""
+
+
+def resolve(names: Sequence[str], known: Sequence[str] = KNOWN) -> tuple[str, ...]:
+    """Return the names of trackers, each once; `all` stands for every known one that is installed.
 
     Raises:
         ConfigError: one is unknown or not installed.
@@ -31,13 +49,12 @@ def resolve(names: Sequence[str]) -> tuple[str, ...]:
         return ()
     from accelerate.tracking import get_available_trackers  # takes seconds to import
 
-    installed = [str(name) for name in get_available_trackers()]
+    installed = [str(name) for name in get_available_trackers() if str(name) in known]
     there_are = f"(installed: {', '.join(installed) or 'none'})"
     for name in names:
-        if name not in (*KNOWN, ALL):
-            known = ", ".join(KNOWN)
+        if name not in (*known, ALL):
             raise ConfigError(
-                f'report_to: unknown tracker "{name}"; available: {known} {there_are}{nearest(name, KNOWN)}'
+                f'report_to: unknown tracker "{name}"; available: {", ".join(known)} {there_are}{nearest(name, known)}'
             )
         if name not in (*installed, ALL):
             raise ConfigError(
@@ -49,19 +66,19 @@ def resolve(names: Sequence[str]) -> tuple[str, ...]:
 class Trackers:
     """The trackers of a run, started; no names: nothing happens."""
 
-    def __init__(self, run: Run) -> None:
-        """Start the run's trackers, and tell them its configuration where it is new.
+    def __init__(self, names: Sequence[str], run: TrackedRun) -> None:
+        """Start the trackers, and tell them its configuration where it is new.
 
         Raises:
             ConfigError: one of them does not start.
         """
         self._started: list[GeneralTracker] = []
-        for name in run.report_to:
+        for name in names:
             tracker = _made(name, run)
             try:
                 tracker.start()
-                if run.first_step == 0:
-                    tracker.store_init_configuration(_configuration(run))
+                if run.is_new and name not in _TAKE_CONFIGURATION:
+                    tracker.store_init_configuration(_stated(run))
             except Exception as error:  # whatever the tracker's own library raises
                 self.finish()
                 raise ConfigError(f'report_to: tracker "{name}" does not start: {error}') from error
@@ -69,9 +86,12 @@ class Trackers:
 
     def log(self, report: StepReport) -> None:
         """Hand over a step's metrics, with its episode among them."""
-        values = {"episode": report.episode, **report.metrics}
+        self.log_values({"episode": report.episode, **report.metrics}, report.step)
+
+    def log_values(self, values: Mapping[str, Any], step: int) -> None:
+        """Hand over numbers and texts of a step."""
         for tracker in self._started:
-            tracker.log(values, step=report.step)
+            tracker.log(dict(values), step=step)
 
     def finish(self) -> None:
         """Let every tracker write what it still holds."""
@@ -79,24 +99,28 @@ class Trackers:
             tracker.finish()
 
 
-def _made(name: str, run: Run) -> "GeneralTracker":
+_TAKE_CONFIGURATION = ("trackio", "wandb")
+"""Those that are given it when they start: else they would write it to whichever run of this process began last."""
+
+
+def _made(name: str, run: TrackedRun) -> "GeneralTracker":
     """Return accelerate's tracker of that name, with what makes it continue a resumed run."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     made: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]
+    shared = {"config": _stated(run), **({} if run.group is None else {"group": run.group})}
     going_on: Mapping[str, Mapping[str, Any]] = {
         # Steps that were logged before an interruption and are run again are hidden.
         "tensorboard": {"purge_step": run.first_step},
-        "wandb": {"name": run.run_name, "id": run.tracker_id, "resume": "allow"},
-        "comet_ml": {"experiment_key": run.tracker_id},
-        "swanlab": {"experiment_name": run.run_name, "id": run.tracker_id[:21], "resume": "allow"},
-        "trackio": {"name": run.run_name, "resume": "allow"},
+        "wandb": {"name": run.name, "id": run.id, "resume": "allow", "reinit": "create_new", **shared},
+        "comet_ml": {"experiment_key": run.id},
+        "swanlab": {"experiment_name": run.name, "id": run.id[:21], "resume": "allow"},
+        "trackio": {"name": run.name, "resume": "allow", **shared},
     }
     if made.requires_logging_directory:
-        return made(run.run_name, logging_dir=str(run.output / TRACKERS), **going_on.get(name, {}))
+        return made(run.folder.name, logging_dir=str(run.folder.parent), **going_on.get(name, {}))
     return made(PROJECT, **going_on.get(name, {}))
 
 
-def _configuration(run: Run) -> dict[str, Any]:
-    values = {"task": run.task, "device": run.device, "threads": run.threads, **run.config.to_dict()}
-    return {name: value for name, value in values.items() if value is not None}
+def _stated(run: TrackedRun) -> dict[str, Any]:
+    return {name: value for name, value in run.configuration.items() if value is not None}

@@ -30,6 +30,7 @@ from ppo_core.sampler_check import AgreementWatch
 from ppo_core.stages import StagedTrainer
 from ppo_core.task import Progress, TaskAssets
 from ppo_core.task_file import get_task
+from ppo_core.tasks.skeleton import example_note
 
 # What is printed when a run begins to train. Never imports torch.
 
@@ -43,7 +44,7 @@ def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
         *([] if run.stages_text is None else [run.stages_text]),
         *([f"{launched.size()} processes"] if launched.size() > 1 else []),
         f"other than the defaults: {params_line(changed)}" if changed else "all hyperparameters have their defaults",
-        *(f"note: {line}" for line in cautions(run.config)),
+        *(f"note: {line}" for line in (example_note(get_task(run.task)), *cautions(run.config)) if line),
     ]
     if room is not None:
         said.append(room.line)
@@ -232,7 +233,7 @@ class _Session:
         if self._run.threads is None and "torch" in sys.modules:
             self._run = run_folder.with_threads(self._run, _torch().get_num_threads())
         run_folder.write(self._run)
-        self._trackers = Trackers(self._run)
+        self._trackers = Trackers(self._run.report_to, self._run.tracked)
         for line in lines(self._run, self._kl_budget, room):  # when nothing is left that could be refused
             self._print(line)
 

@@ -352,12 +352,6 @@ def test_responses_share_one_scale_of_colours() -> None:
     assert samples.largest_reading(of, "KL") == 0.5 and samples.largest_reading(of, "value") == 0.0
 
 
-def test_a_tokens_cell_is_no_formula() -> None:
-    shown = samples.table(TokenReadings(("=cmd()", "\n"), (-1.0, -2.0), (0.1, 0.2), (0.3, 0.4)), first="KL")
-    assert shown["token"].tolist() == ["'=cmd()", "⏎"]
-    assert list(shown.columns) == ["token", "KL", "log-ratio", "log-prob"]
-
-
 def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapshot) -> None:
     shown = trials_table.rows(snapshot.trials)
     assert shown["note"][8] == "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free"

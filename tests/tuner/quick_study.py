@@ -76,8 +76,7 @@ def run(folder: Path, spec: StudySpec, **keywords: Any) -> tuple[bool, list[Even
         spec,
         storage=storage(folder),
         runs_folder=folder / "runs",
-        on_event=events.append,
-        **({"workers": 2} | keywords),
+        **({"workers": 2, "on_event": events.append} | keywords),
     )
     return finished, events
 

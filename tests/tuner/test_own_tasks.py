@@ -10,7 +10,9 @@ from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.models import load_task
 from ppo_core.task_file import get_task
+from ppo_core.tasks.skeleton import example_note
 from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import small_policy
 from tests.tuner.invoke import Invoke, one_error
 from tuner.spec import StudySpec
 
@@ -58,6 +60,46 @@ def test_a_new_task_with_a_policy_of_ones_own(ppo_tuner: Invoke, own_folder: Pat
     assert ppo_tuner("new-task", "sums", "--policy", policy.name)[0] == 0
     assert tomllib.loads((own_folder / "sums" / "task.toml").read_text())["policy"] == str(policy)
     assert get_task("sums").name == str(own_folder / "sums" / "task.toml")
+
+
+def test_a_policy_of_ones_own_has_its_room_and_is_told_of_the_examples(ppo_tuner: Invoke, own_folder: Path) -> None:
+    for part in small_policy():
+        part.save_pretrained(own_folder / "policy")
+    status, stdout, _ = ppo_tuner("new-task", "mine", "--policy", "policy")
+    assert status == 0 and "first:      reward.py and prompts.jsonl: still new-task's example" in stdout
+    task = get_task("mine")
+    assert task.eval_response_length == task.reference["response_length"] == 32 - 8, "32 positions, prompts of 6 bytes"
+    assert (task.kl_budget, task.kl_limit) == (10, 15)
+    assert (own_folder / "mine" / "task.toml").read_text().count("EXAMPLE") == 2
+    flags = ("--total_episodes", "8", "--batch_size", "8", "--mini_batch_size", "8", "--device", "cpu")
+    said = [f"note: {name}: still new-task's example" for name in ("reward.py and prompts.jsonl", "reward.py")]
+    status, stdout, stderr = ppo_tuner("train", "--task", "mine", *flags, "--output", "a")
+    assert status == 0, stderr
+    assert stdout.count("still new-task's") == stdout.count(said[0]) == 1
+    (own_folder / "mine" / "prompts.jsonl").write_text(
+        "".join(f'{{"prompt": "{i}+1=", "answer": ""}}\n' for i in range(40))
+    )
+    assert ppo_tuner("train", "--task", "mine", *flags, "--output", "b")[1].count(said[1]) == 1
+    (own_folder / "mine" / "reward.py").write_text("def exact(responses):\n    return [0.0 for _ in responses]\n")
+    assert example_note(get_task("mine")) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"n_positions": 1024}, PPOConfig.response_length),
+        ({"text_config": {"max_position_embeddings": 40}}, 32),
+        ({"max_position_embeddings": 4}, 1),
+        ([], PPOConfig.response_length),
+    ],
+)
+def test_responses_of_a_new_task_fit_into_the_policys_context(
+    ppo_tuner: Invoke, own_folder: Path, config: object, length: int
+) -> None:
+    (own_folder / "model").mkdir()
+    (own_folder / "model" / "config.json").write_text(json.dumps(config))
+    assert ppo_tuner("new-task", "mine", "--policy", "model")[0] == 0
+    assert get_task("mine").eval_response_length == length
 
 
 @pytest.mark.parametrize(

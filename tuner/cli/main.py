@@ -313,6 +313,13 @@ def _add_worker_flags(parser: Parser) -> None:
         type=checkpoint_seconds,
         help=f"{SETTINGS_OF_WORKERS['checkpoint_seconds']['doc']} (default: the study's)",
     )
+    parser.add_argument(
+        "--report_to",
+        "--report-to",
+        metavar="TRACKER",
+        nargs="+",
+        help="send each trial to tensorboard, wandb or trackio, grouped by study (default: none)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
     _add_storage(parser)
 

@@ -3,13 +3,14 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, redirect_stdout
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError, nearest
+from ppo_core.run import trackers
 from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
 from tuner import results, study_file
 from tuner.answer import of_study
@@ -29,6 +30,7 @@ from tuner.spec import PPO_TRAINER, StudySpec
 from tuner.store import Store
 from tuner.store.connect import file_of as store_file
 from tuner.store.schema import parse_url, redacted
+from tuner.trackers import SEVERAL_AT_ONCE, StudyTrackers
 
 if TYPE_CHECKING:
     from tuner.engine.ray import RayCluster
@@ -119,7 +121,7 @@ def confirm(args: argparse.Namespace) -> int:
         return EXIT_OK
     length = [] if args.total_episodes is None else ["--total-episodes", str(args.total_episodes)]
     top = [] if args.top is None else ["--top", str(args.top)]
-    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length, *_engine_flag(args)]
+    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length, *_engine_flags(args)]
     return _tell_stop(stopped, spec.name, words, where)
 
 
@@ -167,7 +169,7 @@ def _run(
         return status
     total = [*(["--trials", str(args.trials)] if args.trials else []), *_budget_flag(args.budget)]
     every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
-    return _tell_stop(stopped, spec.name, [*command, *total, *every, *_engine_flag(args)], where)
+    return _tell_stop(stopped, spec.name, [*command, *total, *every, *_engine_flags(args)], where)
 
 
 def _train(
@@ -182,9 +184,13 @@ def _train(
 ) -> StudyStopped | None:
     """Run what is left of a study with its progress shown; return how it stopped short of that, if it did."""
     gpus = _gpus(spec, args)
+    names = trackers.resolve(args.report_to or (), SEVERAL_AT_ONCE)
     with ExitStack() as stack:
         out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
         progress = stack.enter_context(StudyProgress(out))
+        if args.json:
+            stack.enter_context(redirect_stdout(sys.stderr))  # what a tracker prints
+        tracked = stack.enter_context(StudyTrackers(names, RUNS_FOLDER, progress))
         make_engine: MakeEngine = LocalEngine.of
         threads_per_trial = threads_per_worker
         if args.engine != LOCAL:
@@ -208,7 +214,7 @@ def _train(
             plan=plan,
             make_engine=make_engine,
             threads_per_trial=threads_per_trial,
-            on_event=progress,
+            on_event=tracked,
         )
     return progress.stopped
 
@@ -255,8 +261,9 @@ def _has_candidates(name: str, where: str) -> bool:
         return bool(candidates((*view.trials, *view.confirming), view.spec))
 
 
-def _engine_flag(args: argparse.Namespace) -> list[str]:
-    return [] if args.engine == LOCAL else ["--engine", args.engine]
+def _engine_flags(args: argparse.Namespace) -> list[str]:
+    engine = [] if args.engine == LOCAL else ["--engine", args.engine]
+    return [*engine, *(["--report-to", *args.report_to] if args.report_to else [])]
 
 
 def _budget_flag(budget: float | None) -> list[str]:

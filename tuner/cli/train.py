@@ -129,6 +129,9 @@ def new_task(args: argparse.Namespace) -> int:
     except OSError as error:  # it names a file of the folder's making
         raise TaskError(f"the task's folder {folder} cannot be written: {error.strerror or error}") from error
     print(f"wrote {folder}: {', '.join(names)}")
+    note = skeleton.example_note(get_task(str(folder)))
+    if note is not None:
+        print(f"first:      {note}")
     print(f"train once: {to_copy(['train', '--task', str(folder)])}")
     print(f"tune:       {to_copy(['run', str(folder / 'study.toml')])}")
     return 0

@@ -7,7 +7,9 @@ from importlib import resources
 from pathlib import Path
 
 from ppo_core.errors import TaskError
-from ppo_core.task_file import policy_place
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.task import Task
+from ppo_core.task_file import KL_BUDGET, KL_LIMIT, TASK_PREFIX, Preparation, get_task, policy_place
 from ppo_core.tasks.arithmetic import DATA
 
 DEFAULT_POLICY = "task:arithmetic"
@@ -15,6 +17,8 @@ ROWS = 512
 PROMPTS_FILE = "prompts.jsonl"
 _TEMPLATES = ("README.md", "reward.py", "study.toml", "task.toml")
 _FILLED = ("README.md", "study.toml", "task.toml")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""What saved models call the length of their context."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -35,14 +39,70 @@ def write(folder: Path, policy: str = DEFAULT_POLICY) -> list[str]:
         # Moved when whole, so that an interruption leaves nothing.
         made = Path(temporary) / folder.name
         made.mkdir()
-        values = {"name": folder.name, "folder": folder.as_posix(), "policy": _toml(place)}
+        values = {"name": folder.name, "folder": folder.as_posix(), "policy": _toml(place), **_suited(place)}
         for name in _TEMPLATES:
             text = (resources.files(__package__) / name).read_text(encoding="utf-8")
             (made / name).write_text(text.format(**values) if name in _FILLED else text, encoding="utf-8")
-        rows = (DATA / "prompts" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        (made / PROMPTS_FILE).write_text("".join(rows[:ROWS]), encoding="utf-8")
+        (made / PROMPTS_FILE).write_text("".join(_rows()), encoding="utf-8")
         made.replace(folder)
     return sorted(item.name for item in folder.iterdir())
+
+
+def example_note(task: Task) -> str | None:
+    """Return a line on the reward and prompts that are still the examples, for another policy than theirs; or None."""
+    prepare = task.prepare
+    if not isinstance(prepare, Preparation) or prepare.policy == DEFAULT_POLICY:
+        return None
+    reward = (resources.files(__package__) / "reward.py").read_text(encoding="utf-8")
+    functions = [part.where.rpartition(":")[0] for part in prepare.rewards if part.kind == "function"]
+    places = [(Path(place), reward) for place in functions] + [(Path(prepare.prompts.path), "".join(_rows()))]
+    found = [path.name for path, example in places if path.is_file() and path.read_bytes() == example.encode()]
+    if not found:
+        return None
+    return f"{' and '.join(dict.fromkeys(found))}: still new-task's example, sums and their answers; put your own there"
+
+
+def _rows() -> list[str]:
+    return (DATA / "prompts" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:ROWS]
+
+
+def _suited(policy: str) -> dict[str, object]:
+    """Return what of a task's values depends on its policy."""
+    if policy == DEFAULT_POLICY:
+        return {
+            "example": "",
+            "kl_budget": 1.5,
+            "kl_limit": 5.0,
+            "response_length": 4,
+            "rates": "learning_rate = 3e-4\nvalue_learning_rate = 1e-3",
+            "range": "low = 3e-5, high = 3e-3",
+            "why": "a small policy bears high rates",
+        }
+    rates = "\n".join(f"{name} = {getattr(PPOConfig, name)}" for name in ("learning_rate", "value_learning_rate"))
+    return {
+        "example": "EXAMPLE, put your own here: ",
+        "kl_budget": KL_BUDGET,
+        "kl_limit": KL_LIMIT,
+        "response_length": _response_length(policy),
+        "rates": f"# TRL's rates, for a billion weights or more; smaller policies bear higher ones\n{rates}",
+        "range": "low = 1e-6, high = 1e-4",
+        "why": "a hundredfold around the guess",
+    }
+
+
+def _response_length(policy: str) -> int:
+    """Return the default length, or as much as a policy on this disk has room for behind the longest prompt."""
+    if policy.startswith(TASK_PREFIX):
+        return get_task(policy.removeprefix(TASK_PREFIX)).eval_response_length
+    file = Path(policy) / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        positions = next(int(config[name]) for name in _POSITIONS if name in config)
+    except (OSError, ValueError, AttributeError, TypeError, StopIteration):  # on the hub, or it does not say
+        return PPOConfig.response_length
+    longest = max(len(json.loads(row)["prompt"].encode()) for row in _rows()) + 2  # a token has a byte at least
+    return max(1, min(PPOConfig.response_length, positions - longest))
 
 
 def _require_free(folder: Path) -> None:
