@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def made_up_rows(spec: StudySpec, count: int) -> list[TrialRow]:
-    """Return trials of which one in ONE_IN ran to its end, and the others are paused at the rung."""
+    """Return trials of which one in ONE_IN ran to its end, and the others are paused at screening."""
     chance, rows = random.Random(0), []
     for number in range(count):
         params = spread_params(spec.search, spec.seed, number)

@@ -529,7 +529,7 @@ def _pauses(
 ) -> tuple[list[Drawn], list[Option]]:
     """Return marks on the curves wherever the strategy paused a trial: bright ones, and the grey ones as one series.
 
-    That of a trial that still rests says so beside it; others have their rung score in the tooltip alone.
+    That of a trial that still rests says so beside it; others have their screening score in the tooltip alone.
     """
     found, greys, mark = [], list[Place](), style.mark(style.RESTING)
     resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
@@ -551,7 +551,7 @@ def _pauses(
 
 
 def resting_text(score: float | None) -> str:
-    """Return how a trial stands that the strategy paused: `paused at rung (score 0.67)`."""
+    """Return how a trial stands that the strategy paused: `screened (score 0.67)`."""
     return style.RESTING if score is None else f"{style.RESTING} (score {score:.2f})"
 
 

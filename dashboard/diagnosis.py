@@ -242,7 +242,7 @@ def _why_finished(view: StudyView) -> str:
     if not extent.resting:
         return why
     more = "" if extent.budget is None else "; a higher budget finishes more of them (Control)"
-    return f"{why} {extent.resting} trial{'s are' if extent.resting > 1 else ' is'} paused at a rung{more}."
+    return f"{why} {extent.resting} trial{'s are' if extent.resting > 1 else ' is'} screened{more}."
 
 
 def _of_state(snapshot: Snapshot) -> list[Advice]:

@@ -242,7 +242,7 @@ def trajectories(
     """Return the way of every trial from one evaluation to the next, and the front of all evaluations.
 
     The `chosen` trials are in colour with their numbers, the others grey. Where a trial was ended early stands the
-    symbol of its status, with the guard's rule in the tooltip; where the strategy paused it, its rung score. The `best`
+    symbol of its status, with the guard's rule in the tooltip; where it was screened, its screening score. The `best`
     checkpoint has a star, which `star` names. What lies over the budget is shaded.
     """
     figure, looks = go.Figure(), style.looks(chosen)
@@ -319,7 +319,7 @@ def _way(number: int, look: style.Look, line: pd.DataFrame, is_resting: bool) ->
 
 
 def _ends(points: pd.DataFrame, early: pd.DataFrame) -> pd.DataFrame:
-    """Return each early or resting trial's last evaluation, with its rule's label and its rung score."""
+    """Return each early or resting trial's last evaluation, with its rule's label and its screening score."""
     last = points.groupby("trial").tail(1)
     rules = early[["number", "rule", "rung_score"]].assign(rule=[rule_label(rule) for rule in early["rule"]])
     return last.merge(rules, left_on="trial", right_on="number")

@@ -19,7 +19,7 @@ READ = (*analysis.EVALUATED, EVALUATION)
 
 _WORDS = {
     Status.COMPLETED.value: "finished trials",
-    style.RESTING: "trials paused at a rung",
+    style.RESTING: "screened trials",
     Status.PRUNED.value: "pruned trials",
     Status.STOPPED.value: "stopped trials",
     Status.FAILED.value: "failed trials",

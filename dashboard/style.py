@@ -68,7 +68,7 @@ details[open] + .response.long { max-height: none; }
 </style>"""
 """What makes a page denser than Streamlit's usual one, so that its first chart stands in the window's upper third."""
 
-RESTING = "paused at rung"
+RESTING = "screened"
 """What a trial is called that the strategy paused: nobody has to do anything about it. A person's is `paused`."""
 
 _MARKS: Mapping[str, Mark] = {
@@ -86,7 +86,7 @@ KINDS = tuple(map(str, _MARKS))
 """Every status, and `RESTING`: the kinds of trials that look different."""
 MEANINGS = {
     **{status.value: status.meaning for status in Status},
-    RESTING: "Paused by the strategy; may be promoted.",
+    RESTING: "Ran to its rung, a tenth of its episodes, and is paused there; may be promoted.",
 }
 """One sentence on each of `KINDS`."""
 

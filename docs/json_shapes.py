@@ -73,7 +73,7 @@ TRIAL = {
     "end_kl": "eval KL of its last evaluation",
     "end_kl_se": "its standard error over the eval prompts",
     "rung_episode": "the episodes after which the strategy paused it at its rung; null: it did not",
-    "rung_score": "what it is ranked by there; null: nothing could be read",
+    "rung_score": "its screening score, which ranks it there; null: nothing could be read",
     "is_promoted": "whether it was to run on past its rung",
     "retries": "how often it was resumed after a lost worker or an error without a new checkpoint in between",
 }
@@ -297,7 +297,7 @@ TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "value_step": "the step that its value comes from",
             "end_reward, end_kl, end_kl_se": "its last evaluation, whatever its KL",
             "rung_episode": "the episodes after which the strategy paused it at its rung; empty: it did not",
-            "rung_score": "what it is ranked by there",
+            "rung_score": "its screening score, which ranks it there",
             "is_promoted": "whether it was to run on past its rung",
             "retries": "how often it was resumed after a lost worker or an error without a new checkpoint in between",
         },

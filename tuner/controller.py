@@ -349,7 +349,7 @@ class TrialLoop:
                 return study.rows[number]
 
     def _at_rung(self) -> Collection[int]:
-        """Return the numbers of the trials paused at a rung that keep their checkpoints."""
+        """Return the numbers of the screened trials that keep their checkpoints."""
         spec, rows = self._study.spec, self._study.rows
         return kept_at_rung([row.number for row in promotable(spec, rows)], promotions(spec, rows))
 
@@ -575,7 +575,7 @@ class TrialLoop:
             self._reconcile(row)
 
     def _pause_at_rung(self, row: TrialRow, evaluations: Evaluations, reason: Reason | None) -> None:
-        """Record that the strategy paused a trial, and its rung score."""
+        """Record that the strategy paused a trial, and its screening score."""
         study = self._study
         standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
         score = rung_score(evaluations, study.spec.kl_budget, study.spec.total_episodes)

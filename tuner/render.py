@@ -72,7 +72,7 @@ def trial_line(trial: TrialRow) -> str:
     if trial.end_reward is not None and trial.end_reward != trial.value:
         parts.append(f"last {_last(trial)}")
     if trial.is_at_rung:
-        parts.append(f"rung score {measured(trial.rung_score)}")
+        parts.append(f"screening score {measured(trial.rung_score)}")
     elif trial.reason is not None:
         parts.append(plain(trial.reason.message))
     if trial.label:
@@ -180,9 +180,9 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
 
 
 def _why(trial: TrialRow) -> str:
-    """Return why a trial ended; of one that the strategy paused its rung score."""
+    """Return why a trial ended; of one that the strategy paused its screening score."""
     if trial.is_at_rung:
-        return f"rung score {measured(trial.rung_score)}"
+        return f"screening score {measured(trial.rung_score)}"
     return plain(trial.reason.message) if trial.reason else ""
 
 

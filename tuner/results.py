@@ -207,7 +207,7 @@ class Costs:
 def spent(store: Store, view: StudyView) -> Costs:
     by: dict[str, tuple[int, float]] = {}
     for trial in view.trials:
-        what = "paused at a rung" if trial.is_at_rung else trial.shown_status
+        what = "screened" if trial.is_at_rung else trial.shown_status
         count, seconds = by.get(what, (0, 0.0))
         by[what] = (count + 1, seconds + trial.seconds)
     rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)

@@ -4,8 +4,8 @@
 |-----------------------------------------------|-------------------------------------------------------------|
 | runs or waits, or a person paused it          | its newest two, its best within the KL budget, and up to 3  |
 |                                               | more that are its best for other budgets                    |
-| paused at a rung, one of the best there       | its newest two, its best, and its part of the study's front |
-| paused at a rung, another                     | its part of the study's front                               |
+| screened, one of the best there       | its newest two, its best, and its part of the study's front |
+| screened, another                     | its part of the study's front                               |
 | has ended                                     | its newest, its best, and its part of the study's front     |
 
 A fork also keeps the checkpoint that it started from, and the study its answer. The first row is the job of the trial's
@@ -34,7 +34,7 @@ class Saved:
 
 
 def kept_at_rung(ranked: Sequence[int], promotions: int) -> Sequence[int]:
-    """Return the trials paused at a rung that keep their checkpoints.
+    """Return the screened trials that keep their checkpoints.
 
     Args:
         ranked: Numbers of the trials that may be promoted, the best first.

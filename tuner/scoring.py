@@ -1,9 +1,9 @@
-"""Judge trials: value, KL constraint, rung score, and the report to a sampler. No torch.
+"""Judge trials: value, KL constraint, screening score, and the report to a sampler. No torch.
 
 | status                  | Optuna state | value                       | constraint |
 |-------------------------|--------------|-----------------------------|------------|
 | waiting, running        | RUNNING      |                             |            |
-| paused at a rung        | COMPLETE     | predicted                   | satisfied  |
+| screened                | COMPLETE     | predicted                   | satisfied  |
 | paused, not evaluated   | RUNNING      |                             |            |
 | paused by a person      | PRUNED       | so far                      | satisfied  |
 | completed               | COMPLETE     | of the trial                | satisfied  |
@@ -15,10 +15,10 @@
 
 A value comes from a checkpoint within the KL budget, so a satisfied constraint is its log(KL / budget), at most 0.
 
-A trial at a rung is reported with a predicted value: its value so far, plus its rung score times the median gain of
+A screened trial is reported with a predicted value: its value so far, plus its screening score times the median gain of
 finished trials. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
 trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
-The states of the table are those of an exported study, but a trial paused at a rung is RUNNING there.
+The states of the table are those of an exported study, but a screened trial is RUNNING there.
 
 A fork's result is not due to its configuration alone, and a confirming run says nothing new about where to search. FAIL
 keeps their numbers.
@@ -124,8 +124,8 @@ class Told:
 def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
     """Return a trial's report to a sampler, by the table above.
 
-    A completed trial that was never evaluated has no value, so it is reported as failed. A trial that is paused at a
-    rung has its value so far; the study's own sampler reads a predicted one (see `tuner.search.propose`).
+    A completed trial that was never evaluated has no value, so it is reported as failed. A screened trial
+    has its value so far; the study's own sampler reads a predicted one (see `tuner.search.propose`).
     """
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
@@ -256,7 +256,7 @@ class Extent:
 
     @property
     def text(self) -> str:
-        """One line: `3 of 8 trials ended`, `5 trials ended, 20 paused at a rung, 6.2 of 12 full trials spent`."""
+        """One line: `3 of 8 trials ended`, `5 trials ended, 20 screened, 6.2 of 12 full trials spent`."""
         if self.total is None:
             parts = [f"{counted(self.ended, 'trial')} ended"]
         elif self.ended <= self.total:
@@ -264,7 +264,7 @@ class Extent:
         else:
             parts = [f"{counted(self.ended, 'trial')} ended, {self.total} asked for"]
         if self.resting:
-            parts.append(f"{self.resting} paused at a rung")
+            parts.append(f"{self.resting} screened")
         if self.budget is not None:
             under_way = self.under_way if self.confirmed >= self.confirming else 0.0
             parts.append(f"{self.spent + under_way:.1f} of {self.budget:g} full trials spent")

@@ -54,7 +54,7 @@ class Lost:
     configurations: int
     """The best ones."""
     rung: float
-    """Share that is paused at a rung, over all repeats."""
+    """Share that is screened, over all repeats."""
     guard: float
     """Share that a rule ended, over all repeats."""
     rung_at_most: float

@@ -88,7 +88,7 @@ def _foretold(spec: StudySpec, runs: Sequence[RecordedRun], best: dict[str, floa
     final = [best[run.name] for run in runs]
     upper = [value > statistics.median(final) for value in final]
     lines = ["rank correlation with the best within the budget (within its upper half), at a share of the episodes:"]
-    for what, score in (("rung score", _rung_score), ("the same of the last rollouts", _rollout_score)):
+    for what, score in (("screening score", _rung_score), ("the same of the last rollouts", _rollout_score)):
         texts = []
         for share in SHARES:
             pairs = [(score(spec, run, share), value) for run, value in zip(runs, final, strict=True)]
@@ -115,7 +115,7 @@ def _rung_score(spec: StudySpec, run: RecordedRun, share: float) -> float:
 
 
 def _rollout_score(spec: StudySpec, run: RecordedRun, share: float) -> float:
-    """Return the rung score with the mean score and KL of the last rollouts in the evaluation's place."""
+    """Return the screening score with the mean score and KL of the last rollouts in the evaluation's place."""
     until, first = _rung(run, share), run.rows()[0]
     last = [step for step in run.steps if 0 < step.episode <= until][-1]
     read = {"eval/reward": last.metrics["objective/scores"], "eval/kl": last.metrics["objective/kl_exact"]}

@@ -32,7 +32,7 @@ def text(found: Comparison) -> str:
         "",
         f"Best {rows[0][1].never_finished.configurations} configurations that are never finished, if all are searched, "
         "and the highest share that so few allow (95%)",
-        _line("", "at the rung", "by the guard"),
+        _line("", "at screening", "by the guard"),
         *(_line(doc, *_lost(row.never_finished)) for doc, row in rows),
         "",
         _ratio("ratio_strategy", found.ratio_strategy, TARGET_STRATEGY),

@@ -80,7 +80,7 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
     lines = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
-        "Rung score": paused,
+        "Screening score": paused,
         "Value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
         "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
@@ -122,7 +122,7 @@ def _resting(numbers: Sequence[int]) -> str:
     if not numbers:
         return ""
     who = "Trial {} is" if len(numbers) == 1 else "Trials {} are"
-    return f" {who.format(_listed(numbers))} paused at a rung, so this does not compare whole runs."
+    return f" {who.format(_listed(numbers))} screened, so this does not compare whole runs."
 
 
 def _signed(mean: float, error: float | None) -> str:

@@ -117,7 +117,7 @@ def table(found: Confirmation) -> pd.DataFrame:
             "reward over the reference": text(one.over_reference),
             "best over this one": text(one.under_best),
             "ends within budget": "–" if one.reward is None else f"{one.ends_within} of {one.reward.n}",
-            "in the search": plus_minus(one.trial.value, one.trial.value_se) + (" at its rung" * one.trial.is_at_rung),
+            "in the search": plus_minus(one.trial.value, one.trial.value_se) + (" at screening" * one.trial.is_at_rung),
             "note": runs_text(one),
         }
         for one in found.configurations

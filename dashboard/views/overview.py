@@ -143,7 +143,7 @@ def _budget(view: StudyView) -> tuple[Figure, ...]:
 
 def _at_rung(view: StudyView) -> str:
     """Return how many trials the strategy paused; empty: none."""
-    return f"{view.extent.resting} paused at rung" if view.extent.resting else ""
+    return f"{view.extent.resting} screened" if view.extent.resting else ""
 
 
 def _promoted(view: StudyView) -> str:
@@ -151,7 +151,7 @@ def _promoted(view: StudyView) -> str:
     if not view.spec.pauses_trials:
         return ""
     promoted = counted(sum(row.is_promoted for row in view.trials), "trial")
-    return f" Below: trials that the strategy paused at a rung. {promoted.capitalize()} promoted so far."
+    return f" Below: trials that were screened. {promoted.capitalize()} promoted so far."
 
 
 def _cost(view: StudyView) -> Figure:
@@ -160,6 +160,6 @@ def _cost(view: StudyView) -> Figure:
     pruned = "" if not spent.pruned_share else f" Pruned trials took {spent.pruned_share:.0%} of it."
     help_text = (
         "Training time of all trials and attempts; trials that run side by side each count. Below: the mean over "
-        f"trials that ended, which those paused at a rung have not.{pruned}"
+        f"trials that ended, which screened ones have not.{pruned}"
     )
     return "Device time", common.device_time(spent.hours), note, help_text

@@ -51,15 +51,15 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
 
 
 def _fidelity(snapshot: Snapshot) -> Fidelity:
-    """Return where the trials are read, which is in the link; where there is a choice, at the rung."""
+    """Return where the trials are read, which is in the link; where there is a choice, at screening."""
     offered = {at.name: at for at in fidelity.offered(snapshot.view.spec)}
     if len(offered) == 1:
         return next(iter(offered.values()))
     chosen = st.segmented_control(
         "Compare trials", list(offered), default=next(iter(offered)), required=True, key="read at",
         bind="query-params",
-        help="Most trials of this study are paused at a rung. Values read after different lengths of training are "
-        f"never mixed. {' '.join(f'{name}: {at.doc}' for name, at in offered.items())}",
+        help="Most trials of this study were screened, not finished. Values read after different lengths of "
+        f"training are never mixed. {' '.join(f'{name}: {at.doc}' for name, at in offered.items())}",
     )  # fmt: skip
     return offered[chosen]
 
@@ -97,7 +97,7 @@ def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int)
 
 
 def _importance_help(left_out: int, *, at_rung: bool) -> str:
-    why = "not at that rung, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
+    why = "not screened, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
     pruned = "" if at_rung else " The charts of one hyperparameter below include the pruned trials."
     return (
         f"{importance.MEANING} Bars are shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap "
@@ -128,7 +128,7 @@ def _linked(snapshot: Snapshot, shown: Snapshot, at: Fidelity, names: list[str],
     _bar(key, marked)
     if shown.trials["value"].notna().sum() < 2 or not names:
         st.info(
-            f"These charts need two trials that {'reached the rung' if at.at_rung else 'ended'} with a value and "
+            f"These charts need two trials that {'were screened' if at.at_rung else 'ended'} with a value and "
             "differ in a searched hyperparameter."
         )
         return
@@ -285,7 +285,7 @@ def _ended_early(snapshot: Snapshot) -> None:
     early, resting = analysis.ended_early(snapshot.trials), snapshot.view.extent.resting
     if resting:
         st.text(
-            f"{resting} trial{' is' if resting == 1 else 's are'} paused at a rung and not counted here: each may "
+            f"{resting} trial{' is' if resting == 1 else 's are'} screened and not counted here: each may "
             "still be promoted."
         )
     if early.empty:

@@ -168,7 +168,7 @@ def _study_columns() -> dict[str, Any]:
     return {
         "study": _link_column(),
         "state": text("State", width=125, help="Not responding: its controller has been silent for a minute."),
-        "ended": text("Trials ended", width=110, help="And how many the strategy paused at a rung."),
+        "ended": text("Trials ended", width=110, help="And how many were screened."),
         "spent": text("Search budget", width=100, help="In trials of full length; empty: limited by number of trials."),
         "best": number(
             "Best eval reward", format="%.3f", width=130, help="Eval reward of the best trial within the KL budget."

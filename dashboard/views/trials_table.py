@@ -202,7 +202,9 @@ def _trial_columns(trials: pd.DataFrame) -> dict[str, Any]:
             "End reward", format="%.3f", width=80, help="Eval reward of the trial's last evaluation, whatever its KL."
         ),
         "end_kl": number("End KL", format="%.2f", width=70, help="Eval KL of the trial's last evaluation."),
-        "rung_score": number("Rung score", format="%.3f", width=85, help="What the strategy ranks it by at its rung."),
+        "rung_score": number(
+            "Screening score", format="%.3f", width=110, help="Ranks it after a tenth of the episodes."
+        ),
         "progress": st.column_config.ProgressColumn(
             "Episodes", format="%.0f%%", max_value=100, width=150, color="gray", help="Share of the trial's episodes."
         ),

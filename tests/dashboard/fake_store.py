@@ -162,7 +162,7 @@ CUT_COURSES = (
         for place in range(13)
     ),
 )
-"""Of `CUT`. Those that are paused rest at the rung; trial 13 a person paused before it. Trials 5, 7, 10 and 14 were
+"""Of `CUT`. Those that are paused rest at screening; trial 13 a person paused before it. Trials 5, 7, 10 and 14 were
 promoted: 5 ends over the KL budget, 7 within it, 10 is pruned for its KL, 14 runs."""
 
 
@@ -225,7 +225,7 @@ def add_live_step(store: Store) -> bool:
 
 
 def cut_reports(number: int, course: Course) -> Iterator[StepReport]:
-    """Yield a trial's steps as `CUT` has them: evaluated at the rung, and where the KL is about to cross its budget, too.
+    """Yield a trial's steps as `CUT` has them: evaluated at screening, and where the KL is about to cross its budget, too.
 
     Each evaluation says how long it took.
     """
@@ -249,7 +249,7 @@ def cut_rung(course: Course) -> int:
 
 
 def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> TrialRow:
-    """Have a trial of `CUT` run until it rests at the rung, or as far as it goes; return how it stands then."""
+    """Have a trial of `CUT` run until it rests at screening, or as far as it goes; return how it stands then."""
     guarded, reason = GuardState(), None
     reported = list(cut_reports(row.number, course))
     for report in reported:

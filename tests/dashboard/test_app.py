@@ -119,7 +119,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
     app = run(page(cut))
     assert cards(app) == {
         "Trials ended": ("5", "1 paused, 1 interrupted"),
-        "Search budget": ("5.8 of 8 full trials", "21 paused at rung"),
+        "Search budget": ("5.8 of 8 full trials", "21 screened"),
         "Pruned for KL": ("2", "1 failed"),
         "Best eval reward": ("1.74", "trial 5, one seed, +1.32 over SFT"),
         "Its KL": ("9.7 nats", "budget 10, end 14.5"),
@@ -134,7 +134,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
     app.session_state["cost"] = True
     spent = table_with(run(app), "on")
     assert spent["on"].tolist() == [
-        "finished trials", "trials paused at a rung", "pruned trials", "failed trials", "trials paused by a person",
+        "finished trials", "screened trials", "pruned trials", "failed trials", "trials paused by a person",
         "trials under way", "evaluations of all trials",
     ]  # fmt: skip
     assert spent["share"].sum() == pytest.approx(100)
@@ -145,7 +145,7 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     app = run(page(cut))
     shown = trials_table(app).set_index("number")
     assert shown["note"][5] == "best, ends over budget" and shown["note"][7] == ""
-    assert shown["status"].loc[[0, 1, 2]].tolist() == ["◇ paused at rung", "◇ paused at rung", "✕ pruned"]
+    assert shown["status"].loc[[0, 1, 2]].tolist() == ["◇ screened", "◇ screened", "✕ pruned"]
     assert shown["status"][13] == "‖ paused"
     assert shown["end_reward"][5] > shown["value"][5]
     assert shown["end_kl"][5] == pytest.approx(14.51, abs=0.01)
@@ -171,7 +171,7 @@ def test_a_finished_study_with_a_budget_says_what_more_could_be_had(tmp_path: Pa
     [told] = [info.value for info in app.info]
     assert told == (
         "The budget is spent: 5.1 of 8 full-length trials; the rest is too little to finish another trial. 21 trials are "
-        "paused at a rung; a higher budget finishes more of them (Control). Read samples of the trial to launch, and confirm "
+        "screened; a higher budget finishes more of them (Control). Read samples of the trial to launch, and confirm "
         "it on fresh seeds first:"
     )
     assert "What to launch" in subheaders(app)

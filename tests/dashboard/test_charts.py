@@ -201,20 +201,20 @@ REST = {3: RungPause(192, 0.67)}
 
 def test_a_trial_that_the_strategy_paused_is_quieter_and_says_what_it_was_ranked_by() -> None:
     option = chart(steps(3, [0, 1, 2, 3]), RESTED, chosen=(3,), rests=REST)
-    line, pause = named(option, "Trial 3"), named(option, "Trial 3 paused at rung, score")
+    line, pause = named(option, "Trial 3"), named(option, "Trial 3 screened, score")
     assert (line["lineStyle"]["width"], line["lineStyle"]["opacity"]) == (1.2, 0.6)
     assert "endLabel" not in line
     source = option["dataset"][pause["datasetIndex"]]["source"].to_numpy().tolist()
     assert source == [[3, 3, pytest.approx(0.67)]]
     assert pause["encode"] == {"x": "x", "y": "y", "tooltip": ["value"]}, "the tooltip says its score"
-    assert pause["label"]["formatter"] == "{number|3}{more|paused at rung (score 0.67)}"
+    assert pause["label"]["formatter"] == "{number|3}{more|screened (score 0.67)}"
     assert pause["symbol"] == "diamond" and pause["itemStyle"]["color"] == "transparent"
     assert pause["itemStyle"]["borderColor"] == style.colour(3)
 
 
 def test_a_promoted_trial_goes_on_past_its_mark() -> None:
     option = chart(steps(3, [0, 1, 2, 3, 4, 5]), trial(3), chosen=(3,), rests=REST)
-    line, pause = named(option, "Trial 3"), named(option, "Trial 3 paused at rung, score")
+    line, pause = named(option, "Trial 3"), named(option, "Trial 3 screened, score")
     assert (line["lineStyle"]["width"], line["endLabel"]["formatter"]) == (2, "3")
     assert option["dataset"][pause["datasetIndex"]]["source"]["x"].tolist() == [3]
     assert not pause["label"]["show"]
@@ -223,9 +223,9 @@ def test_a_promoted_trial_goes_on_past_its_mark() -> None:
 def test_a_pause_is_marked_on_an_evaluations_chart_and_without_a_score() -> None:
     frame = steps(3, [0, 1, 2, 3], **{"eval/reward": [0.5, NAN, 0.75, NAN]})
     option = chart(frame, RESTED, chosen=(3,), metric="eval/reward", rests={3: RungPause(192, None)})
-    pause = named(option, "Trial 3 paused at rung, score")
+    pause = named(option, "Trial 3 screened, score")
     assert option["dataset"][pause["datasetIndex"]]["source"][["x", "y"]].to_numpy().tolist() == [[2, 0.75]]
-    assert pause["label"]["formatter"] == "{number|3}{more|paused at rung}"
+    assert pause["label"]["formatter"] == "{number|3}{more|screened}"
 
 
 def test_pauses_of_grey_trials_are_one_silent_series_and_those_in_a_band_are_none() -> None:
@@ -239,7 +239,7 @@ def test_pauses_of_grey_trials_are_one_silent_series_and_those_in_a_band_are_non
         True,
         echarts.FAINT,
     )
-    assert [name for name in names(few) if "paused" in name] == ["Trial 0 paused at rung, score"]
+    assert [name for name in names(few) if "paused" in name] == ["Trial 0 screened, score"]
     assert "Others" not in names(chart(frame, *many, chosen=(0,), rests=rests))
 
 

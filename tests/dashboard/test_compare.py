@@ -50,12 +50,12 @@ def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_it
     fake_store.build_cut(tmp_path / "store.db").close()
     app = page("compare", tmp_path / "store.db", monkeypatch, trial=["5", "0", "7"])
     outcomes = app.dataframe[1].value.set_index("outcome")
-    assert outcomes.loc["Status"].tolist() == ["✓ completed", "◇ paused at rung", "✓ completed"]
+    assert outcomes.loc["Status"].tolist() == ["✓ completed", "◇ screened", "✓ completed"]
     assert outcomes.loc["Read at step"].tolist() == ["12", "3", "30"]
     assert outcomes.loc["Ends within 10 nats/response"].tolist() == ["no", "-", "yes"]
-    assert outcomes.loc["Rung score", "trial 0"] == "1.00"
+    assert outcomes.loc["Screening score", "trial 0"] == "1.00"
     said = [text for text in shown.texts(app) if " against trial 5" in text]
-    assert "Trial 0 is paused at a rung, so this does not compare whole runs." in said[0]
+    assert "Trial 0 is screened, so this does not compare whole runs." in said[0]
     assert "paused" not in said[1]
     assert any("the highest of several evaluations" in (heading.help or "") for heading in app.subheader)
 

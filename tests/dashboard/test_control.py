@@ -207,7 +207,7 @@ def test_a_budget_may_be_any_number(folder: Path) -> None:
 def test_who_paused_a_trial_is_told(folder: Path) -> None:
     store = fake_store.build_cut(folder / "store.db", courses=(fake_store.CUT_COURSES[0], fake_store.CUT_COURSES[13]))
     rested, paused = read_study(store, fake_store.CUT).trials
-    assert control_parts.trial_text(rested) == "Trial 0 is paused at rung (score 1.00), at 192 of 1,920 episodes."
+    assert control_parts.trial_text(rested) == "Trial 0 is screened (score 1.00), at 192 of 1,920 episodes."
     assert control_parts.trial_text(paused) == "Trial 1 is paused, at 128 of 1,920 episodes."
 
 

@@ -36,8 +36,8 @@ def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Pa
     app.query_params["trial"] = ["0", "5"]
     run(app)
     kl = json.loads(app.get("echarts_chart")[0].proto.spec)
-    marks = [series for series in kl["series"] if "paused at rung" in series["name"]]
-    assert [mark["name"] for mark in marks] == [f"Trial {number} paused at rung, score" for number in (0, 5)]
+    marks = [series for series in kl["series"] if "screened" in series["name"]]
+    assert [mark["name"] for mark in marks] == [f"Trial {number} screened, score" for number in (0, 5)]
     assert [mark["label"]["show"] for mark in marks] == [True, False], "trial 5 went on"
     assert "◇ paused by the strategy" in app.subheader[0].help
     assert any(one.value.startswith("In colour: trials 0 (reference), 5 (best).") for one in app.caption)

@@ -72,7 +72,7 @@ def test_a_snapshot_tells_trials_that_the_strategy_paused_from_those_that_a_pers
     store = fake_store.build_cut(tmp_path / "store.db")
     cut = data.snapshot(store, CUT)
     rested, paused, best = (trial(cut, number) for number in (0, 13, 5))
-    assert (rested["kind"], rested["shown_status"]) == ("paused at rung", "paused at rung")
+    assert (rested["kind"], rested["shown_status"]) == ("screened", "screened")
     assert (paused["kind"], paused["shown_status"]) == ("paused", "paused")
     assert rested["rung_score"] == 1.0 and math.isnan(paused["rung_score"])
     assert (best["value_step"], best["end_kl"]) == (12, pytest.approx(14.51, abs=0.01))

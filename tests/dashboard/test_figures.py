@@ -105,7 +105,7 @@ def test_a_trial_that_the_strategy_paused_has_its_own_symbol_and_its_score_and_a
     figure = figures.trajectories(WAYS[WAYS["trial"] == 0], rested, WAYS.iloc[:0], spec=SPEC, chosen=(0,))
     [marks] = [trace for trace in figure.data if trace.legendgroup == style.RESTING and trace.customdata is not None]
     assert (list(marks.x), marks.marker.symbol) == ([8], style.mark(style.RESTING).plotly)
-    assert marks.customdata[0][4] == 0.67 and "paused at rung (score %{customdata[4]:.2f})" in marks.hovertemplate
+    assert marks.customdata[0][4] == 0.67 and "screened (score %{customdata[4]:.2f})" in marks.hovertemplate
     assert (named(figure, "trial 0").line.width, named(ways(), "trial 0").line.width) == (1.2, 2)
 
 
@@ -325,7 +325,7 @@ def test_a_trial_that_the_strategy_paused_is_a_small_point_of_its_own_kind() -> 
     figure = figures.reward_against_kl(rows, kl_budget=10, baseline=None, best=0)
     [rested] = [trace for trace in figure.data if trace.legendgroup == style.RESTING and trace.customdata is not None]
     assert rested.marker.size < points_of(figure, Status.COMPLETED).marker.size
-    assert [trace.name for trace in figure.data if trace.showlegend is not False] == ["paused at rung", "completed"]
+    assert [trace.name for trace in figure.data if trace.showlegend is not False] == ["screened", "completed"]
 
 
 def test_the_legend_names_the_statuses_that_are_drawn() -> None:

@@ -188,7 +188,7 @@ def test_a_running_study_says_so(tmp_path: Path) -> None:
 def test_a_study_that_pauses_trials_at_a_rung_has_its_best_checkpoint_and_only_that_within(tmp_path: Path) -> None:
     with closing(fake_store.build_cut(tmp_path / "s.db", courses=CUT_COURSES)) as store:
         page = read(store, CUT)
-    assert "paused at a rung" in page.text and "of 8 full trials spent" in page.text
+    assert "screened" in page.text and "of 8 full trials spent" in page.text
     assert "Strategy early_cut" in page.text
     assert "only the checkpoint counts" in page.text
 

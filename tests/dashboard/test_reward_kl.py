@@ -37,9 +37,7 @@ def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
     assert any("Trial 5 itself ends over the budget, at a KL of 14.51" in text for text in shown.texts(app))
     assert app.metric[0].help.startswith(RULE)
     [chart] = app.get("plotly_chart")
-    assert {"best checkpoint", "paused at rung"} <= {
-        trace.get("name") for trace in json.loads(chart.proto.spec)["data"]
-    }
+    assert {"best checkpoint", "screened"} <= {trace.get("name") for trace in json.loads(chart.proto.spec)["data"]}
 
 
 def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:

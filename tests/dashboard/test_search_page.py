@@ -49,20 +49,20 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
 ) -> None:
     fake_store.build_cut(tmp_path / "store.db").close()
     rung = page("search", tmp_path / "store.db", monkeypatch)
-    assert rung.segmented_control(key="read at").value == "at their rung"
+    assert rung.segmented_control(key="read at").value == "at screening"
     assert any(one.value.startswith("25 trials read at 10% to 13% of their episodes.") for one in rung.caption)
     assert [text for text in shown.texts(rung) if text.startswith("With 25 trials")], "all that came to the rung"
     assert "with their evaluations there" in rung.segmented_control(key="read at").help
     slices = figures_of(rung)
-    assert slices["slice of value"]["layout"]["yaxis"]["title"]["text"] == "Eval reward at the rung"
-    assert slices["slice of kl"]["layout"]["yaxis"]["title"]["text"] == "Eval KL at the rung (nats per response)"
+    assert slices["slice of value"]["layout"]["yaxis"]["title"]["text"] == "Eval reward at screening"
+    assert slices["slice of kl"]["layout"]["yaxis"]["title"]["text"] == "Eval KL at screening (nats per response)"
     end = page("search", tmp_path / "store.db", monkeypatch, **{"read at": "at their end"})
     assert any(info.startswith("2 trials ran to the end") for info in shown.infos(end))
     drawn = figures_of(end)["slice of kl"]
     assert {trace["name"] for trace in drawn["data"] if "name" in trace} == {"completed", "pruned", "failed"}
     assert drawn["layout"]["yaxis"]["title"]["text"] == "Eval KL at the end (nats per response)"
     for app in (rung, end):
-        assert any("21 trials are paused at a rung and not counted here" in text for text in shown.texts(app))
+        assert any("21 trials are screened and not counted here" in text for text in shown.texts(app))
         assert not any("last two" in text for text in [*shown.texts(app), *(one.value for one in app.caption)])
 
 

@@ -47,7 +47,7 @@ def test_every_second_is_told_once_with_what_it_went_into() -> None:
     found = spending.on_what(ROWS, pd.concat([STEPS, copied]), CUT_SPEC)
     assert [(one.on, one.trials, one.seconds) for one in found] == [
         ("finished trials", 1, 98),
-        ("trials paused at a rung", 2, 20),
+        ("screened trials", 2, 20),
         ("pruned trials", 1, 50),
         ("trials outside the search", 1, 12),
         ("evaluations of all trials", None, 20),
@@ -59,14 +59,14 @@ def test_every_second_is_told_once_with_what_it_went_into() -> None:
 
 def test_where_no_evaluation_says_what_it_took_trials_are_told_with_theirs() -> None:
     found = spending.on_what(ROWS[:2], evaluations((0, 0, 0.4, 0.0, 1.0), took=NAN), CUT_SPEC)
-    assert [(one.on, one.seconds) for one in found] == [("finished trials", 104), ("trials paused at a rung", 14)]
+    assert [(one.on, one.seconds) for one in found] == [("finished trials", 104), ("screened trials", 14)]
     assert spending.on_what([], STEPS.iloc[:0], CUT_SPEC) == []
 
 
 def test_pauses_of_a_person_and_of_the_strategy_are_told_apart() -> None:
     rows = [resting(0), trial_row(1, status=Status.PAUSED, paused_by=PausedBy.PERSON)]
     told = [one.on for one in spending.on_what(rows, STEPS.iloc[:0], CUT_SPEC)]
-    assert told == ["trials paused at a rung", "trials paused by a person"]
+    assert told == ["screened trials", "trials paused by a person"]
 
 
 def test_each_rise_of_the_best_value_is_at_what_all_trials_had_cost_by_then() -> None:

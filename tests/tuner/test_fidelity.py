@@ -37,15 +37,15 @@ ROWS = [resting(0, 0.5), came(1, 0.8, value=1.7, kl=9.0, end_kl=14.0), pruned(2,
 
 def test_the_rung_of_the_strategy_is_offered_before_the_end() -> None:
     assert [one.name for one in fidelity.offered(SPEC)] == ["at their end"]
-    assert [one.name for one in fidelity.offered(CUT_SPEC)] == ["at their rung", "at their end"]
+    assert [one.name for one in fidelity.offered(CUT_SPEC)] == ["at screening", "at their end"]
     assert [one.at_rung for one in fidelity.offered(CUT_SPEC)] == [True, False]
     assert all("rung" in one.doc for one in fidelity.offered(CUT_SPEC))
 
 
 def test_at_a_rung_every_trial_that_came_to_it_reads_as_it_did_there() -> None:
     found = [(0, 192, 0.6, 2.5), (1, 192, 0.7, 3.5), (1, 1920, 1.7, 14.0), (2, 192, 0.2, 9.0)]
-    assert read(ROWS, "at their rung", CUT_SPEC, *found) == [(0, 0.6, 2.5), (1, 0.7, 3.5)]
-    assert read(ROWS[:1], "at their rung", CUT_SPEC) == [(0, None, None)]
+    assert read(ROWS, "at screening", CUT_SPEC, *found) == [(0, 0.6, 2.5), (1, 0.7, 3.5)]
+    assert read(ROWS[:1], "at screening", CUT_SPEC) == [(0, None, None)]
 
 
 def test_at_their_end_no_trial_rests_and_a_best_checkpoint_is_held_against_the_last_kl() -> None:

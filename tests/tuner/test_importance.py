@@ -81,7 +81,7 @@ def test_only_trials_that_can_tell_count() -> None:
 
 def test_too_few_trials_at_a_rung_are_refused_as_such() -> None:
     assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith(
-        "7 trials reached the rung; importance needs 10"
+        "7 trials were screened; importance needs 10"
     )
 
 
@@ -108,7 +108,7 @@ def test_where_trials_are_paused_the_command_says_at_which_part_of_their_episode
     done = process("importance", CUT, "--storage", f"sqlite:///{own_folder / 'store.db'}")
     out = done.stdout
     assert done.returncode == 0 and out.startswith("25 trials read at 10% to 13% of their episodes.")
-    assert "What mattered for reward, at their rung" in out
+    assert "What mattered for reward, at screening" in out
     assert len(re.findall(r"^ hyperparameter +share +likely +chance +verdict *$", out, re.MULTILINE)) == 2
     assert (
         len(

@@ -38,7 +38,7 @@ def test_one_thing_is_not_several() -> None:
 
 def test_the_table_of_trials_has_the_rung_score_of_a_paused_one() -> None:
     rests = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_episode": 192, "rung_score": 0.8}
-    assert list(render.trials_table([trial_row(0, **rests)]).columns[-1].cells) == ["rung score 0.800"]
+    assert list(render.trials_table([trial_row(0, **rests)]).columns[-1].cells) == ["screening score 0.800"]
 
 
 def printed(table: Table) -> list[str]:

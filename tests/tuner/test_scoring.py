@@ -111,7 +111,7 @@ RESTING = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_score"
 
 OF_THE_TABLE = {
     "waiting, running": trial_row(status=Status.WAITING, value=None, kl=None),
-    "paused at a rung": trial_row(kl=5.0, **RESTING),
+    "screened": trial_row(kl=5.0, **RESTING),
     "paused, not evaluated": trial_row(status=Status.PAUSED, value=None, kl=None),
     "paused by a person": trial_row(status=Status.PAUSED, kl=5.0),
     "completed": trial_row(kl=5.0),
@@ -145,11 +145,11 @@ def test_how_far_a_study_is() -> None:
     far = extent(rows, SPEC)
     assert (far.ended, far.resting, far.total, far.budget) == (2, 1, 4, None)
     assert far.spent == pytest.approx((1920 + 192 + 96) / 1920)
-    assert far.text == "2 of 4 trials ended, 1 paused at a rung"
+    assert far.text == "2 of 4 trials ended, 1 screened"
     bounded = extent(
         rows, StudySpec.from_dict({**{k: v for k, v in CONTENT.items() if k != "trials"}, "budget": 4}, "s")
     )
-    assert bounded.text == "2 trials ended, 1 paused at a rung, 1.1 of 4 full trials spent"
+    assert bounded.text == "2 trials ended, 1 screened, 1.1 of 4 full trials spent"
     assert bounded.done == pytest.approx(1.15 / 4)
 
 

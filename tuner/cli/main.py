@@ -366,7 +366,7 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     )
     commands[
         "importance"
-    ].epilog = "Trials are compared at the rung if the study's strategy pauses trials, else at their ends."
+    ].epilog = "Trials are compared at screening if the study's strategy pauses trials, else at their ends."
     commands["report"].epilog = "The file needs no network: it holds its charts, and opens in any browser."
     commands["report"].add_argument("-o", "--output", metavar="FILE", help="(default: STUDY-report.html)")
     commands["report"].add_argument("--force", action="store_true", help="replace an existing file")

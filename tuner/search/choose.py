@@ -76,7 +76,7 @@ def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promot
 
 
 def is_finished(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if all trials have ended or are paused at a rung, and none is to start or be promoted."""
+    """Return True if all trials have ended or are screened, and none is to start or be promoted."""
     if unended(spec, rows):
         return False
     return _promoted(spec, rows) is None and not _may_start(spec, rows)
@@ -133,7 +133,7 @@ def left_out(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def unended(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the trials that keep a study unfinished: neither ended nor paused at a rung."""
+    """Return the trials that keep a study unfinished: neither ended nor screened."""
     beyond = {row.number for row in left_out(spec, rows)}
     return [row for row in rows if not row.is_done and row.number not in beyond]
 
@@ -185,12 +185,12 @@ def _may_start(spec: StudySpec, rows: Rows) -> bool:
 
 
 def promotable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the trials paused at the rung, best first: by rung score, then value so far, then number."""
+    """Return the trials paused at screening, best first: by screening score, then value so far, then number."""
     return sorted((row for row in counted(rows) if row.is_at_rung), key=_rank)
 
 
 def promotions(spec: StudySpec, rows: Rows) -> int:
-    """Return the number of trials paused at the rung that the rest of the budget can finish.
+    """Return the number of trials paused at screening that the rest of the budget can finish.
 
     Without a budget: the number still to be promoted, of the trials that the study is to have.
     """
@@ -208,7 +208,7 @@ def _rank(row: TrialRow) -> tuple[float, float, int]:
 
 
 def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
-    """Return the trial to promote now: the best at the rung, if one is due or nothing else will start."""
+    """Return the trial to promote now: the best at screening, if one is due or nothing else will start."""
     if not spec.pauses_trials:
         return None
     ranked, left = promotable(spec, rows), _left(spec, rows)
@@ -222,7 +222,7 @@ def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
 
 
 def _is_due(rows: Rows) -> bool:
-    """Return True if another of the trials that reached the rung is to be finished."""
+    """Return True if another of the trials that were screened is to be finished."""
     came = sum(row.rung_episode is not None for row in counted(rows))
     return came // ONE_IN > sum(row.is_promoted for row in counted(rows))
 

@@ -21,7 +21,7 @@ class RungPause:
 
     episode: int
     score: float | None
-    """Its rung score, from 0 to 1; None: no KL could be read."""
+    """Its screening score, from 0 to 1; None: no KL could be read."""
 
 
 def rung_pauses(rows: Iterable[TrialRow]) -> dict[int, RungPause]:
@@ -48,11 +48,11 @@ class Fidelity:
 
 _RUNG = Fidelity(
     True,
-    "at their rung",
-    "Eval reward at the rung",
-    f"Eval KL at the rung ({_KL.unit})",
-    ("KL at the rung", "Reward at the rung"),
-    "All trials that reached the rung, with their evaluations there, whether finished or not.",
+    "at screening",
+    "Eval reward at screening",
+    f"Eval KL at screening ({_KL.unit})",
+    ("KL at screening", "Reward at screening"),
+    "All trials that were screened, with their evaluations there, whether finished or not.",
 )
 _END = Fidelity(
     False,
@@ -68,7 +68,7 @@ def offered(spec: StudySpec) -> list[Fidelity]:
     """Return a study's fidelities: the rung, if its strategy pauses trials, and the end."""
     if not spec.pauses_trials:
         return [_END]
-    left_out = "Trials that are paused at a rung are left out, since they have no end value. "
+    left_out = "Trials that are screened are left out, since they have no end value. "
     return [_RUNG, replace(_END, doc=left_out + _END.doc)]
 
 
@@ -90,7 +90,7 @@ def read(
 
 
 def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
-    """Return a sentence on the share of episodes at the rung; empty for the end, or if no trial reached it."""
+    """Return a sentence on the share of episodes at screening; empty for the end, or if no trial reached it."""
     if not at.at_rung:
         return ""
     total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}

@@ -90,9 +90,7 @@ def refusal(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = Fals
     count = len(usable(trials, spec, at_rung=at_rung))
     if count >= LEAST:
         return ""
-    came = (
-        "reached the rung" if at_rung else f"ran to the end or {'was' if count == 1 else 'were'} stopped with a value"
-    )
+    came = "were screened" if at_rung else f"ran to the end or {'was' if count == 1 else 'were'} stopped with a value"
     return (
         f"{count} trial{'' if count == 1 else 's'} {came}; importance needs {LEAST}, so {LEAST - count} "
         f"more {'is' if LEAST - count == 1 else 'are'} needed."

@@ -116,7 +116,7 @@ def _teaches(spec: StudySpec, row: TrialRow) -> bool:
 
 
 def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
-    """Return the values of the best trial by rung score, then value; those of the reference before there is one.
+    """Return the values of the best trial by screening score, then value; those of the reference before there is one.
 
     So a reference with a bad rate is left behind after two trials, not after a whole search around it.
     """

@@ -350,7 +350,7 @@ class Trials(Database):
         self._write(lease, add)
 
     def pause_at_rung(self, lease: Lease, trial: TrialRow, so_far: Outcome, rung_score: float | None) -> None:
-        """Record that the strategy paused a trial at its rung, its standing, and its rung score."""
+        """Record that the strategy paused a trial at its rung, its standing, and its screening score."""
         values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": PausedBy.STRATEGY}
         rung = {"rung_episode": trial.episodes, "rung_score": rung_score}
         mine = update(schema.trials).where(schema.trials.c.id == trial.id).values(**values, **rung)
@@ -393,7 +393,7 @@ class Trials(Database):
         self._write(lease, lambda connection: write_outcome(connection, trial_id, outcome))
 
     def set_judgements(self, lease: Lease, judged: Iterable[TrialRow]) -> None:
-        """Replace the trials' judgements and rung scores by those of these rows."""
+        """Replace the trials' judgements and screening scores by those of these rows."""
         self._write(lease, lambda connection: write_judgements(connection, judged))
 
 
@@ -420,7 +420,7 @@ def write_resumption(connection: Connection, trial: TrialRow) -> None:
 
 
 def write_judgements(connection: Connection, judged: Iterable[TrialRow]) -> None:
-    """Replace the trials' judgements and rung scores, in a transaction that is under way."""
+    """Replace the trials' judgements and screening scores, in a transaction that is under way."""
     for row in judged:
         values = {name: getattr(row, name) for name in (*JUDGEMENT, "rung_score")}
         connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(**values))
