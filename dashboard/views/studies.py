@@ -159,8 +159,8 @@ def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
 
 
 def _ended(ended: int, total: int | None, resting: int) -> str:
-    """Return how many trials have ended, of how many where that is known, and how many the strategy paused."""
-    return f"{ended}{'' if total is None else f' of {total}'}{f', {resting} paused' if resting else ''}"
+    """Return how many trials have ended, of how many where that is known, and how many were screened."""
+    return f"{ended}{'' if total is None else f' of {total}'}{f', {resting} screened' if resting else ''}"
 
 
 def _study_columns() -> dict[str, Any]:
