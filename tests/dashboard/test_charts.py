@@ -239,7 +239,7 @@ def test_pauses_of_grey_trials_are_one_silent_series_and_those_in_a_band_are_non
         True,
         echarts.FAINT,
     )
-    assert [name for name in names(few) if "paused" in name] == ["Trial 0 screened, score"]
+    assert [name for name in names(few) if "screened" in name] == ["Trial 0 screened, score"]
     assert "Others" not in names(chart(frame, *many, chosen=(0,), rests=rests))
 
 

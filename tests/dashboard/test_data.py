@@ -277,7 +277,7 @@ def test_the_list_of_studies_tells_what_a_budget_was_spent_on(tmp_path: Path) ->
     fake_store.build(path, courses=fake_store.COURSES[:2]).close()
     store = fake_store.build_cut(path, courses=fake_store.CUT_COURSES[:8])
     shown = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
-    assert shown["ended"].tolist() == ["3, 5 paused", "2 of 14"]
+    assert shown["ended"].tolist() == ["3, 5 screened", "2 of 14"]
     assert shown["spent"].tolist() == ["2.6 of 8", ""]
 
 

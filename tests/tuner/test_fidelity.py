@@ -39,7 +39,7 @@ def test_the_rung_of_the_strategy_is_offered_before_the_end() -> None:
     assert [one.name for one in fidelity.offered(SPEC)] == ["at their end"]
     assert [one.name for one in fidelity.offered(CUT_SPEC)] == ["at screening", "at their end"]
     assert [one.at_rung for one in fidelity.offered(CUT_SPEC)] == [True, False]
-    assert all("rung" in one.doc for one in fidelity.offered(CUT_SPEC))
+    assert all("screened" in one.doc for one in fidelity.offered(CUT_SPEC))
 
 
 def test_at_a_rung_every_trial_that_came_to_it_reads_as_it_did_there() -> None:

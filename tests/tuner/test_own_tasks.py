@@ -30,7 +30,7 @@ def written(ppo_tuner: Invoke, own_folder: Path) -> Path:
 
 
 def test_a_new_task_is_whole_and_short(written: Path) -> None:
-    assert sorted(path.name for path in written.iterdir()) == [
+    assert sorted(path.name for path in written.iterdir() if path.is_file()) == [
         "README.md", "prompts.jsonl", "reward.py", "study.toml", "task.toml",
     ]  # fmt: skip
     assert not list(written.parent.glob(".sums*"))
