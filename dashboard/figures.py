@@ -49,7 +49,7 @@ def kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, **
         x=kl,
         line={"color": GREY, "dash": "dash", "width": 1.5} | line,
         annotation={"text": f"{text} {kl:g}", "font": FONT},
-        annotation_position="bottom right",
+        annotation_position="bottom left" if text == "KL budget" else "bottom right",
     )
     if log_kl:  # a shape stands at its value there, but a text at its logarithm
         figure.layout.annotations[-1].x = np.log10(kl)

@@ -175,7 +175,7 @@ def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
         first.page.get_by_role("button", name="Pause", exact=True).first.click()
         first.sees('Pause study "reviews": running trials save and wait, and no other starts.')
         first.button("Do it")
-        first.sees("Order 2 is placed")
+        first.sees("Action 2")
         expect(second.page.get_by_role("button", name="Pause", exact=True).first).to_be_disabled()
         second.sees("Enter token")
         assert first.errors == second.errors == []
@@ -241,7 +241,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
             visit.button("Refresh")
             visit.choose("Trial", "0")
             visit.sees("Trial 0 is running")
-            visit.page.get_by_role("button", name="Stop", exact=True).click()
+            visit.page.get_by_role("button", name="Stop after this step", exact=True).click()
             visit.sees('Stop trial 0 of study "quick": it ends now, for good.')
             visit.button("Do it")
             visit.sees("is placed")

@@ -112,7 +112,7 @@ def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_cho
         read(visit)
         marked = figures.evaluate_all(
             """all => all.map(one => [...new Set(one._fullData.flatMap(trace => Array.from(trace.selectedpoints || [])
-                .map(place => [].concat(trace.customdata[place])[0])))].sort((a, b) => a - b).join())"""
+                .map(place => trace.customdata[place]).map(one => typeof one === "number" ? one : one[0])))].sort((a, b) => a - b).join())"""
         )
         assert marked[0] and len(set(marked)) == 1
         use.click()

@@ -270,7 +270,6 @@ def _curves_by_hand(visit: Visit) -> None:
 
 def _budget_by_hand(visit: Visit) -> None:
     visit.slide("KL budget", "ArrowLeft", "PageDown")
-    visit.page.get_by_role("radio", name="values").click()
 
 
 def _samples_by_hand(visit: Visit) -> None:
@@ -291,7 +290,7 @@ def _study_by_hand(visit: Visit) -> None:
 
 LINKS: dict[str, tuple[str, Callable[[Visit], None], tuple[str, ...]]] = {
     "curves": (f"curves{QUERY}", _curves_by_hand, ("smooth=0.1", "axis=step", "scale=log", "metric=Policy", "trial=6")),
-    "budget": (f"reward_kl{QUERY}", _budget_by_hand, ("budget=", "show=values")),
+    "budget": (f"reward_kl{QUERY}", _budget_by_hand, ("budget=",)),
     "samples": (f"samples{QUERY}", _samples_by_hand, ("when=before", "mark=advantage", "prompt=3")),
     "zoom": (f"curves{QUERY}", _zoom_by_hand, ("window=",)),
     "study": (QUERY, _study_by_hand, ("study=dead", "trial=13")),

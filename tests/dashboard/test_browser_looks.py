@@ -34,7 +34,8 @@ FIRST_SCREENS = {
     "": ".st-key-answer",
     **dict.fromkeys(("curves", "curves?view=PPO+health", "reward_kl"), DRAWINGS),
     "trial?n=2": '[data-testid="stMetric"]',
-    **dict.fromkeys(("compare", "search", "control", "control?part=New+trial"), DRAWINGS),
+    **dict.fromkeys(("compare", "control", "control?part=New+trial"), DRAWINGS),
+    "search": "h3",
     "samples": "text=Prompt 0",
     "confirm": '[data-testid="stCode"]',
 }
