@@ -58,7 +58,7 @@ def _log(store: Store, name: str) -> None:
         },
     )  # fmt: skip
     st.download_button(
-        "Action log as CSV", shown.to_csv(index=False), f"{safe_text.file_name(name)}-actions.csv", "text/csv",
+        "Action log as CSV", lambda: shown.to_csv(index=False), f"{safe_text.file_name(name)}-actions.csv", "text/csv",
         on_click="ignore",
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def _outcome(order: Order, study: StudyRow) -> str:
 
 # Steering a study and one of its trials: each button leads to a confirmation that names what it is about.
 
-_STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop after this step", "retry": "Retry all failed"}
+_STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop study", "retry": "Retry all failed"}
 _TRIAL_BUTTONS = {"stop": "Stop after this step", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
 
 

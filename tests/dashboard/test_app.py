@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import data, safe_text, style
 from dashboard.views import common
 from dashboard.views import curves as curves_page
-from tests.dashboard import fake_store
+from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import (
     FAILED,
@@ -407,7 +407,9 @@ def test_a_store_that_appears_is_shown_at_the_next_look(tmp_path: Path, page: Pa
     assert "Trials" in subheaders(app)
 
 
-def test_a_study_of_another_version_is_said_and_the_others_stay_open(tmp_path: Path, page: Page) -> None:
+def test_a_study_of_another_version_is_said_and_the_others_stay_open(
+    tmp_path: Path, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=(GOOD,), name="fine").close()
     fake_store.build(path, courses=(), name="other").close()
@@ -418,7 +420,8 @@ def test_a_study_of_another_version_is_said_and_the_others_stay_open(tmp_path: P
     app.selectbox(key="study").set_value("fine")
     run(app)
     assert "Trials" in subheaders(app)
-    assert sorted(table_with(app, "study")["state"]) == ["not readable", "✓ finished"]
+    every = shown.page("studies", path, monkeypatch, study="fine")
+    assert sorted(table_with(every, "study")["state"]) == ["not readable", "✓ finished"]
 
 
 # Text from outside

@@ -244,7 +244,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
             visit.page.get_by_role("button", name="Stop after this step", exact=True).click()
             visit.sees('Stop trial 0 of study "quick": it ends now, for good.')
             visit.button("Do it")
-            visit.sees("is placed")
+            visit.sees("Action 1: ")
             store = Store.open(storage)
             study = store.study("quick")
             until(lambda: store.orders(study)[0].decided_at is not None)
@@ -260,7 +260,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
         visit.button("Fork")
         visit.sees('Fork trial 1 of study "quick"')
         visit.button("Do it")
-        visit.sees("is placed")
+        visit.sees("Action 2 waits")
 
         visit.page.get_by_role("radio", name="Steer").click()
         command = visit.page.get_by_test_id("stCode").first.inner_text().strip()
