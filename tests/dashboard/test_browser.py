@@ -242,7 +242,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
             visit.choose("Trial", "0")
             visit.sees("Trial 0 is running")
             visit.page.get_by_role("button", name="Stop after this step", exact=True).click()
-            visit.sees('Stop trial 0 of study "quick": it ends now, for good.')
+            visit.sees('Stop trial 0 of study "quick": it ends after this step, for good, and keeps what it reached')
             visit.button("Do it")
             visit.sees("Action 1: ")
             store = Store.open(storage)
