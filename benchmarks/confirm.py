@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 
 from ppo_core.errors import PPOTunerError
-from tuner.confirm import Plan, due_step
-from tuner.confirmed import Confirmed, compared, t_interval
-from tuner.events import Event, TrialEnded
-from tuner.results import StudyView, read_study
-from tuner.run import run_study
+from tuner.confirm.plan import Plan, due_step
+from tuner.confirm.result import Confirmed, compared, t_interval
+from tuner.control.events import Event, TrialEnded
+from tuner.control.run import run_study
+from tuner.judge.results import StudyView, read_study
 from tuner.search.prior import first_params
-from tuner.spec import StudySpec
-from tuner.status import Origin
 from tuner.store import Store, TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin
 
 FOLDER = Path("runs", "benchmarks", "confirm")
 STORE = f"sqlite:///{FOLDER / 'store.db'}"

@@ -18,14 +18,14 @@ import optuna
 from support.big_study import SEARCH
 from support.common import made_up
 
-from tuner.scoring import frozen, to_optuna
+from tuner.judge.scoring import frozen, to_optuna
 from tuner.search.choose import ONE_IN, New, choose, lengths
 from tuner.search.prior import spread_params
 from tuner.search.propose import propose
-from tuner.space import read_by_sampler, sampler_space
-from tuner.spec import StudySpec
-from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
+from tuner.study.space import read_by_sampler, sampler_space
+from tuner.study.spec import StudySpec
+from tuner.study.status import PausedBy, Status
 
 T = TypeVar("T")
 COUNTS = (100, 500, 1000, 2000)

@@ -22,12 +22,12 @@ from support.common import add_line, read_lines
 from support.recorded import RecordedRun, Recording, guarded
 from support.recording import Planned, built_in_study, train
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
 from ppo_core.errors import PPOTunerError
-from tuner.confirmed import t_interval
-from tuner.diagnose import Course, Diagnosis, diagnose
+from tuner.confirm.result import t_interval
+from tuner.judge.diagnose import Course, Diagnosis, diagnose
 from tuner.search.prior import spread_params
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 TASK = "reviews"
 FILE = Path("runs", "benchmarks", "diagnose", "runs.jsonl")

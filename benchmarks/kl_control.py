@@ -28,11 +28,11 @@ from support.battery.tasks import fair_reference, make_task
 from support.common import add_line, read_lines
 from support.intervals import Interval
 
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.kl_budget import is_within
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.kl_budget import is_within
 from ppo_core.trainer import ppo_trainer
 from tuner.search.prior import spread_params
-from tuner.spec import KL_TARGET, StudySpec
+from tuner.study.spec import KL_TARGET, StudySpec
 
 RESULTS = runs.WORK / "kl_control.jsonl"
 RATES = (0.5, 4.0)

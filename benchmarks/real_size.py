@@ -26,11 +26,11 @@ FOLDER = Path("runs", "benchmarks", "real_size")
 
 def train(arguments: argparse.Namespace) -> None:
     """Train in this process, and print its iterations as one line of JSON."""
-    from ppo_core.estimate import Estimator
-    from ppo_core.fits import predicted
-    from ppo_core.hyperparameters import PPOConfig
-    from ppo_core.memory import room
-    from ppo_core.task_file import get_task
+    from ppo_core.config.hyperparameters import PPOConfig
+    from ppo_core.data.task_file import get_task
+    from ppo_core.models.estimate import Estimator
+    from ppo_core.models.fits import predicted
+    from ppo_core.models.memory import room
     from ppo_core.trainer import ppo_trainer
 
     episodes = arguments.episodes * arguments.iterations

@@ -20,10 +20,10 @@ from support.recording import DEFAULT_AMOUNTS, OTHER_AMOUNT, Amount
 from support.replaying import MEASURED
 from support.traces import traces_of
 
+from ppo_core.data.task import BUILT_IN
 from ppo_core.errors import PPOTunerError
-from ppo_core.task import BUILT_IN
-from tuner.spec import StudySpec
-from tuner.study_file import SAMPLERS, SamplerSpec
+from tuner.study.spec import StudySpec
+from tuner.study.study_file import SAMPLERS, SamplerSpec
 
 
 def main() -> int:

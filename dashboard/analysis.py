@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ppo_core.declare import HyperValue
-from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.kl_budget import is_within
-from tuner.paired import ERRORS
-from tuner.results import differences
-from tuner.rules import RULES
-from tuner.status import PERSON, PRUNER, Role, Status
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.kl_budget import is_within
+from tuner.judge.paired import ERRORS
+from tuner.judge.results import differences
+from tuner.judge.rules import RULES
 from tuner.store import TrialRow
+from tuner.study.status import PERSON, PRUNER, Role, Status
 
 # Pruning and its cost: what was ended early, by which rule, what that saved, and whether it might have won.
 

@@ -14,11 +14,11 @@ import pandas as pd
 from dashboard import echarts, style
 from dashboard.diagnosis import SIGNALS, Incident
 from dashboard.echarts import FAINT, Drawn, Option, Place, Span
-from ppo_core.kl_budget import is_within
+from ppo_core.config.kl_budget import is_within
 from ppo_core.metrics import METRICS, QUANTILES
-from tuner.rules import KL, RULES
+from tuner.judge.rules import KL, RULES
 from tuner.search.fidelity import RungPause
-from tuner.status import Status
+from tuner.study.status import Status
 
 Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
 AXES: tuple[Axis, ...] = get_args(Axis)

@@ -1,9 +1,9 @@
-"""The commands to show that make an evaluated checkpoint again or continue from it. See `tuner.forks`."""
+"""The commands to show that make an evaluated checkpoint again or continue from it. See `tuner.control.forks`."""
 
 from dashboard import data
-from tuner import forks
-from tuner.forks import find
-from tuner.results import LONGER
+from tuner.control import forks
+from tuner.control.forks import find
+from tuner.judge.results import LONGER
 from tuner.store import TrialRow
 
 __all__ = ["find", "go_on", "train_again", "train_for_real"]

@@ -22,10 +22,10 @@ from dashboard import safe_text, style
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
 from tuner.environment import to_copy
-from tuner.results import State, StudyView, as_view, kl_prunings, read_study
-from tuner.results import under_budget as judged_under
-from tuner.status import Reason, Role, Status
+from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
+from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
+from tuner.study.status import Reason, Role, Status
 
 # Step rows that are kept in memory between refreshes, so that each reads only what is new.
 

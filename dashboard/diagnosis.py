@@ -20,11 +20,11 @@ from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT
-from tuner.answer import Answer
-from tuner.hacking import Finding, Verdict, check
-from tuner.results import StudyView
-from tuner.rules import KL
-from tuner.status import Status
+from tuner.judge.answer import Answer
+from tuner.judge.hacking import Finding, Verdict, check
+from tuner.judge.results import StudyView
+from tuner.judge.rules import KL
+from tuner.study.status import Status
 
 LEAST = 4
 SPREADS = 4.0
@@ -43,7 +43,7 @@ class Signal:
     metric: str
     side: Side
     meaning: str
-    """The reading of such a move. It has no limit and no advice: those are in `tuner.rules`."""
+    """The reading of such a move. It has no limit and no advice: those are in `tuner.judge.rules`."""
 
 
 SIGNALS = (
@@ -143,7 +143,7 @@ def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
     return Moved(signal, low, high, None, None)
 
 
-# Reward hacking (see `tuner.hacking`).
+# Reward hacking (see `tuner.judge.hacking`).
 
 
 def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from dashboard import style
-from tuner.status import Status
+from tuner.study.status import Status
 
 Option = dict[str, Any]
 Drawn = tuple[pd.DataFrame, Option]

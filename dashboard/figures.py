@@ -14,11 +14,11 @@ import plotly.graph_objects as go
 from dashboard import analysis, charts, safe_text, style
 from dashboard.analysis import Checkpoint, rule_label
 from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
-from ppo_core.declare import Range
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.declare import Range
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.study.spec import StudySpec
+from tuner.study.status import Status
 
 # What Plotly figures have in common: axes by their declarations, legend, colours that show on light and dark pages.
 

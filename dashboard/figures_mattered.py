@@ -13,7 +13,7 @@ from dashboard import figures, style
 from dashboard.figures import PARAMS
 from ppo_core.metrics import METRICS
 from tuner.search.importance import Importance
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 Measure = Literal["value", "kl"]
 TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRICS["eval/kl"].title}

@@ -8,9 +8,9 @@ from typing import Literal
 import pandas as pd
 
 from ppo_core.metrics import METRICS
-from tuner.rules import KL
-from tuner.status import Status
+from tuner.judge.rules import KL
 from tuner.store import TrialRow
+from tuner.study.status import Status
 
 Health = Literal[
     "healthy", "near the limit", "over the limit", "stalled", "starting", "interrupted", "paused", "waiting"

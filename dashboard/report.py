@@ -24,11 +24,12 @@ from dashboard.views.common import highlighted
 from dashboard.views.confirm import table as confirmed_table
 from ppo_core import __version__, output
 from ppo_core.metrics import METRICS
-from tuner import forks, results
-from tuner.answer import of_study
-from tuner.confirmed import confirmations
-from tuner.results import StudyView
-from tuner.rules import RULES
+from tuner.confirm.result import confirmations
+from tuner.control import forks
+from tuner.judge import results
+from tuner.judge.answer import of_study
+from tuner.judge.results import StudyView
+from tuner.judge.rules import RULES
 from tuner.search import importance
 from tuner.store import Store, TrialRow
 from tuner.store.schema import without_secrets

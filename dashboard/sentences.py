@@ -8,7 +8,7 @@ import pandas as pd
 from dashboard import figures_mattered, safe_text
 from dashboard.figures import PARAMS
 from dashboard.figures_mattered import Measure, number_text
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 
 BEST = 5
 """Trials that are taken for the best."""

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 from dashboard import analysis, style
-from tuner.best import is_eligible
-from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.judge.best import is_eligible
 from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Status
 
 EVALUATION = "time/evaluate"
 """The metric that says what an evaluation took, in seconds."""

@@ -8,10 +8,12 @@ from typing import Any
 from dashboard import access
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError
-from tuner import order_checks, trial_log, upkeep
-from tuner.forks import by_episode as checkpoints_by_episode
-from tuner.orders import KINDS
-from tuner.results import StudyView, read_study
+from tuner.control import order_checks
+from tuner.control.forks import by_episode as checkpoints_by_episode
+from tuner.control.orders import KINDS
+from tuner.files import delete as upkeep
+from tuner.files import trial_log
+from tuner.judge.results import StudyView, read_study
 from tuner.store import Order, Store
 
 

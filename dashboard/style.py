@@ -7,8 +7,8 @@ yellow are left out, since one of them vanishes on a dark or a light page.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from tuner.status import Status, Wanted
 from tuner.store import TrialRow
+from tuner.study.status import Status, Wanted
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INKS = {"#0072B2": "#ffffff"}

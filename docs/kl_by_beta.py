@@ -21,16 +21,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.screenshots import IMAGES
 from ppo_core import output
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
 from tests.chromium import launch
 from tuner.cli import storage
 from tuner.cli.progress import StudyProgress
+from tuner.control.run import run_study
 from tuner.environment import RUNS_FOLDER
-from tuner.results import StudyView, read_study
-from tuner.run import run_study
-from tuner.spec import StudySpec
+from tuner.judge.results import StudyView, read_study
 from tuner.store import Store
+from tuner.study.spec import StudySpec
 
 STUDY = Path(__file__).parents[1] / "studies" / "kl_by_beta.toml"
 PICTURE = IMAGES / "kl_by_beta.png"

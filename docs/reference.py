@@ -20,21 +20,22 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs import json_shapes
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.cli import trl
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import short
-from ppo_core.run import trl
-from tuner import scoring, study_file
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
-from tuner.diagnose import LATEST
+from tuner.engine.worker_settings import SETTINGS as WORKER_SETTINGS
 from tuner.environment import PROG
-from tuner.guard import GuardSettings
-from tuner.rules import RULES, SIGNS
-from tuner.status import Origin, Role, Status
+from tuner.judge import scoring
+from tuner.judge.diagnose import LATEST
+from tuner.judge.guard import GuardSettings
+from tuner.judge.rules import RULES, SIGNS
 from tuner.store.rows import INTERRUPTED
-from tuner.study_file import PRUNERS, SAMPLERS, STRATEGIES
-from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
+from tuner.study import study_file
+from tuner.study.status import Origin, Role, Status
+from tuner.study.study_file import PRUNERS, SAMPLERS, STRATEGIES
 
 FILE = Path(__file__).with_name("reference.md")
 
@@ -283,7 +284,7 @@ def _trl() -> Iterator[str]:
 def _states() -> Iterator[str]:
     _, table, *rest = (scoring.__doc__ or "").strip().split("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of tuner/scoring.py has moved"
+    assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of tuner/judge/scoring.py has moved"
     known = {status.value for status in Status}
     assert known == {word for row in rows[2:] for word in row[0].replace(",", " ").replace(":", " ").split()} & known
     yield "## What a trial can be"

@@ -17,16 +17,16 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from ppo_core import PPOConfig
-from ppo_core.advantages import gae, masked_whiten
-from ppo_core.experience import Experience, on_last_token, read_policy
-from ppo_core.generation import Request, SamplingSettings, TransformersGenerator, eos_ids
-from ppo_core.kl import sampled_kl
-from ppo_core.memory import ChunkRows
-from ppo_core.models import load_task
-from ppo_core.networks import build_network
-from ppo_core.policy import response_states, token_readings
-from ppo_core.ppo_loss import policy_loss, value_loss
-from ppo_core.randomness import Key, Purpose, mini_batch_order, prompt_rows
+from ppo_core.algorithm.advantages import gae, masked_whiten
+from ppo_core.algorithm.experience import Experience, on_last_token, read_policy
+from ppo_core.algorithm.kl import sampled_kl
+from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
+from ppo_core.algorithm.randomness import Key, Purpose, mini_batch_order, prompt_rows
+from ppo_core.models.load import load_task
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.networks import build_network
+from ppo_core.models.policy import response_states, token_readings
+from ppo_core.sampling.generation import Request, SamplingSettings, TransformersGenerator, eos_ids
 
 ITERATIONS, BATCH, MINI_BATCH, EPOCHS, SEED = 24, 256, 64, 2, 0
 TEMPERATURE, RESPONSE_LENGTH = 1.0, 4

@@ -3,7 +3,7 @@
 Importing this package imports neither torch nor transformers; the modules that train do.
 """
 
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig
 
 __version__ = "0.1.0"
 

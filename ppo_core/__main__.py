@@ -4,11 +4,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from ppo_core import launched, leading
-from ppo_core.run import command_line
-from ppo_core.run.arguments import core_parser
-from ppo_core.run.command_line import refuse_unknown
-from ppo_core.run.training import Program, train
+from ppo_core.cli import command_line
+from ppo_core.cli.arguments import core_parser
+from ppo_core.cli.command_line import refuse_unknown
+from ppo_core.cli.training import Program, train
+from ppo_core.distributed import launch as launched
+from ppo_core.distributed import leading
 
 
 def _to_copy(words: Sequence[str]) -> str:

@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ppo_core import kl_budget as budgets
+from ppo_core.config import kl_budget as budgets
+from ppo_core.config.kl_budget import Point, Rank
+from ppo_core.distributed.leading import by_first
 from ppo_core.errors import NO_ROOM, CheckpointError, NoRoomError
-from ppo_core.kl_budget import Point, Rank
-from ppo_core.leading import by_first
 from ppo_core.report import StepReport, Trainer
 
 MANIFEST = "manifest.json"

@@ -10,16 +10,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ppo_core.advantages import gae
-from ppo_core.experience import PolicyReading, mean_of_all, on_last_token, part_metrics, read_policy, repetition
-from ppo_core.generation import Generator, Request, Rollouts, SamplingSettings
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.models import TaskModels
-from ppo_core.randomness import Key, Purpose
+from ppo_core.algorithm.advantages import gae
+from ppo_core.algorithm.experience import (
+    PolicyReading,
+    mean_of_all,
+    on_last_token,
+    part_metrics,
+    read_policy,
+    repetition,
+)
+from ppo_core.algorithm.randomness import Key, Purpose
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import Prompt, Scored
+from ppo_core.distributed.world import World, together
+from ppo_core.models.load import TaskModels
 from ppo_core.report import EvalReadings, Sample, SplitReading, TokenReadings
 from ppo_core.run_state import RunState
-from ppo_core.task import Prompt, Scored
-from ppo_core.world import World, together
+from ppo_core.sampling.generation import Generator, Request, Rollouts, SamplingSettings
 
 SAMPLES_KEPT = 8
 """Number of first eval prompts whose responses are kept at every evaluation."""

@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 

@@ -119,7 +119,7 @@ class Trainer(Protocol):
     or returns None if there are none: the best checkpoint of a study is read so, once.
 
     If a trial has several processes, each makes a trainer, and all get the same calls in the same order. One process
-    alone then writes files, and our own errors, such as NoRoomError, are raised in all (`ppo_core.world`).
+    alone then writes files, and our own errors, such as NoRoomError, are raised in all (`ppo_core.distributed.world`).
     """
 
     def __iter__(self) -> Iterator[StepReport]:

@@ -1,6 +1,6 @@
 """The changing state of a run, and its saving and restoring.
 
-`ppo_core.trainer` changes it step by step; `ppo_core.models` has what a task's runs share.
+`ppo_core.trainer` changes it step by step; `ppo_core.models.load` has what a task's runs share.
 """
 
 import os
@@ -14,18 +14,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ppo_core import checkpoint, sharding
-from ppo_core.batch_sizes import BatchSizes
+from ppo_core import checkpoint
+from ppo_core.algorithm.experience import RewardStatistics
+from ppo_core.algorithm.kl_controller import KLController, controller_of
+from ppo_core.algorithm.optim import Optimizers
+from ppo_core.config.batch_sizes import BatchSizes
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.distributed import fsdp as sharding
+from ppo_core.distributed.world import ONE_PROCESS, World, from_first, together
 from ppo_core.errors import CheckpointError
-from ppo_core.experience import RewardStatistics
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.kl_controller import KLController, controller_of
-from ppo_core.memory import ChunkRows
-from ppo_core.models import TaskModels
-from ppo_core.networks import build_network
-from ppo_core.optim import Optimizers
-from ppo_core.policy import ActorCritic
-from ppo_core.world import ONE_PROCESS, World, from_first, together
+from ppo_core.models.load import TaskModels
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.networks import build_network
+from ppo_core.models.policy import ActorCritic
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"

@@ -25,10 +25,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ppo_core import process_group, sharding
-from ppo_core.errors import ConfigError, TaskError
-from ppo_core.evaluation import evaluate, evaluate_on_test
-from ppo_core.experience import (
+from ppo_core.algorithm.experience import (
     Experience,
     build_experience,
     critic_metrics,
@@ -38,8 +35,23 @@ from ppo_core.experience import (
     token_kl,
     token_scores,
 )
-from ppo_core.fits import with_checkpointing
-from ppo_core.generation import (
+from ppo_core.algorithm.optim import lr_factor, lr_factors
+from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
+from ppo_core.algorithm.update import ppo_epochs
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task_file import get_task
+from ppo_core.distributed import fsdp as sharding
+from ppo_core.distributed import process_group
+from ppo_core.distributed.world import ONE_PROCESS, World, from_first, together
+from ppo_core.errors import ConfigError, TaskError
+from ppo_core.evaluation import evaluate, evaluate_on_test
+from ppo_core.models.fits import with_checkpointing
+from ppo_core.models.load import FrozenPolicy, TaskModels, load_task
+from ppo_core.models.memory import free, peak_mib
+from ppo_core.models.policy import ActorCritic
+from ppo_core.report import SplitReading, StepReport
+from ppo_core.run_state import RunState
+from ppo_core.sampling.generation import (
     Generator,
     MakeGenerator,
     Request,
@@ -47,17 +59,6 @@ from ppo_core.generation import (
     SamplingSettings,
     TransformersGenerator,
 )
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.memory import free, peak_mib
-from ppo_core.models import FrozenPolicy, TaskModels, load_task
-from ppo_core.optim import lr_factor, lr_factors
-from ppo_core.policy import ActorCritic
-from ppo_core.randomness import Key, Purpose, prompt_rows
-from ppo_core.report import SplitReading, StepReport
-from ppo_core.run_state import RunState
-from ppo_core.task_file import get_task
-from ppo_core.update import ppo_epochs
-from ppo_core.world import ONE_PROCESS, World, from_first, together
 
 
 def ppo_trainer(

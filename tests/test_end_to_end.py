@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ppo_core import PPOConfig
-from ppo_core.task import TaskAssets
-from ppo_core.task_file import get_task
+from ppo_core.data.task import TaskAssets
+from ppo_core.data.task_file import get_task
 from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
 from tuner.cli import main as cli

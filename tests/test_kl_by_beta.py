@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ppo_core.task import TaskAssets
+from ppo_core.data.task import TaskAssets
 from ppo_core.trainer import ppo_trainer
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 pytestmark = pytest.mark.slow
 

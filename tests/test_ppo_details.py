@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "ppo_details.md").read_text()

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from docs import json_shapes, reference
-from ppo_core import task_file
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.cli import trl
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.data import task_file
 from ppo_core.metrics import METRICS
-from ppo_core.run import trl
-from tuner import study_file
 from tuner.cli.main import COMMANDS
-from tuner.guard import GuardSettings
-from tuner.rules import RULES, SIGNS
-from tuner.status import Origin, Role, Status
-from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
+from tuner.engine.worker_settings import SETTINGS as WORKER_SETTINGS
+from tuner.judge.guard import GuardSettings
+from tuner.judge.rules import RULES, SIGNS
+from tuner.study import study_file
+from tuner.study.status import Origin, Role, Status
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from ppo_core.task import Progress, Prompt, Prompts
+from ppo_core.data.task import Progress, Prompt, Prompts
 from tools.teaching import IGNORED, SAMPLE, padded, reproducible, save, small_gpt2, train
 
 

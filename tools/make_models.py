@@ -25,7 +25,7 @@ import torch
 
 import ppo_core.tasks.arithmetic
 import ppo_core.tasks.reviews
-from ppo_core.task import Progress, Prompt, Prompts
+from ppo_core.data.task import Progress, Prompt, Prompts
 from tools import arithmetic, reviews, reviews_corpus
 
 MANIFEST = "manifest.json"

@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from ppo_core.task import Progress
+from ppo_core.data.task import Progress
 from tools.reviews_corpus import augmented, contributions, prefix_scores, prompts, review, vocabulary
 from tools.teaching import IGNORED, SAMPLE, padded, reproducible, save, small_gpt2, train
 

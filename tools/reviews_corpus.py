@@ -9,7 +9,7 @@ from functools import cache
 from random import Random
 from types import MappingProxyType
 
-from ppo_core.task import Prompts
+from ppo_core.data.task import Prompts
 
 # The words of the reviews task, each list in one place. Pure Python.
 

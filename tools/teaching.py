@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from ppo_core.task import Progress
+from ppo_core.data.task import Progress
 
 THREADS = 1
 """Of each training. More would add up in another order and train other weights."""

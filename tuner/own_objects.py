@@ -5,8 +5,8 @@ from typing import Any
 
 from optuna.exceptions import ExperimentalWarning
 
+from ppo_core.data.lookup import import_module
 from ppo_core.errors import ConfigError, nearest
-from ppo_core.lookup import import_module
 from ppo_core.rewards.batch import cut, one_line
 
 

@@ -10,12 +10,12 @@ import optuna
 from sqlalchemy import create_engine, insert, select
 
 from ppo_core.report import StepReport
-from tuner.export.optuna import as_optuna, reference_config
+from tuner.exchange.optuna import as_optuna, reference_config
 from tuner.search.prior import spread_params
-from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, Store, schema
 from tuner.store.trials import step_values
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Reason, Status
 
 SEARCH: Mapping[str, Mapping[str, Any]] = {
     "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},

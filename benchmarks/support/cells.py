@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.memory import free, peak_mib
-from ppo_core.models import FrozenPolicy, TaskModels, freeze_policy, prepare_device
-from ppo_core.networks import computes_in_bf16
-from ppo_core.task import Prompt, Prompts, Scored
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import Prompt, Prompts, Scored
+from ppo_core.models.load import FrozenPolicy, TaskModels, freeze_policy, prepare_device
+from ppo_core.models.memory import free, peak_mib
+from ppo_core.models.networks import computes_in_bf16
 from ppo_core.trainer import PPOTrainer
 
 from .shape import TIMED

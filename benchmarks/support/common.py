@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ppo_core.declare import HyperValue
-from tuner.status import Origin, Status
+from ppo_core.config.declare import HyperValue
 from tuner.store import TrialRow
+from tuner.study.status import Origin, Status
 
 
 def made_up(config: Mapping[str, HyperValue], params: Mapping[str, HyperValue], **more: Any) -> TrialRow:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.study.spec import StudySpec
+from tuner.study.status import Status
 
 from .replaying import ENDS, OURS, RANDOM, Costs, Legs, Rival, replay
 from .traces import Trace

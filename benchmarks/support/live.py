@@ -23,11 +23,11 @@ from typing import Any
 
 import psutil
 
+from ppo_core.config.kl_budget import is_within
 from ppo_core.errors import ConfigError
-from ppo_core.kl_budget import is_within
-from tuner.events import Event, TrialStepped
-from tuner.run import run_study
-from tuner.spec import StudySpec
+from tuner.control.events import Event, TrialStepped
+from tuner.control.run import run_study
+from tuner.study.spec import StudySpec
 
 from .comparing import RandomSearch
 from .intervals import Interval

@@ -14,9 +14,9 @@ import time
 import optuna
 import torch
 
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig
 from tuner.engine.trial import import_factory
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("study")

@@ -15,14 +15,14 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import StepReport
-from tuner.guard import GuardSettings, GuardState, observe
-from tuner.scoring import Evaluations, is_finite, trial_value
-from tuner.spec import StudySpec
-from tuner.status import Reason
+from tuner.judge.guard import GuardSettings, GuardState, observe
+from tuner.judge.scoring import Evaluations, is_finite, trial_value
+from tuner.study.spec import StudySpec
+from tuner.study.status import Reason
 
 Kind = Literal["random", "near-top", "seed"]
 """How a run came to be: drawn from the whole space, or another one's repeat on another seed. The runs `near-top`, from

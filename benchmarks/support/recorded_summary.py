@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ppo_core.kl_budget import is_within
-from tuner.confirmed import LEAST_RANKED, rank_correlation
-from tuner.scoring import rung_score
-from tuner.spec import StudySpec
+from ppo_core.config.kl_budget import is_within
+from tuner.confirm.result import LEAST_RANKED, rank_correlation
+from tuner.judge.scoring import rung_score
+from tuner.study.spec import StudySpec
 
 from .recorded import CAUSES, RecordedRun, Recording, guarded
 

@@ -18,16 +18,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
+from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from ppo_core.report import StepReport, Trainer
-from ppo_core.task_file import get_task
-from tuner.budget_watch import WatchState, watch
-from tuner.guard import CORE, READ
+from tuner.judge.budget_watch import WatchState, watch
+from tuner.judge.guard import CORE, READ
 from tuner.search.propose import propose
-from tuner.spec import StudySpec
 from tuner.store import TrialRow
-from tuner.study_file import SamplerSpec
+from tuner.study.spec import StudySpec
+from tuner.study.study_file import SamplerSpec
 
 from . import recorded
 from .common import commit, made_up

@@ -13,16 +13,16 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from ppo_core.kl_budget import is_within
-from tuner.judge import NOTHING_DECIDED, Action, Decision, judge
-from tuner.protocol import Stepped
-from tuner.rules import RULES
-from tuner.scoring import Evaluations, outcome, rung_score
+from ppo_core.config.kl_budget import is_within
+from tuner.engine.protocol import Stepped
+from tuner.judge.judge import NOTHING_DECIDED, Action, Decision, judge
+from tuner.judge.rules import RULES
+from tuner.judge.scoring import Evaluations, outcome, rung_score
 from tuner.search.choose import New, Promote, choose
-from tuner.spec import StudySpec
-from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
-from tuner.study_file import SamplerSpec, Strategy
+from tuner.study.spec import StudySpec
+from tuner.study.status import PausedBy, Status
+from tuner.study.study_file import SamplerSpec, Strategy
 
 from .common import made_up
 from .recorded import mean_at_end

@@ -15,7 +15,7 @@ import torch
 
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer, ppo_trainer
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 STEPS = 4
 """Of a trial that is measured, after step 0: the first is compared with the median of the others."""

@@ -23,9 +23,9 @@ from transformers import (
     set_seed,
 )
 
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task_file import get_task
 from ppo_core.report import StepReport
-from ppo_core.task_file import get_task
 from ppo_core.trainer import PPOTrainer, ppo_trainer
 
 from .curves import Curve, Point

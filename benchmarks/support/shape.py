@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ppo_core.task import Progress, Task, TaskAssets
+from ppo_core.data.task import Progress, Task, TaskAssets
 
 
 def _no_assets(progress: Progress | None) -> TaskAssets:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppo_core.declare import HyperValue
-from tuner.budget_watch import WatchState, watch
-from tuner.guard import GuardState, observe
-from tuner.protocol import Stepped
-from tuner.scoring import EVALUATION_METRICS, is_finite
-from tuner.spec import StudySpec
+from ppo_core.config.declare import HyperValue
+from tuner.engine.protocol import Stepped
+from tuner.judge.budget_watch import WatchState, watch
+from tuner.judge.guard import GuardState, observe
+from tuner.judge.scoring import EVALUATION_METRICS, is_finite
+from tuner.study.spec import StudySpec
 
 from .recorded import REGULAR, RecordedRun, RecordedStep, Recording
 

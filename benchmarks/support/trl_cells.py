@@ -19,7 +19,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from ppo_core.memory import peak_mib
+from ppo_core.models.memory import peak_mib
 
 from .cells import Cell, Measured, Rates, begin_afresh, summary
 from .peer import build_trainer

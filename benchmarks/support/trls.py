@@ -16,7 +16,7 @@ from transformers import (
     set_seed,
 )
 
-from ppo_core.memory import peak_mib
+from ppo_core.models.memory import peak_mib
 
 from .models import SavedModels
 from .peer import build_trainer

@@ -14,12 +14,12 @@ from dashboard.views import common
 from dashboard.views.common import Figure
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
-from tuner import results
-from tuner.answer import Answer, Badge
-from tuner.best import RULE
-from tuner.results import StudyView
-from tuner.status import Origin, Status
+from tuner.judge import results
+from tuner.judge.answer import Answer, Badge
+from tuner.judge.best import RULE
+from tuner.judge.results import StudyView
 from tuner.store import TrialRow
+from tuner.study.status import Origin, Status
 
 
 def draw(

@@ -7,7 +7,7 @@ from dashboard.data import Snapshot
 from dashboard.views import control_parts
 from ppo_core.errors import PPOTunerError
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
-from tuner.diagnose import (
+from tuner.judge.diagnose import (
     Diagnosis,
     course_of,
     diagnose,

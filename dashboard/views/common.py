@@ -19,12 +19,12 @@ from dashboard.data import Shown, Snapshot
 from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import counted
-from tuner.best import VALUE
-from tuner.hacking import Finding
-from tuner.results import StudyView, kl_prunings
-from tuner.status import Role, Status
+from tuner.judge.best import VALUE
+from tuner.judge.hacking import Finding
+from tuner.judge.results import StudyView, kl_prunings
 from tuner.store import Store
-from tuner.study_file import STRATEGIES
+from tuner.study.status import Role, Status
+from tuner.study.study_file import STRATEGIES
 
 REFRESH_SECONDS = 2
 """How often a page looks again while a controller lives."""

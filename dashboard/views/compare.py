@@ -11,11 +11,11 @@ from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import common
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
-from tuner.paired import Difference, over
-from tuner.results import LONGER, differences
-from tuner.scoring import ends_within
-from tuner.status import Role
+from tuner.judge.paired import Difference, over
+from tuner.judge.results import LONGER, differences
+from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
+from tuner.study.status import Role
 
 LEAST, MOST = 2, 6
 """Trials that are compared."""

@@ -11,9 +11,9 @@ from dashboard.data import Snapshot
 from dashboard.views import common
 from dashboard.views.answer import what_to_launch
 from ppo_core.output import KL_UNIT, plus_minus
-from tuner.answer import of_study
-from tuner.confirm import DEFAULT_SEEDS, DEFAULT_TOP
-from tuner.confirmed import Confirmation, Interval, confirmations, runs_text
+from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
+from tuner.confirm.result import Confirmation, Interval, confirmations, runs_text
+from tuner.judge.answer import of_study
 from tuner.store import Store
 
 

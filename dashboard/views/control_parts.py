@@ -11,12 +11,12 @@ from streamlit.delta_generator import DeltaGenerator
 from dashboard import access, charts, data, safe_text, steering
 from dashboard.steering import Proposal
 from dashboard.views import common
-from ppo_core.declare import Hyperparameter, HyperValue, Range
+from ppo_core.config.declare import Hyperparameter, HyperValue, Range
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import PPOTunerError
-from ppo_core.hyperparameters import HYPERPARAMETERS
-from tuner import order_checks
-from tuner.forks import CHANGEABLE
-from tuner.results import StudyView
+from tuner.control import order_checks
+from tuner.control.forks import CHANGEABLE
+from tuner.judge.results import StudyView
 from tuner.store import OrderState, Store, StudyRow, TrialRow
 
 _FLASH = "what was done"

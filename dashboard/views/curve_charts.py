@@ -15,10 +15,10 @@ from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.metrics import METRICS
-from tuner.rules import KL
+from tuner.judge.rules import KL
 from tuner.search import fidelity
-from tuner.status import Origin, Status
 from tuner.store import Store, TrialRow
+from tuner.study.status import Origin, Status
 
 SHOWN_FIRST = (KL, "eval/reward", "objective/scores")
 """Metrics shown where nobody chose any."""

@@ -13,10 +13,10 @@ from dashboard.data import Snapshot
 from dashboard.views import by_beta, common, curve_charts, incident
 from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
 from dashboard.views.curve_charts import SHOWN_FIRST, WINDOW, Drawn
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
-from tuner.diagnose import HEALTH_METRICS, LATEST, Course, Reading
-from tuner.rules import HEALTH, SIGNS
+from tuner.judge.diagnose import HEALTH_METRICS, LATEST, Course, Reading
+from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import Store
 
 GROUPS: Mapping[str, str] = {
@@ -145,7 +145,7 @@ def _group(metric: str) -> str:
     return GROUPS.get(metric.partition("/")[0] if "/" in metric else "", "Run")
 
 
-# PPO's health: each highlighted trial's signs (see `tuner.rules`), with what to change.
+# PPO's health: each highlighted trial's signs (see `tuner.judge.rules`), with what to change.
 
 
 def draw_health(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ from dashboard import charts, data, diagnosis, echarts
 from dashboard.data import Snapshot
 from dashboard.diagnosis import SIGNALS, Incident
 from ppo_core.metrics import METRICS
-from tuner.rules import KL
+from tuner.judge.rules import KL
 from tuner.store import Store
 
 LATEST = 5

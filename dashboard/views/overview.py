@@ -9,12 +9,12 @@ from dashboard.views import answer, common, cost, curve_charts, running, trials_
 from dashboard.views.common import Figure
 from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
 from ppo_core.output import counted
-from tuner.answer import of_study
-from tuner.best import best_trial
-from tuner.results import StudyView
-from tuner.scoring import with_running
-from tuner.status import Status
+from tuner.judge.answer import of_study
+from tuner.judge.best import best_trial
+from tuner.judge.results import StudyView
+from tuner.judge.scoring import with_running
 from tuner.store import Store, TrialRow
+from tuner.study.status import Status
 
 BASELINE_FROM = 8
 """Trials whose first evaluation is the SFT policy's: it is the same in all of them."""

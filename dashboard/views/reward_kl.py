@@ -10,13 +10,13 @@ from dashboard.analysis import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.output import KL_UNIT
-from tuner import hacking
-from tuner.answer import of_study
-from tuner.best import RULE
-from tuner.results import StudyView
-from tuner.scoring import ends_within
-from tuner.spec import StudySpec
+from tuner.judge import hacking
+from tuner.judge.answer import of_study
+from tuner.judge.best import RULE
+from tuner.judge.results import StudyView
+from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
+from tuner.study.spec import StudySpec
 
 
 def page(choice: common.Choice) -> None:

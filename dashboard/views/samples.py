@@ -15,9 +15,9 @@ from dashboard.safe_text import Piece
 from dashboard.views import common
 from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
-from tuner import hacking
-from tuner.status import Origin
+from tuner.judge import hacking
 from tuner.store import Store
+from tuner.study.status import Origin
 
 # What is marked in a response: its tokens by a reading, or the words that differ from another response.
 

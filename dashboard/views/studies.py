@@ -10,9 +10,9 @@ import streamlit as st
 from dashboard import analysis, data, figures, figures_mattered, safe_text, sentences, style
 from dashboard.data import Snapshot
 from dashboard.views import common
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from tuner.results import StudyView
+from tuner.judge.results import StudyView
 from tuner.store import Store, StudyRow
 
 A_PAGE = 20

@@ -11,8 +11,8 @@ from dashboard.data import Snapshot
 from dashboard.views import answer, changes, common, compare, curve_charts, incident, samples
 from dashboard.views.curve_charts import Drawn
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus
-from tuner import trial_log
-from tuner.scoring import ends_within
+from tuner.files import trial_log
+from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
 
 CHARTS = ("objective/kl_exact", "eval/reward")

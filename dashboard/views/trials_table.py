@@ -11,12 +11,12 @@ from dashboard import charts, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from tuner.best import VALUE
-from tuner.results import StudyView
-from tuner.scoring import ends_within
-from tuner.status import Role
+from tuner.judge.best import VALUE
+from tuner.judge.results import StudyView
+from tuner.judge.scoring import ends_within
+from tuner.study.status import Role
 
 PREFIX = "params_"
 MOST_ROWS = 20

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
+from ppo_core.data.task import Prompt
 from ppo_core.errors import RewardError
-from ppo_core.task import Prompt
 
 SHOWN = 60
 """Maximum characters of a prompt, a response or an answer in an error."""

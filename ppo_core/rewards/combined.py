@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast, get_args
 
+from ppo_core.data.task import Prompt, RewardKind, RewardPart, Scored
 from ppo_core.errors import TaskError, nearest
 from ppo_core.rewards.batch import Batch, PartScores, column_names
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import FunctionReward
-from ppo_core.task import Prompt, RewardKind, RewardPart, Scored
 
 if TYPE_CHECKING:  # functions and endpoints need neither
     import torch
@@ -71,7 +71,7 @@ def _require_sound(parts: Sequence[RewardPart]) -> None:
 
 
 class WeightedSum:
-    """Scores by each part; see `ppo_core.task.Reward`."""
+    """Scores by each part; see `ppo_core.data.task.Reward`."""
 
     def __init__(self, parts: Sequence[tuple[RewardPart, Scorer]]) -> None:
         self.parts = tuple(parts)

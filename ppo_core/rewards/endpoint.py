@@ -25,9 +25,9 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, RewardOutage, TaskError
 from ppo_core.rewards.batch import Batch, PartScores, cut, one_line, read_answer
-from ppo_core.task import RewardPart
 
 logger = logging.getLogger(__name__)
 FIRST_WAIT = 0.5

@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from ppo_core.data.lookup import import_file, import_module, not_found
+from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, TaskError, nearest, raised_at
-from ppo_core.lookup import import_file, import_module, not_found
 from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
-from ppo_core.task import RewardPart
 
 ALWAYS = ("prompts", "responses", "tokens", "ended")
 """Arguments that every function may have, whatever the dataset."""

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ppo_core.data.task import Prompt, RewardPart
 from ppo_core.errors import RewardError, TaskError
-from ppo_core.memory import ChunkRows
-from ppo_core.networks import load_merged, prepare_layers
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.networks import load_merged, prepare_layers
 from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
-from ppo_core.task import Prompt, RewardPart
 
 logger = logging.getLogger(__name__)
 MOST_ROWS = 256

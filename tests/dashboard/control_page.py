@@ -4,8 +4,8 @@ from streamlit.testing.v1 import AppTest
 
 from tests.dashboard.fake_store import STUDY, Course
 from tests.waiting import SECONDS
-from tuner.status import Status
 from tuner.store import Order, Store
+from tuner.study.status import Status
 
 TOKEN = "a token"
 DONE = Course(1e-4, 0.05, 4.0, batch=128)

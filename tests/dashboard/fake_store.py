@@ -14,15 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
 from ppo_core.report import Sample, StepReport, TokenReadings
-from tuner.budget_watch import WatchState, watch
-from tuner.guard import GuardState, observe
-from tuner.scoring import evaluations_of, judged, outcome, rung_score
-from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
+from tuner.judge.budget_watch import WatchState, watch
+from tuner.judge.guard import GuardState, observe
+from tuner.judge.scoring import evaluations_of, judged, outcome, rung_score
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 from tuner.store.trials import write_pause
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Reason, Status
 
 STUDY = "reviews"
 TOTAL_EPISODES = 1920

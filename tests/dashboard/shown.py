@@ -10,8 +10,8 @@ from streamlit.testing.v1 import AppTest
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import Course
 from tests.waiting import SECONDS
-from tuner.status import Origin, Role, Status
 from tuner.store import NewTrial, Outcome, Store
+from tuner.study.status import Origin, Role, Status
 
 GOOD = Course(1e-4, 0.05, 4.0, batch=128)
 FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)

@@ -11,14 +11,14 @@ from hypothesis import strategies as some
 
 from dashboard import analysis, diagnosis
 from tests.dashboard.fake_store import CUT_SPEC, Course, cut_rung
-from tuner.hacking import Finding
-from tuner.rules import RULES
-from tuner.scoring import trial_value
+from tuner.judge.hacking import Finding
+from tuner.judge.rules import RULES
+from tuner.judge.scoring import trial_value
 from tuner.search import fidelity
 from tuner.search.choose import lengths
 from tuner.search.fidelity import RungPause
-from tuner.status import Origin, Role, Status
 from tuner.store import TrialRow
+from tuner.study.status import Origin, Role, Status
 
 NAN = math.nan
 

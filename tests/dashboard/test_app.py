@@ -32,10 +32,10 @@ from tests.dashboard.shown import (
     texts,
 )
 from tests.waiting import SECONDS
-from tuner.results import StudyView
-from tuner.status import Role, Status
+from tuner.judge.results import StudyView
 from tuner.store import Lease, Store
 from tuner.store.schema import SCHEMA_VERSION
+from tuner.study.status import Role, Status
 
 pytestmark = pytest.mark.slow
 

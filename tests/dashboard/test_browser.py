@@ -20,8 +20,8 @@ from tests.dashboard.browser import Server, Visit
 from tests.processes import free_port, spawned
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.waiting import SECONDS, until
-from tuner.status import Status
 from tuner.store import Store
+from tuner.study.status import Status
 
 HOSTILE = (
     "=1+1<script>alert(1)</script><img src=x onerror=alert(2)>![x](http://127.0.0.1:9/x.png)"

@@ -8,11 +8,11 @@ import pytest
 from dashboard import analysis, data
 from dashboard.charts import KL, Drawing, curve
 from dashboard.data import Snapshot
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import change, fork, page, run
-from tuner.status import Status
+from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
 

@@ -17,10 +17,10 @@ from dashboard.data import Snapshot
 from dashboard.views import curve_charts, curves
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
-from tuner.results import StudyView
-from tuner.rules import RULES
+from tuner.judge.results import StudyView
+from tuner.judge.rules import RULES
 from tuner.search.fidelity import RungPause
-from tuner.status import Status
+from tuner.study.status import Status
 
 NAN = math.nan
 KL, SCORE = "objective/kl_exact", "objective/scores"

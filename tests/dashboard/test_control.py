@@ -19,10 +19,10 @@ from tests.dashboard.shown import codes
 from tests.waiting import SECONDS
 from tuner.cli.main import main
 from tuner.environment import READ_ONLY_VARIABLE
-from tuner.results import StudyView, read_study
-from tuner.spec import StudySpec
-from tuner.status import Origin, Role
+from tuner.judge.results import StudyView, read_study
 from tuner.store import Lease, NewTrial, Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
 

@@ -13,11 +13,11 @@ from dashboard.views import incident as incident_view
 from dashboard.views.running import lines
 from ppo_core.report import StepReport
 from tests.dashboard import fake_store
-from tuner.diagnose import NEEDED, Course, Diagnosis, Reading, diagnose
-from tuner.guard import GuardState, observe
-from tuner.rules import HEALTH, SIGNS
-from tuner.status import Origin, Reason, Status
+from tuner.judge.diagnose import NEEDED, Course, Diagnosis, Reading, diagnose
+from tuner.judge.guard import GuardState, observe
+from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import TrialRow
+from tuner.study.status import Origin, Reason, Status
 
 NAN = math.nan
 CLIP, ENTROPY, RATE, LENGTH = "policy/clipfrac_avg", "policy/entropy_avg", "lr", "response/length_mean"

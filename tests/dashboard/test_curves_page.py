@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import (
@@ -18,7 +18,7 @@ from tests.dashboard.shown import (
     subheaders,
     texts,
 )
-from tuner.status import Status
+from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
 

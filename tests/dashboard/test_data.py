@@ -17,8 +17,8 @@ from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import CUT, HOSTILE, STORED, STUDY, Course
-from tuner.status import Origin, Status
 from tuner.store import Lease, NewTrial, Outcome, Store
+from tuner.study.status import Origin, Status
 
 QUICK = Course(1e-4, 0.05, 4.0, batch=128)
 

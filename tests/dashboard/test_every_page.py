@@ -10,9 +10,9 @@ import pytest
 from dashboard import data, views
 from tests.dashboard import fake_store
 from tests.dashboard.shown import FAILED, change, codes, infos, page, run, subheaders, texts
-from tuner.status import Origin
 from tuner.store import NewTrial, Store
 from tuner.store.schema import SCHEMA_VERSION
+from tuner.study.status import Origin
 
 VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page(" in path.read_text())
 LARGE = 2_000

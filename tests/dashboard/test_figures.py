@@ -12,9 +12,9 @@ from dashboard import analysis, figures, figures_mattered, style
 from dashboard.analysis import Checkpoint
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
-from tuner.rules import RULES
+from tuner.judge.rules import RULES
 from tuner.search.importance import Importance
-from tuner.status import Status
+from tuner.study.status import Status
 
 NAN = math.nan
 MARKUP = "<img src=x onerror=alert(1)>"

@@ -18,9 +18,9 @@ from tests.dashboard import fake_store
 from tests.dashboard.fake_store import COURSES, CUT, CUT_COURSES, HOSTILE, SPEC, STUDY, Course
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
-from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Role, Status
 from tuner.store import NewTrial, Outcome, Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Reason, Role, Status
 
 FINISHED = tuple(course for course in COURSES if course.status is not Status.RUNNING)
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"

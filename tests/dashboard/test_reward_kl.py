@@ -10,7 +10,7 @@ from ppo_core.checkpoint import MANIFEST, step_folder
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import FAILED, GOOD, page
-from tuner.best import RULE
+from tuner.judge.best import RULE
 from tuner.store import Store
 
 pytestmark = pytest.mark.slow

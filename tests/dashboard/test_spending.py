@@ -9,7 +9,7 @@ import pytest
 from dashboard import spending
 from tests.dashboard.fake_store import CUT_SPEC, SPEC
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.status import Origin, PausedBy, Reason, Role, Status
+from tuner.study.status import Origin, PausedBy, Reason, Role, Status
 
 NAN = math.nan
 

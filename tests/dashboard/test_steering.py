@@ -11,7 +11,7 @@ from tests.dashboard import fake_store
 from tests.dashboard.control_page import COURSES, TOKEN, orders
 from tests.dashboard.fake_store import STUDY
 from tuner.environment import READ_ONLY_VARIABLE
-from tuner.results import StudyView
+from tuner.judge.results import StudyView
 from tuner.store import OrderState, Store
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import GOOD, cards, change, charts, codes, fork, infos, page, run, subheaders, texts
-from tuner import trial_log
-from tuner.study_folder import held_folder
+from tuner.files import trial_log
+from tuner.study.folder import held_folder
 
 CURVES = ["objective/kl_exact curves", "eval/reward curves"]
 

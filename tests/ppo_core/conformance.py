@@ -10,14 +10,14 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ppo_core.generation import MakeGenerator, Request, Rollouts, SamplingSettings
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.networks import build_network
-from ppo_core.policy import ActorCritic
-from ppo_core.prompts import encode
-from ppo_core.randomness import Key, Purpose
-from ppo_core.task import Prompt
-from ppo_core.world import World
+from ppo_core.algorithm.randomness import Key, Purpose
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.prompts import encode
+from ppo_core.data.task import Prompt
+from ppo_core.distributed.world import World
+from ppo_core.models.networks import build_network
+from ppo_core.models.policy import ActorCritic
+from ppo_core.sampling.generation import MakeGenerator, Request, Rollouts, SamplingSettings
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ class RunWorld(Protocol):
 
 
 def check_world(run: RunWorld, sizes: Sequence[int] = (1, 2, 3)) -> None:
-    """Raise AssertionError where a world does not do what `ppo_core.world.World` says, in worlds of these sizes.
+    """Raise AssertionError where a world does not do what `ppo_core.distributed.world.World` says, in worlds of these sizes.
 
     What is run is a function of a module, and returns plain Python, so it can be sent to processes.
     """
@@ -123,7 +123,7 @@ _SAMPLING = SamplingSettings(temperature=0.8, response_length=9, stop_ids=(1, 4,
 
 
 def check_generator(make: MakeGenerator, tolerance: float = 1e-3) -> None:
-    """Raise AssertionError where a generator does not do what `ppo_core.generation.Generator` says.
+    """Raise AssertionError where a generator does not do what `ppo_core.sampling.generation.Generator` says.
 
     `make(network, tokenizer)` returns it for a small random GPT-2. `tolerance`, in nats, is how far its
     log-probabilities may be from those of a plain pass of the model.

@@ -31,8 +31,8 @@ from transformers import (
     RecurrentGemmaConfig,
 )
 
-from ppo_core.models import FrozenPolicy, TaskModels, load_policy
-from ppo_core.task import Prompt, Prompts, Scored
+from ppo_core.data.task import Prompt, Prompts, Scored
+from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy
 from tests.ppo_core.conformance import WORDS
 from tests.ppo_core.conftest import TINY_TASK
 

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ppo_core.advantages import broadcast, distribution, gae, grpo, masked_mean, masked_var, masked_whiten, rloo
+from ppo_core.algorithm.advantages import (
+    broadcast,
+    distribution,
+    gae,
+    grpo,
+    masked_mean,
+    masked_var,
+    masked_whiten,
+    rloo,
+)
 from ppo_core.metrics import METRICS
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)

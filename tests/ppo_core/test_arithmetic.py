@@ -5,9 +5,9 @@ from random import Random
 import pytest
 import torch
 
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.models import FrozenPolicy, TaskModels, load_policy, load_task
-from ppo_core.task import Prompt
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import Prompt
+from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy, load_task
 from ppo_core.tasks.arithmetic import TASK
 from ppo_core.tasks.arithmetic.reward import exact
 from ppo_core.trainer import PPOTrainer

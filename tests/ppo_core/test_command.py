@@ -18,13 +18,14 @@ from peft import PeftModel
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2ForSequenceClassification
 
-from ppo_core import PPOConfig, lookup
+from ppo_core import PPOConfig
 from ppo_core.__main__ import main
+from ppo_core.cli import model_card
+from ppo_core.cli.run_folder import Ending, Run
+from ppo_core.data import lookup
+from ppo_core.data.task import Prompts, RewardPart, TaskAssets
 from ppo_core.errors import TaskError
-from ppo_core.generation import Rollouts, TransformersGenerator
-from ppo_core.run import model_card
-from ppo_core.run.run_folder import Ending, Run
-from ppo_core.task import Prompts, RewardPart, TaskAssets
+from ppo_core.sampling.generation import Rollouts, TransformersGenerator
 from ppo_core.trainer import ppo_trainer
 from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.ppo_core.conftest import TINY_TASK

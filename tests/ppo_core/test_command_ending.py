@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ppo_core.cli.arguments import Settings, task_folder_name
+from ppo_core.cli.run_folder import judge
 from ppo_core.output import dumps
-from ppo_core.run.arguments import Settings, task_folder_name
-from ppo_core.run.run_folder import judge
 
 
 def step(number: int, reward: float, kl: float, se: float = 0.1) -> dict[str, float]:

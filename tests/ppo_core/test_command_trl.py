@@ -8,10 +8,10 @@ import pytest
 import yaml
 from transformers import TrainingArguments
 
+from ppo_core.cli import config_file, new_run, trl
+from ppo_core.cli.arguments import core_parser
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.run import config_file, new_run, trl
-from ppo_core.run.arguments import core_parser
 from tests.ppo_core.command_folder import PARTS, fill
 
 TLDR = """

@@ -16,11 +16,11 @@ from transformers import (
 )
 
 from ppo_core import PPOConfig
+from ppo_core.data.task import Prompt, RewardPart
 from ppo_core.errors import ConfigError
-from ppo_core.models import TaskModels
+from ppo_core.models.load import TaskModels
 from ppo_core.rewards.combined import load_reward
-from ppo_core.sequences import padded_left
-from ppo_core.task import Prompt, RewardPart
+from ppo_core.sampling.sequences import padded_left
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_networks import CONFIG, LORA, NETWORKS, assert_same, copies, save_adapters

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ppo_core.cuda_graphs import CapturedDecoding, CastWeights
-from ppo_core.decoding import IS_FIXED
+from ppo_core.algorithm.randomness import Key, Purpose
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import Prompt
 from ppo_core.errors import OutOfMemory
-from ppo_core.generation import Request, Rollouts, SamplingSettings, TransformersGenerator, generate
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.memory import ChunkRows, Room
-from ppo_core.models import TaskModels
-from ppo_core.networks import build_network
-from ppo_core.policy import ActorCritic
-from ppo_core.probing import _NoWaiting, decide_decoding
-from ppo_core.randomness import Key, Purpose
-from ppo_core.task import Prompt
+from ppo_core.models.load import TaskModels
+from ppo_core.models.memory import ChunkRows, Room
+from ppo_core.models.networks import build_network
+from ppo_core.models.policy import ActorCritic
+from ppo_core.sampling.cache_check import _NoWaiting, decide_decoding
+from ppo_core.sampling.cuda_graphs import CapturedDecoding, CastWeights
+from ppo_core.sampling.decoding import IS_FIXED
+from ppo_core.sampling.generation import Request, Rollouts, SamplingSettings, TransformersGenerator, generate
 from tests.ppo_core.conformance import WORDS, check_generator
 from tests.ppo_core.families import FAMILIES, LORA_TARGETS, load_models, save_family
 
@@ -206,7 +206,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_a_graph_is_captured_once_for_each_half_of_the_widest_batch(
     captures: list[tuple[int, int]], tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ppo_core.cuda_graphs.TOKENS_STEP", 4)
+    monkeypatch.setattr("ppo_core.sampling.cuda_graphs.TOKENS_STEP", 4)
     models = family("llama", tmp_path, tiny_folder)
     fixed = CapturedDecoding(models.reference)
 
@@ -246,8 +246,8 @@ def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
 ) -> None:
     mib = 2**20
     memory = Room("cuda", "a GPU", total=int(total * mib), free=0, process=0)
-    monkeypatch.setattr("ppo_core.cuda_graphs.room", lambda device: memory)
-    monkeypatch.setattr("ppo_core.cuda_graphs.peak_mib", lambda device: peak)
+    monkeypatch.setattr("ppo_core.sampling.cuda_graphs.room", lambda device: memory)
+    monkeypatch.setattr("ppo_core.sampling.cuda_graphs.peak_mib", lambda device: peak)
     models = family("llama", tmp_path, tiny_folder)
     network = build_network(PPOConfig(bf16=False), models.reference, None)
     generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 4))

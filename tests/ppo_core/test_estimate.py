@@ -13,16 +13,16 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedModel
 
 from ppo_core import PPOConfig
-from ppo_core.decoding import CachedDecoding
+from ppo_core.cli.training import seconds_left
+from ppo_core.data.task import Prompts, TaskAssets
 from ppo_core.errors import OutOfMemory, TaskError
-from ppo_core.estimate import ERROR, HEAP, Estimate, Estimator, keys_per_token, per_token
-from ppo_core.fits import line, memory_line, remedy, require, settled, why_not
-from ppo_core.memory import Room
-from ppo_core.networks import build_network, prepare_layers
-from ppo_core.policy import ActorCritic, response_states
-from ppo_core.run.training import seconds_left
-from ppo_core.sequences import Sequences
-from ppo_core.task import Prompts, TaskAssets
+from ppo_core.models.estimate import ERROR, HEAP, Estimate, Estimator, keys_per_token, per_token
+from ppo_core.models.fits import line, memory_line, remedy, require, settled, why_not
+from ppo_core.models.memory import Room
+from ppo_core.models.networks import build_network, prepare_layers
+from ppo_core.models.policy import ActorCritic, response_states
+from ppo_core.sampling.decoding import CachedDecoding
+from ppo_core.sampling.sequences import Sequences
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import TINY_TASK, tiny_models
 from tests.ppo_core.families import FAMILIES, GATED, LORA_TARGETS
@@ -326,7 +326,7 @@ def test_a_real_run_takes_what_is_predicted(
     command = ["estimate", str(real_task), *sizes, *flags.split(), "--device", "cpu", "--json"]
     found = json.loads(in_a_process("-m", "tuner.cli.main", *command, "--measure"))
     measured = found["measured"]["peak"]
-    monkeypatch.setattr("ppo_core.estimate.HEAP", 1.0)
+    monkeypatch.setattr("ppo_core.models.estimate.HEAP", 1.0)
     main(command)
     predicted = json.loads(capsys.readouterr().out)["peak"]
     assert abs(predicted / measured - 1) < ERROR, f"{predicted} predicted, {measured} measured"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ppo_core.models import TaskModels
+from ppo_core.models.load import TaskModels
 from ppo_core.report import Sample
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models

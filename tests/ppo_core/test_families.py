@@ -13,9 +13,9 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from ppo_core import PPOConfig
 from ppo_core.errors import TaskError
-from ppo_core.generation import Rollouts, SamplingSettings, generate
-from ppo_core.models import TaskModels
-from ppo_core.policy import LanguageHead, response_states, token_readings
+from ppo_core.models.load import TaskModels
+from ppo_core.models.policy import LanguageHead, response_states, token_readings
+from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import FAMILIES, LORA_TARGETS, UNUSABLE, load_models, save_family
 
@@ -133,7 +133,7 @@ def test_rows_stay_where_the_cache_cannot_drop_them(
     monkeypatch.setattr(LinearAttentionLayer, "reorder_cache", drop)
     models = load_models(folders("lfm2", True), tiny_folder)
     assert [record.name for record in caplog.records if "Lfm2ForCausalLM" in record.getMessage()] == [
-        "ppo_core.probing"
+        "ppo_core.sampling.cache_check"
     ]
     assert_rows_end_apart(models, leave=False)
     *_, last = PPOTrainer(replace(CONFIG, response_length=12), models)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from ppo_core import PPOConfig, checkpoint
+from ppo_core.algorithm.experience import RewardStatistics
+from ppo_core.algorithm.kl_controller import controller_of
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.stages import Stage, StagedTrainer, described, require_reached
 from ppo_core.errors import CheckpointError, ConfigError
-from ppo_core.experience import RewardStatistics
-from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.kl_controller import controller_of
-from ppo_core.models import TaskModels
-from ppo_core.stages import Stage, StagedTrainer, described, require_reached
+from ppo_core.models.load import TaskModels
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.test_trainer import without_seconds
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from ppo_core.generation import (
+from ppo_core.algorithm.randomness import Key
+from ppo_core.models.load import TaskModels
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.policy import ActorCritic
+from ppo_core.sampling.generation import (
     Request,
     Rollouts,
     SamplingSettings,
     TransformersGenerator,
 )
-from ppo_core.memory import ChunkRows
-from ppo_core.models import TaskModels
-from ppo_core.policy import ActorCritic
-from ppo_core.randomness import Key
 from ppo_core.trainer import PPOTrainer, collect
 from tests.ppo_core.conformance import check_generator
 from tests.ppo_core.test_trainer import CONFIG, without_seconds

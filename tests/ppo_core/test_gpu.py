@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo_core.cuda_graphs import CapturedDecoding
-from ppo_core.decoding import IS_FIXED
-from ppo_core.generation import Rollouts, SamplingSettings, TransformersGenerator, generate
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.memory import ChunkRows, free, room, room_for_logits
-from ppo_core.models import FrozenPolicy, TaskModels, _as_it_computes, load_policy, resolve_device
-from ppo_core.policy import LanguageHead, compare, response_states
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.models.load import FrozenPolicy, TaskModels, _as_it_computes, load_policy, resolve_device
+from ppo_core.models.memory import ChunkRows, free, room, room_for_logits
+from ppo_core.models.policy import LanguageHead, compare, response_states
 from ppo_core.report import StepReport
+from ppo_core.sampling.cuda_graphs import CapturedDecoding
+from ppo_core.sampling.decoding import IS_FIXED
+from ppo_core.sampling.generation import Rollouts, SamplingSettings, TransformersGenerator, generate
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.command_folder import PARTS, SMALL, fill, process
 from tests.ppo_core.conformance import check_generator

@@ -12,9 +12,9 @@ from huggingface_hub import ModelCard, constants
 
 from ppo_core import PPOConfig
 from ppo_core.__main__ import main
-from ppo_core.run import model_card
-from ppo_core.run.run_folder import ConfirmedReading, Ending, Origin, Run
-from ppo_core.task import Prompts, TaskAssets
+from ppo_core.cli import model_card
+from ppo_core.cli.run_folder import ConfirmedReading, Ending, Origin, Run
+from ppo_core.data.task import Prompts, TaskAssets
 from tests.ppo_core.fake_hub import TOKEN, FakeHub, served
 from tests.tuner import quick_run
 
@@ -36,7 +36,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """Trains with the quick trainer into `out`; returns the exit status, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
 
     def invoke(*argv: str) -> tuple[int, str, str]:
         begin = () if "--resume" in argv else ("--task", quick_run.NAME, "--output", "out")
@@ -98,7 +98,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     def make_trainer(*_: Any, **__: Any) -> Any:
         raise AssertionError("it trains")
 
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", make_trainer)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", make_trainer)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import HfArgumentParser
 
 from ppo_core import PPOConfig
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, cautions, inert
 from ppo_core.errors import ConfigError, nearest
-from ppo_core.hyperparameters import HYPERPARAMETERS, cautions, inert
 
 
 def test_every_field_is_declared_whole() -> None:

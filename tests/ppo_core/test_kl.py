@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo_core.kl import Estimator, exact_kl, kl_gap, kl_loss, sampled_kl
+from ppo_core.algorithm.kl import Estimator, exact_kl, kl_gap, kl_loss, sampled_kl
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ppo_core.kl_budget import Point, Stay, bound, course, front, is_within, rank, thinned
+from ppo_core.config.kl_budget import Point, Stay, bound, course, front, is_within, rank, thinned
 
 NAN = math.nan
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 import ppo_core.trainer
-from ppo_core.generation import Request, Rollouts, SamplingSettings, TransformersGenerator
-from ppo_core.memory import ChunkRows
-from ppo_core.models import TaskModels
-from ppo_core.policy import ActorCritic
-from ppo_core.randomness import Key, Purpose
-from ppo_core.sampler_check import is_apart
+from ppo_core.algorithm.randomness import Key, Purpose
+from ppo_core.models.load import TaskModels
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.policy import ActorCritic
+from ppo_core.sampling.generation import Request, Rollouts, SamplingSettings, TransformersGenerator
+from ppo_core.sampling.sampler_check import is_apart
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies

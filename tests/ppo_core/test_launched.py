@@ -12,7 +12,8 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
-from ppo_core import launched, leading, process_group
+from ppo_core.distributed import launch as launched
+from ppo_core.distributed import leading, process_group
 from ppo_core.errors import OUT_OF_MEMORY, ConfigError
 from tests.ppo_core.command_folder import (
     EXHAUST_AT,

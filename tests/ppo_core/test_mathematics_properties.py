@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ppo_core.advantages import gae, masked_whiten
-from ppo_core.kl import kl_loss
-from ppo_core.ppo_loss import policy_loss, value_loss
+from ppo_core.algorithm.advantages import gae, masked_whiten
+from ppo_core.algorithm.kl import kl_loss
+from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Three tensors of numbers and the mask, [B, T] each; the first is what a loss is differentiated by."""

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ppo_core.policy
+import ppo_core.models.policy
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.errors import OutOfMemory
-from ppo_core.generation import Rollouts, SamplingSettings, generate
-from ppo_core.memory import ChunkRows
-from ppo_core.models import TaskModels
-from ppo_core.networks import build_network
-from ppo_core.policy import compare, response_states, token_readings
+from ppo_core.models.load import TaskModels
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.networks import build_network
+from ppo_core.models.policy import compare, response_states, token_readings
+from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import NETWORKS, copies
@@ -73,7 +73,7 @@ def test_smaller_pieces_give_the_same_result_and_are_told_once(
     run_out(trainer, work, rows=3)
     reports = list(trainer)
     # 8 evaluation prompts, or the 8 rows of a mini-batch, become 4 and then 2.
-    assert [record.getMessage() for record in caplog.records if record.name == "ppo_core.memory"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "ppo_core.models.memory"] == [
         f"memory ran out in {work}: from now on {rows} rows at a time" for rows in (4, 2)
     ]
     assert [[s.response for s in r.samples] for r in reports] == [[s.response for s in r.samples] for r in expected]
@@ -195,7 +195,7 @@ def test_logits_in_pieces_give_the_same_readings_and_gradients(
 
     whole_values, whole_gradients = read()
     assert whole_values[3].max() > 1e-3
-    monkeypatch.setattr(ppo_core.policy, "LOGITS_AT_ONCE", 23 * 5)
+    monkeypatch.setattr(ppo_core.models.policy, "LOGITS_AT_ONCE", 23 * 5)
     values, gradients = read()
     for mine, whole in zip(values, whole_values, strict=True):
         torch.testing.assert_close(mine, whole, atol=1e-5, rtol=1e-5)
@@ -207,7 +207,7 @@ def test_logits_in_pieces_give_the_same_readings_and_gradients(
 def test_the_backward_pass_keeps_no_logits_that_are_too_many(
     models: TaskModels, monkeypatch: pytest.MonkeyPatch, at_once: int, kept: bool
 ) -> None:
-    monkeypatch.setattr(ppo_core.policy, "LOGITS_AT_ONCE", 23 * at_once)
+    monkeypatch.setattr(ppo_core.models.policy, "LOGITS_AT_ONCE", 23 * at_once)
     network = build_network(NETWORKS["shared"], models.reference, None)
     sequences = sampled(models, NETWORKS["shared"]).sequences
     states = response_states(network.policy, sequences)
@@ -250,7 +250,7 @@ def test_a_rollouts_logits_are_never_all_held(
     tokens = last.metrics["response/length_mean"] * 16
     assert whole.rows > 60 and tokens > 60, "with few logits, all at once"
     models.baseline.clear()
-    monkeypatch.setattr(ppo_core.policy, "LOGITS_AT_ONCE", 23 * 5)
+    monkeypatch.setattr(ppo_core.models.policy, "LOGITS_AT_ONCE", 23 * 5)
     with LargestOverVocabulary() as parts:
         list(PPOTrainer(config, models))
     assert parts.rows == 16, "the rows of a step of generation"

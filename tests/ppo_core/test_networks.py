@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from ppo_core import PPOConfig, quantized
+from ppo_core import PPOConfig
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
 from ppo_core.metrics import METRICS
-from ppo_core.models import FrozenPolicy, TaskModels
-from ppo_core.networks import computes_in_bf16
+from ppo_core.models import quantized
+from ppo_core.models.load import FrozenPolicy, TaskModels
+from ppo_core.models.networks import computes_in_bf16
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models, save_family
@@ -431,7 +432,7 @@ def test_a_policy_is_tried_in_the_precision_of_its_passes(
 ) -> None:
     seen: list[tuple[bool, str]] = []
     monkeypatch.setattr(
-        "ppo_core.models.decide_decoding",
+        "ppo_core.models.load.decide_decoding",
         lambda model, which: seen.append((torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision())),
     )
     folder = save_family("llama", True, tmp_path / "model", tiny_folder)

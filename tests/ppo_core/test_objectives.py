@@ -11,11 +11,11 @@ from torch import Tensor
 
 import ppo_core.trainer
 from ppo_core import PPOConfig
+from ppo_core.algorithm.experience import Experience, build_experience
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError
-from ppo_core.experience import Experience, build_experience
-from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.models import TaskModels
+from ppo_core.models.load import TaskModels
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies

@@ -14,14 +14,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 from ppo_core import PPOConfig
+from ppo_core.algorithm.experience import read_policy
+from ppo_core.algorithm.randomness import prompt_rows
+from ppo_core.data.task import Prompt
 from ppo_core.errors import ConfigError
-from ppo_core.experience import read_policy
-from ppo_core.generation import Rollouts, SamplingSettings, generate, likeliest
-from ppo_core.memory import ChunkRows
-from ppo_core.models import TaskModels
-from ppo_core.networks import build_network
-from ppo_core.randomness import prompt_rows
-from ppo_core.task import Prompt
+from ppo_core.models.load import TaskModels
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.networks import build_network
+from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate, likeliest
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_networks import CONFIG

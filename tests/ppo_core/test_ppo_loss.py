@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ppo_core.ppo_loss import PolicyLoss, policy_loss, value_loss
+from ppo_core.algorithm.ppo_loss import PolicyLoss, policy_loss, value_loss
 
 NEG_INF, NAN = float("-inf"), float("nan")
 

@@ -14,16 +14,18 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from ppo_core import PPOConfig, fits, process_group
+from ppo_core import PPOConfig
 from ppo_core import trainer as trainer_module
+from ppo_core.data.task import Prompts, Scored
+from ppo_core.data.task_file import get_task
+from ppo_core.distributed import process_group
+from ppo_core.distributed.fsdp import whole
+from ppo_core.distributed.world import ONE_PROCESS, World, together
 from ppo_core.errors import CheckpointError, ConfigError, RewardError, TaskError
-from ppo_core.memory import Room
-from ppo_core.models import TaskModels
-from ppo_core.sharding import whole
-from ppo_core.task import Prompts, Scored
-from ppo_core.task_file import get_task
+from ppo_core.models import fits
+from ppo_core.models.load import TaskModels
+from ppo_core.models.memory import Room
 from ppo_core.trainer import PPOTrainer, ppo_trainer
-from ppo_core.world import ONE_PROCESS, World, together
 from tests.ppo_core.conftest import tiny_models
 from tests.ppo_core.worlds import run_gloo, run_threads
 

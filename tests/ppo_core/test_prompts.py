@@ -10,10 +10,10 @@ from tokenizers.normalizers import Replace
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from ppo_core.data.prompt_files import read_prompts
+from ppo_core.data.prompts import PromptSource, encode, prompt_lengths
+from ppo_core.data.task import Prompt
 from ppo_core.errors import TaskError
-from ppo_core.prompt_files import read_prompts
-from ppo_core.prompts import PromptSource, encode, prompt_lengths
-from ppo_core.task import Prompt
 
 TEMPLATE = (
     "{% for message in messages %}"

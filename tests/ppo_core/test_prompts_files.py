@@ -13,9 +13,9 @@ import pandas
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from ppo_core.data.prompt_files import read_prompts
+from ppo_core.data.prompts import PromptSource
 from ppo_core.errors import TaskError
-from ppo_core.prompt_files import read_prompts
-from ppo_core.prompts import PromptSource
 
 ROWS = [{"question": f'w{i}, "said"\r\nw{i + 1} é', "answer": i, "note": "x" if i % 2 else None} for i in range(16)]
 

@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from ppo_core.data.prompt_files import read_prompts
+from ppo_core.data.prompts import PromptSource, Row, Split, SplitChoice, SplitPlan, draw, make_plan, rows_of
 from ppo_core.errors import TaskError
-from ppo_core.prompt_files import read_prompts
-from ppo_core.prompts import PromptSource, Row, Split, SplitChoice, SplitPlan, draw, make_plan, rows_of
 
 DRAWN = SplitPlan("train", None, None)
 positions = st.sets(st.integers(0, 400), min_size=8).map(sorted)

@@ -13,11 +13,12 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from ppo_core import PPOConfig, quantized
+from ppo_core import PPOConfig
+from ppo_core.data.task import Prompts
 from ppo_core.errors import CheckpointError, ConfigError
-from ppo_core.models import FrozenPolicy, TaskModels, load_policy
-from ppo_core.networks import sharing_weights
-from ppo_core.task import Prompts
+from ppo_core.models import quantized
+from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy
+from ppo_core.models.networks import sharing_weights
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import TINY_TASK
 from tests.ppo_core.families import PROMPTS, mean_number, save_family

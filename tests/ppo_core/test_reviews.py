@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from ppo_core.declare import Range
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.task import TaskAssets
+from ppo_core.config.declare import Range
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import TaskAssets
 from ppo_core.tasks.reviews import TASK
 from tools.reviews import make_tokenizer
 from tools.reviews_corpus import (

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ppo_core.data.task import Prompt, RewardPart
 from ppo_core.errors import TaskError
 from ppo_core.rewards.combined import load_reward
-from ppo_core.task import Prompt, RewardPart
 
 CPU = torch.device("cpu")
 PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
@@ -100,7 +100,7 @@ def test_a_part_declared_wrongly_is_refused(parts: list[RewardPart], message: st
 
 def test_functions_and_endpoints_are_loaded_without_torch(part: MakePart) -> None:
     code = (
-        "import sys; from ppo_core.rewards.combined import load_reward; from ppo_core.task import RewardPart; "
+        "import sys; from ppo_core.rewards.combined import load_reward; from ppo_core.data.task import RewardPart; "
         f"parts = [RewardPart('f', 'function', {part('tens').where!r}), RewardPart('h', 'http', 'http://x')]; "
         "load_reward(parts, None); "
         "sys.exit('torch' in sys.modules)"

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import torch
 
+from ppo_core.data.task import Prompt, RewardPart
 from ppo_core.errors import RewardError, RewardOutage, TaskError
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.endpoint import EndpointReward
-from ppo_core.task import Prompt, RewardPart
 from tests.processes import spawned
 from tests.waiting import SECONDS, until
 
@@ -242,7 +242,7 @@ INTERRUPTED = """
 import signal, sys
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.endpoint import EndpointReward
-from ppo_core.task import Prompt, RewardPart
+from ppo_core.data.task import Prompt, RewardPart
 signal.signal(signal.SIGINT, signal.default_int_handler)
 part = RewardPart("judge", "http", sys.argv[1], batch_size=1, concurrency=2, timeout=1e6)
 EndpointReward(part)(Batch([Prompt("p")] * 3, ["1", "2", "3"], [[]] * 3, [True] * 3))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ppo_core.data.task import Prompt, RewardPart, Scored
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.rewards.combined import load_reward
-from ppo_core.task import Prompt, RewardPart, Scored
 
 CPU = torch.device("cpu")
 PROMPTS = [

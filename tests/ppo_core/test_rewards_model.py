@@ -25,12 +25,12 @@ from transformers import (
 )
 
 from ppo_core import PPOConfig
+from ppo_core.data.task import Prompt, RewardPart, Scored
 from ppo_core.errors import OutOfMemory, RewardError, TaskError
-from ppo_core.models import TaskModels
+from ppo_core.models.load import TaskModels
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.model import RewardModel
-from ppo_core.task import Prompt, RewardPart, Scored
 from ppo_core.trainer import PPOTrainer
 
 CPU = torch.device("cpu")

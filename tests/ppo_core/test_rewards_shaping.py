@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo_core.experience import Normalization, RewardStatistics, clip_scores, on_last_token, overlong_cost
+from ppo_core.algorithm.experience import Normalization, RewardStatistics, clip_scores, on_last_token, overlong_cost
 
 
 def test_running_statistics_shape_by_all_scores_so_far() -> None:

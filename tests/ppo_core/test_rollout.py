@@ -7,12 +7,12 @@ from tokenizers.models import BPE, Unigram, WordLevel
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from ppo_core.generation import Rollouts, SamplingSettings, _response_texts, eos_ids, generate
-from ppo_core.models import TaskModels
-from ppo_core.policy import LanguageHead, response_states, token_readings
-from ppo_core.prompts import encode
-from ppo_core.sequences import Sequences, padded_left, position_ids
-from ppo_core.task import Prompt
+from ppo_core.data.prompts import encode
+from ppo_core.data.task import Prompt
+from ppo_core.models.load import TaskModels
+from ppo_core.models.policy import LanguageHead, response_states, token_readings
+from ppo_core.sampling.generation import Rollouts, SamplingSettings, _response_texts, eos_ids, generate
+from ppo_core.sampling.sequences import Sequences, padded_left, position_ids
 
 PROMPTS = ["w1", "w1 w2 w3 w4", "w5 w6"]
 

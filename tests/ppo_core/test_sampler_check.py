@@ -1,7 +1,7 @@
 """What a run without a guard says of a sampler that is not the trainer's."""
 
 from ppo_core.report import StepReport
-from ppo_core.sampler_check import AgreementWatch
+from ppo_core.sampling.sampler_check import AgreementWatch
 
 MISMATCH, GAP, NOISE = "sampler/mismatch", "sampler/kl_gap", "sampler/kl_gap_noise"
 

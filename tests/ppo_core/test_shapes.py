@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo_core.advantages import gae, masked_whiten
-from ppo_core.kl import kl_loss, sampled_kl
-from ppo_core.ppo_loss import policy_loss, value_loss
+from ppo_core.algorithm.advantages import gae, masked_whiten
+from ppo_core.algorithm.kl import kl_loss, sampled_kl
+from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
 
 ENTRIES: dict[str, tuple[Callable[..., object], list[str]]] = {
     "policy_loss": (

@@ -15,13 +15,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 from transformers.utils import logging as transformers_logging
 
 from ppo_core import PPOConfig
-from ppo_core.declare import Range
+from ppo_core.config.declare import Range
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.data.prompts import PromptSource
+from ppo_core.data.task import Advice, Prompt, RewardPart, TaskAssets
+from ppo_core.data.task_file import get_task, make_task
 from ppo_core.errors import TaskError
-from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.models import FrozenPolicy, load_policy, load_task
-from ppo_core.prompts import PromptSource
-from ppo_core.task import Advice, Prompt, RewardPart, TaskAssets
-from ppo_core.task_file import get_task, make_task
+from ppo_core.models.load import FrozenPolicy, load_policy, load_task
 from ppo_core.trainer import ppo_trainer
 from tests.ppo_core.conformance import WORDS
 from tests.ppo_core.families import GATED
@@ -35,7 +35,7 @@ def short(responses):
 """
 PLAIN = 'policy = "model"\nreward = "reward.py:wanted"\nprompts = "prompts.jsonl"\n'
 PYTHON = """
-from ppo_core.task_file import make_task
+from ppo_core.data.task_file import make_task
 
 def wanted(prompts, responses, word):
     return [float(response.split().count(w)) for response, w in zip(responses, word)]
@@ -246,7 +246,7 @@ def test_the_same_in_toml_and_in_python_is_the_same_task(folder: Path) -> None:
 WORKER = """
 import sys
 from ppo_core.rewards.function import load_function
-from ppo_core.task_file import get_task
+from ppo_core.data.task_file import get_task
 wanted = load_function(get_task(sys.argv[1]).prepare.rewards[0])
 print(wanted(prompts=["w1"], responses=["w3 w4 w3"], word=["w3"]), "torch" in sys.modules)
 """

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from ppo_core.generation import Rollouts, SamplingSettings, generate
-from ppo_core.models import TaskModels
-from ppo_core.sequences import TokenSets
-from ppo_core.task import Prompt
+from ppo_core.data.task import Prompt
+from ppo_core.models.load import TaskModels
+from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate
+from ppo_core.sampling.sequences import TokenSets
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_networks import CONFIG

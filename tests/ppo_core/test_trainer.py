@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 
-import ppo_core.experience
+import ppo_core.algorithm.experience
 from ppo_core import PPOConfig, checkpoint
+from ppo_core.algorithm.kl import sampled_kl
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
-from ppo_core.generation import TransformersGenerator
-from ppo_core.kl import sampled_kl
 from ppo_core.metrics import METRICS
-from ppo_core.models import TaskModels, resolve_device
+from ppo_core.models.load import TaskModels, resolve_device
 from ppo_core.report import StepReport
 from ppo_core.run_state import RunState
+from ppo_core.sampling.generation import TransformersGenerator
 from ppo_core.trainer import PPOTrainer, collect, learn, score
 from tests.ppo_core.conftest import tiny_models
 from tests.ppo_core.families import GATED
@@ -101,7 +101,7 @@ def test_the_sampled_kl_is_computed_once_per_iteration(tiny: TaskModels, monkeyp
         calls.append(logprobs.shape)
         return sampled_kl(logprobs, *args)
 
-    monkeypatch.setattr(ppo_core.experience, "sampled_kl", counted)
+    monkeypatch.setattr(ppo_core.algorithm.experience, "sampled_kl", counted)
     list(PPOTrainer(CONFIG, tiny))
     assert len(calls) == CONFIG.num_iterations()
 
@@ -262,7 +262,7 @@ def test_a_device_without_float64_is_left_for_the_cpu(
 def test_a_gpu_is_named_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.Accelerator.device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr("ppo_core.models._has_float64", lambda device: True)
+    monkeypatch.setattr("ppo_core.models.load._has_float64", lambda device: True)
     switched: list[object] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", switched.append)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switched.append)

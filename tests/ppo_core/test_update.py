@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer
 
 from ppo_core import PPOConfig
-from ppo_core.experience import (
+from ppo_core.algorithm.experience import (
     Experience,
     PolicyReading,
     RewardStatistics,
@@ -14,13 +14,13 @@ from ppo_core.experience import (
     token_kl,
     token_scores,
 )
-from ppo_core.generation import Rollouts, SamplingSettings, generate
-from ppo_core.memory import ChunkRows
-from ppo_core.models import TaskModels
-from ppo_core.networks import build_network
-from ppo_core.optim import Optimizers
-from ppo_core.policy import ActorCritic
-from ppo_core.update import UpdateStatistics, ppo_epochs
+from ppo_core.algorithm.optim import Optimizers
+from ppo_core.algorithm.update import UpdateStatistics, ppo_epochs
+from ppo_core.models.load import TaskModels
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.networks import build_network
+from ppo_core.models.policy import ActorCritic
+from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate
 from tests.ppo_core.families import FAMILIES
 
 BASE = PPOConfig(

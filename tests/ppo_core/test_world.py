@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from ppo_core import PPOConfig
-from ppo_core import world as worlds_module
-from ppo_core.advantages import masked_var, masked_whiten
-from ppo_core.errors import ConfigError, OutOfMemory
-from ppo_core.experience import (
+from ppo_core.algorithm.advantages import masked_var, masked_whiten
+from ppo_core.algorithm.experience import (
     Normalization,
     PolicyReading,
     RewardStatistics,
@@ -23,17 +21,19 @@ from ppo_core.experience import (
     token_kl,
     token_scores,
 )
-from ppo_core.generation import Rollouts
-from ppo_core.memory import ChunkRows
-from ppo_core.models import TaskModels
-from ppo_core.networks import build_network
-from ppo_core.optim import Optimizers, StepNorms
-from ppo_core.policy import ActorCritic
-from ppo_core.sequences import Sequences
-from ppo_core.task import Prompt, Scored
+from ppo_core.algorithm.optim import Optimizers, StepNorms
+from ppo_core.algorithm.update import ppo_epochs
+from ppo_core.data.task import Prompt, Scored
+from ppo_core.distributed import world as worlds_module
+from ppo_core.distributed.world import ONE_PROCESS, WAIT, World, from_first
+from ppo_core.errors import ConfigError, OutOfMemory
+from ppo_core.models.load import TaskModels
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.networks import build_network
+from ppo_core.models.policy import ActorCritic
+from ppo_core.sampling.generation import Rollouts
+from ppo_core.sampling.sequences import Sequences
 from ppo_core.trainer import PPOTrainer
-from ppo_core.update import ppo_epochs
-from ppo_core.world import ONE_PROCESS, WAIT, World, from_first
 from tests.ppo_core.conformance import check_world
 from tests.ppo_core.test_update import BASE, collect
 from tests.ppo_core.worlds import Result, ThreadWorld, run_gloo, run_threads

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, multiprocessing
 
-from ppo_core import process_group
-from ppo_core.world import World
+from ppo_core.distributed import process_group
+from ppo_core.distributed.world import World
 
 Result = TypeVar("Result")
 

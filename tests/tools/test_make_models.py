@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from ppo_core.task import BUILT_IN
-from ppo_core.task_file import get_task
+from ppo_core.data.task import BUILT_IN
+from ppo_core.data.task_file import get_task
 from tools import arithmetic, reviews
 from tools.make_models import MAKINGS, MANIFEST, description, hashes, make
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core import checkpoint
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import Progress as TaskProgress
+from ppo_core.data.task import Prompts, Task, TaskAssets
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import SplitReading, StepReport
-from ppo_core.task import Progress as TaskProgress
-from ppo_core.task import Prompts, Task, TaskAssets
 from tuner.engine.base import EngineNeeds, JobId, MakeEngine
-from tuner.protocol import (
+from tuner.engine.protocol import (
     Answer,
     Ended,
     Failed,
@@ -36,8 +36,8 @@ from tuner.protocol import (
     Stepped,
     TrialSpec,
 )
-from tuner.spec import StudySpec
-from tuner.worker_settings import WorkerSettings
+from tuner.engine.worker_settings import WorkerSettings
+from tuner.study.spec import StudySpec
 
 _STUDY: Mapping[str, Any] = {
     "name": "testing",
@@ -137,7 +137,7 @@ def check_engine(make_engine: MakeEngine, folder: Path) -> None:
     """Raise AssertionError where an engine does not do what the controller relies on.
 
     Args:
-        make_engine: Returns the engine to check, as `tuner.run.run_study` calls it.
+        make_engine: Returns the engine to check, as `tuner.control.run.run_study` calls it.
         folder: An empty one, where its trials may write.
     """
     checks: Sequence[Callable[[_Driver], None]] = (

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.report import StepReport
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer, wait_at_gate
 
@@ -60,7 +60,7 @@ def failing(
 
 
 class LoadingTrainer(QuickTrainer):
-    """Reports how often its process has loaded models, which it does as `ppo_core.models.load_task` does."""
+    """Reports how often its process has loaded models, which it does as `ppo_core.models.load.load_task` does."""
 
     loads = 0
 

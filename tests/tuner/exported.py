@@ -6,10 +6,10 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from tests.tuner import made_study
-from tuner.export import SUFFIXES
-from tuner.spec import StudySpec
-from tuner.status import Origin, Role, Wanted
+from tuner.exchange import SUFFIXES
 from tuner.store import OrderState, Store, schema
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Role, Wanted
 
 FORMATS = tuple(SUFFIXES)
 LONE = "\ud800"

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ppo_core.report import EvalReadings, Sample, SplitReading, StepReport, TokenReadings
-from tuner.confirm import Plan, missing
-from tuner.results import read_study
-from tuner.scoring import judged
-from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
+from tuner.confirm.plan import Plan, missing
+from tuner.judge.results import read_study
+from tuner.judge.scoring import judged
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Reason, Status
 
 NAME = "made"
 SPEC = {

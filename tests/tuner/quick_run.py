@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core import checkpoint
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import Progress, Prompts, Task, TaskAssets
 from ppo_core.report import Sample, StepReport
-from ppo_core.task import Progress, Prompts, Task, TaskAssets
 
 NAME = f"{__name__}:TASK"
 TRAINER = f"{__name__}:quick_trainer"

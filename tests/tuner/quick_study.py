@@ -18,14 +18,14 @@ from typing import Any
 import psutil
 import tomli_w
 
-import tuner.controller
+import tuner.control.controller
 from tests.processes import end_family
-from tuner.confirm import Plan
-from tuner.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
-from tuner.run import run_study
-from tuner.spec import StudySpec
+from tuner.confirm.plan import Plan
+from tuner.control.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
+from tuner.control.run import run_study
 from tuner.store import Store, TrialRow
 from tuner.store.connect import Database
+from tuner.study.spec import StudySpec
 
 MODULE = "tests.tuner.quick_trainer"
 NAME = "quick"
@@ -227,7 +227,7 @@ def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
     socket.gethostname = lambda: host
     if KILL_VARIABLE in os.environ:
         _die_after(int(os.environ[KILL_VARIABLE]))
-    tuner.controller.FIRST_OUTAGE_WAIT, tuner.controller.LONGEST_OUTAGE_WAIT = 0.05, 0.2
+    tuner.control.controller.FIRST_OUTAGE_WAIT, tuner.control.controller.LONGEST_OUTAGE_WAIT = 0.05, 0.2
     plan, address = (keywords.pop(name, None) for name in ("plan", "ray"))
     with ExitStack() as stack:
         if address is not None:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core import checkpoint
-from ppo_core.declare import Range
+from ppo_core.config.declare import Range
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import Advice, Progress, Prompts, Task, TaskAssets
 from ppo_core.errors import TaskError
-from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import Sample, SplitReading, StepReport
-from ppo_core.task import Advice, Progress, Prompts, Task, TaskAssets
 
 FOLDER_VARIABLE = "QUICK_FOLDER"
 GATED_STEP = 7

@@ -13,13 +13,14 @@ import yaml
 from dashboard import report as html_report
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, quick_spec, rows, run, storage
-from tuner import answer, forks, results
-from tuner.answer import Answer, Badge
-from tuner.confirm import Plan
-from tuner.results import StudyView
-from tuner.spec import StudySpec
-from tuner.status import Origin, PausedBy, Reason, Role, Status
+from tuner.confirm.plan import Plan
+from tuner.control import forks
+from tuner.judge import answer, results
+from tuner.judge.answer import Answer, Badge
+from tuner.judge.results import StudyView
 from tuner.store import OnTest, Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, PausedBy, Reason, Role, Status
 
 BUDGETS = (1.0, 3.0, 3.5, 4.0, 4.5, 6.5, 9.0, 10.0, 12.0, 40.0)
 

@@ -14,11 +14,11 @@ from ppo_core import checkpoint
 from tests.tuner import made_study
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
-from tuner.spec import StudySpec
-from tuner.status import Origin, Status
 from tuner.store import NewTrial, Outcome, Store
 from tuner.store.trials import write_pause
-from tuner.study_folder import claim, held_folder
+from tuner.study.folder import claim, held_folder
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Status
 
 SECRET = "s3cr3t"
 STUDY_FILE = """

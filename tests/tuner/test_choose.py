@@ -12,11 +12,11 @@ from ppo_core import checkpoint
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import NAME, curves, outcomes, quick_spec, rows, run, storage
 from tests.tuner.trial_rows import trial_row
-from tuner import trial_log
-from tuner.events import StudyStopped, StudyWarned, TrialStarted
-from tuner.judge import Action, judge, why_paused
-from tuner.protocol import Stepped
-from tuner.scoring import evaluations_of, extent, rung_score, trial_value
+from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
+from tuner.engine.protocol import Stepped
+from tuner.files import trial_log
+from tuner.judge.judge import Action, judge, why_paused
+from tuner.judge.scoring import evaluations_of, extent, rung_score, trial_value
 from tuner.search.choose import (
     New,
     Promote,
@@ -29,10 +29,10 @@ from tuner.search.choose import (
     promotable,
     promotions,
 )
-from tuner.spec import StudySpec
-from tuner.status import Origin, PausedBy, Reason, Role, Status
 from tuner.store import Store, TrialRow
-from tuner.study_file import STRATEGIES, Strategy
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, PausedBy, Reason, Role, Status
+from tuner.study.study_file import STRATEGIES, Strategy
 
 SEARCH = {"learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"}, "num_ppo_epochs": {"low": 1, "high": 6}}
 
@@ -360,7 +360,7 @@ def test_a_budget_is_kept_and_more_of_it_goes_on_where_it_was(tmp_path: Path) ->
 def test_a_trial_that_lost_its_checkpoints_starts_from_step_0_when_it_is_promoted_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.front.MOST_KEPT", 1)
+    monkeypatch.setattr("tuner.judge.front.MOST_KEPT", 1)
     spec = cut_spec()
     assert run(tmp_path, spec, workers=1)[0]
     paused = [row.number for row in rows(tmp_path) if row.is_at_rung]

@@ -21,10 +21,10 @@ from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.waiting import SECONDS, until
 from tuner.cli import main as cli
 from tuner.cli import storage
-from tuner.confirm import Plan
+from tuner.confirm.plan import Plan
 from tuner.environment import to_copy
 from tuner.store import Store
-from tuner.study_folder import claim
+from tuner.study.folder import claim
 
 # Mistakes: see test_bad_input.py
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ppo_core.cli.training import time_left
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import TaskError
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.memory import Room
+from ppo_core.models.memory import Room
 from ppo_core.report import StepReport
-from ppo_core.run.training import time_left
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import running
 from tuner.cli.progress import StudyProgress
-from tuner.events import StudyStarted, TrialStarted, TrialStepped
-from tuner.scoring import Extent
-from tuner.spec import StudySpec
-from tuner.study_extent import disk
+from tuner.control.events import StudyStarted, TrialStarted, TrialStepped
+from tuner.files.disk import disk
+from tuner.judge.scoring import Extent
+from tuner.study.spec import StudySpec
 
 STUDY = """
 name = "small"
@@ -67,7 +67,7 @@ def test_what_does_not_fit_exits_1_with_the_setting(
 ) -> None:
     whole = json.loads(ppo_tuner("estimate", "arithmetic", "--json")[1])["peak"]
     little = Room("cpu", "the device", whole - 1, whole - 1, 0)
-    monkeypatch.setattr("ppo_core.memory.room", lambda device: little)
+    monkeypatch.setattr("ppo_core.models.memory.room", lambda device: little)
     status, stdout, _ = ppo_tuner("estimate", "arithmetic")
     last = stdout.splitlines()[-1]
     assert status == 1 and "does not fit into" in last
@@ -85,7 +85,7 @@ def test_what_cannot_be_predicted_is_measured(
     def refuse(*args: object, **options: object) -> None:
         raise TaskError("what a mixture of experts takes cannot be predicted; use --measure")
 
-    monkeypatch.setattr("ppo_core.estimate.per_token", refuse)
+    monkeypatch.setattr("ppo_core.models.estimate.per_token", refuse)
     status, _, stderr = ppo_tuner("estimate", "arithmetic")
     assert status == 2 and one_error(stderr).endswith("use --measure")
     status, stdout, _ = ppo_tuner("estimate", "arithmetic", "--measure", "--json", "--batch_size", "16")
@@ -109,7 +109,7 @@ def test_training_says_its_peak_and_refuses_what_cannot_fit(
     assert status == 0
     assert lines[0].startswith("estimated peak memory")
     assert any(line.startswith("about ") and "left: 1 iteration of" in line for line in lines)
-    monkeypatch.setattr("ppo_core.fits.room", lambda device: Room("cpu", "the device", 2**20, 2**20, 0))
+    monkeypatch.setattr("ppo_core.models.fits.room", lambda device: Room("cpu", "the device", 2**20, 2**20, 0))
     status, _, stderr = ppo_tuner("train", *flags[:-1], "other")
     assert status == 1
     assert "does not fit into the 1 MiB of the device" in one_error(stderr)

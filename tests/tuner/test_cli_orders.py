@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ppo_core import checkpoint
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.quick_study import controller, quick_spec, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP, QuickTrainer
 from tests.tuner.test_survival import wait_at_gate
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 pytestmark = pytest.mark.slow
 

@@ -23,11 +23,19 @@ from tests.tuner.quick_run import QUICK_STUDY
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.cli.progress import StudyProgress
 from tuner.cli.run import DEMO_PLAN
-from tuner.events import Preparing, StudyStarted, StudyStopped, StudyStopping, TrialEnded, TrialStarted, TrialStepped
-from tuner.scoring import Extent
-from tuner.spec import StudySpec
-from tuner.status import Role, Status
+from tuner.control.events import (
+    Preparing,
+    StudyStarted,
+    StudyStopped,
+    StudyStopping,
+    TrialEnded,
+    TrialStarted,
+    TrialStepped,
+)
+from tuner.judge.scoring import Extent
 from tuner.store import Outcome, Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import Role, Status
 
 pytestmark = pytest.mark.slow
 

@@ -13,18 +13,18 @@ import torch
 from sqlalchemy import update
 
 from ppo_core import PPOConfig, output
+from ppo_core.cli.run_folder import step_data
 from ppo_core.report import SplitReading
-from ppo_core.run.run_folder import step_data
 from ppo_core.trainer import ppo_trainer
 from tests.ppo_core import command_folder
 from tests.ppo_core.conformance import small_policy
 from tests.tuner import made_study, quick_run
 from tests.tuner.invoke import Invoke, one_error, process
 from tuner.cli import report
-from tuner.results import read_study
-from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Role, Status
+from tuner.judge.results import read_study
 from tuner.store import NewTrial, Outcome, Store, schema
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Reason, Role, Status
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def quick_train(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Runs `train --json` on the quick task with the quick trainer; returns its object."""
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
 
     def invoke(*argv: str) -> dict[str, Any]:
         status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, *argv, "--json")
@@ -136,7 +136,7 @@ def test_from_takes_no_other_task(ppo_tuner: Invoke, made: str, own_folder: Path
 def test_the_end_is_judged_by_the_kl_budget(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
     flags = ["--task", quick_run.NAME, "--learning_rate", "3e-3", "--output", "out"]
     status, stdout, stderr = ppo_tuner("train", *flags)
     assert (status, stderr) == (0, "")
@@ -161,7 +161,7 @@ def test_the_end_is_judged_by_the_kl_budget(
 def test_what_a_run_does_is_told_when_it_begins(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
     flags = ["--task", quick_run.NAME, "--total_episodes", "32", "--output", "out"]
     lines = ppo_tuner("train", *flags)[1].splitlines()
     assert lines[0] == "preparing: making nothing"
@@ -224,7 +224,7 @@ def test_sizes_may_be_stated_the_other_way(quick_train: Callable[..., dict[str, 
 
 
 def test_train_prints_a_line_a_step(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
     status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, "--learning_rate", "1e-3")
     assert (status, stderr) == (0, "")
     steps = [line for line in stdout.splitlines() if line.startswith("step ")]
@@ -237,7 +237,7 @@ def test_train_prints_a_line_a_step(ppo_tuner: Invoke, monkeypatch: pytest.Monke
 def test_interrupted_train_saves_and_resumes(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
     monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
     status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, "--learning_rate", "1e-3", "--output", "out")
     assert status == 130
@@ -258,7 +258,7 @@ def test_out_of_memory_in_train_is_advice(ppo_tuner: Invoke, monkeypatch: pytest
     def raise_out_of_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore lines.")
 
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", raise_out_of_memory)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", raise_out_of_memory)
     status, _, stderr = ppo_tuner("train", "--task", quick_run.NAME)
     assert status == 1
     assert one_error(stderr).startswith("out of memory; lower per_device_train_batch_size")
@@ -341,7 +341,7 @@ def test_from_a_fork_trains_with_its_parents_values_up_to_where_it_was_forked(
 def test_a_run_says_before_it_begins_that_it_is_a_forks(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, fork_made: str
 ) -> None:
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
     lines = ppo_tuner("train", "--from", fork_made, "2")[1].splitlines()
     (said,) = [line for line in lines if line.startswith("episodes 0 to 128 with the values of trial 1, then with")]
     assert lines.index(said) < next(place for place, line in enumerate(lines) if line.startswith("step "))
@@ -400,7 +400,7 @@ def test_from_a_confirming_run_trains_what_that_trained(
 def test_a_forks_run_that_is_interrupted_where_a_stage_ends_resumes_in_the_next(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, fork_made: str, own_folder: Path
 ) -> None:
-    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
     monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
     assert ppo_tuner("train", "--from", fork_made, "2", "--output", "out")[0] == 130
     status, stdout, _ = ppo_tuner("train", "--resume", "out", "--json")

@@ -20,7 +20,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.waiting import SECONDS, until
 from tuner.cli.main import build_parser
 from tuner.environment import STORAGE_VARIABLE
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 EXAMPLES = REPOSITORY / "examples" / "cluster"
 SLURM = EXAMPLES / "slurm.sh"

@@ -17,15 +17,15 @@ from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
-from tuner import confirmed
-from tuner.confirm import Plan, candidates, cost_line, due_step, missing
-from tuner.confirmed import Confirmation, Confirmed, confirmations, difference, t_interval
-from tuner.events import StudyWarned
-from tuner.results import as_view, read_study
-from tuner.scoring import to_optuna
-from tuner.spec import StudySpec
-from tuner.status import Origin, PausedBy, Role, Status
+from tuner.confirm import result as confirmed
+from tuner.confirm.plan import Plan, candidates, cost_line, due_step, missing
+from tuner.confirm.result import Confirmation, Confirmed, confirmations, difference, t_interval
+from tuner.control.events import StudyWarned
+from tuner.judge.results import as_view, read_study
+from tuner.judge.scoring import to_optuna
 from tuner.store import Store, TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, PausedBy, Role, Status
 
 SPEC = make_spec(seed=7)
 

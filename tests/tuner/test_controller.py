@@ -17,9 +17,7 @@ from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError, TaskError
 from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, quick_table, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tuner import study_folder
-from tuner.best import best_trial
-from tuner.events import (
+from tuner.control.events import (
     Event,
     Preparing,
     StudyPaused,
@@ -31,12 +29,14 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.retry import TrialWatch
-from tuner.run import run_study
-from tuner.scoring import Extent
-from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.control.retry import TrialWatch
+from tuner.control.run import run_study
+from tuner.judge.best import best_trial
+from tuner.judge.scoring import Extent
 from tuner.store import Store, TrialRow
+from tuner.study import folder as study_folder
+from tuner.study.spec import StudySpec
+from tuner.study.status import Status
 
 COMPLETED, PRUNED, FAILED = Status.COMPLETED, Status.PRUNED, Status.FAILED
 
@@ -203,8 +203,8 @@ def test_a_corner_that_cannot_run_does_not_end_a_study_that_is_well(
 def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that says how often a host cannot be reached; trials wait only a moment for it."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("tuner.controller.FIRST_OUTAGE_WAIT", 0.01)
-    monkeypatch.setattr("tuner.controller.LONGEST_OUTAGE_WAIT", 0.02)
+    monkeypatch.setattr("tuner.control.controller.FIRST_OUTAGE_WAIT", 0.01)
+    monkeypatch.setattr("tuner.control.controller.LONGEST_OUTAGE_WAIT", 0.02)
     return tmp_path / "kills"
 
 
@@ -229,7 +229,7 @@ def test_an_outage_that_does_not_end_stops_the_study_and_fails_no_trial(
 ) -> None:
     outage.write_text("1000000")
     with monkeypatch.context() as patched:
-        patched.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, limit=0.2))
+        patched.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, limit=0.2))
         finished, events = run(tmp_path, quick_spec("cut_off", trials=3), workers=1)
     (stopped,) = of_kind(events, StudyStopped)
     assert not finished and stopped.why == "trial 0 waited for 0 s: RuntimeError: no answer"
@@ -244,7 +244,7 @@ def test_an_outage_that_does_not_end_stops_the_study_and_fails_no_trial(
 def test_orders_are_obeyed_while_an_outage_is_waited_for(
     tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: Status
 ) -> None:
-    monkeypatch.setattr("tuner.controller.FIRST_OUTAGE_WAIT", 3600.0)
+    monkeypatch.setattr("tuner.control.controller.FIRST_OUTAGE_WAIT", 3600.0)
     outage.write_text("1")
     seen: list[TrialRow] = []
 
@@ -263,8 +263,8 @@ def test_orders_are_obeyed_while_an_outage_is_waited_for(
 
 @pytest.mark.slow
 def test_a_paused_study_waits_for_no_outage(tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, limit=3600.0))
-    monkeypatch.setattr("tuner.controller.FIRST_OUTAGE_WAIT", 3600.0)
+    monkeypatch.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, limit=3600.0))
+    monkeypatch.setattr("tuner.control.controller.FIRST_OUTAGE_WAIT", 3600.0)
     outage.write_text("1")
 
     def order(event: Event) -> None:
@@ -282,7 +282,7 @@ def test_an_outage_that_is_over_is_forgotten_where_no_step_follows_it(
     tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trial 0's disk fails at its last checkpoint, which is made by the next attempt."""
-    monkeypatch.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, limit=0.05))
+    monkeypatch.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, limit=0.05))
     outage.write_text("1")
     finished, events = run(tmp_path, quick_spec("unsaved", trials=6), workers=1)
     assert finished and [row.status for row in rows(tmp_path)] == [COMPLETED] * 5 + [PRUNED]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import make_spec, trial_row
-from tuner.diagnose import (
+from tuner.judge.diagnose import (
     RULES_OF_DIAGNOSIS,
     Course,
     Diagnosis,
@@ -23,8 +23,8 @@ from tuner.diagnose import (
     try_it,
     why_nothing,
 )
-from tuner.rules import RULES, SIGNS
-from tuner.status import Reason, Role
+from tuner.judge.rules import RULES, SIGNS
+from tuner.study.status import Reason, Role
 
 SPEC = make_spec(search=dict.fromkeys(
     ("learning_rate", "value_learning_rate", "num_ppo_epochs", "cliprange", "kl_coef", "kl_target"), "advised"

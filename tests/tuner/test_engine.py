@@ -18,8 +18,19 @@ from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
 from tuner.engine import gpu
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
-from tuner.judge import answer, guarded
-from tuner.protocol import Answer, Ended, Entered, Failed, Lost, Message, Prepared, PrepareTask, Progress, Stepped
+from tuner.engine.protocol import (
+    Answer,
+    Ended,
+    Entered,
+    Failed,
+    Lost,
+    Message,
+    Prepared,
+    PrepareTask,
+    Progress,
+    Stepped,
+)
+from tuner.judge.judge import answer, guarded
 
 
 @pytest.fixture

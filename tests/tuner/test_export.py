@@ -16,8 +16,8 @@ from ppo_core.metrics import METRICS
 from tests.tuner import stores
 from tests.tuner.exported import FORMATS, HOSTILE, everything, files
 from tuner.cli import manage
-from tuner.export import SUFFIXES, folder
-from tuner.export.folder import export_study
+from tuner.exchange import SUFFIXES, folder
+from tuner.exchange.folder import export_study
 from tuner.store import Store, schema
 from tuner.store.bulk import snapshot
 

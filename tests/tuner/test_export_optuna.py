@@ -16,7 +16,7 @@ import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError, StoreError, StudyError
 from tests import waiting
 from tests.processes import free_port, spawned
@@ -24,11 +24,11 @@ from tests.tuner import made_study, stores
 from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
-from tuner.best import best_trial
-from tuner.export.optuna import as_optuna, export_to_optuna, open_place, reference_config
-from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Role, Status
+from tuner.exchange.optuna import as_optuna, export_to_optuna, open_place, reference_config
+from tuner.judge.best import best_trial
 from tuner.store import Outcome, Store, TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Reason, Role, Status
 
 TOOLS = Path(sys.executable).parent
 SPEC = make_spec(strategy="full")

@@ -9,25 +9,25 @@ import pytest
 import yaml
 from sqlalchemy import update
 
-from ppo_core.declare import HyperValue
+from ppo_core.cli import config_file, trl
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.run import config_file, trl
-from ppo_core.task_file import get_task
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import trial_row
-from tuner import answer
-from tuner.confirmed import Confirmation, Confirmed, Interval
-from tuner.export import TRAINERS
-from tuner.export.chosen import Chosen, choose
-from tuner.export.table import effective
-from tuner.export.table import write as write_table
-from tuner.export.trainers import TARGETS, read, write
-from tuner.results import read_study
-from tuner.spec import StudySpec
-from tuner.status import Role
+from tuner.confirm.result import Confirmation, Confirmed, Interval
+from tuner.exchange import TRAINERS
+from tuner.exchange.chosen import Chosen, choose
+from tuner.exchange.table import effective
+from tuner.exchange.table import write as write_table
+from tuner.exchange.trainers import TARGETS, read, write
+from tuner.judge import answer
+from tuner.judge.results import read_study
 from tuner.store import Store, schema
+from tuner.study.spec import StudySpec
+from tuner.study.status import Role
 
 OTHERS = ("trl", "openrlhf", "verl")
 REVIEWS = get_task("reviews")

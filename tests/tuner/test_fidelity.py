@@ -7,9 +7,9 @@ import pytest
 from tests.dashboard.fake_store import CUT_SPEC, SPEC
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.search import fidelity
-from tuner.spec import StudySpec
-from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import PausedBy, Status
 
 CONFIG = CUT_SPEC.config({}).to_dict()  # 1,920 episodes in batches of 64: the rung is at 192
 

@@ -13,11 +13,11 @@ from tests.tuner.quick_study import NAME, curves, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_orders import place
 from tests.waiting import SECONDS, until
-from tuner.checkpoints import FileWork
-from tuner.events import Event, OrderDecided, TrialEnded, TrialStepped
-from tuner.run import run_study
-from tuner.status import Status
+from tuner.control.events import Event, OrderDecided, TrialEnded, TrialStepped
+from tuner.control.run import run_study
+from tuner.files.checkpoints import FileWork
 from tuner.store import OrderState, Store
+from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
 
@@ -98,12 +98,14 @@ class Blocked:
         return self._was_in_time == [True]
 
 
-@pytest.mark.parametrize("path", ["tuner.forks.fork_files", "ppo_core.checkpoint.best", "tuner.checkpoints.spare"])
+@pytest.mark.parametrize(
+    "path", ["tuner.control.forks.fork_files", "ppo_core.checkpoint.best", "tuner.files.checkpoints.spare"]
+)
 def test_steps_orders_and_the_lease_do_not_wait_for_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("tuner.controller.LOOK_SECONDS", -1.0)
-    monkeypatch.setattr("tuner.controller.RENEW_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.control.controller.RENEW_SECONDS", -1.0)
     blocked = Blocked(monkeypatch, path, {"3 steps", "lease renewed", "enqueue decided"})
     renew = Store.renew
     store = Store.open(storage(tmp_path), create=True)

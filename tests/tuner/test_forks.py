@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from ppo_core import PPOConfig, checkpoint
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.stages import Stage
 from ppo_core.errors import CheckpointError, ConfigError
-from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.report import StepReport
-from ppo_core.stages import Stage
 from tests.tuner import quick_study, quick_trainer
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import trial_row
-from tuner.checkpoints import fork_copy
+from tuner.control.forks import CHANGEABLE, check, choose, fork_files, stages
+from tuner.engine.protocol import Answer, Ended, NoRoom, Stepped, TrialSpec
 from tuner.engine.trial import run_trial
-from tuner.forks import CHANGEABLE, check, choose, fork_files, stages
-from tuner.guard import GuardSettings, GuardState, observe
-from tuner.protocol import Answer, Ended, NoRoom, Stepped, TrialSpec
-from tuner.status import Reason, Role
+from tuner.files.checkpoints import fork_copy
+from tuner.judge.guard import GuardSettings, GuardState, observe
 from tuner.store import Store
-from tuner.study_folder import resume_point
+from tuner.study.folder import resume_point
+from tuner.study.status import Reason, Role
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +182,7 @@ def test_a_damaged_checkpoint_of_a_fork_is_not_tried_again(tmp_path: Path, monke
         tried.append(source)
         raise CheckpointError("no space left")
 
-    monkeypatch.setattr("tuner.forks.fork_files", fail)
+    monkeypatch.setattr("tuner.control.forks.fork_files", fail)
     with pytest.raises(CheckpointError, match="no space left"):
         fork_copy(tmp_path / "3", tmp_path / "fork-1", CONFIG, {"kl_coef": 0.1}, None)
     assert len(tried) == 1

@@ -16,11 +16,11 @@ from tests.tuner import quick_study
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner.cli.progress import StudyProgress
-from tuner.events import Event, StudyWarned, TrialStarted
-from tuner.retry import TrialWatch
-from tuner.run import run_study
-from tuner.status import Status
+from tuner.control.events import Event, StudyWarned, TrialStarted
+from tuner.control.retry import TrialWatch
+from tuner.control.run import run_study
 from tuner.store import Store
+from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.slow
 def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that makes the disk of `cramped` trainers full; they try again without a wait."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, first_wait=0.0))
-    monkeypatch.setattr("tuner.controller.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, first_wait=0.0))
+    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", -1.0)
     (tmp_path / "full").touch()
     return tmp_path / "full"
 
@@ -102,7 +102,9 @@ def test_a_run_without_room_stops_in_good_order_and_the_next_goes_on(
 
     with monkeypatch.context() as patched:
         limit = 3600.0 if how == "order" else 0.0
-        patched.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, first_wait=0.0, limit=limit))
+        patched.setattr(
+            "tuner.control.controller.TrialWatch", functools.partial(TrialWatch, first_wait=0.0, limit=limit)
+        )
         finished, _ = run_cramped(tmp_path, order)
     assert not finished
     assert [row.status for row in quick_study.rows(tmp_path)] == [Status.RUNNING]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo_core import sampler_check
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
-from tuner.guard import CORE, READ, WATCHED, WINDOW, GuardSettings, GuardState, observe
-from tuner.rules import RULES
-from tuner.status import Reason
+from ppo_core.sampling import sampler_check
+from tuner.judge.guard import CORE, READ, WATCHED, WINDOW, GuardSettings, GuardState, observe
+from tuner.judge.rules import RULES
+from tuner.study.status import Reason
 
 KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"

@@ -15,22 +15,22 @@ from typing import Any
 import psutil
 import pytest
 
+from ppo_core.data.task import RewardPart
 from ppo_core.report import StepReport
 from ppo_core.rewards import endpoint
-from ppo_core.task import RewardPart
 from tests.processes import spawned
 from tests.tuner.quick_study import ROOT, quick_spec, rows, run
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import at_gate, engine, heard, own_spec, reading, run_out, to_gate, workers
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
-from tuner.controller import NO_PLACE
+from tuner.control.controller import NO_PLACE
+from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.hang import HangTimeout
 from tuner.engine.local import LocalEngine
-from tuner.events import StudyStopped, StudyWarned, TrialStarted
-from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
-from tuner.status import Status
-from tuner.worker_settings import WorkerSettings
+from tuner.engine.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
+from tuner.engine.worker_settings import WorkerSettings
+from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
 
@@ -381,7 +381,7 @@ def test_closing_ends_the_workers_children_too(tmp_path: Path) -> None:
 CONTROLLER = """
 import pathlib, pickle, sys
 from tuner.engine.local import LocalEngine
-from tuner.protocol import Answer
+from tuner.engine.protocol import Answer
 if __name__ == "__main__":
     with LocalEngine(1) as engine:
         engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))

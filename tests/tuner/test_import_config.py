@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import OTHER_NAMES, ConfigError
-from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.tuner.invoke import Invoke, one_error
-from tuner.export.openrlhf import OPENRLHF
-from tuner.export.table import Imported, Table
-from tuner.export.trainers import read
-from tuner.export.trl import TRL as TRL_TABLE
-from tuner.export.verl import VERL as VERL_TABLE
-from tuner.spec import StudySpec
+from tuner.exchange.openrlhf import OPENRLHF
+from tuner.exchange.table import Imported, Table
+from tuner.exchange.trainers import read
+from tuner.exchange.trl import TRL as TRL_TABLE
+from tuner.exchange.verl import VERL as VERL_TABLE
+from tuner.study.spec import StudySpec
 
 TRL = {
     "model_name_or_path": "EleutherAI/pythia-1b-deduped",

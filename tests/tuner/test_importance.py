@@ -13,9 +13,9 @@ from tests.tuner.invoke import Invoke, process
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import trial_row
 from tuner.search import importance
-from tuner.spec import StudySpec
-from tuner.status import Origin, Role, Status
 from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Role, Status
 
 
 def row(number: int, value: float | None = 1.0, kl: float | None = 5.0, **changes: object) -> TrialRow:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from docs import json_shapes as shapes
-from ppo_core.run import training
+from ppo_core.cli import training
 from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
-from tuner import confirmed
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, build_parser
+from tuner.confirm import result as confirmed
 from tuner.store import Store
 
 

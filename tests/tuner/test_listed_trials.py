@@ -11,10 +11,10 @@ from ppo_core.errors import ConfigError
 from tests.tuner import quick_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.quick_run import QUICK_STUDY
-from tuner.events import StudyStarted
-from tuner.run import run_study
+from tuner.control.events import StudyStarted
+from tuner.control.run import run_study
 from tuner.search.warm_start import ListedTrial
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 BETAS: list[dict[str, Any]] = [
     {"label": "low", "kl_coef": "1e-2"},

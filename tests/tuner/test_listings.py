@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.tuner.invoke import Invoke
-from tuner.spec import StudySpec
 from tuner.store import Store
+from tuner.study.spec import StudySpec
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner import made_study, stores
 from tuner.cli import manage
-from tuner.spec import StudySpec
 from tuner.store import Store
-from tuner.study_folder import claim, held_folder
+from tuner.study.folder import claim, held_folder
+from tuner.study.spec import StudySpec
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
-from tuner.confirm import Plan
-from tuner.events import (
+from tuner.confirm.plan import Plan
+from tuner.control.events import (
     Event,
     OrderDecided,
     Preparing,
@@ -28,13 +28,13 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.order_checks import check_trial_order, enqueued_params
-from tuner.results import value_sources
-from tuner.run import run_study
-from tuner.scoring import to_optuna
-from tuner.spec import StudySpec
-from tuner.status import STOPPED_BY_PERSON, Origin, Status
+from tuner.control.order_checks import check_trial_order, enqueued_params
+from tuner.control.run import run_study
+from tuner.judge.results import value_sources
+from tuner.judge.scoring import to_optuna
 from tuner.store import Order, OrderState, Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import STOPPED_BY_PERSON, Origin, Status
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def until(is_so: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the controller look for orders after each report."""
-    monkeypatch.setattr("tuner.controller.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", -1.0)
 
 
 @pytest.fixture(scope="module")
@@ -564,7 +564,7 @@ def test_a_trial_in_the_wrong_state_refuses(kind: str, status: Status, message: 
 def test_an_order_that_comes_with_the_last_report_is_still_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.controller.LOOK_SECONDS", 1e9)
+    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", 1e9)
     values = {"cliprange": 0.15}
     finished, _ = run_with(
         tmp_path, {(1, 10): lambda store: place(store, "enqueue", values=values)}, spec=quick_spec(trials=2)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.models import load_task
-from ppo_core.task_file import get_task
+from ppo_core.models.load import load_task
 from ppo_core.tasks.skeleton import example_note
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import small_policy
 from tests.tuner.invoke import Invoke, one_error
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 TASK = 'policy = "an-org/a-model"\nreward = "ppo_core.tasks.arithmetic.reward:exact"\nprompts = "an-org/data"\n'
 STUDY = 'name = "mine"\ntrials = 2\nsearch = { learning_rate = "advised" }\n'

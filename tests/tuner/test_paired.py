@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.tuner.trial_rows import trial_row
-from tuner.paired import Difference, improvement, over
+from tuner.judge.paired import Difference, improvement, over
 from tuner.store import Store, TrialRow
 
 

@@ -16,9 +16,9 @@ from ppo_core.report import StepReport
 from tests.processes import spawned
 from tests.tuner import stores
 from tests.waiting import SECONDS, until
-from tuner.retry import StoreRetry
-from tuner.status import Origin
+from tuner.control.retry import StoreRetry
 from tuner.store import LEASE_SECONDS, Lease, NewTrial, Store
+from tuner.study.status import Origin
 
 pytestmark = pytest.mark.postgres
 
@@ -173,7 +173,7 @@ HALTED = """
 import os, signal, sys
 from ppo_core.errors import PPOTunerError
 from ppo_core.report import StepReport
-from tuner.status import Origin
+from tuner.study.status import Origin
 from tuner.store import NewTrial, Store, connect
 connect.IDLE_SECONDS = 1
 store = Store.open(sys.argv[1])

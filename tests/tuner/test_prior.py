@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ppo_core.declare import Choices, HyperValue, Range
+from ppo_core.config.declare import Choices, HyperValue, Range
 from tuner.search.prior import first_params, spread_params
 
 SEARCH = {

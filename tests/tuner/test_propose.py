@@ -12,17 +12,17 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.search_space import intersection_search_space
 from optuna.trial import TrialState
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.search import propose as proposing
 from tuner.search.choose import New, new_trial
 from tuner.search.prior import first_params, spread_params
 from tuner.search.propose import as_read, propose, require_usable
-from tuner.space import sampler_space
-from tuner.spec import StudySpec
-from tuner.status import Origin, PausedBy, Role, Status
 from tuner.store import TrialRow
+from tuner.study.space import sampler_space
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, PausedBy, Role, Status
 
 Params = dict[str, HyperValue]
 

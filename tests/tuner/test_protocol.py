@@ -9,7 +9,7 @@ import pytest
 
 from ppo_core.report import Sample, StepReport
 from tests.tuner.quick_study import ROOT, quick_spec
-from tuner.protocol import (
+from tuner.engine.protocol import (
     Answer,
     Ended,
     Entered,
@@ -25,7 +25,7 @@ from tuner.protocol import (
     Stepped,
     TrialSpec,
 )
-from tuner.status import Reason
+from tuner.study.status import Reason
 
 REPORT = StepReport(
     3, 48, {"eval/reward": 1.5, "objective/kl_exact": float("inf")}, (Sample(0, "a", "b", 1.0, 2.0, 3),)
@@ -58,6 +58,6 @@ def test_a_worker_begins_without_torch_and_without_the_store_and_the_sampler() -
 
 
 def test_the_controller_begins_without_torch() -> None:
-    code = "import sys, tuner.controller; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    code = "import sys, tuner.control.controller; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"

@@ -14,10 +14,10 @@ from ppo_core.errors import ConfigError
 from tests.tuner.quick_study import outcomes, quick_spec, rows, run
 from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.search.prune import require_usable, why_pruned
-from tuner.spec import StudySpec
-from tuner.status import Origin, Status
 from tuner.store import TrialRow
-from tuner.study_file import PRUNERS
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Status
+from tuner.study.study_file import PRUNERS
 
 Evaluation = Mapping[str, Any]
 

@@ -15,21 +15,21 @@ import psutil
 import pytest
 
 from ppo_core import checkpoint
-from ppo_core import world as worlds_module
+from ppo_core.distributed import world as worlds_module
+from ppo_core.distributed.world import World
 from ppo_core.errors import ConfigError, NoRoomError
-from ppo_core.world import World
 from tests.ppo_core.command_folder import EXHAUST_AT, KILL_RANK, REPOSITORY, fill
 from tests.ppo_core.worlds import run_gloo
 from tests.processes import spawned
 from tests.waiting import until
+from tuner.control.run import _most_workers
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
+from tuner.engine.protocol import Answer, NoRoom, Stepped, TrialSpec
 from tuner.engine.trial import run_trial
-from tuner.guard import GuardSettings
-from tuner.protocol import Answer, NoRoom, Stepped, TrialSpec
-from tuner.run import _most_workers
-from tuner.spec import PPO_TRAINER, StudySpec
-from tuner.worker_settings import WorkerSettings
+from tuner.engine.worker_settings import WorkerSettings
+from tuner.judge.guard import GuardSettings
+from tuner.study.spec import PPO_TRAINER, StudySpec
 
 FOLDER = "RANKS_TEST_FOLDER"
 STUDY = """

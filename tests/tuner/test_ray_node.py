@@ -10,10 +10,10 @@ import pytest
 
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.test_worker import trial_spec
-from tuner import trial_log
 from tuner.engine import gpu
+from tuner.engine.protocol import Answer, Ended, Failed, Lost, Message, Stepped
 from tuner.engine.ray_node import TOKEN, NodeSetup, NodeWorker, sources
-from tuner.protocol import Answer, Ended, Failed, Lost, Message, Stepped
+from tuner.files import trial_log
 
 
 @pytest.fixture

@@ -13,20 +13,21 @@ import pytest
 from rich.console import Console
 
 from ppo_core import checkpoint
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.kl_budget import Point, front
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.kl_budget import Point, front
 from ppo_core.report import SplitReading
 from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tuner import forks, results
 from tuner.cli import report
-from tuner.events import Event, ReadingOnTest, StudyWarned
-from tuner.front import MOST_KEPT, StudyFront
-from tuner.results import StudyView
-from tuner.spec import StudySpec
+from tuner.control import forks
+from tuner.control.events import Event, ReadingOnTest, StudyWarned
+from tuner.judge import results
+from tuner.judge.front import MOST_KEPT, StudyFront
+from tuner.judge.results import StudyView
 from tuner.store import OnTest, Store
+from tuner.study.spec import StudySpec
 
 
 def spec(trainer: str = "tested", **changes: Any) -> StudySpec:

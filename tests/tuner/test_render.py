@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 from rich.table import Table
 
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import PIPE_WIDTH, console, counted, measured
 from tests.tuner import made_study
 from tests.tuner.trial_rows import trial_row
-from tuner import render
-from tuner.scoring import Extent
-from tuner.spec import StudySpec
-from tuner.status import PausedBy, Status
+from tuner.cli import render
+from tuner.judge.scoring import Extent
+from tuner.study.spec import StudySpec
+from tuner.study.status import PausedBy, Status
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from ppo_core.errors import StoreError
 from ppo_core.report import Sample, StepReport
 from tests.processes import spawned
 from tests.tuner import stores
-from tuner.retry import StoreRetry, TrialWatch
-from tuner.status import Origin, Reason, Status, Wanted
+from tuner.control.retry import StoreRetry, TrialWatch
 from tuner.store import Lease, NewTrial, Outcome, Store, schema
+from tuner.study.status import Origin, Reason, Status, Wanted
 
 pytestmark = pytest.mark.slow
 

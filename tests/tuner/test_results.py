@@ -10,11 +10,11 @@ from ppo_core import output
 from ppo_core.metrics import METRICS
 from tests.tuner import made_study
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner import results
-from tuner.best import best_trial
-from tuner.results import Measured, StudyView
-from tuner.status import Status
+from tuner.judge import results
+from tuner.judge.best import best_trial
+from tuner.judge.results import Measured, StudyView
 from tuner.store import Store, TrialRow
+from tuner.study.status import Status
 
 
 @pytest.fixture

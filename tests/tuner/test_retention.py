@@ -8,11 +8,11 @@ import pytest
 from ppo_core import checkpoint
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import trial_row
-from tuner.checkpoints import TrialFiles
-from tuner.held_study import open_study
-from tuner.retention import Saved, kept_at_rung, spare
-from tuner.status import PausedBy, Role, Status
+from tuner.control.session import open_study
+from tuner.files.checkpoints import TrialFiles
+from tuner.files.retention import Saved, kept_at_rung, spare
 from tuner.store import Store
+from tuner.study.status import PausedBy, Role, Status
 
 AT_RUNG = dict[str, Any](status=Status.PAUSED, paused_by=PausedBy.STRATEGY)
 PAUSED = dict[str, Any](status=Status.PAUSED, paused_by=PausedBy.PERSON)
@@ -73,11 +73,11 @@ def on_disk(folder: Path) -> dict[int, list[int]]:
 def test_a_study_keeps_its_answer_of_a_trial_at_a_rung_that_loses_its_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.front.MOST_KEPT", 2)
+    monkeypatch.setattr("tuner.judge.front.MOST_KEPT", 2)
     monkeypatch.setattr("tuner.search.choose._promoted", lambda *_: None)
-    monkeypatch.setattr("tuner.controller.promotable", lambda *_: [])
+    monkeypatch.setattr("tuner.control.controller.promotable", lambda *_: [])
     monkeypatch.setattr("tuner.search.choose.own_rung", lambda *_: 48)
-    monkeypatch.setattr("tuner.judge.own_rung", lambda *_: 48)
+    monkeypatch.setattr("tuner.judge.judge.own_rung", lambda *_: 48)
     spec = quick_spec(trials=4, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
     assert run(tmp_path, spec, workers=1)[0]
     store = Store.open(storage(tmp_path))

@@ -14,10 +14,10 @@ import pytest
 
 from ppo_core.errors import CheckpointError, ConfigError, RewardError, RewardOutage
 from tests.tuner.trial_rows import trial_row
-from tuner.protocol import Failed
-from tuner.retry import error_reason, failing, lost_reason
-from tuner.status import STOPPED_BY_PERSON, PausedBy, Reason, Status
+from tuner.control.retry import error_reason, failing, lost_reason
+from tuner.engine.protocol import Failed
 from tuner.store import TrialRow
+from tuner.study.status import STOPPED_BY_PERSON, PausedBy, Reason, Status
 
 
 def told_by(rows: list[TrialRow]) -> list[str | None]:

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner import scoring
-from tuner.rules import RULES
-from tuner.scoring import extent, rung_score, to_optuna, trial_value, violation
-from tuner.spec import StudySpec
-from tuner.status import Origin, PausedBy, Reason, Role, Status
+from tuner.judge import scoring
+from tuner.judge.rules import RULES
+from tuner.judge.scoring import extent, rung_score, to_optuna, trial_value, violation
 from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, PausedBy, Reason, Role, Status
 
 CONTENT = {
     "name": "s", "task": "reviews", "trials": 3, "search": {"lam": "advised"}, "kl": {"budget": 10, "limit": 15}

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ppo_core.declare import Choices, HyperValue, Range
-from tuner.space import Search, decoded, for_people, for_sampler, read_by_sampler, sampler_space
+from ppo_core.config.declare import Choices, HyperValue, Range
+from tuner.study.space import Search, decoded, for_people, for_sampler, read_by_sampler, sampler_space
 
 SEARCH = {
     "learning_rate": Range(1e-5, 1e-3, "log"),

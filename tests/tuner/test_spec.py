@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from ppo_core import declare
-from ppo_core.declare import Choices, Range
+from ppo_core.config import declare
+from ppo_core.config.declare import Choices, Range
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.task_file import get_task
-from tuner.spec import PPO_TRAINER, StudySpec
-from tuner.study_file import SamplerSpec
-from tuner.worker_settings import WorkerSettings
+from tuner.engine.worker_settings import WorkerSettings
+from tuner.study.spec import PPO_TRAINER, StudySpec
+from tuner.study.study_file import SamplerSpec
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 

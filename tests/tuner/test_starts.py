@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from ppo_core.declare import Range
+from ppo_core.config.declare import Range
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError, StudyError
-from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.tuner import quick_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.quick_run import QUICK_STUDY
-from tuner.events import StudyStarted
-from tuner.run import run_study
+from tuner.control.events import StudyStarted
+from tuner.control.run import run_study
 from tuner.search.warm_start import RECIPES, moved
-from tuner.spec import StudySpec
-from tuner.status import Origin, Status
 from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Status
 
 SEARCH = {
     "learning_rate": {"low": 1e-5, "high": 1e-3},

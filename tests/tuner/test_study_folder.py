@@ -10,7 +10,7 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tuner.store import StudyRow
-from tuner.study_folder import claim, held_folder, require_seen, resume_point
+from tuner.study.folder import claim, held_folder, require_seen, resume_point
 
 
 def save(folder: Path, *steps: int) -> None:

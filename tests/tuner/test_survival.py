@@ -15,11 +15,11 @@ from tests.tuner.quick_study import Controller, controller, curves, outcomes, qu
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, STATE
 from tests.tuner.stores import content, pretend
 from tests.waiting import SECONDS
-from tuner.events import StudyWarned, TrialStarted
-from tuner.run import run_study
-from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.control.events import StudyWarned, TrialStarted
+from tuner.control.run import run_study
 from tuner.store import LEASE_SECONDS, Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import Status
 
 
 @pytest.fixture(scope="module")

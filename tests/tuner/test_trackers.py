@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.tuner import quick_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.quick_run import INTERRUPT_ONCE, QUICK_STUDY
-from tuner.events import StudyWarned
-from tuner.trackers import StudyTrackers
+from tuner.control.events import StudyWarned
+from tuner.exchange.trackers import StudyTrackers
 
 
 def read(folder: Path) -> tuple[dict[str, list[int]], dict[str, str]]:

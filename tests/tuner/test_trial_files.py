@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tuner.quick_study import curves, quick_spec, run, storage
-from tuner.run import run_study
+from tuner.control.run import run_study
 
 
 @pytest.fixture(scope="module")

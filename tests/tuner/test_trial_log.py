@@ -16,12 +16,12 @@ from tests.tuner.quick_study import MODULE
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import run_out, to_gate
 from tests.tuner.test_worker import trial_spec
-from tuner import trial_log
 from tuner.cli import read
 from tuner.engine.local import LocalEngine
-from tuner.protocol import Ended, Failed, Lost, Prepared, PrepareTask
-from tuner.status import Origin, Status
+from tuner.engine.protocol import Ended, Failed, Lost, Prepared, PrepareTask
+from tuner.files import trial_log
 from tuner.store import Lease, NewTrial, Outcome, Store
+from tuner.study.status import Origin, Status
 
 pytestmark = pytest.mark.slow
 

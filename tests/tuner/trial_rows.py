@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ppo_core.declare import HyperValue
-from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
+from ppo_core.config.declare import HyperValue
 from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Reason, Status
 
 _ROW = TrialRow(
     id=1,

@@ -1,13 +1,13 @@
-"""What a command line of `ppo-tuner` may hold, and the one to copy. See `ppo_core.run.command_line`."""
+"""What a command line of `ppo-tuner` may hold, and the one to copy. See `ppo_core.cli.command_line`."""
 
 import argparse
 import math
 import re
 
 from ppo_core.errors import nearest
+from tuner.engine.worker_settings import SETTINGS
 from tuner.environment import STORAGE_VARIABLE
-from tuner.export import TRAINERS
-from tuner.worker_settings import SETTINGS
+from tuner.exchange import TRAINERS
 
 STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"

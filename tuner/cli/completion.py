@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import PPOTunerError
-from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner.cli import storage
 from tuner.environment import PROG
-from tuner.export import TRAINERS
+from tuner.exchange import TRAINERS
 
 OWN_PARSERS = ("train", "estimate")
 """Commands whose parsers, with a flag for each hyperparameter, are built only where they are needed."""
@@ -84,7 +84,7 @@ def _studies_and_files(prefix: str, parsed_args: argparse.Namespace, **_: object
 
 def _tasks(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
     """Return the built-in tasks and files of tasks; for `estimate` the store's studies, too."""
-    from ppo_core.task import BUILT_IN
+    from ppo_core.data.task import BUILT_IN
 
     studies = _studies(parsed_args) if hasattr(parsed_args, "what") else []
     return [*BUILT_IN, *studies, *_files(prefix, (".toml", ".py"))]

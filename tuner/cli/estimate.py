@@ -11,27 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ppo_core import checkpoint, declare, output
+from ppo_core import checkpoint, output
+from ppo_core.cli import config_file
+from ppo_core.cli.arguments import HyperparameterParser, hyperparameters_of
+from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK, import_from_working_folder, refuse_unknown
+from ppo_core.cli.training import seconds_left
+from ppo_core.config import declare
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import BUILT_IN
+from ppo_core.data.task_file import FOLDER_FILES, get_task
 from ppo_core.errors import ConfigError, StoreError, TaskError, nearest
-from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import amount
 from ppo_core.report import DEVICES, iteration_seconds, require_device
-from ppo_core.run import config_file
-from ppo_core.run.arguments import HyperparameterParser, hyperparameters_of
-from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK, import_from_working_folder, refuse_unknown
-from ppo_core.run.training import seconds_left
-from ppo_core.task import BUILT_IN
-from ppo_core.task_file import FOLDER_FILES, get_task
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP
+from tuner.cli.render import new_table
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
-from tuner.render import new_table
-from tuner.spec import PPO_TRAINER, StudySpec
-from tuner.study_extent import Disk, disk, search_line
+from tuner.files.disk import Disk, disk, search_line
+from tuner.study.spec import PPO_TRAINER, StudySpec
 
 if TYPE_CHECKING:
-    from ppo_core.estimate import Estimate
-    from ppo_core.memory import Room
+    from ppo_core.models.estimate import Estimate
+    from ppo_core.models.memory import Room
 
 
 def estimate(argv: Sequence[str]) -> int:
@@ -41,10 +42,10 @@ def estimate(argv: Sequence[str]) -> int:
     refuse_unknown(parser, rest)
     import_from_working_folder()
     asked = _asked(args)
-    from ppo_core import fits  # torch is loaded from here on
-    from ppo_core.estimate import Estimator
-    from ppo_core.memory import room
-    from ppo_core.models import resolve_device
+    from ppo_core.models import fits
+    from ppo_core.models.estimate import Estimator
+    from ppo_core.models.load import resolve_device
+    from ppo_core.models.memory import room
 
     device = resolve_device(asked.device)
     task = get_task(asked.task)
@@ -87,7 +88,7 @@ def _measure(config: PPOConfig, task: str, device: str) -> dict[str, float]:
 
     The peak is how far memory rose over what this process held before, in bytes; on a GPU, the most that was allocated.
     """
-    from ppo_core.memory import peak_mib, resident
+    from ppo_core.models.memory import peak_mib, resident
     from ppo_core.trainer import ppo_trainer
 
     before = resident()
@@ -200,7 +201,7 @@ def _no_disk(space: Disk) -> str | None:
 def _print(
     out: Console, asked: _Asked, found: Mapping[str, "Estimate"], worst: str, place: "Room", space: Disk
 ) -> None:
-    from ppo_core import fits
+    from ppo_core.models import fits
 
     largest = found[worst]
     title = f"{output.plain(asked.task)}, {worst}" if asked.spec is None else f"{asked.spec.name}, {worst}"
@@ -242,8 +243,8 @@ def _data(
     wrong: Sequence[str],
     measured: Mapping[str, float] | None,
 ) -> dict[str, Any]:
-    from ppo_core.estimate import ERROR
-    from ppo_core.fits import predicted
+    from ppo_core.models.estimate import ERROR
+    from ppo_core.models.fits import predicted
 
     largest = found.get(worst)
     return {

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError
-from ppo_core.run.command_line import EXIT_OK
 from tuner.cli import storage
 from tuner.cli.storage import opened
 from tuner.environment import STORAGE_VARIABLE
-from tuner.results import read_study
+from tuner.judge.results import read_study
 
 
 def write(args: argparse.Namespace) -> int:

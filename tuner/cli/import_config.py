@@ -10,13 +10,13 @@ from pathlib import Path
 import tomli_w
 
 from ppo_core import output
-from ppo_core.declare import require_numeric, require_searchable
+from ppo_core.config.declare import require_numeric, require_searchable
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import HYPERPARAMETERS, inert
-from tuner.export.table import Imported
-from tuner.export.trainers import read
+from tuner.exchange.table import Imported
+from tuner.exchange.trainers import read
 from tuner.search.warm_start import moved
-from tuner.spec import StudySpec
+from tuner.study.spec import StudySpec
 
 
 def run(args: argparse.Namespace) -> int:

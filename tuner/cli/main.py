@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppo_core import __version__, output
-from ppo_core.errors import OUT_OF_MEMORY, ConfigError, PPOTunerError, is_out_of_memory, nearest
-from ppo_core.run.command_line import (
+from ppo_core.cli.command_line import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_PIPE,
@@ -21,7 +20,7 @@ from ppo_core.run.command_line import (
     refuse_unknown,
     status_of,
 )
-from tuner.best import RULE
+from ppo_core.errors import OUT_OF_MEMORY, ConfigError, PPOTunerError, is_out_of_memory, nearest
 from tuner.cli.arguments import (
     COMPLETION_VARIABLE,
     LOCAL,
@@ -39,11 +38,12 @@ from tuner.cli.arguments import (
     trainer,
     trial_number,
 )
-from tuner.confirm import DEFAULT_SEEDS, DEFAULT_TOP
+from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
+from tuner.control.orders import KINDS, SETTINGS
+from tuner.engine.worker_settings import SETTINGS as SETTINGS_OF_WORKERS
 from tuner.environment import PROG, to_copy
-from tuner.export import FORMATS, TRAINERS
-from tuner.orders import KINDS, SETTINGS
-from tuner.worker_settings import SETTINGS as SETTINGS_OF_WORKERS
+from tuner.exchange import FORMATS, TRAINERS
+from tuner.judge.best import RULE
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,23 @@ from contextlib import closing
 from pathlib import Path
 
 from ppo_core.checkpoint import bytes_of, size
+from ppo_core.cli.command_line import EXIT_ERROR
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.output import plain
-from ppo_core.run.command_line import EXIT_ERROR
-from tuner import study_file, upkeep
 from tuner.cli.report import no_winner
 from tuner.cli.storage import opened
 from tuner.environment import to_copy
-from tuner.export import OPTUNA
-from tuner.export.chosen import choose
-from tuner.export.folder import export_study
-from tuner.export.trainers import TARGETS, write
-from tuner.results import read_study
+from tuner.exchange import OPTUNA
+from tuner.exchange.chosen import choose
+from tuner.exchange.folder import export_study
+from tuner.exchange.trainers import TARGETS, write
+from tuner.files import delete as upkeep
+from tuner.judge.results import read_study
 from tuner.store import OrderState, Store, StudyRow
 from tuner.store.bulk import copy_study
 from tuner.store.connect import file_of
 from tuner.store.schema import parse_url, without_secrets
+from tuner.study import study_file
 
 
 def delete(args: argparse.Namespace) -> int:
@@ -75,7 +76,7 @@ def export(args: argparse.Namespace) -> int:
 
 def _export_to_optuna(args: argparse.Namespace) -> int:
     """Write a study to a storage of Optuna's."""
-    from tuner.export.optuna import export_to_optuna  # Optuna's storages take a second to load
+    from tuner.exchange.optuna import export_to_optuna  # Optuna's storages take a second to load
 
     output = args.output or f"{args.study}.optuna.db"
     with opened(args.storage) as store:

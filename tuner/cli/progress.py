@@ -19,13 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ppo_core import output
+from ppo_core.config.kl_budget import is_within
 from ppo_core.errors import NO_ROOM
-from ppo_core.kl_budget import is_within
 from ppo_core.report import StepReport, iteration_seconds
-from tuner import render
-from tuner.best import best_rank
-from tuner.environment import to_copy
-from tuner.events import (
+from tuner.cli import render
+from tuner.control.events import (
     Event,
     OrderDecided,
     Preparing,
@@ -40,11 +38,13 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.scoring import Extent
-from tuner.spec import StudySpec
-from tuner.status import Role
+from tuner.environment import to_copy
+from tuner.files.disk import search_line
+from tuner.judge.best import best_rank
+from tuner.judge.scoring import Extent
 from tuner.store import Order, OrderState, TrialRow
-from tuner.study_extent import search_line
+from tuner.study.spec import StudySpec
+from tuner.study.status import Role
 
 READINGS = {"objective/scores": "reward", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
 """What is shown of a running trial."""

@@ -9,16 +9,19 @@ from contextlib import closing
 from pathlib import Path
 
 from ppo_core import output
+from ppo_core.cli.command_line import EXIT_INTERRUPTED
 from ppo_core.errors import ConfigError, StudyError
-from ppo_core.run.command_line import EXIT_INTERRUPTED
-from tuner import forks, render, results, trial_log, upkeep
-from tuner.answer import answer_data, of_study
-from tuner.cli import report, storage
-from tuner.paired import over
-from tuner.results import StudyView, read_study
-from tuner.scoring import with_running
-from tuner.status import Status
+from tuner.cli import render, report, storage
+from tuner.control import forks
+from tuner.files import delete as upkeep
+from tuner.files import trial_log
+from tuner.judge import results
+from tuner.judge.answer import answer_data, of_study
+from tuner.judge.paired import over
+from tuner.judge.results import StudyView, read_study
+from tuner.judge.scoring import with_running
 from tuner.store import Store, StudyRow, TrialRow
+from tuner.study.status import Status
 
 MOST_ORDERS = 10
 """`show STUDY` lists so many of the latest orders, unless all are asked for."""

@@ -6,25 +6,25 @@ from typing import Any
 from rich.console import Console
 
 from ppo_core import output
-from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
-from tuner import forks, render
-from tuner.answer import Answer, answer_data, of_study
-from tuner.best import best_rank
-from tuner.cli import storage, trust
-from tuner.confirmed import confirmations, longest_read
+from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
+from tuner.cli import render, storage, trust
+from tuner.confirm.result import confirmations, longest_read
+from tuner.control import forks
 from tuner.environment import to_copy
-from tuner.paired import improvement
-from tuner.results import (
+from tuner.judge.answer import Answer, answer_data, of_study
+from tuner.judge.best import best_rank
+from tuner.judge.paired import improvement
+from tuner.judge.results import (
     StudyView,
     baseline,
     front,
     kl_prunings,
     spent,
 )
-from tuner.rules import RULES
-from tuner.scoring import with_running
-from tuner.status import Status
+from tuner.judge.rules import RULES
+from tuner.judge.scoring import with_running
 from tuner.store import Store, TrialRow
+from tuner.study.status import Status
 
 MOST_LISTED, LISTED_EACH = 200, 50
 """Beyond so many trials, tables list the best, the latest (so many of each), and those that have not ended."""

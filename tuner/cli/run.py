@@ -9,28 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo_core import output
+from ppo_core.cli import trackers
+from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK
 from ppo_core.errors import ConfigError, StudyError, nearest
-from ppo_core.run import trackers
-from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
-from tuner import results, study_file
-from tuner.answer import of_study
 from tuner.cli import report, storage, trust
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
-from tuner.confirm import Plan, candidates
-from tuner.confirmed import Confirmation, confirmation_data, confirmations
+from tuner.confirm.plan import Plan, candidates
+from tuner.confirm.result import Confirmation, confirmation_data, confirmations
+from tuner.control.events import StudyStopped
+from tuner.control.run import run_study
 from tuner.engine.base import MakeEngine
 from tuner.engine.gpu import require_gpus, visible_gpus
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
 from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
-from tuner.events import StudyStopped
-from tuner.results import read_study
-from tuner.run import run_study
-from tuner.spec import PPO_TRAINER, StudySpec
+from tuner.exchange.trackers import SEVERAL_AT_ONCE, StudyTrackers
+from tuner.judge import results
+from tuner.judge.answer import of_study
+from tuner.judge.results import read_study
 from tuner.store import Store
 from tuner.store.connect import file_of as store_file
 from tuner.store.schema import parse_url, redacted
-from tuner.trackers import SEVERAL_AT_ONCE, StudyTrackers
+from tuner.study import study_file
+from tuner.study.spec import PPO_TRAINER, StudySpec
 
 if TYPE_CHECKING:
     from tuner.engine.ray import RayCluster

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppo_core import output
-from ppo_core.declare import Choices
+from ppo_core.config.declare import Choices
 from ppo_core.errors import ConfigError, StudyError
-from tuner import order_checks
 from tuner.cli import storage
 from tuner.cli.storage import opened
+from tuner.control import order_checks
+from tuner.control.orders import SETTINGS
 from tuner.environment import to_copy
-from tuner.orders import SETTINGS
-from tuner.results import StudyView, order_data, read_study
+from tuner.judge.results import StudyView, order_data, read_study
 from tuner.store import Order, OrderState, Store
 
 WAIT_SECONDS = 30.0

@@ -5,24 +5,25 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppo_core import leading
+from ppo_core.cli import training
+from ppo_core.cli.arguments import DESCRIPTION, RunParser
+from ppo_core.cli.command_line import import_from_working_folder, refuse_unknown
+from ppo_core.cli.new_run import Start
+from ppo_core.cli.run_folder import ConfirmedReading, Origin
+from ppo_core.cli.training import Program
+from ppo_core.data.task_file import get_task
+from ppo_core.distributed import leading
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError
-from ppo_core.run import training
-from ppo_core.run.arguments import DESCRIPTION, RunParser
-from ppo_core.run.command_line import import_from_working_folder, refuse_unknown
-from ppo_core.run.new_run import Start
-from ppo_core.run.run_folder import ConfirmedReading, Origin
-from ppo_core.run.training import Program
-from ppo_core.task_file import get_task
 from ppo_core.tasks import skeleton
-from tuner import forks, results
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP, trial_number
-from tuner.confirmed import Confirmation, Confirmed, confirmations
+from tuner.confirm.result import Confirmation, Confirmed, confirmations
+from tuner.control import forks
 from tuner.environment import PROG, to_copy
-from tuner.results import StudyView
-from tuner.status import Role
+from tuner.judge import results
+from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
+from tuner.study.status import Role
 
 PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]))
 

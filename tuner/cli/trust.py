@@ -14,12 +14,11 @@ from rich.text import Text
 from ppo_core import output
 from ppo_core.errors import StudyError
 from ppo_core.output import KL_UNIT, NOTHING, plus_minus
-from tuner import diagnose as diagnoses
-from tuner import render
-from tuner.cli import storage
-from tuner.confirmed import Confirmation, runs_text
+from tuner.cli import render, storage
+from tuner.confirm.result import Confirmation, runs_text
 from tuner.environment import to_copy
-from tuner.results import read_study
+from tuner.judge import diagnose as diagnoses
+from tuner.judge.results import read_study
 
 if TYPE_CHECKING:  # its libraries take a second to load
     from tuner.search.importance import Importance

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from ppo_core.errors import ConfigError
-from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
+from tuner.engine.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
 
 _SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"

@@ -2,8 +2,8 @@
 
 import math
 
-from tuner.protocol import Entered, Job, Message, NoRoom, Phase, PrepareTask, ReadTest, Stepped
-from tuner.worker_settings import WorkerSettings
+from tuner.engine.protocol import Entered, Job, Message, NoRoom, Phase, PrepareTask, ReadTest, Stepped
+from tuner.engine.worker_settings import WorkerSettings
 
 LATE_SECONDS = 1.0
 """A wait that overruns by this much means that this process was suspended, and perhaps its workers, too."""

@@ -16,7 +16,7 @@ from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.hang import LATE_SECONDS, HangTimeout
 from tuner.engine.process import WorkerProcess, end_all
-from tuner.protocol import (
+from tuner.engine.protocol import (
     Answer,
     Ended,
     Failed,
@@ -28,7 +28,7 @@ from tuner.protocol import (
     PrepareTask,
     Read,
 )
-from tuner.worker_settings import WorkerSettings
+from tuner.engine.worker_settings import WorkerSettings
 
 _DEFAULTS = WorkerSettings()
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 
-from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE, Answer, Job, Lost, Message
+from tuner.engine.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE, Answer, Job, Lost, Message
 
 _EXIT_SECONDS = 5.0
 """Time a worker gets to exit once its pipe is closed."""

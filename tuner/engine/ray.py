@@ -29,8 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.hang import LATE_SECONDS, HangTimeout
-from tuner.engine.ray_node import TOKEN, Greeting, NodeSetup, NodeWorker, sources
-from tuner.protocol import (
+from tuner.engine.protocol import (
     Answer,
     Ended,
     Failed,
@@ -45,7 +44,8 @@ from tuner.protocol import (
     Read,
     Stepped,
 )
-from tuner.spec import PPO_TRAINER
+from tuner.engine.ray_node import TOKEN, Greeting, NodeSetup, NodeWorker, sources
+from tuner.study.spec import PPO_TRAINER
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 """Ray's own variable: the cluster to use. Unset: one is started on this machine, and ends with this process."""

@@ -24,7 +24,7 @@ from ppo_core import __version__
 from ppo_core.errors import ConfigError
 from tuner.engine.gpu import unseen_gpus
 from tuner.engine.process import WorkerProcess
-from tuner.protocol import (
+from tuner.engine.protocol import (
     Answer,
     Job,
     Lost,

@@ -10,18 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ppo_core import checkpoint, launched
+from ppo_core import checkpoint
 from ppo_core.checkpoint import CheckpointKeeper, disk_use
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.stages import StagedTrainer
+from ppo_core.data.lookup import import_module
+from ppo_core.distributed import launch as launched
+from ppo_core.distributed.leading import by_first
 from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerError, is_outage, nearest
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.leading import by_first
-from ppo_core.lookup import import_module
 from ppo_core.report import StepReport, Trainer
-from ppo_core.stages import StagedTrainer
-from tuner.budget_watch import WatchState, watch
 from tuner.engine.gpu import limit_memory, require_own_gpu
-from tuner.guard import GUARD, GuardState, observe
-from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.engine.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.judge.budget_watch import WatchState, watch
+from tuner.judge.guard import GUARD, GuardState, observe
 
 T = TypeVar("T")
 WATCH = "budget_watch"

@@ -23,15 +23,13 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from ppo_core import checkpoint, launched
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.task_file import get_task
-from tuner import trial_log
+from ppo_core import checkpoint
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task_file import get_task
+from ppo_core.distributed import launch as launched
 from tuner.engine.gpu import limit_memory
 from tuner.engine.process import WorkerProcess, end_all
-from tuner.engine.trial import read_test, run_trial
-from tuner.environment import existing
-from tuner.protocol import (
+from tuner.engine.protocol import (
     Answer,
     Entered,
     Failed,
@@ -46,6 +44,9 @@ from tuner.protocol import (
     Stepped,
     TrialSpec,
 )
+from tuner.engine.trial import read_test, run_trial
+from tuner.environment import existing
+from tuner.files import trial_log
 
 # Output is redirected at file descriptors 1 and 2, to include C libraries and child processes.
 
@@ -214,7 +215,7 @@ def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
     task = get_task(job.task)
     assets = task.prepare(lambda what, share: controller.emit(Progress(what, share)))
     if job.configs:
-        from ppo_core import fits  # loads torch, as a trial will
+        from ppo_core.models import fits
 
         limit_memory()
         found = fits.largest([PPOConfig.from_dict(config) for config in job.configs], task, assets, job.device)

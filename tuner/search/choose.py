@@ -19,12 +19,12 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from ppo_core.declare import HyperValue
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import PPOConfig
 from tuner.search.propose import propose
-from tuner.spec import StudySpec
-from tuner.status import Origin, Status
 from tuner.store import NewTrial, TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Status
 
 SHARE = 0.1
 """Position of the rung, as a share of a trial's episodes."""

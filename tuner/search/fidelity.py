@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted
 from tuner.search.choose import SHARE
-from tuner.spec import StudySpec
 from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
 
 _KL = METRICS["eval/kl"]
 

@@ -17,11 +17,11 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.scoring import Told, frozen
-from tuner.space import for_sampler
-from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.judge.scoring import Told, frozen
 from tuner.store import TrialRow
+from tuner.study.space import for_sampler
+from tuner.study.spec import StudySpec
+from tuner.study.status import Status
 
 Outcome = Literal["reward", "KL"]
 MEANING = (

@@ -18,9 +18,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ppo_core.declare import Choices, Dimension, HyperValue, Range
-from ppo_core.hyperparameters import HYPERPARAMETERS
-from tuner.space import Search
+from ppo_core.config.declare import Choices, Dimension, HyperValue, Range
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from tuner.study.space import Search
 
 AROUND = 0.75
 """Share of the first trials drawn around the centre."""

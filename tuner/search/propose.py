@@ -16,16 +16,16 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError
 from ppo_core.rewards.batch import one_line
+from tuner.judge.scoring import Told, frozen, to_optuna
 from tuner.own_objects import made_by
-from tuner.scoring import Told, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
-from tuner.space import decoded, read_by_sampler, sampler_space
-from tuner.spec import StudySpec
-from tuner.status import Origin, Status
 from tuner.store import TrialRow
+from tuner.study.space import decoded, read_by_sampler, sampler_space
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Status
 
 MOST_READ, BEST_READ = 500, 100
 """Trials that a sampler reads beside those that run or wait, and the number of these that are the best older ones. TPE
@@ -61,8 +61,8 @@ def require_usable(spec: StudySpec) -> None:
 def as_read(spec: StudySpec, rows: Rows) -> list[FrozenTrial]:
     """Return the trials as the sampler reads them, a selection if there are many.
 
-    A trial at a rung is read with a predicted value, and every trial with a value as COMPLETE (see `tuner.scoring`).
-    One that lacks a dimension is FAIL, and keeps its number.
+    A trial at a rung is read with a predicted value, and every trial with a value as COMPLETE (see
+    `tuner.judge.scoring`). One that lacks a dimension is FAIL, and keeps its number.
     """
     space = sampler_space(spec.search)
     gain = _usual_gain(rows)

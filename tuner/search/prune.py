@@ -15,12 +15,12 @@ from optuna.trial import Trial, TrialState
 
 from ppo_core.errors import ConfigError
 from ppo_core.rewards.batch import one_line
+from tuner.judge.scoring import Evaluations, trial_value
 from tuner.own_objects import made_by
-from tuner.scoring import Evaluations, trial_value
-from tuner.spec import StudySpec
-from tuner.status import PRUNER, Origin, Reason, Status
 from tuner.store import TrialRow
-from tuner.study_file import PRUNERS
+from tuner.study.spec import StudySpec
+from tuner.study.status import PRUNER, Origin, Reason, Status
+from tuner.study.study_file import PRUNERS
 
 PERCENTILE = 25.0
 """"percentile" prunes a trial below this top share of the completed trials, in percent."""

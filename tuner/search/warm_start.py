@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ppo_core.declare import Choices, Dimension, HyperValue
+from ppo_core.config.declare import Choices, Dimension, HyperValue
 from ppo_core.errors import ConfigError
-from tuner.space import inside
+from tuner.study.space import inside
 
 STUDY = "study:"
 """Prefix of an earlier study's name, whose best trial is a warm start."""
@@ -56,7 +56,7 @@ class ListedTrial:
         return ": ".join(text for text in (self.label, "".join(self.moves[:1]) + more) if text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table that `read_listed` reads, or `tuner.study_file.read_starts` for a start."""
+        """Return the table that `read_listed` reads, or `tuner.study.study_file.read_starts` for a start."""
         named = {key: text for key, text in (("label", self.label), ("warm_start", self.source)) if text}
         moved = {} if self.moved_from is None else {"moved_from": dict(self.moved_from)}
         return {**named, **moved, **self.params}

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
 from ppo_core.report import EvalReadings, Sample, TokenReadings
-from tuner.status import Origin, PausedBy, Reason, Role, Status, Wanted
 from tuner.store.processes import ProcessKey, is_alive
+from tuner.study.status import Origin, PausedBy, Reason, Role, Status, Wanted
 
 DIGITS = 4
 """Significant digits of a token's readings, which are only looked at."""
@@ -100,7 +100,7 @@ class StudyRow:
     workers: int | None = None
     """Number of trials run at a time."""
     overrides: dict[str, dict[str, float]] | None = None
-    """Values last read from the study file, and those that orders changed since (see `tuner.held_study`)."""
+    """Values last read from the study file, and those that orders changed since (see `tuner.control.session`)."""
     read_at: float | None = None
     """Time of this reading, by the leases' clock (see `tuner.store.connect`). Not stored."""
 

@@ -194,7 +194,7 @@ class Order:
     key: str
     """Chosen by whoever placed it."""
     kind: str
-    """A name of `tuner.orders.KINDS`."""
+    """A name of `tuner.control.orders.KINDS`."""
     trial: int | None
     """Number of the trial concerned; None: the study."""
     arguments: dict[str, Any]

@@ -25,11 +25,10 @@ from sqlalchemy import (
     update,
 )
 
-from ppo_core.declare import HyperValue
+from ppo_core.config.declare import HyperValue
 from ppo_core.errors import StudyError
 from ppo_core.metrics import METRICS
 from ppo_core.report import SplitReading, StepReport, TokenReadings
-from tuner.status import Origin, PausedBy, Reason, Role, Status, Wanted
 from tuner.store import schema
 from tuner.store.connect import Database
 from tuner.store.rows import (
@@ -43,6 +42,7 @@ from tuner.store.rows import (
     to_row,
     token_readings,
 )
+from tuner.study.status import Origin, PausedBy, Reason, Role, Status, Wanted
 
 STEP_KEYS = ("trial_id", "step", "episode", "at")
 """Columns that identify and date a row of steps."""

@@ -17,7 +17,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from ppo_core.kl_budget import is_within
+from ppo_core.config.kl_budget import is_within
 from support.intervals import Interval
 
 from .recipes import Recipe

@@ -22,8 +22,8 @@ from typing import Any
 import pandas as pd
 import tomli_w
 
+from ppo_core.config.kl_budget import is_within
 from ppo_core.errors import ConfigError
-from ppo_core.kl_budget import is_within
 
 from .recipes import Recipe
 from .tasks import STARTS, Start, make_task

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from ppo_core.declare import Range
-from ppo_core.task import Advice, Progress, RewardPart, Task, TaskAssets
+from ppo_core.config.declare import Range
+from ppo_core.data.task import Advice, Progress, RewardPart, Task, TaskAssets
 from ppo_core.tasks import shipped_prompts
 
 DATA = Path(__file__).parent / "data"

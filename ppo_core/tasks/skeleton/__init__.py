@@ -6,10 +6,10 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import Task
+from ppo_core.data.task_file import KL_BUDGET, KL_LIMIT, TASK_PREFIX, Preparation, get_task, policy_place
 from ppo_core.errors import TaskError
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.task import Task
-from ppo_core.task_file import KL_BUDGET, KL_LIMIT, TASK_PREFIX, Preparation, get_task, policy_place
 from ppo_core.tasks.arithmetic import DATA
 
 DEFAULT_POLICY = "task:arithmetic"

@@ -1,0 +1,1 @@
+"""PPO itself: advantages, losses, KL, the update."""

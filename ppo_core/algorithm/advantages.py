@@ -1,0 +1,109 @@
+"""Rewards to advantages: GAE from a critic, baselines from a prompt's other responses, whitening.
+
+    δ_t = r_t + γ V_{t+1} - V_t          (V after the last token of a response is 0)
+    A_t = δ_t + γλ A_{t+1}
+    return_t = A_t + V_t
+
+Source of GAE: Schulman et al. 2016, arXiv 1506.02438, eq. 16. Shapes: [B, T], B responses of at most T
+tokens; `mask` is 1 on response tokens (the end-of-sequence token included) and 0 after them. Values
+where it is 0, even NaN and infinities, change nothing.
+"""
+
+import torch
+from torch import Tensor
+
+from ppo_core.algorithm.shapes import require_same_shape
+from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.metrics import QUANTILES
+
+GRPO_EPSILON = 1e-4
+"""Added to a group's standard deviation, as in TRL's GRPO."""
+
+QUANTILE_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Levels of `metrics.QUANTILES`, in its order."""
+
+
+def masked_mean(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tensor:
+    """Return the mean over all processes' unmasked entries, a scalar (0 where all are masked)."""
+    return world.sum(torch.where(mask > 0, values, 0.0).sum()) / world.sum(mask.sum()).clamp(min=1)
+
+
+def masked_var(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tensor:
+    """Return the biased variance over all processes' unmasked entries (a sum over n, not n - 1), a scalar."""
+    return masked_mean((values - masked_mean(values, mask, world)) ** 2, mask, world)
+
+
+def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, world: World = ONE_PROCESS) -> Tensor:
+    """Return values of unit variance over all processes' unmasked entries, masked ones 0; shape [B, T].
+
+    With `shift_mean=False` the mean stays what it was (rewards keep their level). The variance is the
+    biased one, as in OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's
+    masked_whiten takes the unbiased one, which divides by 0 there and is elsewhere larger by n / (n - 1).
+    """
+    require_same_shape("masked_whiten", 2, values=values, mask=mask)
+    mean = masked_mean(values, mask, world)
+    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask, world) + 1e-8)
+    if not shift_mean:
+        whitened = whitened + mean
+    return torch.where(mask > 0, whitened, 0.0)
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Return (advantages, returns), each [B, T] and 0 where masked; nothing flows back from beyond a response.
+
+    Each row's ones in `mask` must stand in one piece from the left, as a response's do.
+    """
+    require_same_shape("gae", 2, rewards=rewards, values=values, mask=mask)
+    response = mask > 0
+    rewards, values = torch.where(response, rewards, 0.0), torch.where(response, values, 0.0)
+    next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    # Time-major, so that each step of the recursion is one operation on adjacent numbers.
+    deltas = (rewards + gamma * next_values - values).T.contiguous().unbind()
+    following = torch.zeros_like(values[:, 0])
+    backwards: list[Tensor] = []
+    for delta in reversed(deltas):
+        following = torch.add(delta, following, alpha=gamma * lam)
+        backwards.append(following)
+    advantages = torch.stack(backwards[::-1], dim=1)
+    return advantages, advantages + values
+
+
+def rloo(rewards: Tensor, group: int) -> Tensor:
+    """Return each response's reward less the mean of the prompt's other responses; [B] of rewards [B].
+
+    The `group` responses of a prompt (at least 2; it divides B) are consecutive rows. With the group's mean m:
+
+        r_i - mean_{j≠i} r_j = (r_i - m) · group / (group - 1)
+
+    Source: Ahmadian et al. 2024, arXiv 2402.14740 (REINFORCE leave-one-out).
+    """
+    return (_centred(rewards, group) * (group / (group - 1))).flatten()
+
+
+def grpo(rewards: Tensor, group: int) -> Tensor:
+    """Return (r_i - mean) / (std + 1e-4) over the prompt's responses; [B] of rewards [B].
+
+    The `group` responses of a prompt (at least 2; it divides B) are consecutive rows. The standard deviation
+    is the unbiased one, and a group of equal rewards gets exactly 0.
+    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; unbiased and with the 1e-4 as in TRL.
+    """
+    centred = _centred(rewards, group)
+    return (centred / (centred.std(-1, keepdim=True) + GRPO_EPSILON)).flatten()
+
+
+def _centred(rewards: Tensor, group: int) -> Tensor:
+    """Return [B / group, group]: each reward less its group's mean, exactly 0 where they are all equal."""
+    grouped = rewards.reshape(-1, group)
+    grouped = grouped - grouped[:, :1]  # the mean of equal numbers can differ from them by rounding, but not of zeros
+    return grouped - grouped.mean(-1, keepdim=True)
+
+
+def broadcast(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Return every response's advantage [B] on each of its tokens, 0 where masked; [B, T]."""
+    return torch.where(mask > 0, advantages.unsqueeze(-1), 0.0)
+
+
+def distribution(values: Tensor) -> dict[str, float]:
+    """Return the quantiles of `values` [B], interpolated linearly, by the suffixes of `metrics.QUANTILES`."""
+    levels = torch.tensor(QUANTILE_LEVELS, dtype=values.dtype, device=values.device)
+    return dict(zip(QUANTILES, torch.quantile(values, levels).tolist(), strict=True))

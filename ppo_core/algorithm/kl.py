@@ -1,0 +1,110 @@
+"""KL(policy ‖ reference): sampled estimates and the exact value.
+
+With r = log π(a) - log π_ref(a) for a token a sampled from π:
+
+    k1  = r                      unbiased, can be negative
+    k2  = ½ r²                   biased, never negative
+    k3  = exp(-r) - 1 + r        unbiased, never negative
+    abs = |r|                    no estimate of the KL: it bounds the mean of k1 from above
+    exact = Σ_v π(v) (log π(v) - log π_ref(v))      over the whole vocabulary
+
+With top-k or top-p π is the filtered policy, normalised over the tokens it kept, and π_ref is the whole reference. The
+exact KL is then at least -log m, where m is the reference's probability of the kept tokens: more than 0 for a policy
+that equals the reference, too. The means of k1 and the exact KL agree as before; k3's is smaller by 1 - m.
+
+Source: J. Schulman, Approximating KL Divergence (2020); abs as in verl. All in nats per token.
+"""
+
+from typing import Literal, assert_never
+
+import torch
+from torch import Tensor
+
+from ppo_core.algorithm.shapes import require_same_shape
+from ppo_core.distributed.world import ONE_PROCESS, World
+
+Estimator = Literal["k1", "k2", "k3", "abs"]
+
+EXPONENT_LIMIT = 20.0
+"""Limit of k3's exponent, since exp overflows and NaN follows (verl#891): e^20 is past any meaning."""
+
+
+def sampled_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Estimator, clamp: float | None = None) -> Tensor:
+    """Return the estimate per token, in nats, within ± `clamp` where that is set; shape of both inputs.
+
+    The gradient is zero where an estimate is clamped, and where k3's exponent is.
+    """
+    require_same_shape("sampled_kl", logprobs=logprobs, ref_logprobs=ref_logprobs)
+    estimate = _estimate(logprobs - ref_logprobs, estimator)
+    return estimate if clamp is None else estimate.clamp(-clamp, clamp)
+
+
+def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
+    match estimator:
+        case "k1":
+            return log_ratio
+        case "k2":
+            return 0.5 * log_ratio**2
+        case "k3":
+            bounded = log_ratio.clamp(min=-EXPONENT_LIMIT)
+            return torch.expm1(-bounded) + bounded  # near 0 expm1 keeps the digits that exp - 1 loses
+        case "abs":
+            return log_ratio.abs()
+        case _:
+            assert_never(estimator)
+
+
+def kl_loss(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator: Estimator, clamp: float | None = None
+) -> Tensor:
+    """Return the estimates' sum over the tokens [B, T] with mask 1, a scalar differentiable in `logprobs`.
+
+    What the gradient is on average over tokens sampled from π itself:
+
+        k1    0: E[∇ log π] = 0, so it holds nothing
+        k2    ∇ KL(π ‖ π_ref), of each token's distribution given what came before it
+        k3    ∇ KL(π_ref ‖ π), the other direction, which agrees with k2 near the reference
+        abs   E[sign(r) ∇ log π], of no KL
+
+    Source: Tang and Munos 2025, On a few pitfalls in KL divergence gradient estimation for RL, arXiv 2506.09477.
+    Where the mask is 0 the inputs may hold anything; the gradient there is 0.
+    """
+    require_same_shape("kl_loss", 2, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
+    response = mask > 0
+    policy, reference = torch.where(response, logprobs, 0.0), torch.where(response, ref_logprobs, 0.0)
+    return sampled_kl(policy, reference, estimator, clamp).sum()  # every estimate of r = 0 is 0
+
+
+def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return KL(p ‖ q) in nats, shape [...], of log-probabilities over the vocabulary, shape [..., V].
+
+    A token that p never takes adds nothing, also where q never takes it either (0 log 0 = 0).
+    """
+    p = log_p.exp()
+    terms = torch.where(p > 0, p * (log_p - log_q), torch.zeros_like(p))
+    return terms.sum(-1).clamp(min=0)  # rounding can leave -1e-8
+
+
+RARE = 5.0
+"""In nats: the largest log-ratio, unseen in the batch, that the noise of k1 - exact allows for."""
+ROUNDING = 0.025
+"""In nats per response: noise of k1 - exact at any KL, due to low precision."""
+
+
+def kl_gap(
+    logprobs: Tensor, ref_logprobs: Tensor, kl_exact: Tensor, mask: Tensor, world: World = ONE_PROCESS
+) -> tuple[Tensor, Tensor]:
+    """Return the mean over all B responses of k1 - exact KL, and its noise, as scalars in nats per response.
+
+    Inputs are a process's rows of [B, T]. Of responses drawn from the policy itself the difference is 0 on average,
+    token by token. With its variance s² over the responses, the noise is
+
+        √(s² / B + RARE · KL / B + ROUNDING²)
+
+    The second term is the variance of a KL that is all due to rare tokens with a log-ratio of RARE. A batch that
+    happened to draw none of them has no spread, and its standard error alone would make the missing KL look certain.
+    """
+    apart = world.gather(((logprobs - ref_logprobs - kl_exact) * mask).sum(-1).double())
+    kl = world.gather((kl_exact * mask).sum(-1).double()).mean()
+    variance = apart.var(correction=1) if len(apart) > 1 else torch.zeros_like(kl)
+    return apart.mean(), ((variance + RARE * kl) / len(apart) + ROUNDING**2).sqrt()

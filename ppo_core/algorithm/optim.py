@@ -1,0 +1,199 @@
+"""One AdamW for the policy and one for the critic, each with its own rate and gradient clip.
+
+Weight decay applies to matrices alone: biases and norms' weights are in a group without it.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, assert_never
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Optimizer
+
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.distributed import fsdp as sharding
+from ppo_core.distributed.world import World, add_up_in_place
+from ppo_core.models import quantized
+from ppo_core.models.policy import ActorCritic
+
+
+@dataclass(frozen=True)
+class StepNorms:
+    """Gradient norms of one optimizer step before clipping (0 for a frozen network), as scalars."""
+
+    policy: Tensor
+    value: Tensor
+    skipped: bool = False
+    """True if the step was skipped, since a norm was not finite."""
+
+
+class Optimizers:
+    """A run's optimizers. Critic-free runs have none for the critic."""
+
+    def __init__(self, network: ActorCritic, config: PPOConfig) -> None:
+        policy, value = network.policy_parameters(), network.value_parameters()
+        norms = _norm_weights(network)
+        self._network = network
+        self._names = {parameter: name for name, parameter in network.trained().items()}
+        self.policy = _adamw(policy, norms, config.learning_rate, config)
+        self.value = _adamw(value, norms, config.value_learning_rate, config) if value else None
+        self._parameters = (policy, value)
+        self._clips = (config.max_grad_norm, config.value_max_grad_norm or config.max_grad_norm)
+        self._skips = config.skip_nonfinite_updates
+        self._in_8_bits = config.optim == "adamw_8bit"
+
+    @property
+    def both(self) -> list[Optimizer]:
+        """The existing optimizers, the policy's first."""
+        return [self.policy] if self.value is None else [self.policy, self.value]
+
+    def set_rates(self, policy: float, value: float) -> None:
+        """Set the coming iteration's learning rates, schedule included."""
+        for optimizer, rate in zip(self.both, (policy, value), strict=False):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
+    def clear(self) -> None:
+        """Set all gradients to None, which frees their memory."""
+        for optimizer in self.both:
+            optimizer.zero_grad(set_to_none=True)
+
+    def add_up_gradients(self, world: World) -> None:
+        """Sum the gradients of all processes, each from its share of a mini-batch.
+
+        Those of sharded weights were summed in the backward pass.
+        """
+        for own in self._parameters:
+            add_up_in_place(world, [p.grad for p in own if p.grad is not None and not isinstance(p, DTensor)])
+
+    def step(self, *, policy_learns: bool = True) -> StepNorms:
+        """Clip, step and clear; during the critic's warm-up the policy is unchanged."""
+        learning = self.both if policy_learns else self.both[1:]
+        each = zip(self.both, self._parameters, self._clips, strict=False)
+        norms = {id(o): sharding.clip_grad_norm(own, clip) for o, own, clip in each if o in learning}
+        skipped = self._skips and not bool(torch.isfinite(torch.stack(list(norms.values()))).all())
+        if not skipped:
+            for optimizer in learning:
+                optimizer.step()
+        sharding.drop_gathered(self._network)
+        self.clear()
+        none = torch.zeros(())
+        value = none if self.value is None else norms[id(self.value)]
+        return StepNorms(norms.get(id(self.policy), none), value, skipped)
+
+    @property
+    def moment_bytes(self) -> int:
+        """Size of AdamW's two moments of all trainable weights."""
+        each = quantized.bytes_of_8bit_moments if self._in_8_bits else _bytes_of_moments
+        return sum(each(p) for own in self._parameters for p in own)
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return AdamW's state by weight name; sharded state is whole in rank 0 (`sharding.to_first`)."""
+        return {
+            self._names[parameter]: {key: sharding.to_first(value) for key, value in optimizer.state[parameter].items()}
+            for optimizer in self.both
+            for parameter in self._of(optimizer)
+            if parameter in optimizer.state
+        }
+
+    def require_own(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise ValueError if a checkpoint's moments belong to other weights."""
+        if not state.keys() <= set(self._names.values()):
+            raise ValueError(
+                f"it holds the moments of other weights, such as {min(state.keys() - self._names.values())}"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Load a checkpoint's moments (see `require_own`); betas, epsilon and weight decay stay this run's own."""
+        for optimizer in self.both:
+            named = [(number, self._names[p], p) for number, p in enumerate(self._of(optimizer))]
+            own = optimizer.state_dict()
+            own["state"] = {
+                number: {key: sharding.like(value, parameter) for key, value in state[name].items()}
+                for number, name, parameter in named
+                if name in state
+            }
+            optimizer.load_state_dict(own)
+
+    @staticmethod
+    def _of(optimizer: Optimizer) -> list[nn.Parameter]:
+        """Return an optimizer's weights in the order of its state's numbers."""
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float, config: PPOConfig) -> Optimizer:
+    """Return an optimizer with groups of decayed and other weights, with sharded ones in groups of their own."""
+    decayed = {p for p in parameters if p.ndim > 1} - norms
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [p for p in parameters if (p in decayed) == decays and isinstance(p, DTensor) == is_sharded],
+            "weight_decay": config.weight_decay if decays else 0.0,
+        }
+        for is_sharded in (False, True)
+        for decays in (True, False)
+    ]
+    groups = [group for group in groups if group["params"]]
+    options: dict[str, Any] = {
+        "lr": rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+    }
+    if config.optim == "adamw_8bit":
+        return quantized.adamw_8bit(groups, **options)
+    return AdamW(groups, **options, fused=True)
+
+
+def _bytes_of_moments(parameter: nn.Parameter) -> int:
+    return 2 * parameter.numel() * parameter.element_size()
+
+
+def _norm_weights(network: nn.Module) -> set[nn.Parameter]:
+    """Return the weights of LayerNorm, RMSNorm and similar classes, one for every architecture."""
+    norms = [module for module in network.modules() if "norm" in type(module).__name__.lower()]
+    return {parameter for module in norms for parameter in module.parameters(recurse=False)}
+
+
+# Learning-rate schedules: each iteration's factor on the peak rate (like TRL, one step a rollout batch).
+
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+
+
+def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, min_lr_rate: float = 0.0) -> float:
+    """Return the factor in [0, 1] for `iteration` of 0 to total - 1, and 0 before iteration 0.
+
+    The warm-up rises linearly and never wastes an iteration at 0; `constant` has none. `linear` and `cosine`
+    then fall from 1 towards `min_lr_rate`, which they would reach one iteration after the last; the fall is
+    scaled to end there, as transformers' cosine_with_min_lr does it.
+
+    A network that starts late has its own whole schedule over what is left of the run: the policy behind a
+    critic warm-up of n iterations is at (iteration - n, total - n), and stands still before.
+    """
+    if iteration < 0:
+        return 0.0
+    warmup = 0 if kind == "constant" else round(warmup_ratio * total)
+    if iteration < warmup:
+        return (iteration + 1) / (warmup + 1)
+    return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
+
+
+@functools.lru_cache(maxsize=8)  # a run asks for its own at each iteration
+def lr_factors(kind: Schedule, total: int, warmup_ratio: float, min_lr_rate: float) -> tuple[float, ...]:
+    """Return the factors of a whole schedule (see `lr_factor`)."""
+    return tuple(lr_factor(kind, iteration, total, warmup_ratio, min_lr_rate) for iteration in range(total))
+
+
+def _decay(kind: Schedule, progress: float) -> float:
+    """Return the fall from 1 to 0 over `progress` of 0 to 1."""
+    match kind:
+        case "linear":
+            return 1 - progress
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        case "constant" | "constant_with_warmup":
+            return 1.0
+        case _:
+            assert_never(kind)

@@ -1,0 +1,215 @@
+"""The PPO epochs over one rollout batch: shuffle, mini-batches, micro-batches, optimizer steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ppo_core.algorithm.experience import Experience
+from ppo_core.algorithm.kl import kl_loss
+from ppo_core.algorithm.optim import Optimizers, StepNorms
+from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
+from ppo_core.algorithm.randomness import mini_batch_order
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.distributed.world import ONE_PROCESS, World, add_up
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.policy import ActorCritic, response_states, token_readings
+
+Sums = dict[str, Tensor]
+
+
+@dataclass
+class UpdateStatistics:
+    """Sums over the tokens of all optimizer steps of one iteration, and over the steps.
+
+    They stay tensors until the end: reading one from a GPU would wait for it.
+    """
+
+    sums: Sums = field(default_factory=dict)
+    steps: int = 0
+    epochs: int = 0
+    skipped: int = 0
+
+    def add(self, values: Sums) -> None:
+        """Add scalars by name; a new name begins at 0."""
+        for name, value in values.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def metrics(self) -> dict[str, float]:
+        """Return the declared metrics, each a mean over the counted tokens (norms: over the steps)."""
+        sums = {name: float(value) for name, value in self.sums.items()}
+        taken = max(self.steps - self.skipped, 1)
+        metrics = {
+            "policy/epochs": float(self.epochs),
+            "policy/skipped_steps": float(self.skipped),
+            "policy/grad_norm": sums.get("policy_norm", 0.0) / taken,
+        }
+        if "policy_tokens" in sums:
+            means = {name: value / max(sums["policy_tokens"], 1) for name, value in sums.items()}
+            metrics |= {
+                "policy/approxkl_avg": means["approx_kl"],
+                "policy/clipfrac_avg": means["clipped"],
+                "loss/policy_avg": means["policy_loss"],
+                "val/ratio": means["ratio"],
+                "val/ratio_var": max(means["ratio_squared"] - means["ratio"] ** 2, 0.0),
+            }
+            if "kl_loss" in means:
+                metrics["loss/kl_avg"] = means["kl_loss"]
+        if "value_tokens" in sums:
+            metrics |= {
+                "loss/value_avg": sums["value_loss"] / max(sums["value_tokens"], 1),
+                "val/clipfrac_avg": sums["value_clipped"] / max(sums["value_tokens"], 1),
+                "value/grad_norm": sums["value_norm"] / taken,
+            }
+        return metrics
+
+
+def ppo_epochs(
+    network: ActorCritic,
+    optimizers: Optimizers,
+    experience: Experience,
+    config: PPOConfig,
+    iteration: int,
+    chunk: ChunkRows,
+    world: World = ONE_PROCESS,
+) -> UpdateStatistics:
+    """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer with max_approxkl.
+
+    `experience` holds this process's rows. A mini-batch is drawn from the rows of all processes and spread over them
+    again; losses are divided by its tokens, gradients are summed, and the statistics are of all.
+    """
+    sizes = config.batch_sizes(world.size)
+    policy_learns = iteration >= config.critic_warmup
+    experience = experience.of_all(world)
+    gradients = _Gradients(network, optimizers, experience, config, policy_learns)
+    statistics = UpdateStatistics()
+    for epoch in range(config.num_ppo_epochs):
+        statistics.epochs += 1
+        order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.batch_size))
+        for rows in order.to(experience.advantages.device).split(sizes.mini_batch_size):
+            tokens = experience.sequences.response_mask[rows].sum()
+            own = rows.split(sizes.local_mini_batch_size)[world.rank]
+            sums = add_up(world, chunk.run(partial(gradients.of, own, tokens), most=len(own)))
+            optimizers.add_up_gradients(world)
+            norms = optimizers.step(policy_learns=policy_learns)
+            _record(statistics, sums, norms)
+            if _moved_too_far(config, sums):
+                return statistics
+    return statistics
+
+
+def _record(statistics: UpdateStatistics, sums: Sums, norms: StepNorms) -> None:
+    """Count an optimizer step; for a skipped one nothing else counts, since its numbers may be NaN."""
+    statistics.steps += 1
+    if norms.skipped:
+        statistics.skipped += 1
+    else:
+        statistics.add({**sums, "policy_norm": norms.policy, "value_norm": norms.value})
+
+
+def _moved_too_far(config: PPOConfig, sums: Sums) -> bool:
+    if config.max_approxkl is None or "policy_tokens" not in sums:
+        return False
+    return float(sums["approx_kl"] / sums["policy_tokens"]) > config.max_approxkl
+
+
+class _Gradients:
+    """Sums the gradients of one optimizer step, micro-batch by micro-batch."""
+
+    def __init__(
+        self,
+        network: ActorCritic,
+        optimizers: Optimizers,
+        experience: Experience,
+        config: PPOConfig,
+        policy_learns: bool,
+    ) -> None:
+        self.network, self.optimizers, self.experience, self.config = network, optimizers, experience, config
+        self.policy_learns = policy_learns
+
+    def of(self, rows: Tensor, tokens: Tensor, size: int) -> Sums:
+        """Return the statistics' sums over the mini-batch `rows`, in parts of `size` rows of similar length.
+
+        Each micro-batch's loss is divided by `tokens`, those of the whole mini-batch, so that the size changes
+        nothing.
+        """
+        self.optimizers.clear()  # what an attempt that ran out of memory has left
+        if size < len(rows):
+            rows = rows[self.experience.sequences.attention_mask[rows].sum(-1).argsort(stable=True)]
+        total = UpdateStatistics()
+        with self.network.learning():
+            for index in rows.split(size):
+                micro = self.experience.rows(index)
+                for sums in self._own_critic(micro, tokens) if self.network.critic else self._one_trunk(micro, tokens):
+                    total.add(sums)
+        return total.sums
+
+    def _one_trunk(self, micro: Experience, tokens: Tensor) -> Iterator[Sums]:
+        """Add the gradients of a policy with the critic's head on it, or without a critic, in one pass."""
+        losses = []
+        with self.network.precision():
+            with torch.set_grad_enabled(self.policy_learns):
+                states = response_states(self.network.policy, micro.sequences)
+            if self.policy_learns:
+                loss, sums = self._policy_loss(micro, states)
+                losses.append(loss)
+                yield sums
+            if self.network.value_head is not None:
+                loss, sums = self._value_loss(micro, states)
+                losses.append(loss)
+                yield sums
+        (torch.stack(losses).sum() / tokens).backward()
+
+    def _own_critic(self, micro: Experience, tokens: Tensor) -> Iterator[Sums]:
+        """Add the gradients of two networks one after the other, to hold the activations of only one."""
+        if self.policy_learns:
+            with self.network.precision():
+                loss, sums = self._policy_loss(micro, response_states(self.network.policy, micro.sequences))
+            (loss / tokens).backward()
+            yield sums
+        with self.network.precision():
+            loss, sums = self._value_loss(micro, None)
+        (loss / tokens).backward()
+        yield sums
+
+    def _policy_loss(self, micro: Experience, states: Tensor) -> tuple[Tensor, Sums]:
+        config, mask = self.config, micro.sequences.response_mask
+        logprobs, entropies = token_readings(
+            self.network.head, states, micro.sequences, config.temperature, with_entropy=config.entropy_coef > 0
+        )
+        policy = policy_loss(
+            logprobs,
+            micro.logprobs,
+            micro.advantages,
+            mask,
+            config.cliprange,
+            cliprange_high=config.cliprange_high,
+            dual_clip=config.dual_clip,
+            log_ratio_clamp=config.log_ratio_clamp,
+        )
+        loss = policy.loss
+        sums = {
+            "policy_tokens": mask.sum(),
+            "policy_loss": policy.loss.detach(),
+            "clipped": policy.clipped,
+            "approx_kl": policy.approx_kl,
+            "ratio": policy.ratio,
+            "ratio_squared": policy.ratio_squared,
+        }
+        if entropies is not None:
+            loss = loss - config.entropy_coef * (entropies * mask).sum()
+        if config.use_kl_loss:
+            kl = kl_loss(logprobs, micro.ref_logprobs, mask, config.kl_estimator, config.kl_clamp)
+            loss = loss + micro.kl_loss_coef * kl
+            sums["kl_loss"] = kl.detach()
+        return loss, sums
+
+    def _value_loss(self, micro: Experience, states: Tensor | None) -> tuple[Tensor, Sums]:
+        assert micro.values is not None and micro.returns is not None
+        mask = micro.sequences.response_mask
+        values = self.network.values(states, micro.sequences)
+        value = value_loss(values, micro.values, micro.returns, mask, self.config.cliprange_value)
+        sums = {"value_tokens": mask.sum(), "value_loss": value.loss.detach(), "value_clipped": value.clipped}
+        return self.config.vf_coef * value.loss, sums

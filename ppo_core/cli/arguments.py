@@ -1,0 +1,243 @@
+"""The flags of a run: its own, and one for each declared hyperparameter, by group. Never imports torch."""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ppo_core.cli.command_line import Parser, positive, positive_int
+from ppo_core.cli.hub import Push
+from ppo_core.config.declare import Hyperparameter, HyperValue
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.data.task import BUILT_IN
+from ppo_core.errors import ConfigError
+from ppo_core.output import short
+from ppo_core.report import DEVICES
+
+# What is asked of a run beside its hyperparameters: task, device, output, trackers, checkpoints. No torch.
+
+DEFAULT_TASK = "reviews"
+DEFAULT_SAVE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What flags or a config file say; None: they do not say it."""
+
+    task: str | None = None
+    policy: str | None = None
+    reward: tuple[str, ...] | None = None
+    """Each a reward model's path or id, `module:function`, `file.py:function` or a URL."""
+    prompts: str | None = None
+    prompt_column: str | None = None
+    prompt_splits: Mapping[str, Any] | None = None
+    """What else is known of the prompts, as a task file's `prompts` table has it."""
+    device: str | None = None
+    output: str | None = None
+    report_to: tuple[str, ...] | None = None
+    run_name: str | None = None
+    save_every_episodes: int | None = None
+    save_every_seconds: float | None = None
+    stop_at_episode: int | None = None
+    kl_budget: float | None = None
+
+    @property
+    def inline(self) -> dict[str, object]:
+        """What is stated of a task by its parts, by name."""
+        return {name: value for name in _PARTS if (value := getattr(self, name)) is not None}
+
+    def over(self, below: "Settings", where: str) -> "Settings":
+        """Return these settings over those `below`; a task and a task's parts replace each other.
+
+        Raises:
+            ConfigError: these settings name a task and its parts, too; `where` says whose they are.
+        """
+        if self.task is not None and self.inline:
+            raise ConfigError(f"{where}: a task and {', '.join(self.inline)} are both given; a task has its own")
+        hidden = set(_PARTS) if self.task is not None else {"task"} if self.inline else set()
+        kept = {name: value for name, value in _stated(below).items() if name not in hidden}
+        return Settings(**{**kept, **_stated(self)})
+
+    def require_whole_task(self) -> None:
+        """Raise ConfigError where a task is given by its parts and one is missing."""
+        missing = [f"--{name}" for name in ("policy", "reward", "prompts") if name not in self.inline]
+        if self.inline and missing:
+            given = ", ".join(f"--{name}" for name in self.inline if name != "prompt_splits")
+            raise ConfigError(f"{given} alone is not a task: {', '.join(missing)} is missing (or name a --task)")
+
+
+_AMBIGUOUS = ("task", "study", "model", "best_model", "policy")
+"""Names of files and folders that many have; the folder above tells more."""
+_PARTS = ("policy", "reward", "prompts", "prompt_column", "prompt_splits")
+
+
+def _stated(settings: Settings) -> dict[str, Any]:
+    values = {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def task_folder_name(settings: Settings) -> str:
+    """Return what a run's folder is called after: its task, or its policy."""
+    name = settings.task or settings.policy or DEFAULT_TASK
+    path = Path(name).expanduser()
+    if not (path.exists() or "/" in name):
+        return name.replace(":", ".")
+    path = path.resolve()
+    own = path.stem if path.suffix in (".toml", ".py") else path.name
+    return (path.parent.name or own if own in _AMBIGUOUS else own).replace(":", ".")
+
+
+# The flags of a run: its own, and one for each declared hyperparameter, by group. Never imports torch.
+
+UNSET = ("none", "unset")
+"""What a flag says to unset a value that may be unset."""
+
+_OF_SETTINGS = ("task", "policy", "reward", "prompts", "prompt_column", "device", "output", "report_to", "run_name",
+                "save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")  # fmt: skip
+
+_OF_PUSH = ("push_to_hub", "hub_model_id", "hub_private_repo")
+
+
+class HyperparameterParser(Parser):
+    """A parser with a flag for each hyperparameter, which may be written with - for _."""
+
+    def add_hyperparameters(self) -> None:
+        """Add the flags, by their groups."""
+        for group, declarations in groupby(HYPERPARAMETERS.values(), key=lambda declared: declared.group):
+            heading = self.add_argument_group(group)
+            for declared in declarations:
+                _add_hyperparameter(heading, declared)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Return what argparse does, of flags that may be written with - for _."""
+        flags = self._option_string_actions
+        words = []
+        for word in sys.argv[1:] if args is None else args:
+            flag, equals, value = word.partition("=")
+            underscored = f"--{flag[2:].replace('-', '_')}"
+            known = word.startswith("--") and flag not in flags and underscored in flags
+            words.append(f"{underscored}{equals}{value}" if known else word)
+        return super().parse_known_args(words, namespace)
+
+
+class RunParser(HyperparameterParser):
+    """The parser of a command that trains once."""
+
+    def __init__(self, prog: str, usage: str, description: str) -> None:
+        super().__init__(prog=prog, usage=usage, description=description, allow_abbrev=False)
+        self.run = self.add_argument_group("the run")
+        self.starts = self.run.add_mutually_exclusive_group()
+        """Where a run's configuration may come from: one of them at most."""
+        self._add_run_flags()
+        self.add_hyperparameters()
+
+    def _add_run_flags(self) -> None:
+        add = self.run.add_argument
+        add("--task", metavar="TASK", help=f"{', '.join(BUILT_IN)}; your own: module:attribute, or a path to a task's "
+            f".toml or .py file or folder (default: {DEFAULT_TASK})")  # fmt: skip
+        add("--policy", metavar="MODEL", help="instead of a task: the SFT policy's folder or hub id")
+        add("--reward", metavar="R", action="append", help="a reward model's folder or hub id, module:function, "
+            "file.py:function or a URL; given several times, they add up")  # fmt: skip
+        add("--prompts", metavar="DATA", help="a JSONL, CSV or Parquet file, a saved dataset, or a hub id")
+        add("--prompt_column", metavar="C", help="the prompts' column (default: found by its name)")
+        add("--device", metavar="D", help=f"{' or '.join(DEVICES)} (default: auto)")
+        add("--output", metavar="DIR", help="an empty or new folder (default: one below runs/train)")
+        add("--report_to", metavar="T", nargs="+", help="trackers, such as tensorboard or wandb")
+        add("--run_name", metavar="NAME", help="the run's name at trackers (default: the output's)")
+        add("--save_every_episodes", metavar="N", type=positive_int,
+            help="a checkpoint this often; a new best evaluation is saved anyway")  # fmt: skip
+        add("--save_every_seconds", metavar="S", type=positive,
+            help=f"a checkpoint this often (default: {DEFAULT_SAVE_SECONDS:.0f})")  # fmt: skip
+        add("--stop_at_episode", metavar="N", type=positive_int,
+            help="end with the iteration that reaches N episodes; all else is as in the whole run")  # fmt: skip
+        add("--kl_budget", metavar="NATS", type=positive, help="nats per response that best_model is to be within "
+            "(default: the task's, or of a study's trial the study's)")  # fmt: skip
+        add("--push_to_hub", metavar="REPO_ID", nargs="?", const="", help="push the model to the Hugging Face Hub when "
+            "it is trained: best_model where there is one (default: a repository named like the output)")  # fmt: skip
+        add("--hub_model_id", metavar="REPO_ID", help="the repository, as transformers names this flag")
+        add("--hub_private_repo", action="store_true", default=None, help="make a new repository private")
+        add("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
+        self.starts.add_argument(
+            "--config", metavar="FILE", type=Path, help="a JSON, YAML or TOML file of hyperparameters and of these "
+            "flags; one with the fields of TRL's PPOConfig is read as TRL reads it",
+        )  # fmt: skip
+        self.starts.add_argument(
+            "--resume", metavar="DIR", type=Path, help="resume an interrupted run, given its --output"
+        )
+
+
+DESCRIPTION = (
+    "Train once with PPO. Each value comes from its flag, else from {starts}, else from the task's reference, which "
+    "replaces the defaults below for its size, else from its default. Flags may be written with _ or -."
+)
+
+
+def core_parser() -> RunParser:
+    """Return the parser of `python -m ppo_core`."""
+    return RunParser(
+        "python -m ppo_core",
+        "python -m ppo_core [--task TASK | --policy MODEL --reward R --prompts DATA] [--config FILE] [--output DIR] "
+        "[--HYPERPARAMETER X ...]",
+        DESCRIPTION.format(starts="--config"),
+    )
+
+
+def _add_hyperparameter(heading: argparse._ArgumentGroup, declared: Hyperparameter) -> None:
+    """Add a flag whose value the declaration checks later; what is not given is left out of the result."""
+    unit = f", {declared.unit}" if declared.unit else ""
+    text = f"{declared.doc} [{declared.allowed}{unit}; default: {short(declared.default, 6)}]"
+    heading.add_argument(
+        f"--{declared.name}",
+        metavar="X",
+        default=argparse.SUPPRESS,
+        help=text.replace("%", "%%"),
+        nargs="?" if declared.kind is bool else None,
+        const="true" if declared.kind is bool else None,
+    )
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Return the run's settings that the flags give."""
+    values: dict[str, Any] = {name: getattr(args, name) for name in _OF_SETTINGS}
+    for name in ("reward", "report_to"):
+        values[name] = None if values[name] is None else tuple(values[name])
+    return Settings(**values)
+
+
+def push_of(args: argparse.Namespace) -> Push | None:
+    """Return the push that the flags ask for; None: none.
+
+    Raises:
+        ConfigError: two repositories are named, or flags of a push are given without it.
+    """
+    named, other = args.push_to_hub, args.hub_model_id
+    if named is None:
+        extra = [f"--{name}" for name in _OF_PUSH if getattr(args, name) is not None]
+        if extra:
+            raise ConfigError(f"{', '.join(extra)} does nothing without --push_to_hub")
+        return None
+    if named and other and named != other:
+        raise ConfigError(
+            f"--push_to_hub {named} and --hub_model_id {other} name two repositories; leave one of them out"
+        )
+    return Push(named or other or None, args.hub_private_repo)
+
+
+def hyperparameters_of(given: Mapping[str, Any]) -> dict[str, HyperValue]:
+    """Return the hyperparameters that flags give as texts, in the fields' types."""
+    values: dict[str, HyperValue] = {}
+    for name, declared in HYPERPARAMETERS.items():
+        if name in given:
+            unset = declared.optional and str(given[name]).lower() in UNSET
+            values[name] = None if unset else declared.coerce(given[name])
+    return values
+
+
+def flags_given(args: argparse.Namespace) -> list[str]:
+    """Return the flags that describe a new run, of those that were given."""
+    own = [f"--{name}" for name in (*_OF_SETTINGS, *_OF_PUSH) if getattr(args, name) is not None]
+    return own + [f"--{name}" for name in HYPERPARAMETERS if name in args]

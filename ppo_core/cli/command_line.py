@@ -1,0 +1,154 @@
+"""What every command shares: parsing its line, one line per error, exit statuses, and Ctrl-C."""
+
+import argparse
+import io
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from ppo_core import output
+from ppo_core.distributed import launch as launched
+from ppo_core.errors import OUT_OF_MEMORY, ConfigError, PPOTunerError, TaskError, is_out_of_memory, nearest
+
+EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises ConfigError where argparse prints its usage and exits."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the mistake instead of printing it."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Raise ConfigError for what `parse_known_args` left over, naming the nearest flag of `parser`."""
+    if not rest:
+        return
+    flag = next((text for text in rest if text.startswith("-")), None)
+    if flag is None:
+        raise ConfigError(f'unexpected argument "{rest[0]}"; see {parser.prog} --help')
+    name = flag.split("=")[0]
+    known = [option for action in parser._actions for option in action.option_strings]
+    raise ConfigError(f'unknown flag "{name}"{nearest(name, known)}; see {parser.prog} --help')
+
+
+def positive_int(text: str) -> int:
+    """Return a whole number over 0."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a whole number of at least 1")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """Return a number over 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a number over 0")
+    return number
+
+
+# What every command shares: one line per error, and the exit status that belongs to it.
+
+
+def import_from_working_folder() -> None:
+    """Let `module:attribute` name what lies in the working folder, as `python -m` does; workers inherit it."""
+    folder = str(Path.cwd())
+    if not sys.flags.safe_path and not {"", folder} & set(sys.path):
+        sys.path.insert(0, folder)
+
+
+def status_of(error: PPOTunerError) -> int:
+    """Return the exit status of an error: 2 where the command line, a study, a task or a value has to be corrected."""
+    return EXIT_USAGE if isinstance(error, ConfigError | TaskError) else EXIT_ERROR
+
+
+def run(name: str, work: Callable[[], int]) -> int:
+    """Do a command's `work` and return its exit status; `name` is the program's, before what it says on stderr.
+
+    0: done; 1: it failed; 2: a mistake in the command line, a configuration or a task; 130: interrupted;
+    141: what read the output ended.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an old locale must not turn a "β" into a traceback
+    import_from_working_folder()
+    try:
+        status = work()
+        sys.stdout.flush()
+        return status
+    except PPOTunerError as error:
+        if launched.rank() == 0:  # the other processes of a launch meet the same
+            print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return status_of(error)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"{name}: error: {OUT_OF_MEMORY}", file=sys.stderr)
+        return EXIT_ERROR
+    except BrokenPipeError:
+        output.discard(sys.stdout)
+        return EXIT_PIPE
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        print(f"{name}: error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+# Ctrl-C and SIGTERM during a run: the first asks for an orderly stop, the second ends at once.
+
+INTERRUPTED = "interrupted"
+_REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM"}
+
+
+_PASSED_ON_SECONDS = 5.0
+"""A launcher passes on to its processes the Ctrl-C that they had from the terminal already."""
+
+
+class StopRequest:
+    """Whether a stop was asked for, and why."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        self._since = 0.0
+        self.on_request: Callable[[], None] = lambda: None
+        """Called in the signal's handler, to end a wait."""
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        """Note the first signal; raise KeyboardInterrupt at the second."""
+        if self.why is not None:
+            if launched.size() > 1 and time.monotonic() - self._since < _PASSED_ON_SECONDS:
+                return
+            raise KeyboardInterrupt
+        self._since = time.monotonic()
+        self.why = _REASONS[signal.Signals(number)]
+        self.on_request()
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Handle the signals for as long as the context lasts (only the main thread can; elsewhere none arrives)."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.receive) for number in _REASONS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

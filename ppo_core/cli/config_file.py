@@ -1,0 +1,133 @@
+"""What a run trains with: declared defaults, then the task's reference, then a file or a trial, then flags.
+
+A config file holds hyperparameters and the run's settings under their flags' names. Never imports torch.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ppo_core.cli.arguments import Settings
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.data.lookup import not_found
+from ppo_core.errors import ConfigError, nearest
+
+FORMATS = (".json", ".yaml", ".yml", ".toml")
+
+_OTHER_WAY = {
+    "batch_size": "gradient_accumulation_steps",
+    "gradient_accumulation_steps": "batch_size",
+    "mini_batch_size": "num_mini_batches",
+    "num_mini_batches": "mini_batch_size",
+}
+"""Two hyperparameters that state the same size."""
+
+_TEXTS = ("task", "policy", "prompts", "prompt_column", "device", "output", "run_name")
+_LISTS = ("reward", "report_to")
+_NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")
+SETTINGS = tuple(item.name for item in fields(Settings) if item.name != "prompt_splits")
+"""The settings that a config file may hold."""
+
+
+def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
+    """Return the configuration of `layers` over the declared defaults, each layer over the ones before it.
+
+    A layer that states a size in one way replaces what earlier layers say of it in the other way.
+
+    Raises:
+        ConfigError: the values together are not allowed.
+    """
+    values: dict[str, HyperValue] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if value is not None and name in _OTHER_WAY:
+                values.pop(_OTHER_WAY[name], None)
+        values |= layer
+    return PPOConfig.from_dict(values)
+
+
+def read(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:
+    """Return the settings and the hyperparameters of a config file's content; `where` names it in errors.
+
+    Raises:
+        ConfigError: it holds something that is not allowed; the message names the key.
+    """
+    settings: dict[str, Any] = {}
+    values: dict[str, HyperValue] = {}
+    for name, value in content.items():
+        if name in SETTINGS:
+            settings[name] = None if value is None else _setting(name, value, where)
+        elif name in HYPERPARAMETERS:
+            values[name] = hyperparameter(name, value, where)
+        else:
+            raise ConfigError(
+                f'{where}: unknown hyperparameter "{name}"{nearest(str(name), [*HYPERPARAMETERS, *SETTINGS])}'
+            )
+    return Settings(**settings), values
+
+
+def hyperparameter(name: str, value: object, where: str) -> HyperValue:
+    """Return a value in its hyperparameter's type, or raise ConfigError that begins with `where`."""
+    try:
+        return HYPERPARAMETERS[name].coerce(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _setting(name: str, value: object, where: str) -> object:
+    if name in _TEXTS and isinstance(value, str):
+        return value
+    if name in _LISTS:
+        return texts(value, f"{where}: {name}")
+    if name in _NUMBERS and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        if "episode" not in name:
+            return float(value)
+        if float(value).is_integer():
+            return int(value)
+    allowed = "a string" if name in _TEXTS else "a whole number over 0" if "episode" in name else "a number over 0"
+    raise ConfigError(f"{where}: {name} = {value!r} is not allowed; expected {allowed}")
+
+
+def texts(value: object, where: str) -> tuple[str, ...]:
+    """Return one text or a list of texts as a tuple, or raise ConfigError that begins with `where`."""
+    found = [value] if isinstance(value, str) else value
+    if isinstance(found, list) and all(isinstance(text, str) and text for text in found):
+        return tuple(found)
+    raise ConfigError(f"{where} = {value!r} is not allowed; expected a string or a list of strings")
+
+
+def parse(path: Path) -> Mapping[str, Any]:
+    """Return the content of a JSON, YAML or TOML file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a table; the message names the file.
+    """
+    content = _parse(path)
+    if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"{path}: not a table of hyperparameters and their values")
+    return content
+
+
+def _parse(path: Path) -> object:
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{path}: a config file ends in {', '.join(FORMATS)}{nearest(path.suffix, FORMATS)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"config file {not_found(path)}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from error
+    try:
+        if path.suffix == ".json":
+            return json.loads(text)
+        return tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error

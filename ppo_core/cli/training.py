@@ -1,0 +1,360 @@
+"""One training run from its command line to its model: train, record and show each step, save, and report the end."""
+
+import math
+import os
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ppo_core import checkpoint, output
+from ppo_core.checkpoint import CheckpointKeeper, DiskUse
+from ppo_core.cli import hub, model_card, new_run, run_folder
+from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, StopRequest, stop_requests
+from ppo_core.cli.new_run import Start
+from ppo_core.cli.run_folder import Ending, Run, judge
+from ppo_core.cli.trackers import Trackers
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
+from ppo_core.config.stages import StagedTrainer
+from ppo_core.data.task import Progress, TaskAssets
+from ppo_core.data.task_file import get_task
+from ppo_core.distributed import launch as launched
+from ppo_core.distributed import leading
+from ppo_core.distributed.leading import Answer
+from ppo_core.errors import OutOfMemory, PPOTunerError
+from ppo_core.output import KL_UNIT, params_line, plain, short
+from ppo_core.report import StepReport, Trainer, iteration_seconds
+from ppo_core.sampling.sampler_check import AgreementWatch
+from ppo_core.tasks.skeleton import example_note
+
+# What is printed when a run begins to train. Never imports torch.
+
+
+def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
+    """Return what a run does, where it writes and with what, one line each."""
+    changed = {n: v for n, v in run.config.to_dict().items() if v != HYPERPARAMETERS[n].default}
+    said = [
+        f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
+        _length(run),
+        *([] if run.stages_text is None else [run.stages_text]),
+        *([f"{launched.size()} processes"] if launched.size() > 1 else []),
+        f"other than the defaults: {params_line(changed)}" if changed else "all hyperparameters have their defaults",
+        *(f"note: {line}" for line in (example_note(get_task(run.task)), *cautions(run.config)) if line),
+    ]
+    if room is not None:
+        said.append(room.line)
+    if run.first_step:
+        said.append(f"resuming from {run.resume_from}")
+    return said
+
+
+def _length(run: Run) -> str:
+    """Return how long the run is, how often it is evaluated, and what became of the episodes that were asked for."""
+    config = run.config
+    batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
+    plural = "" if iterations == 1 else "s"
+    text = f"{iterations} iteration{plural} of {batch} episodes, evaluated every {max(config.eval_interval, batch)}"
+    if run.last_step < iterations:
+        return f"{text}; ends after {run.last_step} (episode {run.last_step * batch})"
+    asked, whole = config.total_episodes, iterations * batch
+    return text if asked == whole else f"{text}; {asked} asked, {whole} run (whole batches of {batch})"
+
+
+FIRST_TIMED = 2
+"""The report, counted from 1, after which the time that is left is said: a new run's first is an evaluation."""
+
+
+def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float, evaluation: float) -> float:
+    """Return how long a run takes from after `step` to `last_step`, at so many seconds an iteration and evaluation."""
+    batch, every = config.batch_sizes(1).batch_size, config.eval_interval
+    due = last_step * batch // every - step * batch // every
+    evaluations = min(last_step - step, due + (last_step * batch % every >= batch))
+    return (last_step - step) * iteration + evaluations * evaluation
+
+
+def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> str | None:
+    """Return about how long a run still takes, by its last report; None where that is not known or nothing is left."""
+    report = reports[-1]
+    evaluations = [each.metrics["time/evaluate"] for each in reports if "time/evaluate" in each.metrics]
+    iteration = iteration_seconds(report)
+    left = seconds_left(config, report.step, last, iteration, evaluations[0] if evaluations else 0.0)
+    if report.step >= last or not math.isfinite(left):
+        return None
+    iterations = output.counted(last - report.step, "iteration")
+    return f"about {output.duration(left)} left: {iterations} of {iteration:.1f} s, and evaluations"
+
+
+# One training run from its command line to its model: train, record and show each step, save, and report the end.
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program that trains, for what it says and for commands to copy."""
+
+    name: str
+    to_copy: Callable[[Sequence[str]], str]
+    """The command line of the program with these arguments."""
+
+
+def train(args: Namespace, argv: Sequence[str], program: Program, start: Start | None = None) -> int:
+    """Train as the flags say, and return the exit status.
+
+    Raises:
+        PPOTunerError: something is not allowed, is not there, or does not fit into memory.
+    """
+    out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
+    progress = _Preparation(out)
+
+    def run_of(until_end: ExitStack) -> Run:
+        if args.resume is not None:
+            new_run.refuse_flags(args)
+            return run_folder.resumed(args.resume)
+        plan = new_run.plan(args, program.to_copy(argv), start)
+        until_end.enter_context(run_folder.claimed(plan.output))
+        for line in plan.trl_lines:
+            out.print(output.plain(line), soft_wrap=True)
+        until_end.enter_context(new_run.in_words_of_flags(plan))
+        run = new_run.resolve(plan, progress)
+        return run if plan.push is None else replace(run, hub=hub.create(plan.push, plan.output.resolve().name))
+
+    with stop_requests() as stop, ExitStack() as until_end:
+        if launched.rank() == 0:
+            stop.on_request = lambda: _tell_stop(program.name)
+        run = leading.by_first(lambda: run_of(until_end))
+        return _Session(run, out, stop, program, progress).report(args.json)
+
+
+def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path | None) -> Trainer:
+    """Return the PPO trainer of a run; only here torch and transformers are loaded."""
+    from ppo_core.trainer import ppo_trainer  # what needs torch waits until everything else is checked
+
+    return ppo_trainer(config, task, device=device, resume_from=resume_from)
+
+
+class _Session:
+    """A run for as long as this process works on it; of several processes, one each."""
+
+    def __init__(self, run: Run, out: Console, stop: StopRequest, program: Program, progress: Progress) -> None:
+        self._run = run
+        self._out = out
+        self._stop = stop
+        self._program = program
+        self._progress = progress
+        self._task = get_task(run.task)
+        # Rank 0's:
+        self._assets: TaskAssets
+        self._trackers: Trackers | None = None
+        self._reports: list[StepReport] = []
+        self._agreement = AgreementWatch()
+
+    def report(self, as_json: bool) -> int:
+        """Train, say how it ended, and return the exit status."""
+        leading.by_first(self._prepare)
+        staged = self._staged()
+        try:
+            stopped = self._steps(staged)
+        except PPOTunerError as error:
+            raise self._with_way_on(error) from error
+        if stopped is not None:
+            if launched.rank() == 0:
+                print(f"{self._program.name}: {stopped}; to resume: {self._way_on}", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        self._save_model(staged.trainer, self._run.model)
+        del staged  # before another trainer is loaded
+        ending, kept = leading.by_first(self._judged)
+        if ending.best is not None:
+            best = make_trainer(self._run.config, self._run.task, device=self._run.device, resume_from=kept)
+            self._save_model(best, self._run.best_model)
+        leading.by_first(lambda: self._finish(ending, as_json))
+        return EXIT_OK
+
+    def _prepare(self) -> None:
+        """Prepare the task, and say the run's predicted peak before anything is loaded; OutOfMemory: it cannot fit."""
+        from ppo_core.models.fits import memory_line
+
+        self._assets = self._task.prepare(self._progress)
+        if self._run.config.shards_weights(launched.size()):
+            return
+        shares = [config.share_of(launched.size()) for config in self._run.configs]
+        line = memory_line(shares, self._task, self._assets, self._run.device)
+        if line is not None:
+            self._print(line)
+
+    def _staged(self) -> StagedTrainer:
+        run = self._run
+        if run.threads is not None:
+            _torch().set_num_threads(run.threads)
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()  # its bars for writing weights would run into our lines
+
+        def make(config: PPOConfig, resume_from: Path | None) -> Trainer:
+            return make_trainer(config, run.task, device=run.device, resume_from=resume_from)
+
+        return StagedTrainer(run.stages, run.config, make, run.checkpoints, run.resume_from)
+
+    def _steps(self, staged: StagedTrainer) -> str | None:
+        """Go through the steps until the last one, or until a stop is asked for; return why, or None."""
+        run, last = self._run, self._run.last_step
+        keeper = CheckpointKeeper(
+            run.checkpoints,
+            kl_budget=self._kl_budget,
+            every_episodes=run.save_every_episodes,
+            every_seconds=run.save_every_seconds,
+        )
+        leading.by_first(lambda: self._begin(staged.trainer))
+        try:
+            for made in staged:
+                is_early_end = made.step == last and not made.is_evaluation
+                report = staged.trainer.evaluated(made) if is_early_end else made
+                stop = leading.of_any(self._stop.why)
+                answer = leading.by_first(partial(self._answer, report, keeper, stop))
+                if answer in (Answer.SAVE, Answer.LEAVE) or (answer is Answer.GO_ON and staged.ends_stage(report)):
+                    keeper.save(staged.trainer, report)
+                if answer is Answer.LEAVE:
+                    return stop
+                if answer is Answer.STOP:
+                    break
+        finally:
+            if self._trackers is not None:
+                self._trackers.finish()
+        return None
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Put the run on disk, start its trackers, and say what it does."""
+        room = checkpoint.disk_use(trainer, self._run.checkpoints)
+        if room is not None:
+            room.require_room()
+        if self._run.threads is None and "torch" in sys.modules:
+            self._run = run_folder.with_threads(self._run, _torch().get_num_threads())
+        run_folder.write(self._run)
+        self._trackers = Trackers(self._run.report_to, self._run.tracked)
+        for line in lines(self._run, self._kl_budget, room):  # when nothing is left that could be refused
+            self._print(line)
+
+    def _answer(self, report: StepReport, keeper: CheckpointKeeper, stop: str | None) -> Answer:
+        """Record and show a step, and return what the run does next."""
+        run, last, reports = self._run, self._run.last_step, self._reports
+        reports.append(report)
+        run_folder.record(run, report)
+        assert self._trackers is not None
+        self._trackers.log(report)
+        self._print(output.report_line(report, last))
+        if report.samples and self._shows_samples(report):
+            self._out.print(output.samples_table(report))
+        if len(reports) == FIRST_TIMED and (left := time_left(run.config, reports, last)) is not None:
+            self._print(left)
+        for line in self._agreement.warnings(report):
+            self._print(f"warning: {line}")
+        if report.step == last:
+            return Answer.STOP
+        if stop is not None:
+            return Answer.LEAVE
+        return Answer.SAVE if report.step > 0 and keeper.is_due(report) else Answer.GO_ON
+
+    def _shows_samples(self, report: StepReport) -> bool:
+        """Return whether it is the first step, the last one, or the first evaluation of the second half."""
+        last = self._run.last_step
+        second = [each for each in self._reports if each.is_evaluation and 2 * each.step >= last]
+        return report.step in (0, last) or second[:1] == [report]
+
+    def _judged(self) -> tuple[Ending, Path | None]:
+        """Return how the run ended, and its best checkpoint."""
+        steps, kept = run_folder.recorded(self._run), checkpoint.best(self._run.checkpoints, self._kl_budget)
+        return judge(steps, self._kl_budget, None if kept is None else checkpoint.step_of(kept)), kept
+
+    def _finish(self, ending: Ending, as_json: bool) -> None:
+        """Say how the run ended, remove its checkpoints, and push the model where that was asked for."""
+        run, steps = self._run, run_folder.recorded(self._run)
+        model_card.write(run.model, run, self._task, self._assets, steps, ending)
+        self._print(f"saved the model in {run.model}")
+        if ending.kl_course is not None:
+            self._print(ending.kl_course)
+        if ending.note is not None:
+            self._print(f"warning: {ending.note}")
+        if ending.best is not None:
+            up_to = [step for step in steps if step["step"] <= ending.best.step]
+            model_card.write(run.best_model, run, self._task, self._assets, up_to, ending)
+            self._print(f"saved the model of episode {ending.best.episode} in {run.best_model}")
+        run_folder.write(run, ending)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+        pushed = None
+        try:
+            pushed = self._push(ending)
+        finally:
+            if as_json:
+                print(output.dumps(_data(run, self._reports, ending) | {"hub": pushed}))
+
+    def _push(self, ending: Ending) -> str | None:
+        """Push the model that is worth it where that was asked for, and return the address of its repository."""
+        run = self._run
+        if run.hub is None:
+            return None
+        folder = run.model if ending.best is None else run.best_model
+        address = hub.upload(run.hub, folder, f"{run.run_name}, trained with PPO Tuner")
+        self._print(f"pushed {folder} to {address}")
+        return address
+
+    def _save_model(self, trainer: Trainer, folder: Path) -> None:
+        leading.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))  # a part, left by an interruption
+        trainer.save_model(folder)
+
+    @property
+    def _kl_budget(self) -> float:
+        return self._task.kl_budget if self._run.kl_budget is None else self._run.kl_budget
+
+    @property
+    def _way_on(self) -> str:
+        return self._program.to_copy(["--resume", str(self._run.output)])
+
+    def _with_way_on(self, error: PPOTunerError) -> PPOTunerError:
+        """Return the error with the command that resumes, where its steps are on disk and the same sizes may do."""
+        if isinstance(error, OutOfMemory) or not self._run.steps.exists():
+            return error
+        return type(error)(f"{error}; to resume: {self._way_on}")
+
+    def _print(self, line: str) -> None:
+        self._out.print(line, soft_wrap=True)
+
+
+class _Preparation:
+    """Reports each part of a task's preparation once."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._told: set[str] = set()
+
+    def __call__(self, what: str, share: float) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._out.print(f"preparing: {output.plain(what)}", soft_wrap=True)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _data(run: Run, reports: Sequence[StepReport], ending: Ending) -> dict[str, Any]:
+    return {
+        "task": run.task,
+        "output": str(run.output),
+        "model": str(run.model),
+        "best_model": None if ending.best is None else str(run.best_model),
+        "ending": ending.to_dict(),
+        "config": run.config.to_dict(),
+        "steps": [run_folder.step_data(report) for report in reports],
+    }
+
+
+def _tell_stop(name: str) -> None:
+    # In a signal's handler the stream may be in the middle of another line's writing: write past it.
+    os.write(2, f"\n{name}: saving a checkpoint after this step (again: end at once)\n".encode())

@@ -1,0 +1,354 @@
+"""Reading a YAML that was written for TRL's PPO, as it is.
+
+A file is TRL's if it holds a field that only TRL has. Fields that it does not state have TRL's defaults, and the critic
+is TRL's: a network of its own that starts as the reward model, at the policy's learning rate. What depends on the
+number of iterations waits until that is known: see `Cadences`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ppo_core.cli.arguments import Settings
+from ppo_core.cli.config_file import SETTINGS, hyperparameter, texts
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.errors import ConfigError, nearest
+
+# The fields are those of TRL 1.12's PPOConfig, ModelConfig and ScriptArguments, and of transformers'
+# TrainingArguments (versions 4.56 to 5.23), which PPOConfig inherits. Each is in exactly one of the tables TRANSLATED,
+# WARNED and IGNORED, or else a hyperparameter of ours by the same name, which is taken as it is.
+
+REWARD_MODEL = "reward_model"
+"""The value_model_path of a critic that starts as the reward model."""
+
+DEFAULTS: Mapping[str, HyperValue] = {
+    "learning_rate": 3e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_mini_batches": 1,
+    "local_rollout_forward_batch_size": 64, "response_length": 53, "temperature": 0.7, "missing_eos_penalty": None,
+    "num_ppo_epochs": 4, "whiten_rewards": False, "kl_coef": 0.05, "kl_estimator": "k1", "cliprange": 0.2,
+    "vf_coef": 0.1, "cliprange_value": 0.2, "gamma": 1.0, "lam": 0.95, "seed": 42, "weight_decay": 0.0,
+    "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "lora_r": 16, "lora_alpha": 32,
+    "value_model": "separate", "value_model_path": REWARD_MODEL, "lr_scheduler_type": "linear",
+    "stop_token": "none", "stop_token_id": None,
+}  # fmt: skip
+"""What TRL's PPO does where the file is silent, in our words."""
+
+SAME = (
+    "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches",
+    "local_rollout_forward_batch_size", "response_length", "temperature", "missing_eos_penalty", "num_ppo_epochs",
+    "whiten_rewards", "kl_coef", "kl_estimator", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "seed",
+    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "total_episodes", "bf16",
+    "gradient_checkpointing", "use_peft", "lora_r", "lora_alpha", "use_rslora", "load_in_4bit", "attn_implementation",
+)  # fmt: skip
+"""The fields that are hyperparameters of ours by the same name."""
+
+ADAMW, ADAMW_8BIT = (
+    ("adamw_torch", "adamw_torch_fused", "adamw_hf"),
+    ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"),
+)
+"""What is AdamW here, and AdamW in 8 bits; any other optimizer becomes AdamW, with a warning."""
+SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One field of a file, beside the others that are not null."""
+
+    key: str
+    value: Any
+    others: Mapping[str, Any]
+
+    def text(self) -> str:
+        if not isinstance(self.value, str) or not self.value:
+            raise self.refused("a string")
+        return self.value
+
+    def texts(self) -> tuple[str, ...]:
+        return texts(self.value, self.key)
+
+    def number(self) -> float:
+        """Return a number of at least 0 (YAML hands `1e-5` over as text)."""
+        try:
+            number = -1.0 if isinstance(self.value, bool) else float(self.value)
+        except (TypeError, ValueError):
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            raise self.refused("a number of at least 0")
+        return number
+
+    def refused(self, allowed: str) -> ConfigError:
+        return ConfigError(f"{self.key} = {self.value!r} is not allowed; expected {allowed}")
+
+
+def _schedule(field: _Field) -> str:
+    if field.value == "cosine_with_min_lr":
+        return "cosine"
+    if field.value not in SCHEDULES:
+        raise field.refused(f"here one of {', '.join(SCHEDULES)}{nearest(str(field.value), SCHEDULES)}")
+    return str(field.value)
+
+
+def _lowest_rate(field: _Field) -> object:
+    """Return the lowest learning rate as a share of the highest; None: the options are empty."""
+    options = field.value if isinstance(field.value, Mapping) else {}
+    share = options.get("min_lr_rate")
+    if share is None and "min_lr" in options:
+        rate = replace(field, value=field.others.get("learning_rate", DEFAULTS["learning_rate"])).number()
+        share = replace(field, key=f"{field.key}.min_lr", value=options["min_lr"]).number() / rate if rate else 0.0
+    if field.value and (share is None or set(options) - {"min_lr", "min_lr_rate"}):
+        raise field.refused("here min_lr or min_lr_rate, of cosine_with_min_lr")
+    return share
+
+
+def _stop_token(field: _Field) -> str:
+    if field.value != "eos":
+        raise field.refused("eos or null")
+    if "stop_token_id" in field.others:
+        raise ConfigError("stop_token and stop_token_id are both given; TRL allows one of them")
+    return "eos"
+
+
+def _cpu(field: _Field) -> str | None:
+    return "cpu" if field.value is True else None
+
+
+TRANSLATED: Mapping[str, tuple[str, Callable[[_Field], Any]]] = {
+    "model_name_or_path": ("policy", _Field.text),
+    "sft_model_path": ("policy", _Field.text),
+    "reward_model_path": ("reward", lambda field: (field.text(),)),
+    "dataset_name": ("prompts", _Field.text),
+    "dataset_config": ("prompts.config", _Field.text),
+    "dataset_train_split": ("prompts.train", _Field.text),
+    "dataset_test_split": ("prompts.eval", _Field.text),
+    "output_dir": ("output", _Field.text),
+    "run_name": ("run_name", _Field.text),
+    "report_to": ("report_to", lambda field: () if field.value in ([], "none", ["none"]) else field.texts()),
+    "use_cpu": ("device", _cpu),
+    "no_cuda": ("device", _cpu),
+    "lr_scheduler_type": ("lr_scheduler_type", _schedule),
+    "lr_scheduler_kwargs": ("min_lr_rate", _lowest_rate),
+    "stop_token": ("stop_token", _stop_token),
+    "stop_token_id": ("stop_token_id", lambda field: field.value),
+    "optim": ("optim", lambda field: "adamw_8bit" if field.value in ADAMW_8BIT else None),
+    "lora_target_modules": ("lora_target_modules", lambda field: ",".join(field.texts())),
+    "lora_modules_to_save": ("lora_modules_to_save", lambda field: ",".join(field.texts()) if field.value else None),
+    "num_train_epochs": ("total_episodes", _Field.number),
+    "num_sample_generations": ("eval_every_episodes", _Field.number),
+    "warmup_steps": ("warmup_ratio", _Field.number),
+    "save_steps": ("save_every_episodes", _Field.number),
+}
+"""What a field becomes: a setting, a key of the prompts' table, or a hyperparameter; of two for one the later wins."""
+
+COUNTED = {"num_train_epochs": 3.0, "num_sample_generations": 10.0, "warmup_steps": 0.0, "save_steps": 500.0}
+"""Those that count iterations or epochs (see `Cadences`), with TRL's defaults."""
+
+HIDDEN_BY = {
+    "model_name_or_path": "sft_model_path",
+    "num_train_epochs": "total_episodes",
+    "num_sample_generations": "eval_every_episodes",
+}
+"""Fields without effect where another is given."""
+
+_PLAIN_LORA = "adapters here are LoRA on whole modules, without DoRA"
+_FLOAT32 = "models are loaded in float32"
+WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "adafactor": ((False,), "plain AdamW trains here"),
+    "optim_args": (("",), "AdamW here takes adam_beta1, adam_beta2 and adam_epsilon alone"),
+    "fp16": ((False,), "there is no float16 here, only bf16"),
+    "dtype": (("auto", "float32"), _FLOAT32),
+    "torch_dtype": (("auto", "float32"), _FLOAT32),
+    "load_in_8bit": ((False,), "weights are held in 8 bits nowhere here; load_in_4bit holds them in 4"),
+    "bnb_4bit_quant_type": (("nf4",), "4-bit weights here are NF4"),
+    "model_revision": (("main",), "models are loaded from their main revision"),
+    "use_dora": ((False,), _PLAIN_LORA),
+    "lora_target_parameters": (([],), _PLAIN_LORA),
+    "save_strategy": (("steps",), "not followed; save_every_seconds and new best evaluations save checkpoints"),
+}
+"""What is not followed here though it changes a run: the values that need no warning, and the warning."""
+
+IGNORED = """
+accelerator_config activation_checkpointing activation_checkpointing_kwargs auto_find_batch_size
+average_tokens_across_devices batch_eval_metrics batch_size bf16_full_eval bnb_4bit_quant_storage
+data_seed dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
+dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor dataset_num_proc dataset_streaming
+ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug
+deepspeed disable_tqdm dispatch_batches do_eval do_predict do_train ds3_gather_for_generation enable_jit_checkpoint
+env eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy
+eval_use_gather_object evaluation_strategy fp16_backend fp16_full_eval fp16_opt_level fsdp fsdp_config
+fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap full_determinism gradient_checkpointing_kwargs
+gradient_checkpointing_use_reentrant greater_is_better group_by_length half_precision_backend hub_always_push
+hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_bias_buffers ignore_data_skip
+include_for_metrics include_inputs_for_metrics include_num_input_tokens_seen include_tokens_per_second jit_mode_eval
+label_names label_smoothing_factor length_column_name liger_kernel_config load_best_model_at_end local_batch_size
+local_mini_batch_size local_rank log_level log_level_replica log_on_each_node logging_dir logging_first_step
+logging_nan_inf_filter logging_steps logging_strategy lora_dropout lora_task_type max_steps metric_for_best_model
+micro_batch_size mini_batch_size model_adapter_name mp_parameters neftune_noise_alpha num_total_batches
+optim_target_modules overwrite_output_dir parallelism_config past_index per_device_eval_batch_size
+per_gpu_eval_batch_size per_gpu_train_batch_size prediction_loss_only project push_to_hub push_to_hub_model_id
+push_to_hub_organization push_to_hub_token ray_scope ref_adapter_name remove_unused_columns
+restore_callback_states_from_checkpoint resume_from_checkpoint save_on_each_node save_only_model save_safetensors
+save_total_limit skip_memory_metrics split_batches tf32 torch_compile torch_compile_backend torch_compile_mode
+torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores trackio_bucket_id trackio_space_id
+trackio_static_space_id train_sampling_strategy trust_remote_code use_bnb_nested_quant use_cache use_ipex
+use_liger_kernel use_mps_device world_size
+""".split()  # noqa: SIM905
+"""Ignored by TRL's PPO itself, or without an effect here on what is trained."""
+
+FIELDS = (*TRANSLATED, *WARNED, *IGNORED)
+"""Every field of TRL's that is not taken as it is."""
+
+
+@dataclass(frozen=True)
+class Cadences:
+    """What TRL counts in iterations or epochs, from which our episodes follow once the run's length is known."""
+
+    epochs: float | None
+    """Passes over the training prompts; None where the file states total_episodes."""
+    generations: int
+    """How often TRL samples completions in a run; here evaluations."""
+    warmup_steps: float
+    """Iterations; below 1 a share of them."""
+    save_steps: float | None
+    """Iterations between checkpoints, below 1 a share of them; None: no such cadence."""
+
+    def total_episodes(self, prompts: int) -> int | None:
+        """Return the run's length for that many training prompts, or None where the file states it."""
+        return None if self.epochs is None else max(1, int(self.epochs * prompts))
+
+    def values(self, config: PPOConfig) -> dict[str, HyperValue]:
+        """Return the hyperparameters that follow from the length of `config`'s run, spread over its processes."""
+        batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
+        every = max(1, iterations // self.generations) if self.generations else iterations
+        values: dict[str, HyperValue] = {"eval_every_episodes": every * batch}
+        if self.warmup_steps and config.lr_scheduler_type != "constant":
+            share = self.warmup_steps if self.warmup_steps < 1 else self.warmup_steps / iterations
+            values["warmup_ratio"] = min(share, 1 - 1 / (iterations + 1))
+        return values
+
+    def save_every_episodes(self, config: PPOConfig) -> int | None:
+        """Return the episodes between checkpoints of `config`'s run, or None without such a cadence."""
+        if self.save_steps is None:
+            return None
+        steps = self.save_steps if self.save_steps >= 1 else self.save_steps * config.num_iterations()
+        return max(1, round(steps)) * config.batch_sizes(1).batch_size
+
+
+@dataclass(frozen=True)
+class TrlFile:
+    """A file of TRL's in our words."""
+
+    settings: Settings
+    values: Mapping[str, HyperValue]
+    cadences: Cadences
+    used: tuple[str, ...]
+    """Lines on what became of its fields."""
+    warnings: tuple[str, ...]
+    """Lines on fields that are not followed here, or followed differently than by TRL."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All these lines."""
+        return (*self.used, *self.warnings)
+
+    def for_task(self, prompts: int, *, has_reward_model: bool) -> dict[str, HyperValue]:
+        """Return the values on a task with so many training prompts, with or without a reward model."""
+        values = dict(self.values)
+        total = self.cadences.total_episodes(prompts)
+        if total is not None:
+            values["total_episodes"] = total
+        if values["value_model_path"] == REWARD_MODEL and not has_reward_model:
+            values["value_model_path"] = None
+        return values
+
+    def for_length(self, config: PPOConfig) -> dict[str, HyperValue]:
+        """Return what follows from the length and the rate of `config`'s run: cadences, and the shared rate."""
+        return {"value_learning_rate": config.learning_rate, **self.cadences.values(config)}
+
+
+def translated(key: str, given: Mapping[str, Any]) -> Any:
+    """Return what a field of `TRANSLATED` says beside the others that are given; None: nothing.
+
+    Raises:
+        ConfigError: its value is not allowed; the message begins with the field's name.
+    """
+    return TRANSLATED[key][1](_Field(key, given[key], given))
+
+
+def is_trl(content: Mapping[str, Any]) -> bool:
+    """Return whether a config file's content has a field that only TRL has."""
+    only_trl = set(FIELDS) - set(HYPERPARAMETERS) - set(SETTINGS)
+    return bool(only_trl & set(content)) or ("stop_token" in content and content["stop_token"] is None)
+
+
+def read(content: Mapping[str, Any], where: str) -> TrlFile:
+    """Return what a file of TRL's says; `where` names it in errors.
+
+    Raises:
+        ConfigError: an unknown key, or a value that is not allowed; the message names the key.
+    """
+    for key in content:
+        if key not in FIELDS and key not in HYPERPARAMETERS:
+            hint = nearest(key, (*FIELDS, *HYPERPARAMETERS))
+            raise ConfigError(f'{where}: unknown field "{key}" beside TRL\'s{hint}')
+    given = {key: value for key, value in content.items() if value is not None}
+    same = [key for key in content if key not in FIELDS and (key in given or HYPERPARAMETERS[key].optional)]
+    values = {**DEFAULTS, **{key: hyperparameter(key, content[key], where) for key in same}}
+    counted, settings, prompts = dict(COUNTED), dict[str, Any](), dict[str, Any]()
+    for key, (ours, _) in TRANSLATED.items():
+        try:
+            found = translated(key, given) if key in given else None
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if found is None:
+            continue
+        if key in COUNTED:
+            counted[key] = found
+        elif ours in HYPERPARAMETERS:
+            values[ours] = hyperparameter(ours, found, where)
+        elif ours.startswith("prompts."):
+            prompts[ours.removeprefix("prompts.")] = found
+        else:
+            settings[ours] = found
+    cadences = Cadences(
+        epochs=None if "total_episodes" in given else counted["num_train_epochs"],
+        generations=int(counted["num_sample_generations"]),
+        warmup_steps=counted["warmup_steps"],
+        save_steps=counted["save_steps"] or None if given.get("save_strategy", "steps") == "steps" else None,
+    )
+    own = Settings(**settings, prompt_splits=prompts or None)
+    return TrlFile(own, values, cadences, tuple(_used(given)), tuple(_warnings(given)))
+
+
+def _warned(given: Mapping[str, Any]) -> list[str]:
+    return [key for key, (harmless, _) in WARNED.items() if key in given and given[key] not in harmless]
+
+
+def _used(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line each on the fields that are taken, translated and ignored."""
+    warned = _warned(given)
+    hidden = {key for key, by in HIDDEN_BY.items() if by in given}
+    if "save_strategy" in warned:
+        hidden.add("save_steps")
+    kinds = {
+        "read as they are": [key for key in given if key not in FIELDS],
+        "translated": [f"{key} to {TRANSLATED[key][0]}" for key in given if key in TRANSLATED and key not in hidden],
+        "ignored, without effect here or in TRL's PPO": [
+            key for key in given if key in hidden or key in IGNORED or (key in WARNED and key not in warned)
+        ],
+    }
+    yield from (f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
+
+
+def _warnings(given: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{key}: {WARNED[key][1]}" for key in _warned(given))
+    if "optim" in given and given["optim"] not in (*ADAMW, *ADAMW_8BIT):
+        yield "optim: plain AdamW trains here"
+    if "max_grad_norm" in given:
+        yield "max_grad_norm: TRL's PPO declared it and never applied it; here it is applied"
+    if given.get("num_mini_batches", 1) != 1 and given.get("gradient_accumulation_steps", 1) != 1:
+        yield "num_mini_batches: TRL's PPO steps once an epoch where it accumulates gradients; here once a mini-batch"
+    if given.get("missing_eos_penalty") and "stop_token" not in given:
+        yield (
+            "missing_eos_penalty: TRL's PPO looks for EOS anywhere in a response; here one that no stop token ends "
+            "pays it"
+        )

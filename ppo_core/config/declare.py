@@ -1,0 +1,346 @@
+"""Declarations of hyperparameters: `name: type = hyper(default, label, doc, ...)` on a dataclass field."""
+
+import dataclasses
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal
+
+from ppo_core.data.lookup import not_found
+from ppo_core.errors import ConfigError, nearest
+
+Scale = Literal["linear", "log", "log2"]
+HyperValue = float | int | bool | str | None
+
+
+@dataclass(frozen=True)
+class Range:
+    """A numeric search range, both ends included. `log2` proposes whole powers of two."""
+
+    low: float
+    high: float
+    scale: Scale = "linear"
+
+    @property
+    def text(self) -> str:
+        """The range in words: `1e-05 to 0.003 (log)`."""
+        return f"{self.low:g} to {self.high:g} ({self.scale})"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Values for a search to try of a hyperparameter: at least two, no duplicates."""
+
+    values: tuple[HyperValue, ...]
+
+    @property
+    def text(self) -> str:
+        """The values in words, each as a study file writes it: `one of "linear", "cosine"`."""
+        return f"one of {', '.join(map(json.dumps, self.values))}"
+
+
+Dimension = Range | Choices
+"""Search space of one hyperparameter."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Mathematically valid values. An open end is itself not allowed."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'over' if self.low_open else 'of at least'} {self.low:.10g}"
+        left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
+        return f"in {left}{self.low:.10g}, {self.high:.10g}{right}"
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """A hyperparameter's declaration, apart from its name, type and default."""
+
+    label: str
+    doc: str
+    source: str
+    unit: str = ""
+    valid: Bounds | None = None
+    search: Range | None = None
+    fixed_by_checkpoint: str = ""
+    """Reason that a run resumed from a checkpoint cannot change it, or empty."""
+
+
+@dataclass(frozen=True)
+class Hyperparameter(Hyper):
+    """A hyperparameter's full declaration: field name, type, default and the rest."""
+
+    name: str = ""
+    group: str = ""
+    """Its heading in help and docs."""
+    kind: type = float
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    default: HyperValue = None
+
+    @property
+    def title(self) -> str:
+        """The label with its unit, for axes and tables."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        if self.choices:
+            text = "one of " + ", ".join(self.choices)
+        elif self.kind is bool:
+            text = "true or false"
+        elif self.kind is str:
+            text = "a string"
+        else:
+            noun = "a whole number" if self.kind is int else "a number"
+            text = f"{noun} {self.valid}" if self.valid else noun
+        return f"{text}, or unset" if self.optional else text
+
+    def coerce(self, value: object) -> HyperValue:
+        """Return `value` in the field's type (YAML gives `1e-5` as text), or raise ConfigError."""
+        if value is None and self.optional:
+            return None
+        converted = _convert(value, self.kind)
+        if converted is not None:
+            if self.choices and converted in self.choices:
+                return converted
+            if not self.choices and (self.valid is None or isinstance(converted, str) or converted in self.valid):
+                return converted
+        hint = nearest(str(value), self.choices)
+        raise ConfigError(f"{self.name} = {value!r} is not allowed; expected {self.allowed}{hint}")
+
+
+def _convert(value: object, kind: type) -> HyperValue:
+    """Return `value` as `kind`, or None if that would lose or invent information."""
+    if kind is bool:
+        truths = {"true": True, "false": False}
+        return value if isinstance(value, bool) else truths.get(str(value).lower())
+    if kind is str:
+        return json.dumps(value) if isinstance(value, list) else value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):  # no number, or a whole one that no float can hold
+        return None
+    if not math.isfinite(number):
+        return None
+    if kind is int:
+        return int(value) if isinstance(value, int) else int(number) if number.is_integer() else None
+    return number
+
+
+class Help(str):
+    """A field's help text, with its declaration: `HfArgumentParser` takes every other key of the
+    metadata for an argument of argparse."""
+
+    declared: Hyper
+    heading: str
+
+
+def hyper(default: HyperValue, label: str, doc: str, *, source: str, heading: str = "", **known: Any) -> Any:
+    """Return a dataclass field that declares a hyperparameter; `known` are further fields of `Hyper`.
+
+    A `heading` starts a group of this field and those after it, up to the next heading.
+    """
+    text = Help(doc.replace("%", "%%"))
+    text.declared, text.heading = Hyper(label, doc, source, **known), heading
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+def read_declarations(cls: type) -> dict[str, Hyperparameter]:
+    """Return the declarations of a dataclass by field name, in order."""
+    hints = typing.get_type_hints(cls)
+    table, group = {}, ""
+    for item in dataclasses.fields(cls):
+        text: Help = item.metadata["help"]
+        group = text.heading or group
+        annotated = hints[item.name]
+        is_union = typing.get_origin(annotated) in (UnionType, typing.Union)
+        members = typing.get_args(annotated) if is_union else (annotated,)
+        base = next(m for m in members if m is not type(None))
+        choices = typing.get_args(base) if typing.get_origin(base) is Literal else ()
+        table[item.name] = Hyperparameter(
+            **{f.name: getattr(text.declared, f.name) for f in dataclasses.fields(Hyper)},
+            name=item.name,
+            group=group,
+            kind=str if choices else base,
+            optional=type(None) in members,
+            choices=choices,
+            default=typing.cast(HyperValue, item.default),
+        )
+    return table
+
+
+# Checks of single values in a study or task file. Each error is one line: location, value, allowed values.
+
+POSITIVE = Bounds(0, low_open=True)
+AT_LEAST_ONE = Bounds(1)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Return a TOML file's content; `what` describes it in errors.
+
+    Raises:
+        ConfigError: it cannot be read; the message names the file and, for bad syntax, the line.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{what} {not_found(path)}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from error
+    except (ValueError, RecursionError) as error:  # bad syntax; more digits or nested lists than Python reads
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def table(value: object, where: str) -> Mapping[str, Any]:
+    """Return `value` as a table, or raise ConfigError."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected a table of key = value lines")
+    return value
+
+
+def require_known(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
+    """Raise ConfigError for the first key that is not allowed; `where` ends with the prefix of a key."""
+    allowed = tuple(allowed)
+    for key in keys:
+        if key not in allowed:
+            raise ConfigError(f"{where}{key}: unknown key; allowed: {', '.join(allowed)}{nearest(key, allowed)}")
+
+
+def text(value: object, where: str, what: str = "a string in quotes") -> str:
+    """Return `value` as non-empty text, or raise ConfigError."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected {what}")
+    return value
+
+
+def number(value: object, bounds: Bounds | None, where: str) -> float:
+    """Return `value` as a finite number within `bounds`, or raise ConfigError."""
+    read = None if isinstance(value, str) else _convert(value, float)
+    if not isinstance(read, float) or (bounds is not None and read not in bounds):
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected a number{_within(bounds)}")
+    return read
+
+
+def whole(value: object, bounds: Bounds | None, where: str) -> int:
+    """Return `value` as a whole number within `bounds`, or raise ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int) or (bounds is not None and value not in bounds):
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected a whole number{_within(bounds)}")
+    return value
+
+
+def truth(value: object, where: str) -> bool:
+    """Return `value` as a bool, or raise ConfigError."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected true or false")
+    return value
+
+
+def one_of(value: object, allowed: Iterable[str], where: str) -> str:
+    """Return `value` as one of the allowed texts, or raise ConfigError with the nearest."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        hint = nearest(str(value), allowed)
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected one of {', '.join(allowed)}{hint}")
+    return str(value)
+
+
+def _within(bounds: Bounds | None) -> str:
+    return f" {bounds}" if bounds else ""
+
+
+RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
+"""Settings that all trials of a study share."""
+_BATCH_SIZES = ("batch_size", "mini_batch_size", "num_mini_batches", "gradient_accumulation_steps")
+_SCALES = ("linear", "log", "log2")
+
+
+def require_searchable(hyper: Hyperparameter, where: str) -> None:
+    """Raise ConfigError for a hyperparameter that all trials of a study share."""
+    if hyper.name in RUN_LENGTH:
+        raise ConfigError(f"{where}: cannot be searched; trials are compared at the same length, cadence and seed")
+
+
+def require_numeric(hyper: Hyperparameter, where: str) -> None:
+    """Raise ConfigError for a hyperparameter without a range, as its values have no order."""
+    if hyper.kind not in (int, float):
+        raise ConfigError(
+            f"{where}: has no range, since it is not a number; list the values to search, [A, B], or set it in [fixed] "
+            f"({hyper.allowed})"
+        )
+
+
+def read_choices(hyper: Hyperparameter, values: Sequence[object], where: str) -> Choices:
+    """Return the list `values` as choices of `hyper`, in the field's type and in their order; `where` names it.
+
+    Raises:
+        ConfigError: a value is not allowed, there are fewer than two, or one stands there twice.
+    """
+    try:
+        read = tuple(hyper.coerce(value) for value in values)
+    except ConfigError as error:
+        raise ConfigError(f"{where.removesuffix(hyper.name)}{error}") from None
+    if len(read) < 2 or len(set(read)) < len(read):
+        raise ConfigError(f"{where} = {values!r} is not allowed; expected at least two values, each once")
+    return Choices(read)
+
+
+def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> Range:
+    """Return the table `value` as a range of `hyper`; `where` names it in errors.
+
+    Raises:
+        ConfigError: an end is missing, outside what is valid, or does not go with the scale.
+    """
+    require_known(value, ("low", "high", "scale"), f"{where}.")
+    for key in ("low", "high"):
+        if key not in value:
+            raise ConfigError(f"{where}.{key} is missing; a range has a low and a high")
+    scale = value.get("scale", hyper.search.scale if hyper.search else "linear")
+    one_of(scale, _SCALES, f"{where}.scale")
+    span = Range(_end(hyper, value["low"], f"{where}.low"), _end(hyper, value["high"], f"{where}.high"), scale)
+    _check_range(hyper, span, where)
+    return span
+
+
+def _end(hyper: Hyperparameter, value: object, where: str) -> float:
+    bounds = hyper.valid or Bounds()
+    return whole(value, bounds, where) if hyper.kind is int else number(value, bounds, where)
+
+
+def _check_range(hyper: Hyperparameter, span: Range, where: str) -> None:
+    if span.low >= span.high:
+        raise ConfigError(f"{where}: low = {span.low:g} must be below high = {span.high:g}")
+    if span.scale == "log" and span.low <= 0:
+        raise ConfigError(f"{where}: a log scale needs a low over 0, not {span.low:g}")
+    if hyper.name in _BATCH_SIZES and span.scale != "log2":
+        raise ConfigError(f'{where}: batch sizes must divide one another, so their scale is "log2", not "{span.scale}"')
+    if span.scale != "log2":
+        return
+    if hyper.kind is not int:
+        raise ConfigError(f'{where}: the scale log2 is for whole numbers; use "log"')
+    for key, end in (("low", span.low), ("high", span.high)):
+        if not math.log2(end).is_integer():
+            below = 2 ** math.floor(math.log2(end))
+            raise ConfigError(f"{where}.{key} = {end:g} is not a power of two; the nearest are {below} and {2 * below}")

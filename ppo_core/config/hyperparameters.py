@@ -1,0 +1,572 @@
+"""Every PPO hyperparameter, declared once.
+
+One `hyper` declaration a field feeds validation, the command line, the search space, the dashboard's labels and the
+docs. `valid` is mathematics and can never be left; `search` is advice for a 1B to 7B model, which a task or a study may
+replace. Never imports torch.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from ppo_core.config import batch_sizes
+from ppo_core.config.batch_sizes import BatchSizes, divisors_near
+from ppo_core.config.declare import Bounds, Hyperparameter, HyperValue, Range, hyper, read_declarations
+from ppo_core.errors import ConfigError, nearest
+
+POSITIVE = Bounds(0, low_open=True)
+COUNT = Bounds(1)
+SHARE = Bounds(0, 1)
+RATE = Bounds(0, 1)
+CRITIC = "it decides which critic the checkpoint holds, if any"
+TRL = "TRL 1.12 PPOConfig"
+PPO_PAPER = "Schulman et al. 2017, arXiv 1707.06347"
+ZIEGLER = "Ziegler et al. 2019, arXiv 1909.08593"
+COUNTED = "episodes, and with them the place in the order of prompts, are counted in rollout batches of its size"
+ADAPTERS = "it decides which weights are trained, and so what the checkpoint holds"
+SCALE = "the trained adapters are scaled by it, so the policy would jump"
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+
+
+# fmt: off
+@dataclass(frozen=True)
+class PPOConfig:
+    """One PPO run's hyperparameters, under TRL's names where TRL has the field.
+
+    A plain dataclass, not a child of `transformers.TrainingArguments`, whose hundred fields mostly
+    do nothing in an online RL loop. Where to find what users look for there:
+
+    | TrainingArguments              | here                                                         |
+    |--------------------------------|--------------------------------------------------------------|
+    | num_train_epochs, max_steps    | `total_episodes` (passes over one rollout: `num_ppo_epochs`)  |
+    | per_device_train_batch_size    | the same: rows of one forward and backward pass              |
+    | gradient_accumulation_steps    | the same, or derived from `batch_size`; see `batch_sizes`     |
+    | warmup_steps                   | `warmup_ratio`                                               |
+    | optim                          | `adamw` or `adamw_8bit`; betas, `adam_epsilon`, `weight_decay` as there |
+    | bf16, gradient_checkpointing   | the same; bf16 is the default on GPUs                        |
+    | eval_strategy, eval_steps      | `eval_every_episodes`                                        |
+    | save_steps, save_total_limit   | arguments of the commands; `PPOTrainer.save` between steps   |
+    | output_dir, report_to, logging | not hyperparameters: arguments of the commands               |
+    | no_cuda, use_cpu, local_rank   | accelerate finds the device                                  |
+
+    Raises:
+        ConfigError: a value of the wrong type or out of its valid range, or a rule across fields
+            that is broken. The message names the field, the value and what is allowed.
+    """
+
+    total_episodes: int = hyper(100_000, "Total episodes",
+        "Length of the run: one episode is one prompt and its response. Rounded up to whole rollout batches.",
+        heading="Length, evaluation and seed", source=TRL, unit="episodes", valid=COUNT)
+    eval_every_episodes: int | None = hyper(None, "Evaluate every",
+        "Episodes between evaluations on held-out prompts (also before the first and after the last update). Unset: "
+        "a tenth of total_episodes.",
+        source="PPO Tuner", unit="episodes", valid=COUNT)
+    seed: int = hyper(0, "Seed",
+        "Decides every random draw of the run, whatever the chunking or the number of processes.",
+        source=TRL, valid=Bounds(0, 2**32 - 1))
+
+    learning_rate: float = hyper(3e-6, "Policy learning rate",
+        "Peak AdamW learning rate of the policy. Too high and the KL blows up; too low and nothing is learned.",
+        heading="Optimization", source=f"{TRL}; search range from published 1B to 7B recipes", valid=RATE,
+        search=Range(1e-6, 5e-5, "log"))
+    value_learning_rate: float = hyper(1e-5, "Value learning rate",
+        "Peak AdamW learning rate of the critic. With a shared trunk it reaches only the value head.",
+        source="OpenRLHF and verl give the critic a rate of its own", valid=RATE, search=Range(1e-5, 1e-4, "log"))
+    lr_scheduler_type: Schedule = hyper("linear", "Schedule",
+        "How the learning rates fall from their peak after the warm-up. constant and constant_with_warmup keep it.",
+        source=f"{TRL} (linear)")
+    value_lr_scheduler_type: Schedule | None = hyper(None, "Value schedule",
+        "Schedule of the critic's learning rate. Unset: lr_scheduler_type.",
+        source="OpenRLHF and verl schedule the critic on its own")
+    warmup_ratio: float = hyper(0.0, "Warm-up",
+        "Share of the iterations over which the learning rates rise to their peak.",
+        source="transformers 4 TrainingArguments", unit="share of the run", valid=Bounds(0, 1, high_open=True))
+    value_warmup_ratio: float | None = hyper(None, "Value warm-up",
+        "Share of the iterations over which the critic's learning rate rises to its peak. Unset: warmup_ratio.",
+        source="OpenRLHF and verl schedule the critic on its own", unit="share of the run",
+        valid=Bounds(0, 1, high_open=True))
+    min_lr_rate: float = hyper(0.0, "Learning rate floor",
+        "Floor of the linear and cosine schedules of both networks, as a share of the peak.",
+        source="transformers' cosine_with_min_lr; OpenRLHF uses 0.1", unit="share of the peak", valid=SHARE)
+    max_grad_norm: float = hyper(1.0, "Gradient clip",
+        "Gradient norm that an optimizer step is clipped to, for the policy and the critic separately.",
+        source=f"{TRL} (declared there, never applied)", valid=POSITIVE)
+    value_max_grad_norm: float | None = hyper(None, "Value gradient clip",
+        "Gradient norm that the critic's optimizer step is clipped to. Unset: max_grad_norm.",
+        source="OpenRLHF and verl clip each network on its own", valid=POSITIVE)
+    skip_nonfinite_updates: bool = hyper(False, "Skip non-finite steps",
+        "Skip an optimizer step whose gradient norm is not finite, and count it, instead of ruining the "
+        "weights.",
+        source="verl")
+    optim: Literal["adamw", "adamw_8bit"] = hyper("adamw", "Optimizer",
+        "adamw: its two moments of each trained weight in float32. adamw_8bit: in 8 bits, a quarter of that; needs "
+        "bitsandbytes (the extra quantized).",
+        source="transformers TrainingArguments; Dettmers et al. 2022, arXiv 2110.02861",
+        fixed_by_checkpoint="the checkpoint holds its moments")
+    adam_beta1: float = hyper(0.9, "Adam β1",
+        "Decay of AdamW's mean of the gradients.",
+        source="transformers TrainingArguments", valid=Bounds(0, 1, high_open=True))
+    adam_beta2: float = hyper(0.999, "Adam β2",
+        "Decay of AdamW's mean of the squared gradients.",
+        source="transformers TrainingArguments", valid=Bounds(0, 1, high_open=True))
+    adam_epsilon: float = hyper(1e-8, "Adam epsilon",
+        "Term added to AdamW's denominator.",
+        source="Huang et al. 2024, arXiv 2403.17031: 1e-5 was used for TL;DR, frameworks default to 1e-8",
+        valid=POSITIVE)
+    weight_decay: float = hyper(0.0, "Weight decay",
+        "AdamW's decoupled weight decay, for the matrices of both networks; biases and norms are not decayed.",
+        source="transformers TrainingArguments", valid=Bounds(0))
+    critic_warmup: int = hyper(0, "Critic warm-up",
+        "Iterations at the start in which only the critic learns; the policy stays as it is.",
+        source="verl trainer.critic_warmup; OpenRLHF critic.freezing_steps", unit="iterations", valid=Bounds(0))
+
+    batch_size: int | None = hyper(None, "Rollout batch",
+        "Episodes collected in one iteration, over all processes. Unset: per_device_train_batch_size x "
+        "gradient_accumulation_steps x processes where both are set, else 64.",
+        heading="Batches and epochs", source="TRL's derived batch_size", unit="episodes", valid=COUNT,
+        search=Range(64, 1024, "log2"), fixed_by_checkpoint=COUNTED)
+    mini_batch_size: int | None = hyper(None, "Mini-batch",
+        "Episodes of one optimizer step, over all processes; divides batch_size. Unset: batch_size / "
+        "num_mini_batches where that is set, else the whole batch_size (as TRL).",
+        source="TRL's derived mini_batch_size", unit="episodes", valid=COUNT, search=Range(4, 64, "log2"))
+    per_device_train_batch_size: int | None = hyper(None, "Micro-batch per device",
+        "Episodes of one forward and backward pass on one device: what fits in memory, never a change of the "
+        "experiment. Unset: the device's whole share of a mini-batch.",
+        source=TRL, unit="episodes", valid=COUNT)
+    gradient_accumulation_steps: int | None = hyper(None, "Accumulation steps",
+        "Forward and backward passes per device in one rollout batch (TRL's meaning); another way to state "
+        "batch_size.",
+        source=TRL, valid=COUNT, fixed_by_checkpoint=COUNTED)
+    num_mini_batches: int | None = hyper(None, "Mini-batches",
+        "Optimizer steps in one PPO epoch; another way to state mini_batch_size.",
+        source=TRL, valid=COUNT)
+    local_rollout_forward_batch_size: int = hyper(256, "Forward rows",
+        "Most rows of one pass without gradients per device (generation, scoring, evaluation). Memory only.",
+        source=TRL, unit="episodes", valid=COUNT)
+    num_ppo_epochs: int = hyper(4, "PPO epochs",
+        "Passes over one rollout batch. More learn more from it, and move further from the policy that sampled it.",
+        source=TRL, unit="epochs", valid=COUNT, search=Range(2, 10))
+
+    cliprange: float = hyper(0.2, "Clip range ε",
+        "No gain from a probability ratio outside [1-ε, 1+ε].",
+        heading="Loss and advantages", source=f"{PPO_PAPER}, eq. 7; {TRL}",
+        valid=Bounds(0, 1, low_open=True, high_open=True), search=Range(0.1, 0.3))
+    cliprange_high: float | None = hyper(None, "Upper clip range",
+        "Clip range above 1 where it differs from the one below: no gain from a ratio outside [1-cliprange, "
+        "1+cliprange_high]. Unset: as cliprange.",
+        source="Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 10; verl clip_ratio_high", valid=POSITIVE)
+    dual_clip: float | None = hyper(None, "Dual clip",
+        "Where an advantage is negative the loss of a token is at most this times it, so that one ratio cannot "
+        "explode it. Unset: no bound.",
+        source="Ye et al. 2020, arXiv 1912.09729, eq. 5; verl clip_ratio_c = 3", valid=Bounds(1, low_open=True))
+    log_ratio_clamp: float | None = hyper(20.0, "Log-ratio clamp",
+        "The log of the probability ratio stays within ± this before it is exponentiated. Unset: no bound.",
+        source="OpenRLHF and verl (20)", unit="nats per token", valid=POSITIVE)
+    max_approxkl: float | None = hyper(None, "Approx KL stop",
+        "The PPO epochs over a rollout batch end after an optimizer step whose approximate KL from the sampling "
+        "policy is over this. Unset: they all run.",
+        source="Spinning Up's target_kl; TRL's and trlx's trainers have none", unit="nats per token", valid=POSITIVE)
+    cliprange_value: float | None = hyper(0.2, "Value clip range",
+        "No gain from moving a value prediction further than this from the old one. Unset: no clip.",
+        source=f"{TRL}; OpenAI baselines", valid=POSITIVE)
+    vf_coef: float = hyper(0.1, "Value loss weight c1",
+        "Weight of the value loss. With a separate critic AdamW cancels it, so it does nothing there.",
+        source=f"{PPO_PAPER}, eq. 9 (c1); {TRL}", valid=Bounds(0), search=Range(0.5, 1.0))
+    entropy_coef: float = hyper(0.0, "Entropy bonus c2",
+        "Weight of the policy's entropy in the objective.",
+        source=f"{PPO_PAPER}, eq. 9 (c2)", valid=Bounds(0))
+    advantage_estimator: Literal["gae", "rloo", "grpo"] = hyper("gae", "Advantages",
+        "gae: from a critic. rloo: the response's reward less the mean of the prompt's other responses. grpo: less "
+        "the mean of the prompt's responses, over their standard deviation. The last two have no critic.",
+        source="Schulman et al. 2016; Ahmadian et al. 2024, arXiv 2402.14740; Shao et al. 2024, arXiv 2402.03300",
+        fixed_by_checkpoint=CRITIC)
+    num_generations: int = hyper(1, "Responses per prompt",
+        "Responses sampled of each prompt of a rollout batch; divides batch_size. rloo and grpo need at least 2.",
+        source="TRL GRPOConfig and RLOOConfig", unit="responses", valid=COUNT,
+        fixed_by_checkpoint="the place in the order of prompts is counted in groups of that many")
+    gamma: float = hyper(1.0, "Discount γ",
+        "Discount per token. 1 for episodic text.",
+        source=TRL, valid=SHARE)
+    lam: float = hyper(0.95, "GAE λ",
+        "Trade-off between variance (1: Monte Carlo) and bias (0: one-step TD) in the advantages.",
+        source=f"Schulman et al. 2016, arXiv 1506.02438, eq. 16; {TRL}", valid=SHARE, search=Range(0.9, 1.0))
+    whiten_advantages: bool | None = hyper(None, "Whiten advantages",
+        "Shift and scale the advantages of a rollout batch to mean 0 and variance 1 over its tokens. Unset: with gae"
+        " yes, with rloo and grpo no.",
+        source="TRL, OpenRLHF and verl do so with GAE")
+
+    kl_coef: float = hyper(0.05, "KL coefficient β",
+        "Price of one nat of KL in reward. The starting point where kl_target makes β adaptive.",
+        heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0),
+        search=Range(0.01, 0.2, "log"))
+    kl_target: float | None = hyper(None, "KL target",
+        "Set: β adapts so that the exact KL of a response goes to this. Unset: β is fixed.",
+        source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE,
+        search=Range(3, 12, "log"))
+    kl_controller: Literal["adaptive", "landing"] = hyper("adaptive", "KL controller",
+        "How β moves where kl_target is set. adaptive: up while the KL is over the target, down while it is under it. "
+        "landing: so that the KL, as it rises, is forecast to end the run at the target.",
+        source=f"{ZIEGLER}, section 2.2 (adaptive); this project (landing)")
+    kl_horizon: int | None = hyper(None, "KL horizon",
+        "Episodes over which an adaptive β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "
+        "classic 10,000 does nothing in a short trial).",
+        source=f"{ZIEGLER}, section 2.2", unit="episodes", valid=COUNT)
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = hyper("k1", "KL estimator",
+        "Per-token estimate of the KL that β weighs, of the log-ratio r: k1 = r, k2 = r²/2, k3 = exp(-r) - 1 + r, "
+        "abs = |r|.",
+        source=f"{TRL} (k1, k3); verl (k2, abs); J. Schulman, Approximating KL Divergence, 2020")
+    use_kl_loss: bool = hyper(False, "KL as a loss",
+        "The KL to the reference is a term of the policy's loss, weighted by β, instead of a part of the reward.",
+        source="OpenRLHF and verl use_kl_loss; Shao et al. 2024, arXiv 2402.03300")
+    kl_clamp: float | None = hyper(None, "KL clamp",
+        "The sampled KL of a token stays within ± this. Unset: no bound.",
+        source="OpenRLHF (10)", unit="nats per token", valid=POSITIVE)
+
+    missing_eos_penalty: float | None = hyper(None, "Missing-EOS penalty",
+        "Subtracted from the score of a response that does not end by itself within response_length.",
+        heading="Rewards", source=TRL, unit="reward", valid=Bounds(0))
+    overlong_buffer: int | None = hyper(None, "Overlong buffer",
+        "The last this many tokens before response_length cost a penalty that rises linearly to overlong_penalty. "
+        "Unset: they cost nothing.",
+        source="Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13; OpenRLHF overlong_buffer_len", unit="tokens",
+        valid=COUNT)
+    overlong_penalty: float = hyper(1.0, "Overlong penalty",
+        "What a response of full response_length costs where overlong_buffer is set.",
+        source="OpenRLHF overlong_penalty_factor", unit="reward", valid=Bounds(0))
+    normalize_rewards: Literal["none", "running", "reference"] = hyper("none", "Normalise scores",
+        "Shift and scale the scores before PPO reads them, by mean and standard deviation of all scores so far "
+        "(running) or of the first rollout batch (reference). Logged scores stay raw.",
+        source="trlx scale_reward; OpenRLHF (reward model's mean and std)")
+    cliprange_reward: float | None = hyper(None, "Score clip",
+        "The score of a response, normalised where that is asked for, stays within ± this. Unset: no bound.",
+        source="trlx cliprange_reward and OpenRLHF (10)", unit="reward", valid=POSITIVE)
+    whiten_rewards: bool = hyper(False, "Whiten rewards",
+        "Scale the per-token rewards of a rollout batch to unit variance (the mean stays) before GAE.",
+        source=TRL)
+
+    response_length: int = hyper(53, "Response length",
+        "Largest number of new tokens in a response.",
+        heading="Sampling", source=TRL, unit="tokens", valid=COUNT)
+    temperature: float = hyper(0.7, "Temperature",
+        "Divides the logits, both in sampling and in training.",
+        source=TRL, valid=POSITIVE)
+    top_p: float = hyper(1.0, "Top-p",
+        "Sample only from the likeliest tokens that hold this much probability, and train that filtered policy. The "
+        "reference is not filtered, so it adds up to -log(top_p) nats per token to the training KL, from the first "
+        "step on.",
+        source="TRL; Holtzman et al. 2020, arXiv 1904.09751", unit="share", valid=Bounds(0, 1, low_open=True))
+    top_k: int | None = hyper(None, "Top-k",
+        "Sample only from this many likeliest tokens, and train that filtered policy. The reference is not filtered,"
+        " so it adds to the training KL, from the first step on. Unset: from all.",
+        source="TRL; Fan et al. 2018, arXiv 1805.04833", unit="tokens", valid=COUNT)
+    stop_token: Literal["eos", "none"] = hyper("eos", "Stop token",
+        "eos: a response ends with the end-of-sequence tokens of the model and its tokenizer. none: they are "
+        "ordinary tokens.",
+        source=TRL)
+    stop_token_id: int | None = hyper(None, "Stop token id",
+        "A further token of the policy that ends a response, by id.",
+        source=TRL, valid=Bounds(0))
+    stop_strings: str | None = hyper(None, "Stop strings",
+        "A text that ends a response, which keeps it; or several as a JSON list.",
+        source="transformers GenerationConfig")
+
+    value_model: Literal["shared", "separate"] = hyper("shared", "Critic",
+        "shared: a value head on the policy's own trunk. separate: its own network, initialized from the policy "
+        "or from value_model_path.",
+        heading="Networks", source="trlx (shared); TRL, OpenRLHF and verl (separate)", fixed_by_checkpoint=CRITIC)
+    value_model_path: str | None = hyper(None, "Critic's start",
+        "What a separate critic is initialized from: a path or hub id of the policy's architecture and tokenizer, or "
+        "reward_model. Unset: from the policy.",
+        source="Stiennon et al. 2020 and OpenRLHF start it from the reward model; TRL reward_model_path",
+        fixed_by_checkpoint=CRITIC)
+    use_peft: bool = hyper(False, "LoRA",
+        "Train low-rank adapters on frozen weights, which are then the reference, too. A separate critic has "
+        "adapters of its own on the same weights.",
+        source="Hu et al. 2021, arXiv 2106.09685; TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
+    lora_r: int = hyper(16, "LoRA rank",
+        "Rank of the adapters.",
+        source="TRL ModelConfig", valid=COUNT, fixed_by_checkpoint=ADAPTERS)
+    lora_alpha: int = hyper(32, "LoRA alpha",
+        "The adapters' output is scaled by this over lora_r.",
+        source="TRL ModelConfig", valid=COUNT,
+        fixed_by_checkpoint=SCALE)
+    lora_target_modules: str | None = hyper(None, "LoRA modules",
+        "Names of the modules with adapters, with commas between them, or all-linear. Unset: peft's choice for the "
+        "architecture.",
+        source="TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
+    use_rslora: bool = hyper(False, "rsLoRA",
+        "Scale the adapters' output by lora_alpha over the square root of lora_r, so that a high rank learns as fast "
+        "as a low one.",
+        source="Kalajdzievski 2023, arXiv 2312.03732; TRL ModelConfig", fixed_by_checkpoint=SCALE)
+    lora_modules_to_save: str | None = hyper(None, "Modules trained whole",
+        "Names of modules that are trained whole beside the adapters, in float32, with commas between them, such as "
+        "lm_head. Unset: none.",
+        source="TRL ModelConfig; peft modules_to_save", fixed_by_checkpoint=ADAPTERS)
+    load_in_4bit: bool = hyper(False, "4-bit weights",
+        "Hold the frozen linear layers under the adapters, all but the head, in 4 bits (NF4, double quantisation): "
+        "about a quarter of bfloat16's memory. They are the reference, too. Needs use_peft, and bitsandbytes (the "
+        "extra quantized).",
+        source="Dettmers et al. 2023 (QLoRA), arXiv 2305.14314; TRL ModelConfig",
+        fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
+    bf16: bool | None = hyper(None, "bfloat16",
+        "Forward and backward passes in bfloat16. Trained weights stay in float32; frozen ones are held in bfloat16. "
+        "Losses, log-softmax, KL and values are in float32 always. Unset: on a GPU that computes in it.",
+        source="transformers TrainingArguments",
+        fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
+    attn_implementation: str | None = hyper(None, "Attention",
+        "Which kernels compute the policy's attention, as transformers names them: sdpa, eager, flash_attention_2 and "
+        "others. Unset: transformers' choice.",
+        source="TRL ModelConfig; transformers")
+    use_fsdp: bool = hyper(False, "FSDP",
+        "With several processes, each holds a share of the weights, gradients and AdamW's moments (FSDP2) and gathers "
+        "a layer's weights when it works: for full fine-tuning that is too large for one GPU. The same steps.",
+        source="Zhao et al. 2023, arXiv 2304.11277; PyTorch fully_shard")
+    fsdp_reshard_after_forward: bool = hyper(True, "FSDP drops weights",
+        "With use_fsdp, drop a layer's gathered weights after its forward pass and gather them again for the backward "
+        "pass, as ZeRO-3 does. false keeps them until then, as ZeRO-2 does: more memory, less traffic, the same steps.",
+        source="Rajbhandari et al. 2020, arXiv 1910.02054; accelerate, PyTorch fully_shard")
+    gradient_checkpointing: bool | None = hyper(None, "Gradient checkpointing",
+        "Compute the layers' activations again in the backward pass instead of keeping them, in the policy and the "
+        "critic: less memory, more time, the same gradients. Unset: on a GPU that is too small for the run otherwise.",
+        source="transformers TrainingArguments (TRL's PPO declared it and applied it to neither)")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for name, declaration in HYPERPARAMETERS.items():
+            object.__setattr__(self, name, declaration.coerce(getattr(self, name)))
+        _check(self)
+        if None in (self.gradient_accumulation_steps, self.per_device_train_batch_size):
+            # With both, the batch depends on the number of processes.
+            _check_batch(self, self.batch_sizes(world_size=1).batch_size)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "PPOConfig":
+        """Return the config of `values` over the defaults; an unknown key raises an error with the nearest name."""
+        for name in values:
+            require_name(name, where)
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, HyperValue]:
+        """Return every field by name."""
+        return dataclasses.asdict(self)
+
+    def batch_sizes(self, world_size: int) -> BatchSizes:
+        """Return the whole batch hierarchy for `world_size` processes.
+
+        Raises:
+            ConfigError: something does not divide; the message names the nearest sizes that do.
+        """
+        return batch_sizes.resolve(
+            world_size,
+            batch_size=self.batch_size,
+            mini_batch_size=self.mini_batch_size,
+            num_mini_batches=self.num_mini_batches,
+            per_device=self.per_device_train_batch_size,
+            accumulation=self.gradient_accumulation_steps,
+        )
+
+    def spread_over(self, world_size: int) -> "PPOConfig":
+        """Return the same run with a batch size independent of the number of processes.
+
+        Raises:
+            ConfigError: its batch cannot be spread over so many.
+        """
+        sizes = self.batch_sizes(world_size)
+        if world_size == 1:
+            return self
+        return dataclasses.replace(self, batch_size=sizes.batch_size, gradient_accumulation_steps=None)
+
+    def share_of(self, world_size: int) -> "PPOConfig":
+        """Return a run of one process's share of this one, which takes the same memory on a device."""
+        sizes = self.batch_sizes(world_size)
+        if world_size == 1:
+            return self
+        return dataclasses.replace(
+            self,
+            total_episodes=max(1, self.total_episodes // world_size),
+            batch_size=sizes.local_batch_size,
+            mini_batch_size=sizes.local_mini_batch_size,
+            num_mini_batches=None,
+            gradient_accumulation_steps=None,
+        )
+
+    def shards_weights(self, world_size: int) -> bool:
+        """Return True if each of so many processes holds a share of the weights; no memory prediction covers that."""
+        return self.use_fsdp and world_size > 1
+
+    def num_iterations(self, world_size: int = 1) -> int:
+        """Return the number of rollout batches: total_episodes / batch_size, rounded up."""
+        return math.ceil(self.total_episodes / self.batch_sizes(world_size).batch_size)
+
+    def whole_episodes(self, world_size: int = 1) -> int:
+        """Return the number of episodes: total_episodes, rounded up to whole rollout batches."""
+        return self.num_iterations(world_size) * self.batch_sizes(world_size).batch_size
+
+    @property
+    def eval_interval(self) -> int:
+        """Episodes between evaluations, with the default filled in."""
+        return self.eval_every_episodes or max(1, self.total_episodes // 10)
+
+    @property
+    def horizon(self) -> int:
+        """Episodes of the adaptive controller's horizon, with the default filled in."""
+        return self.kl_horizon or max(1, self.total_episodes // 10)
+
+    @property
+    def has_critic(self) -> bool:
+        """True if advantages come from a critic; the critic-free baselines have none."""
+        return self.advantage_estimator == "gae"
+
+    @property
+    def whitens_advantages(self) -> bool:
+        """True if advantages are whitened, with the default filled in."""
+        return self.has_critic if self.whiten_advantages is None else self.whiten_advantages
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The stop strings, one by one."""
+        return _texts(self.stop_strings)
+
+
+HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(read_declarations(PPOConfig))
+"""Every hyperparameter by name, in the order of `PPOConfig`."""
+
+
+def require_name(name: str, where: str) -> Hyperparameter:
+    """Return the hyperparameter `name`, or raise ConfigError with the nearest valid one."""
+    if name not in HYPERPARAMETERS:
+        hint = nearest(name, HYPERPARAMETERS) or "; ppo-tuner train --help lists them"
+        raise ConfigError(f'{where}: unknown hyperparameter "{name}"{hint}')
+    return HYPERPARAMETERS[name]
+
+
+# Checks across hyperparameters: contradictions, and values without effect.
+
+_NEEDS_CRITIC = ("value_learning_rate", "value_lr_scheduler_type", "value_warmup_ratio", "value_max_grad_norm",
+                 "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam")  # fmt: skip
+_NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save")
+
+
+def _check(config: PPOConfig) -> None:
+    """Raise ConfigError if two values of `config` contradict each other."""
+    for kind, ratio in (("lr_scheduler_type", "warmup_ratio"), ("value_lr_scheduler_type", "value_warmup_ratio")):
+        if getattr(config, kind) == "constant" and getattr(config, ratio):
+            raise ConfigError(f'{kind} = "constant" has no warm-up; use "constant_with_warmup", or {ratio} = 0')
+    if config.value_lr_scheduler_type is None and config.lr_scheduler_type == "constant" and config.value_warmup_ratio:
+        raise ConfigError(
+            'lr_scheduler_type = "constant" has no warm-up, for the critic neither; set value_lr_scheduler_type = '
+            '"constant_with_warmup", or value_warmup_ratio = 0'
+        )
+    if config.dual_clip is not None and config.dual_clip <= 1 + (config.cliprange_high or config.cliprange):
+        raise ConfigError(
+            f"dual_clip = {config.dual_clip:g} is not allowed beside the clip range; expected a number over "
+            f"{1 + (config.cliprange_high or config.cliprange):g}, where the ratio is clipped already"
+        )
+    if config.has_critic:
+        if config.critic_warmup >= config.num_iterations() and config.critic_warmup:
+            raise ConfigError(
+                f"critic_warmup = {config.critic_warmup} leaves the policy no iteration to learn in: the run has "
+                f"{config.num_iterations()}"
+            )
+    elif config.num_generations < 2:
+        raise ConfigError(
+            f"num_generations = {config.num_generations} is not allowed with advantage_estimator = "
+            f'"{config.advantage_estimator}": at least 2, since a response is compared with its prompt\'s others'
+        )
+    elif config.critic_warmup:
+        raise ConfigError(
+            f'critic_warmup needs a critic; advantage_estimator = "{config.advantage_estimator}" has none'
+        )
+    if config.load_in_4bit and not config.use_peft:
+        raise ConfigError("load_in_4bit = true needs use_peft = true: 4-bit weights are frozen, adapters learn")
+    for name, other in (("use_peft", True), ("optim", "adamw_8bit")):
+        if config.use_fsdp and getattr(config, name) == other:
+            why = "adapters learn on weights that the reference holds whole" if name == "use_peft" else "it is sharded"
+            raise ConfigError(f"use_fsdp is not allowed beside {name} = {str(other).lower()}: {why}")
+    if config.value_model_path is not None and config.value_model == "shared":
+        raise ConfigError('value_model_path needs value_model = "separate": a shared critic is a head on the policy')
+    _texts(config.stop_strings)
+
+
+def _check_batch(config: PPOConfig, batch_size: int) -> None:
+    """Raise ConfigError if the rollout batch of `batch_size` episodes cannot hold whole groups of responses."""
+    if batch_size % config.num_generations:
+        near = " or ".join(map(str, divisors_near(config.num_generations, batch_size)))
+        raise ConfigError(
+            f"num_generations = {config.num_generations} does not divide batch_size = {batch_size}; the nearest that "
+            f"do: {near}"
+        )
+
+
+def _texts(stop_strings: str | None) -> tuple[str, ...]:
+    """Split the stop strings; text that begins with [ is read as a JSON list.
+
+    Raises:
+        ConfigError: that list is not a list of texts, or a text is empty.
+    """
+    if stop_strings is None:
+        return ()
+    found: object = [stop_strings]
+    if stop_strings.startswith("["):
+        try:
+            found = json.loads(stop_strings)
+        except ValueError:
+            found = None
+    if isinstance(found, list) and found and all(isinstance(text, str) and text for text in found):
+        return tuple(found)
+    raise ConfigError(
+        f'stop_strings = {stop_strings!r} is not allowed; expected a string, or a JSON list of strings such as ["\\n"]'
+    )
+
+
+MAKES_INERT = ("advantage_estimator", "value_model", "kl_target", "kl_controller", "use_peft", "overlong_buffer")
+"""Hyperparameters that can make others ineffective; `inert` reads these."""
+
+
+def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
+    """Return why searching `name` would have no effect with the `fixed` values, or None."""
+    if fixed.get("advantage_estimator", "gae") != "gae" and name in _NEEDS_CRITIC:
+        return f'advantage_estimator = "{fixed["advantage_estimator"]}" has no critic'
+    if name == "vf_coef" and fixed.get("value_model", "shared") == "separate":
+        return "with a separate critic AdamW cancels the weight of its loss; search value_learning_rate instead"
+    if name in ("kl_controller", "kl_horizon") and fixed.get("kl_target") is None:
+        return "it belongs to a β that moves; set kl_target"
+    if name == "kl_horizon" and fixed.get("kl_controller") == "landing":
+        return 'kl_controller = "landing" has no horizon'
+    if name in _NEEDS_LORA and not fixed.get("use_peft", False):
+        return "there are no adapters; set use_peft = true"
+    if name == "overlong_penalty" and fixed.get("overlong_buffer") is None:
+        return "it belongs to overlong_buffer; set that"
+    if name in (
+        "local_rollout_forward_batch_size",
+        "per_device_train_batch_size",
+        "gradient_checkpointing",
+        "use_fsdp",
+        "fsdp_reshard_after_forward",
+    ):
+        return "it decides memory, not the experiment"
+    return None
+
+
+def cautions(config: PPOConfig) -> list[str]:
+    """Return warnings on allowed values that will hardly have their effect, one line each."""
+    lines = []
+    is_adaptive = config.kl_target is not None and config.kl_controller == "adaptive"
+    if is_adaptive and config.horizon > config.total_episodes:
+        lines.append(
+            f"kl_horizon = {config.horizon} is longer than the run ({config.total_episodes} episodes), so β can move "
+            f"by at most {20 * config.total_episodes / config.horizon:.2g}% towards kl_target"
+        )
+    sizes = config.batch_sizes(world_size=1) if config.gradient_accumulation_steps is None else None
+    if sizes is not None and config.num_ppo_epochs == 1 and sizes.num_mini_batches == 1:
+        lines.append("with one PPO epoch and one mini-batch the ratio is always 1, so cliprange does nothing")
+    if config.use_kl_loss and config.kl_estimator == "k1":
+        lines.append(
+            "as a loss k1's gradient is zero on average, so β would hold nothing; use kl_estimator k2 or k3 with "
+            "use_kl_loss"
+        )
+    return lines

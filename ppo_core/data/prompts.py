@@ -1,0 +1,371 @@
+"""Prompts from files, folders and datasets: checked, and divided into disjoint splits.
+
+`PromptSource` declares their location and splits; `read_prompts` reads them and reports rows left out. Never imports
+torch.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from jinja2 import TemplateError
+
+from ppo_core.data.task import Prompt
+from ppo_core.errors import TaskError, nearest
+
+if TYPE_CHECKING:  # importing it loads torch
+    from transformers import PreTrainedTokenizerBase
+
+
+PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text", "messages")
+"""Default prompt columns: the first of these that the rows have."""
+
+SplitChoice = str | float | int | None
+"""A split by name ("validation", "train[:90%]"), a share of the rows (0.1), a number of rows (256), or the default. Of
+eval and test also a data file's path."""
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """A dataset of prompts.
+
+    Raises:
+        TaskError: a field holds something that is not allowed; the message names it and says what is.
+    """
+
+    path: str
+    """A .jsonl, .json, .csv, .tsv or .parquet file, a folder of such files, a folder that `datasets` saved, or a
+    dataset's id on the hub."""
+    config: str | None = None
+    """Configuration of a hub dataset."""
+    column: str | None = None
+    """Column with the prompts, texts or chats; unset: the first existing one of PROMPT_COLUMNS."""
+    train: SplitChoice = None
+    """Unset: all rows in neither of the others."""
+    eval: SplitChoice = None
+    """Unset: the split called validation, else 256 rows, at most an eighth."""
+    test: SplitChoice = None
+    """Unset: the split called test, else 256 rows, at most an eighth."""
+    seed: int = 0
+    """Selects the rows for a share or a number of rows."""
+    max_prompt_tokens: int = 512
+    """Longer rows are left out, and counted."""
+    system: str | None = None
+    """System message for chats that do not begin with one."""
+
+    def __post_init__(self) -> None:
+        for name in ("path", "config", "column", "system"):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value) and (value is not None or name == "path"):
+                raise TaskError(f"prompts: {name} = {value!r} is not allowed; expected a string")
+        for name, least in (("seed", 0), ("max_prompt_tokens", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise TaskError(f"prompts: {name} = {value!r} is not allowed; expected a whole number from {least} on")
+        choices = {name: getattr(self, name) for name in ("train", "eval", "test")}
+        for name, choice in choices.items():
+            if not _is_allowed(choice):
+                raise TaskError(
+                    f"prompts: {name} = {choice!r} is not allowed; expected a split's name, a share between 0 and 1, "
+                    "or a number of rows from 1 on"
+                )
+        shares = {name: choice for name, choice in choices.items() if isinstance(choice, float)}
+        if sum(shares.values()) > 1 + 1e-9:  # 0.7 + 0.2 + 0.1 is a little more than 1
+            total = " + ".join(f"{name} {share:g}" for name, share in shares.items())
+            raise TaskError(f"prompts: the shares {total} are not allowed: at most 1 together")
+
+    @property
+    def where(self) -> str:
+        """Prefix of every error about these prompts."""
+        return f'prompts "{self.path}"'
+
+
+def _is_allowed(choice: object) -> bool:
+    if isinstance(choice, bool):
+        return False
+    if isinstance(choice, str):
+        return bool(choice.strip())
+    if isinstance(choice, int):
+        return choice >= 1
+    return choice is None or (isinstance(choice, float) and 0 < choice < 1)
+
+
+Reason = Literal["empty", "too long", "unreadable", "repeated"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a dataset as read, valid or not."""
+
+    where: str
+    """Its name in messages: "line 17", or "row 3 of validation"."""
+    values: Mapping[str, Any] | None
+    """Plain values by column; None if the row could not be read."""
+    fault: str = ""
+    """Reason that it could not be read."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split's rows, read on request: a dataset may be larger than the part in use."""
+
+    count: int
+    rows: Callable[[int, int], list[Row]]
+    """`rows(start, stop)`."""
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> "Split":
+        """Return a split of rows in memory."""
+        return cls(len(rows), lambda start, stop: rows[start:stop])
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row that is not a prompt, with the reason."""
+
+    where: str
+    reason: Reason
+    why: str = ""
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as None, bool, int, float, str, bytes, list or dict: NaN is None, a date or decimal its text."""
+    if value is None or isinstance(value, bool | int | str | bytes):
+        return value
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return str(value)
+
+
+ANSWERED_ROLES = ("user", "tool")
+"""Roles whose messages the policy answers: a chat must end with one."""
+
+
+class NoPromptError(Exception):
+    """A row's value is not a prompt; has the reason, and the details."""
+
+    def __init__(self, reason: Reason, why: str = "") -> None:
+        super().__init__(reason, why)
+        self.reason: Reason = reason
+        self.why = why
+
+
+def make_prompt(
+    value: Any, columns: Mapping[str, Any], source: PromptSource, tokenizer: "PreTrainedTokenizerBase"
+) -> Prompt:
+    """Return the prompt made from `value`; `columns` are the row's others.
+
+    Raises:
+        NoPromptError: it is none.
+        TaskError: it is a chat, and the tokenizer has no chat template.
+    """
+    if isinstance(value, list):
+        messages = _messages(value, source.system)
+        return Prompt(_checked(_rendered(messages, source, tokenizer)), columns, messages)
+    return Prompt(_checked(value), columns)
+
+
+def is_chat(value: object) -> bool:
+    """Return True for a list of messages, each a mapping with a role."""
+    return isinstance(value, list) and all(isinstance(message, Mapping) and "role" in message for message in value)
+
+
+def _checked(text: Any) -> str:
+    if text is None:
+        raise NoPromptError("empty")
+    if not isinstance(text, str):
+        raise NoPromptError("unreadable", f"not a text but {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, or bytes that were not UTF-8
+        raise NoPromptError("unreadable", "not UTF-8") from None
+    if not text.strip():
+        raise NoPromptError("empty")
+    return text
+
+
+def _messages(chat: list[Any], system: str | None) -> tuple[Mapping[str, str], ...]:
+    if not chat:
+        raise NoPromptError("empty")
+    if not is_chat(chat):
+        raise NoPromptError("unreadable", "not a list of messages with role and content")
+    messages = [{key: value for key, value in message.items() if value is not None} for message in chat]
+    for message in messages:
+        if not {"role", "content"} <= message.keys() or not all(isinstance(value, str) for value in message.values()):
+            raise NoPromptError("unreadable", "a message is not just role and content, both texts")
+    role, content = messages[-1]["role"], messages[-1]["content"]
+    if role not in ANSWERED_ROLES:
+        raise NoPromptError("unreadable", f'the chat ends with "{role}", not with {" or ".join(ANSWERED_ROLES)}')
+    if not content.strip():
+        raise NoPromptError("empty")
+    if system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return tuple(messages)
+
+
+def _rendered(
+    messages: tuple[Mapping[str, str], ...], source: PromptSource, tokenizer: "PreTrainedTokenizerBase"
+) -> str:
+    if tokenizer.chat_template is None:
+        raise TaskError(
+            f"{source.where}: the prompts are chats, and the policy's tokenizer ({tokenizer.name_or_path}) has no chat "
+            "template; set its chat_template and save it, or name a column of texts"
+        )
+    chat = [dict(message) for message in messages]
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:  # templates refuse chats by raising, such as roles that do not alternate
+        first_line = str(error).partition("\n")[0]
+        raise NoPromptError("unreadable", f"the chat template says: {first_line}") from error
+
+
+# Prompts to token ids: the only place that decides about special tokens.
+
+BATCH = 1024
+"""Prompts per call of the tokenizer: many at once are fast, all at once may not fit."""
+
+
+def encode(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Return the prompt's token ids; a chat gets no special tokens here, since its template wrote them."""
+    return _encode_all([prompt.text], prompt.messages is not None, tokenizer)[0]
+
+
+def prompt_lengths(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Return the number of tokens in each prompt, as `encode` makes them."""
+    lengths = [0] * len(prompts)
+    for chats in (False, True):
+        rows = [i for i, prompt in enumerate(prompts) if (prompt.messages is not None) == chats]
+        for start in range(0, len(rows), BATCH):
+            batch = rows[start : start + BATCH]
+            for row, ids in zip(batch, _encode_all([prompts[i].text for i in batch], chats, tokenizer), strict=True):
+                lengths[row] = len(ids)
+    return lengths
+
+
+def _encode_all(texts: list[str], chats: bool, tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
+    # Not verbose: the callers report prompts that are too long.
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=not chats, verbose=False)["input_ids"]
+    closing = 0 if chats else _closing(ids[0], texts[0], tokenizer)
+    return [row[: len(row) - closing] for row in ids]
+
+
+def _closing(whole: list[int], text: str, tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Return the number of special tokens that the tokenizer put behind a text: a response must not follow an EOS."""
+    bare = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return next((n for n in range(len(whole)) if whole[: len(whole) - n][-len(bare) :] == bare), 0)
+
+
+# A split is named, or drawn from the rows of train: each row has a random key, a pure function of the seed and its
+# position (Philox: Salmon et al. 2011), and the rows with the smallest keys are test, the next ones eval. So a row
+# left out, or added at the end, does not change the order of the others: it moves at most one row over each border
+# (and if sizes are shares, the borders move with the number of rows).
+
+DRAWN_BY_DEFAULT = 256
+"""Default rows of eval, and of test, if the dataset has no such split..."""
+DRAWN_AT_MOST = 8
+"""...but at most one in so many."""
+EVAL_NAMES = ("validation", "valid", "val", "dev", "eval")
+TEST_NAMES = ("test",)
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """Choice of splits to read; the rest are drawn from `pool`."""
+
+    pool: str
+    eval: str | None
+    test: str | None
+
+
+def make_plan(source: PromptSource, names: Sequence[str]) -> SplitPlan:
+    """Assign the dataset's splits to train, eval and test.
+
+    Raises:
+        TaskError: no split is called train and there are several.
+    """
+    named = {choice for choice in (source.eval, source.test) if isinstance(choice, str)}
+    pool = source.train if isinstance(source.train, str) else _default_pool(source, names, named)
+    taken = {name for spec in (pool, *named) for name in _split_names(spec, names)}
+    return SplitPlan(pool, _named(source.eval, EVAL_NAMES, names, taken), _named(source.test, TEST_NAMES, names, taken))
+
+
+def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> list[Row]:
+    """Return the rows of "train", "train[:90%]" or "train+extra", in the syntax of `datasets`.
+
+    Raises:
+        TaskError: there is no such split, or it is no such text.
+    """
+    for name in _split_names(spec, splits):
+        if name not in splits:
+            raise TaskError(
+                f'{source.where}: split "{name}" not found; available: {", ".join(splits)}{nearest(name, splits)}'
+            )
+    if spec in splits:  # also a name that the library would not take, and what needs no import of it
+        return splits[spec].rows(0, splits[spec].count)
+    from datasets import ReadInstruction
+
+    try:
+        parts = ReadInstruction.from_spec(spec).to_absolute({name: split.count for name, split in splits.items()})
+    except (ValueError, AssertionError) as error:
+        raise TaskError(f'{source.where}: "{spec}" is not a split such as train, train[:90%] or train[100:]') from error
+    return [row for part in parts for row in splits[part.splitname].rows(part.from_, part.to)]
+
+
+def drawn_order(positions: Sequence[int], seed: int) -> list[int]:
+    """Return the indices of `positions`, the kept rows' positions in the pool, in the order of the draw."""
+    keys = np.random.Generator(np.random.Philox(seed)).random(max(positions, default=0) + 1)
+    return sorted(range(len(positions)), key=lambda i: float(keys[positions[i]]))
+
+
+def draw(positions: Sequence[int], plan: SplitPlan, source: PromptSource) -> dict[str, list[int]]:
+    """Return the pool's rows for train, in their own order, and for eval and test, in the order of the draw.
+
+    `positions` are the kept rows' positions in the pool; the results index them. A named split draws none.
+
+    Raises:
+        TaskError: the sizes take more rows than there are.
+    """
+    order, count = drawn_order(positions, source.seed), len(positions)
+    test = 0 if plan.test is not None else _size(source.test, count)
+    eval_ = 0 if plan.eval is not None else _size(source.eval, count)
+    train = (
+        count - test - eval_ if source.train is None or isinstance(source.train, str) else _size(source.train, count)
+    )
+    if train < 0 or test + eval_ + train > count:
+        sizes = ", ".join(f"{name} {n}" for name, n in (("train", max(train, 0)), ("eval", eval_), ("test", test)) if n)
+        raise TaskError(f"{source.where}: the sizes take more rows than the {count} there are: {sizes}")
+    rest = order[test + eval_ :]
+    return {"train": sorted(rest[:train]), "eval": order[test : test + eval_], "test": order[:test]}
+
+
+def _default_pool(source: PromptSource, names: Sequence[str], named: set[str]) -> str:
+    if "train" in names:
+        return "train"
+    taken = {name for spec in named for name in _split_names(spec, names)}
+    free = [name for name in names if name not in taken] or list(names)
+    if len(free) > 1:
+        raise TaskError(f"{source.where}: no split is called train; name the training split, one of: {', '.join(free)}")
+    return free[0]
+
+
+def _named(choice: SplitChoice, defaults: Sequence[str], names: Sequence[str], taken: set[str]) -> str | None:
+    if choice is not None:
+        return choice if isinstance(choice, str) else None
+    return next((name for name in defaults if name in names and name not in taken), None)
+
+
+def _split_names(spec: str, names: Collection[str]) -> list[str]:
+    return [spec] if spec in names else [part.split("[")[0].split("(")[0].strip() for part in spec.split("+")]
+
+
+def _size(choice: SplitChoice, count: int) -> int:
+    if choice is None:
+        return min(DRAWN_BY_DEFAULT, count // DRAWN_AT_MOST)
+    # 0.29 * 100 is a little less than 29
+    return int(choice * count + 1e-9) if isinstance(choice, float) else int(choice)

@@ -1,0 +1,170 @@
+"""A task: policy, reward and prompts, with values that suit its size.
+
+`Task` is declared without torch, so that studies are checked and pages drawn without loading it; `Task.prepare`
+creates the models and prompts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ppo_core.config.declare import HyperValue, Range
+from ppo_core.data.lookup import import_module
+from ppo_core.errors import TaskError
+
+
+class Progress(Protocol):
+    """Called with the progress of a preparation: `progress("training the reward model", 0.4)`."""
+
+    def __call__(self, what: str, share: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, with its row's other columns."""
+
+    text: str
+    """The policy's input; for a chat, the messages under its tokenizer's chat template."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The row's other columns, for the reward."""
+    messages: tuple[Mapping[str, str], ...] | None = None
+    """The chat that `text` was made from: `role` and `content` each."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Disjoint prompts: for training, for judging trials, and for confirming a winner."""
+
+    train: tuple[Prompt, ...]
+    eval: tuple[Prompt, ...]
+    test: tuple[Prompt, ...]
+
+    @classmethod
+    def of_texts(cls, train: Iterable[str], eval: Iterable[str], test: Iterable[str]) -> "Prompts":
+        """Return prompts of plain texts, for a reward that needs no columns."""
+        return cls(*(tuple(Prompt(text) for text in texts) for texts in (train, eval, test)))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A reward's scores of B responses."""
+
+    totals: Sequence[float]
+    """[B]: the scores, weighted sums of the parts; for a dense part, its sum over the response."""
+    parts: Mapping[str, Sequence[float]]
+    """[B] by the part's name, unweighted."""
+    dense: Sequence[Sequence[float]] | None = None
+    """Weighted rewards per response and token, if a part rewards tokens; they add up to `totals` (scores of the whole
+    response are on the last token)."""
+
+
+class Reward(Protocol):
+    """Scores responses: finite numbers, higher is better."""
+
+    def __call__(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[str],
+        tokens: Sequence[Sequence[str]],
+        ended: Sequence[bool],
+    ) -> Scored:
+        """Score each response, given as text, as the texts of its tokens, and a flag that it ended by itself.
+
+        Otherwise it was cut at its maximum length. A special token that ended it, such as EOS, is not in its text.
+
+        Raises:
+            RewardError: a part cannot score; the message names the part and the sample.
+        """
+        ...
+
+
+RewardKind = Literal["model", "function", "http"]
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One source of reward; a task's score is the weighted sum of its parts."""
+
+    name: str
+    """Its name in metrics (`reward/<name>`), samples and errors."""
+    kind: RewardKind
+    where: str
+    """A sequence-classification model's path or hub id; `package.module:function` or `file.py:function`; a URL."""
+    weight: float = 1.0
+    timeout: float = 30.0
+    """Timeout of an HTTP request in seconds."""
+    retries: int = 2
+    """Retries of a failed HTTP request: in a study, an outage is found before a step counts as hung."""
+    batch_size: int = 64
+    """Responses per HTTP request."""
+    concurrency: int = 4
+    """Concurrent HTTP requests; 1 for a server that should get them one after the other."""
+    append_eos: bool = True
+    """True if a model reads its own EOS after a response that ended by itself, as reward models are trained."""
+
+
+@dataclass(frozen=True)
+class TaskAssets:
+    """A prepared task: paths (or hub ids) for `from_pretrained`, rewards, and prompts."""
+
+    policy: str
+    """The SFT policy: the start of training and the KL reference."""
+    rewards: tuple[RewardPart, ...]
+    prompts: Prompts
+
+    @property
+    def reward_model(self) -> str | None:
+        """The first reward model's path or hub id, if there is one."""
+        return next((part.where for part in self.rewards if part.kind == "model"), None)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A task's advised search range for its size, with the reason."""
+
+    range: Range
+    why: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task's declaration, before its models are loaded: values that suit its size, KL bounds and evaluation."""
+
+    name: str
+    doc: str
+    reference: Mapping[str, HyperValue]
+    """The task's own values if the declared defaults do not fit its size: rates, batch, length."""
+    advised: Mapping[str, Advice]
+    """Search ranges for its size, by hyperparameter."""
+    kl_budget: float
+    """Highest eval KL of a recommended policy, in nats per response."""
+    kl_limit: float
+    """KL over which the guard stops a trial, in nats per response."""
+    eval_temperature: float
+    """Temperature of evaluation: the same for all trials, whatever they train with."""
+    eval_response_length: int
+    """Maximum new tokens of an evaluation response."""
+    eval_seed: int
+    """Determines every random draw of an evaluation."""
+    prepare: Callable[[Progress | None], TaskAssets]
+    """Builds missing files, checks existing ones, and returns their places."""
+
+
+BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK", "arithmetic": "ppo_core.tasks.arithmetic:TASK"}
+"""Built-in tasks by name, each as `module:attribute`."""
+
+
+def import_task(path: str) -> Task:
+    """Return the task at an import path `module:attribute`; TaskError if there is none."""
+    try:
+        module, attribute = import_module(path, "task", TaskError)
+    except TaskError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise TaskError(f'task "{path}" is not an import path such as my_package.my_task:TASK') from error
+    task = getattr(module, attribute, None)
+    if not isinstance(task, Task):
+        there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
+        hint = f"; it has: {', '.join(there_are)}" if there_are else "; it defines no tasks"
+        raise TaskError(f'task "{path}": module "{module.__name__}" has no task "{attribute}"{hint}')
+    return task

@@ -1,0 +1,174 @@
+"""The processes that train one run together, each on rows of its own of every rollout batch.
+
+Values of the whole batch (means and deviations to whiten by, statistics of scores, metrics, the tokens that a loss is
+divided by) are computed through a world, so that they do not depend on how the batch is spread. All methods are
+collective: every process calls the same ones in the same order, else the others wait. Tensors may be on any device,
+and results are there, too. `ppo_core.distributed.process_group` has the one over torch.distributed.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from ppo_core.errors import PPOTunerError
+
+T = TypeVar("T")
+
+
+class World(Protocol):
+    """A process's connection to the others."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This process's number, 0 to size - 1."""
+        ...
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over all processes' tensors, of one shape and type; `tensor` is unchanged.
+
+        The result is the same on all of them, bit for bit: they decide by it what to do next.
+        """
+        ...
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return the rows of all processes along dimension 0, in the order of ranks; all have the same number."""
+        ...
+
+    def gather_objects(self, rows: Sequence[T]) -> list[T]:
+        """Return all processes' rows, in the order of ranks: any number of objects that pickle."""
+        ...
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value, any object that pickles; the others' is ignored."""
+        ...
+
+    def agree(self, yes: bool) -> bool:
+        """Return True if all processes say yes."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneProcess:
+    """The world of a process alone with its trial."""
+
+    size: int = 1
+    rank: int = 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the tensor."""
+        return tensor
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return the tensor."""
+        return tensor
+
+    def gather_objects(self, rows: Sequence[T]) -> list[T]:
+        """Return the rows."""
+        return list(rows)
+
+    def broadcast(self, value: T) -> T:
+        """Return the value."""
+        return value
+
+    def agree(self, yes: bool) -> bool:
+        return yes
+
+
+ONE_PROCESS = OneProcess()
+
+
+def together(world: World, work: Callable[[], T]) -> T:
+    """Return this process's result of `work`; our own error in one process is raised in all.
+
+    For work that may fail in one process alone (a reward, a file): the others would wait for it in their next call.
+    """
+    result: list[T] = []
+    own: PPOTunerError | None = None
+    try:
+        result.append(work())
+    except PPOTunerError as error:
+        own = error
+    raised = world.gather_objects([] if own is None else [own])
+    if raised:
+        raise own or raised[0]
+    return result[0]
+
+
+WAIT = "wait"
+"""Broadcast by rank 0 while it has no answer yet."""
+WAIT_SECONDS = 60.0
+"""Interval at which rank 0 tells the others to wait on, well within torch's timeout of a collective call."""
+
+
+def from_first(world: World, work: Callable[[], T]) -> T:
+    """Run `work` in rank 0, and return its result in all processes, or raise our own error in all.
+
+    It may take any time, but must not call the world.
+    """
+    if world.size == 1:
+        return work()
+    answer: Any = WAIT
+    if world.rank == 0:
+        answer = world.broadcast(_answered(world, work))
+    while answer == WAIT:
+        answer = world.broadcast(answer)
+    result, error = answer
+    if error is not None:
+        raise error
+    return cast(T, result)
+
+
+def _answered(world: World, work: Callable[[], T]) -> tuple[T | None, PPOTunerError | None]:
+    """Return the result of `work`, or our own error; the others are told to wait meanwhile."""
+    done = threading.Event()
+
+    def have_others_wait() -> None:
+        while not done.wait(WAIT_SECONDS):
+            world.broadcast(WAIT)
+
+    waiting = threading.Thread(target=have_others_wait, daemon=True)
+    waiting.start()
+    try:
+        return work(), None
+    except PPOTunerError as error:
+        return None, error
+    finally:
+        done.set()
+        waiting.join()
+
+
+def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return each scalar's sum over all processes, which have the same names; float64 if there are several."""
+    if world.size == 1 or not scalars:
+        return scalars
+    total = world.sum(torch.stack([value.double() for value in scalars.values()]))
+    return dict(zip(scalars, total.unbind(), strict=True))
+
+
+BUCKET = 2**24
+"""Numbers summed at once: enough for the network, and little beside the gradients themselves."""
+
+
+@torch.no_grad()
+def add_up_in_place(world: World, tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its sum over all processes, which have the same shapes in the same order."""
+    if world.size == 1:
+        return
+    bucket: list[Tensor] = []
+    for position, tensor in enumerate(tensors):
+        bucket.append(tensor)
+        is_last = position == len(tensors) - 1
+        if is_last or sum(each.numel() for each in bucket) + tensors[position + 1].numel() > BUCKET:
+            total = world.sum(torch.cat([each.flatten() for each in bucket]))
+            for each, part in zip(bucket, total.split([each.numel() for each in bucket]), strict=True):
+                each.copy_(part.view_as(each))
+            bucket = []

@@ -1,0 +1,1 @@
+"""Loading models, their heads and adapters, and the memory they take."""

@@ -1,0 +1,218 @@
+"""Load a task's frozen reference, tokenizer and reward, by path or hub id."""
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.prompts import prompt_lengths
+from ppo_core.data.task import Prompts, Reward, Task
+from ppo_core.data.task_file import get_task
+from ppo_core.distributed import process_group
+from ppo_core.errors import TaskError
+from ppo_core.models import quantized
+from ppo_core.models.networks import computes_in_bf16, load_pretrained, prepare_layers, quiet_loading
+from ppo_core.models.policy import LanguageHead, response_states
+from ppo_core.report import StepReport, require_device
+from ppo_core.rewards.batch import one_line
+from ppo_core.rewards.combined import load_reward
+from ppo_core.sampling.cache_check import decide_decoding, unit_of
+from ppo_core.sampling.cuda_graphs import cast_products
+from ppo_core.sampling.generation import TokenTexts
+from ppo_core.sampling.sequences import Sequences
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TaskModels:
+    """Frozen models that the runs of one task share: a worker loads them once for all its trials."""
+
+    task: Task
+    reference: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    reward: Reward
+    prompts: Prompts
+    longest_prompt: int
+    """In tokens."""
+    baseline: dict[tuple[object, ...], StepReport] = field(default_factory=dict)
+    """The SFT policy's evaluation, by the settings that affect it."""
+
+    def __post_init__(self) -> None:
+        self.token_texts = TokenTexts(self.tokenizer)
+
+    @property
+    def reward_model(self) -> PreTrainedModel | None:
+        """The task's first reward model, if any: a critic may begin as its copy."""
+        find = getattr(self.reward, "reward_model", None)
+        return None if find is None else cast("PreTrainedModel | None", find())
+
+
+def resolve_device(device: str) -> torch.device:
+    """Return the device accelerate finds (`auto`), prepared, or the CPU (`cpu`, and if the found one has no float64).
+
+    Raises:
+        ConfigError: another name, or a launch of more processes than there are GPUs.
+    """
+    on_cpu = require_device(device, "device") == "cpu"
+    process_group.joined()  # accelerate would start a group without gloo
+    if not on_cpu:
+        process_group.require_own_gpu()
+    found = torch.device(Accelerator(cpu=on_cpu).device)
+    if found.type == "cuda":
+        found = torch.device("cuda", torch.cuda.current_device())  # torch refuses to tell a share of one without index
+    prepare_device(found)
+    if _has_float64(found):
+        return found
+    logger.warning("running on the CPU: the sampler needs float64, which the device %s does not have", found)
+    return torch.device("cpu")
+
+
+def prepare_device(device: torch.device) -> None:
+    """Set this process's matrix multiplication and attention modes for a GPU; nothing elsewhere."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 in what is left of float32 products: reward models
+        # cuDNN plans attention anew for every shape, and here nearly every pass has a width of its own.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _has_float64(device: torch.device) -> bool:
+    if device.type in ("cpu", "cuda"):
+        return True
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):  # Apple's MPS raises the one, Intel GPUs without float64 the other
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class FrozenPolicy:
+    """Precision and kernels of a task's frozen policy."""
+
+    weights: Literal["float32", "bf16", "bf16_products"] = "float32"
+    """`bf16_products`: the weights of linear layers alone are in bfloat16, as autocast reads those of a policy that is
+    trained whole, so that policy and reference begin with the same numbers."""
+    attention: str | None = None
+    """Transformers' name for it."""
+    in_4bit: bool = False
+    """True if the linear layers except the head are in 4 bits, to train adapters on."""
+
+    @classmethod
+    def of(cls, config: PPOConfig, device: str) -> "FrozenPolicy":
+        """Return the settings for a run on `device` (see `resolve_device`)."""
+        weights: Literal["float32", "bf16", "bf16_products"] = "float32"
+        if computes_in_bf16(config, resolve_device(device)):
+            weights = "bf16" if config.use_peft else "bf16_products"
+        return cls(weights, config.attn_implementation, config.load_in_4bit)
+
+
+@functools.lru_cache(maxsize=1)
+def load_task(name: str, device: str, held: FrozenPolicy = FrozenPolicy()) -> TaskModels:
+    """Return the task's models, prepared and loaded; the latest ones stay in memory.
+
+    Raises:
+        ConfigError: 4-bit weights are asked for without bitsandbytes.
+        TaskError: the task cannot be prepared or loaded, or a prompt has no tokens.
+    """
+    task = get_task(name)
+    with quiet_loading():
+        assets = task.prepare(None)
+    where = resolve_device(device)
+    reference, tokenizer = load_policy(assets.policy, where, held, f'task "{name}"')
+    prompts = assets.prompts
+    everything = (*prompts.train, *prompts.eval, *prompts.test)
+    longest = _longest_prompt(prompts, tokenizer, name)
+    with quiet_loading():
+        reward = load_reward(assets.rewards, where, everything)
+    return TaskModels(task, reference, tokenizer, reward, prompts, longest)
+
+
+def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> int:
+    """Return the longest prompt's length in tokens, or raise TaskError for an empty prompt."""
+    longest = 0
+    for split in ("train", "eval", "test"):
+        lengths = prompt_lengths(getattr(prompts, split), tokenizer)
+        if 0 in lengths:
+            raise TaskError(
+                f'task "{task}": prompts.{split}[{lengths.index(0)}] is empty; a prompt needs at least one token'
+            )
+        longest = max([longest, *lengths])
+    return longest
+
+
+def load_policy(
+    path: str, device: torch.device, held: FrozenPolicy, of: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return a frozen causal LM and its tokenizer; `of` names the owner in errors.
+
+    Raises:
+        TaskError: it cannot be loaded, or its architecture makes logits or decodes in a way that training cannot use.
+        ConfigError: 4-bit weights are asked for without bitsandbytes.
+    """
+    dtype = torch.bfloat16 if held.weights == "bf16" else torch.float32
+    options = quantized.in_4_bits(device, dtype) if held.in_4bit else {}
+    try:
+        with quiet_loading():
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        model = load_pretrained(AutoModelForCausalLM, path, dtype, held.attention, **options)
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TaskError(f"{of}: cannot load the policy {path}: {reason}") from error
+    freeze_policy(model, device, held, f"{of}: the policy {path}")
+    return model, tokenizer
+
+
+def freeze_policy(model: PreTrainedModel, device: torch.device, held: FrozenPolicy, which: str) -> None:
+    """Make a causal LM the frozen policy of a run's task on a device; `which` names it in errors.
+
+    Raises:
+        TaskError: its architecture makes logits or decodes in a way that training cannot use.
+    """
+    nn.Module.to(model, device)
+    model.eval().requires_grad_(False)
+    prepare_layers(model)
+    with _as_it_computes(held, device):
+        _require_known_head(model, which)
+        decide_decoding(model, which)
+    if held.weights == "bf16_products":
+        cast_products(model)
+
+
+@contextmanager
+def _as_it_computes(held: FrozenPolicy, device: torch.device) -> Iterator[None]:
+    """Compute in bfloat16 if passes do; else in float32 throughout, since TF32 differs with the number of rows."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=held.weights == "bf16_products"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+@torch.no_grad()
+def _require_known_head(model: PreTrainedModel, which: str) -> None:
+    """Raise TaskError if the model is more than head and trunk, which training reads apart."""
+    ids = torch.arange(4, device=model.device).unsqueeze(0)
+    probe = Sequences(ids, torch.ones_like(ids), prompt_width=1)
+    name = f"{which} ({type(model).__name__})"
+    try:
+        whole = model(input_ids=ids, attention_mask=probe.attention_mask, use_cache=False).logits[0, :-1].float()
+        apart = LanguageHead.of(model)(response_states(model, probe)[0], 1.0, None)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # an architecture of another build fails in its own way
+        raise TaskError(f"{name} cannot be used: its head and trunk cannot be separated: {one_line(error)}") from error
+    # The model may round after every operation on its logits (scale, divide, tanh, multiply), we compute in float32.
+    tolerance = max(3 * unit_of(model), 1e-4)
+    if not float((whole - apart).abs().max()) <= tolerance * float(whole.abs().max()):  # NaN is refused, too
+        raise TaskError(f"{name} changes its logits after the head in a way not known here")

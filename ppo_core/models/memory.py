@@ -1,0 +1,164 @@
+"""Halve the rows of a pass when memory runs out, and measure memory.
+
+Only the size of a pass changes: every random draw is a function of (seed, iteration, row, position) and losses are
+sums over tokens, so the work is simply repeated in smaller pieces, with the same result beyond rounding.
+"""
+
+import gc
+import logging
+import re
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+import psutil
+import torch
+
+from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.errors import OutOfMemory, is_out_of_memory
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class ChunkRows:
+    """The number of rows in a pass, for one kind of work (`generation`, `scoring`, `training`).
+
+    It is the same in all processes of a trial, which work in step and share the inputs of an optimizer step.
+    """
+
+    def __init__(self, work: str, rows: int, world: World = ONE_PROCESS, *, may_halve: bool = True) -> None:
+        """Start with `rows`.
+
+        Without `may_halve` (an attempt gathers weights from the other processes, which would wait for one whose memory
+        ran out), the error is raised as it is, and ends its process.
+        """
+        self._may_halve = may_halve
+        self.work = work
+        self.rows = rows
+        self._world = world
+
+    def run(self, attempt: Callable[[int], Result], most: int | None = None) -> Result:
+        """Return `attempt(rows)`, retried with half the rows, for good, when memory runs out in any process.
+
+        `most` is the total number of rows, the same in all processes, so that the first halving has an effect. An
+        attempt must not call the world: a process whose memory ran out could not answer.
+
+        Raises:
+            OutOfMemory: it runs out with a single row, too.
+        """
+        while True:
+            rows = self.rows if most is None else min(self.rows, most)
+            result: Result | None = None
+            fitted, cause = True, None
+            try:
+                result = attempt(rows)
+            except RuntimeError as error:
+                if not (self._may_halve and is_out_of_memory(error)):
+                    raise
+                # With rows left to halve the error is dropped: its traceback would keep the failed pass's tensors.
+                fitted, cause = False, error if rows == 1 else None
+            if self._world.agree(fitted):
+                return cast(Result, result)
+            if rows == 1:
+                raise OutOfMemory(
+                    f"out of memory in {self.work} with one row at a time; a shorter response_length, LoRA "
+                    "(use_peft, load_in_4bit), bf16, optim = adamw_8bit or gradient_checkpointing need less"
+                ) from cause
+            result = None  # of a process that had room, when another had not
+            self.rows = rows // 2
+            free()
+            logger.warning("memory ran out in %s: from now on %d rows at a time", self.work, self.rows)
+
+
+def free() -> None:
+    """Free the device's cached memory."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+LOGITS_SHARE = 0.25
+"""Share of a GPU's free memory that logits may take, beside the activations of the same pass."""
+MOST_LOGITS = 2**28
+"""Larger pieces gain nothing, and would make the peak reflect free memory, not the run's needs."""
+BYTES_A_LOGIT = 24
+"""Six float32 numbers: two distributions, and the inputs of their KL and entropy."""
+
+
+def room_for_logits(device: torch.device) -> int:
+    """Return the number of logits that fit on a GPU now; 0 elsewhere, where larger pieces gain nothing."""
+    if device.type != "cuda":
+        return 0
+    reserved = torch.cuda.memory_reserved(device)
+    more = min(torch.cuda.mem_get_info(device)[0], gpu_limit(device) - reserved)
+    unused = more + reserved - torch.cuda.memory_allocated(device)
+    return logits_in(unused)
+
+
+def logits_in(unused: int) -> int:
+    """Return the number of logits held at once in so many unused bytes of a GPU."""
+    return min(int(LOGITS_SHARE * unused) // BYTES_A_LOGIT, MOST_LOGITS)
+
+
+def gpu_limit(device: torch.device) -> int:
+    """Return the bytes of a GPU that this process may allocate: all, or its share if others run there, too."""
+    share = torch.cuda.memory.get_per_process_memory_fraction(device)
+    return int(share * torch.cuda.get_device_properties(device).total_memory)
+
+
+def peak_mib(device: torch.device) -> float:
+    """Return the most memory held so far, in MiB: allocated on the GPU, else resident in this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    with suppress(OSError, AttributeError):  # not Linux; there getrusage counts what the parent held when it forked
+        return int(_HIGH_WATER.search(Path("/proc/self/status").read_text())[1]) / 2**10  # type: ignore[index]
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+_HIGH_WATER = re.compile(r"VmHWM:\s+(\d+) kB")
+
+CUDA_CONTEXT = 512 * 2**20
+"""Approximate bytes of a GPU for CUDA itself and torch's kernels, not counted as allocations."""
+CGROUP = Path("/sys/fs/cgroup")
+"""Location of a container's own limit."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A device's memory, in bytes."""
+
+    device: str
+    """`cuda` or `cpu`."""
+    name: str
+    total: int
+    free: int
+    process: int
+    """Memory of the process itself: Python and torch, or CUDA's context."""
+
+
+def room(device: torch.device) -> Room:
+    """Return the memory of a GPU, or else of this machine or its container, and this process's own use."""
+    if device.type == "cuda":
+        (free, total), share = torch.cuda.mem_get_info(device), gpu_limit(device)
+        name = torch.cuda.get_device_name(device)
+        if share < total:
+            name, total = f"its share of {name}", share + CUDA_CONTEXT
+        return Room("cuda", name, total, min(free, total), CUDA_CONTEXT)
+    memory = psutil.virtual_memory()
+    total, free = int(memory.total), int(memory.available)
+    with suppress(OSError, ValueError):  # "max" is not a number: there is no limit
+        limit = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+        total, free = min(total, limit), min(free, limit - used)
+    return Room("cpu", "this machine", total, max(0, free), resident())
+
+
+def resident() -> int:
+    """Return this process's resident memory in bytes."""
+    return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,419 @@
+"""Load and build a run's networks: copies of a task's frozen models, or adapters on shared weights."""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.utils import ModulesToSaveWrapper, load_peft_weights
+from peft.utils.constants import EMBEDDING_LAYER_NAMES
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.activations import FastGELUActivation, NewGELUActivation
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
+from transformers.utils.peft_utils import find_adapter_config_file
+
+from ppo_core.algorithm.randomness import Purpose, generator
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.errors import ConfigError, nearest
+from ppo_core.models import quantized
+from ppo_core.models.policy import ActorCritic, SavePolicy
+from ppo_core.rewards.batch import one_line
+
+
+def prepare_layers(model: nn.Module) -> None:
+    """Turn dropout off for good, and compute the tanh GELU in one kernel."""
+    disable_dropout(model)
+    fuse_gelu(model)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout of a model to 0: it would make the ratio differ from 1 before any update.
+
+    Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode. Layers that read
+    their config in each pass get a copy: the model's own config is saved with it and keeps its values.
+    """
+    copies: dict[int, PreTrainedConfig] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if module is not model and isinstance(config, PreTrainedConfig):
+            if id(config) not in copies:
+                copies[id(config)] = copy.deepcopy(config)
+                _zero_dropout(copies[id(config)])
+            module.__dict__["config"] = copies[id(config)]
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        _zero_dropout(module)
+
+
+def _zero_dropout(owner: nn.Module | PreTrainedConfig) -> None:
+    """Set the dropout values of a module, or of a config with those nested in it, to 0."""
+    for name, value in vars(owner).items():
+        if "drop" in name and isinstance(value, float):
+            setattr(owner, name, 0.0)
+        elif isinstance(owner, PreTrainedConfig) and isinstance(value, PreTrainedConfig):
+            _zero_dropout(value)
+
+
+def fuse_gelu(model: nn.Module) -> None:
+    """Replace GELUs written as six operations (gelu_new, gelu_fast) by torch's kernel of that function."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation | FastGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Silence transformers and the hub's progress bars inside; errors are raised in one line."""
+    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    had_hub_bars = not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()  # and the hub's
+        if had_hub_bars == are_progress_bars_disabled():
+            (enable_progress_bars if had_hub_bars else disable_progress_bars)()
+
+
+def load_pretrained(
+    kind: Any, path: str, dtype: torch.dtype, attention: str | None = None, **options: Any
+) -> PreTrainedModel:
+    """Return the model of `path` as one of transformers' Auto classes makes it, with adapters merged into their base.
+
+    `attention` is transformers' name of its kernels, None: its choice; `options` are `from_pretrained`'s.
+
+    Raises:
+        OSError, ValueError: transformers cannot load it, or it was saved without some weights, which transformers
+            draws at random.
+        ImportError: the attention needs a package that is not installed.
+    """
+    if attention is not None:
+        options["attn_implementation"] = attention
+    model, missing = load_merged(kind, path, dtype=dtype, **options)
+    if missing:
+        raise ValueError(f"it was saved without {', '.join(missing[:3])}")
+    quantized.keep_gradients(model)
+    return model
+
+
+MERGED = "_ppo_core_is_merged"
+"""Attribute of a model into which adapters were merged, so that its weights are in no folder."""
+
+
+def load_merged(kind: Any, path: str, **options: Any) -> tuple[PreTrainedModel, list[str]]:
+    """Load the model of `path`, merging adapters; also return the weights missing from its files.
+
+    Raises:
+        OSError, ValueError, ImportError: as `load_pretrained`; or adapters that cannot be merged.
+    """
+    adapters = adapters_of(path)
+    with quiet_loading():
+        if adapters is None:
+            model, info = kind.from_pretrained(path, output_loading_info=True, **options)
+            if getattr(model, "_hf_peft_config_loaded", False):
+                raise ValueError("it holds a model and adapters beside it: remove adapter_config.json or config.json")
+            return model, sorted(info["missing_keys"])
+        if "quantization_config" in options:
+            raise ValueError(
+                "load_in_4bit = true is not allowed with adapters, which are merged into whole weights; merge them "
+                "first (peft: merge_and_unload) and save the model"
+            )
+        if kind is AutoModelForSequenceClassification:
+            options["num_labels"] = 1  # a plain language model under the adapters of a reward model states no number
+        base = str(adapters.base_model_name_or_path)
+        model, missing = load_merged(kind, base, **options)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                warnings.filterwarnings("error", message="Found missing adapter keys")  # they would be drawn at random
+                weights = load_peft_weights(path, device="cpu")
+                model = PeftModel.from_pretrained(model, path, torch_device="cpu").merge_and_unload()
+        except Exception as error:  # each kind of adapters fails in its own way
+            raise ValueError(f"its adapters cannot be merged into {base}: {one_line(error)}") from error
+    setattr(model, MERGED, True)
+    return model, [name for name in missing if not any(key.endswith(name) for key in weights)]
+
+
+def adapters_of(path: str) -> PeftConfig | None:
+    """Return the config of the adapters in a folder or hub id, or None if it holds a model.
+
+    Raises:
+        ValueError: they name no model that they belong to.
+    """
+    if Path(path, "config.json").exists() or find_adapter_config_file(path) is None:
+        return None
+    adapters: PeftConfig = PeftConfig.from_pretrained(path)
+    if adapters.base_model_name_or_path is None:
+        raise ValueError("its adapters name no base model")
+    return adapters
+
+
+def base_of(path: str) -> str:
+    """Return the folder or hub id of the model under adapters, or `path` itself without any."""
+    adapters = adapters_of(path)
+    return path if adapters is None else base_of(str(adapters.base_model_name_or_path))
+
+
+def computes_in_bf16(config: PPOConfig, device: torch.device) -> bool:
+    """Return True if the passes of a run on this device are in bfloat16."""
+    if config.bf16 is not None:
+        return config.bf16
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+REWARD_MODEL = "reward_model"
+"""Value of `value_model_path` to begin the critic as the task's reward model."""
+CAUSAL_LM = "CAUSAL_LM"
+"""peft's task type of a model with a language head."""
+
+
+def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: PreTrainedModel | None) -> ActorCritic:
+    """Return a policy that begins as the frozen `reference`, with its critic.
+
+    Fully fine-tuned networks are copies. With LoRA they are the frozen weights themselves with adapters of their own
+    beside them, so that the reference costs no second copy.
+
+    Raises:
+        ConfigError: adapters or a critic that these models cannot have.
+    """
+    policy, save_policy = _trainable(reference, config, CAUSAL_LM)
+    critic, head = None, None
+    if config.has_critic and config.value_model == "shared":
+        head = _new_head(policy.get_output_embeddings().weight.shape[1])
+    elif config.has_critic:
+        source = _critic_source(config, reference, reward_model)
+        critic, _ = _trainable(cast(PreTrainedModel, source.base_model), config, "FEATURE_EXTRACTION")
+        head = _head_of(source)
+    return ActorCritic(
+        policy,
+        critic,
+        None if head is None else head.to(reference.device),
+        save_policy=save_policy,
+        bf16=computes_in_bf16(config, reference.device),
+        recomputed=_recomputed_layers(policy, critic) if config.gradient_checkpointing else (),
+    )
+
+
+def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[PreTrainedModel, SavePolicy]:
+    """Return a trainable network that begins as `frozen`, and the function that saves it for users."""
+    if not config.use_peft:
+        model = copy.deepcopy(frozen).float().requires_grad_(True)
+        model.tie_weights()  # a frozen head in another precision is not its embeddings
+        return model, model.save_pretrained
+    model = sharing_weights(frozen)
+    targets = config.lora_target_modules
+    saved, is_tied = _modules_to_save(model, config, task)
+    settings = LoraConfig(
+        task_type=task,
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        use_rslora=config.use_rslora,
+        lora_dropout=0.0,
+        target_modules=targets if targets in (None, "all-linear") else _names(targets),
+        modules_to_save=saved or None,
+        ensure_weight_tying=is_tied,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    try:
+        with warnings.catch_warnings(), _drawing_by(config.seed, task):
+            warnings.simplefilter("ignore")  # peft corrects fan_in_fan_out layer by layer, and says so each time
+            adapted = get_peft_model(model, settings)
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"lora_target_modules = {targets!r} is not allowed here: {reason}") from error
+    if is_tied and not _has_tied_head(model):
+        raise _cannot_save(config, "embeddings and head are one tensor; name it embed_tokens or lm_head")
+    _train_in_float32(model)
+    if getattr(model, MERGED, False):  # adapters alone would be loaded onto the base without those before them
+        return model, lambda folder, **_: _merged_copy(adapted).save_pretrained(folder)
+    return model, lambda folder, **_: adapted.save_pretrained(str(folder))
+
+
+def _merged_copy(adapted: PeftModel) -> PreTrainedModel:
+    """Return a copy on the CPU with the adapters merged, as the weights under them are also the reference's."""
+    cpu = {id(p): nn.Parameter(p.detach().to("cpu", copy=True), requires_grad=False) for p in adapted.parameters()}
+    memo: dict[int, Any] = cpu | {id(buffer): buffer.to("cpu", copy=True) for buffer in adapted.buffers()}
+    model = cast(PreTrainedModel, copy.deepcopy(adapted, memo).merge_and_unload())
+    nn.Module.to(model, adapted.dtype)
+    return model
+
+
+def _modules_to_save(model: PreTrainedModel, config: PPOConfig, task: str) -> tuple[list[str], bool]:
+    """Return the `lora_modules_to_save` that `model` has, and True if tied embeddings and head are among them.
+
+    As in peft, a name means every module whose path ends with it. A critic's trunk may lack some: the head.
+
+    Raises:
+        ConfigError: the policy has no such module, or peft could not keep tied embeddings and head one tensor.
+    """
+    asked = _names(config.lora_modules_to_save)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = [name for name in asked if any(path.endswith(name) for path in modules)]
+    for name in asked:
+        if name not in found and task == CAUSAL_LM:
+            hint = nearest(name, {path.rpartition(".")[2] for path in modules})
+            raise _cannot_save(config, f'{type(model).__name__} has no module "{name}"{hint}')
+        if any(path.endswith(name) and quantized.is_4_bits(module) for path, module in modules.items()):
+            raise _cannot_save(config, f"load_in_4bit holds {name} in 4 bits, which cannot be trained")
+    if not found or not _has_tied_head(model):
+        return found, False
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    tied = [path for path, module in modules.items() if any(module is end for end in ends)]
+    is_named = any(path.endswith(name) for path in tied for name in found)
+    if is_named and any(path.rpartition(".")[2] not in EMBEDDING_LAYER_NAMES for path in tied):
+        known = " and ".join(EMBEDDING_LAYER_NAMES)
+        raise _cannot_save(config, f"{' and '.join(tied)} are one tensor, and peft keeps only {known} tied")
+    return found, is_named
+
+
+def _cannot_save(config: PPOConfig, reason: str) -> ConfigError:
+    return ConfigError(f"lora_modules_to_save = {config.lora_modules_to_save!r} is not allowed here: {reason}")
+
+
+def _names(text: str | None) -> list[str]:
+    """Return the distinct names in comma-separated text."""
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+
+
+def _has_tied_head(model: PreTrainedModel) -> bool:
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is cast(nn.Embedding, model.get_input_embeddings()).weight
+
+
+def _train_in_float32(model: PreTrainedModel) -> None:
+    """Hold fully trained module copies in float32; they answer in the precision of their originals."""
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            dtype = next((p.dtype for p in module.original_module.parameters()), torch.float32)
+            for copied in module.modules_to_save.values():
+                copied.float()
+                if dtype != torch.float32:
+                    # An embedding's float32 answer would carry the whole trunk in float32, unlike the reference's.
+                    copied.register_forward_hook(lambda _module, _args, output, dtype=dtype: _as_dtype(output, dtype))
+
+
+def _as_dtype(output: object, dtype: torch.dtype) -> object:
+    return output.to(dtype) if isinstance(output, Tensor) else output
+
+
+@contextmanager
+def _drawing_by(seed: int, task: str) -> Iterator[None]:
+    """Draw an adapter's first weights from the run's seed; torch's own generator is unaffected."""
+    number = generator(seed, Purpose.ADAPTERS, *task.encode()).integers(2**63)
+    with torch.random.fork_rng(devices=[]):  # peft draws on the CPU
+        torch.default_generator.manual_seed(int(number))
+        yield
+
+
+def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a second model that shares `model`'s parameters and buffers."""
+    shared = [*model.parameters(), *model.buffers(), *quantized.scales(model)]
+    return copy.deepcopy(model, {id(item): item for item in shared})
+
+
+def _new_head(width: int) -> nn.Linear:
+    """Return a value head of zeros, so the first values are 0."""
+    head = nn.Linear(width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _critic_source(
+    config: PPOConfig, reference: PreTrainedModel, reward_model: PreTrainedModel | None
+) -> PreTrainedModel:
+    """Return the model from which a separate critic begins."""
+    path = config.value_model_path
+    if path is None:
+        return reference
+    if path == REWARD_MODEL:
+        if reward_model is None:
+            raise ConfigError('value_model_path = "reward_model" is not allowed: the task has no reward model')
+        source = reward_model
+    else:
+        source = _load_critic(path, config, reference.device)
+        nn.Module.to(source, reference.device)
+    prepare_layers(source)
+    size, wanted = (int(cast(nn.Embedding, m.get_input_embeddings()).num_embeddings) for m in (source, reference))
+    if size != wanted:
+        raise ConfigError(
+            f"value_model_path = {path!r} is not allowed: its vocabulary has {size} tokens, the policy's {wanted}; a "
+            "critic reads the policy's tokens"
+        )
+    return source.requires_grad_(False)
+
+
+def _load_critic(path: str, config: PPOConfig, device: torch.device) -> PreTrainedModel:
+    computed = torch.bfloat16 if computes_in_bf16(config, device) else torch.float32
+    options = quantized.in_4_bits(device, computed) if config.load_in_4bit else {}
+    try:
+        return load_pretrained(critic_kind(path), path, torch.float32, **options)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"value_model_path = {path!r} cannot be loaded: {reason}") from error
+
+
+def critic_kind(path: str) -> Any:
+    """Return the Auto class to load the model of `path` as a critic: with its head, if it scores.
+
+    Raises:
+        OSError, ValueError: its config cannot be read.
+    """
+    adapters = adapters_of(path)
+    if adapters is not None and adapters.task_type == CAUSAL_LM:
+        return AutoModelForCausalLM  # their names are those of layers under a head
+    with quiet_loading():
+        architectures = AutoConfig.from_pretrained(base_of(path)).architectures or ()
+    is_scorer = adapters is not None and adapters.task_type == "SEQ_CLS"
+    classifies = is_scorer or any("ForSequenceClassification" in name for name in architectures)
+    return AutoModelForSequenceClassification if classifies else AutoModel
+
+
+def _head_of(source: PreTrainedModel) -> nn.Linear:
+    """Return the value head: a reward model's own, else a new one."""
+    score = getattr(source, "score", None)
+    if not isinstance(score, nn.Linear) or score.out_features != 1:
+        # Not config.hidden_size: OPT-350m's last states are as wide as its embeddings, narrower than its layers.
+        return _new_head(cast(nn.Embedding, source.get_input_embeddings()).embedding_dim)
+    head = _new_head(score.in_features)
+    head.weight.data.copy_(score.weight.data)
+    if score.bias is not None:
+        head.bias.data.copy_(score.bias.data)
+    return head
+
+
+def _recomputed_layers(*models: PreTrainedModel | None) -> tuple[nn.Module, ...]:
+    """Enable gradient checkpointing, and return the layers that it recomputes, of all models.
+
+    Raises:
+        ConfigError: an architecture has none.
+    """
+    found: list[nn.Module] = []
+    for model in models:
+        if model is None:
+            continue
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        if not layers or not model.supports_gradient_checkpointing:
+            raise ConfigError(f"gradient_checkpointing is not allowed: {type(model).__name__} does not support it")
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        found += layers
+    return tuple(found)

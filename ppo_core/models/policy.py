@@ -1,0 +1,266 @@
+"""The networks: a transformers causal LM with a critic, and the one forward pass that all training uses.
+
+The trunk runs once per batch and gives hidden states; the language head is then applied to the response
+tokens alone, a bounded number of logits at a time, so that those of a whole rollout are never held.
+Shapes: B rows, T response columns, N response tokens of a batch (the mask's ones), H hidden, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from ppo_core.algorithm.kl import exact_kl
+from ppo_core.models.memory import room_for_logits
+from ppo_core.sampling.sequences import Sequences, TokenSets, position_ids
+
+LOGITS_AT_ONCE = 2**25
+"""Logits that may always be held at once in addition to those of one backward pass (128 MiB in float32)."""
+
+SavePolicy = Callable[..., Any]
+"""Saves the policy to a folder for transformers or peft; for sharded weights it is given `state_dict`."""
+
+TRUNK = "sharded_trunk"
+"""Name under which a model with sharded weights runs its trunk (`ppo_core.distributed.fsdp`)."""
+
+FILTERED = -1e9
+"""Logit of a token left out by top-k or top-p: its exp is exactly 0, and no product with it is NaN."""
+
+
+@dataclass(frozen=True)
+class LanguageHead:
+    """Hidden states [N, H] to logits [N, V], with the architecture's scale and cap."""
+
+    module: nn.Linear
+    vocabulary: int
+    scale: float = 1.0
+    softcap: float | None = None
+    """Bound to which tanh squeezes the logits."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "LanguageHead":
+        """Return a causal LM's head, with the scale and soft cap from its config."""
+        module = model.get_output_embeddings()
+        config = model.config.get_text_config()
+        scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        return cls(module, module.weight.shape[0], scale, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, hidden: Tensor, temperature: float, allowed: TokenSets | None) -> Tensor:
+        """Return float32 logits at a temperature; `allowed` are each row's permitted tokens, None: all."""
+        if not torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(self.module.weight.dtype)  # some trunks end in float32 whatever the weights are
+        folds = temperature != 1.0 and self._may_fold(hidden)
+        logits: Tensor = self.module(hidden / temperature if folds else hidden).float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        if temperature != 1.0 and not folds:
+            logits = logits / temperature
+        if allowed is not None:
+            logits = logits.masked_fill(~allowed.members(), FILTERED)
+        return logits
+
+    def _may_fold(self, hidden: Tensor) -> bool:
+        """True if the temperature may divide the hidden states, which have far fewer numbers than the logits."""
+        is_linear = self.softcap is None and getattr(self.module, "bias", None) is None
+        return is_linear and hidden.dtype == torch.float32 and not torch.is_autocast_enabled(hidden.device.type)
+
+
+def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
+    """Return the last hidden state that predicts each response token, [B, T, H], without any logits."""
+    trunk = model.base_model if isinstance(model, PreTrainedModel) else model
+    output = getattr(model, TRUNK, trunk)(
+        input_ids=sequences.ids,
+        attention_mask=sequences.attention_mask,
+        position_ids=position_ids(sequences.attention_mask),
+        use_cache=False,
+    )
+    states: Tensor = output.last_hidden_state
+    return states[:, sequences.prompt_width - 1 : -1]
+
+
+def tokens_at_once(vocabulary: int, has_room_for: int) -> int:
+    """Return the number of tokens whose logits are held at once, on a device with room for so many logits."""
+    return max(1, max(LOGITS_AT_ONCE, has_room_for) // vocabulary)
+
+
+class ResponseTokens:
+    """The N response tokens of a batch, without the padding, and the way back to [B, T]."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        mask = sequences.response_mask > 0
+        self.shape = mask.shape
+        self.index = mask.flatten().nonzero().squeeze(-1)
+        self.ids = sequences.response_ids.reshape(-1)[self.index]
+        self.allowed = sequences.allowed
+
+    def packed(self, states: Tensor) -> Tensor:
+        """Return [N, H] of states [B, T, H]."""
+        flat = states.flatten(0, 1)
+        return flat if len(self.index) == len(flat) else flat.index_select(0, self.index)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return [B, T] of values [N], 0 where masked."""
+        if len(self.index) == self.shape.numel():
+            return values.view(self.shape)
+        return values.new_zeros(self.shape.numel()).index_put((self.index,), values).view(self.shape)
+
+    def chunks(self, vocabulary: int) -> Iterator[slice]:
+        """Yield slices of the tokens whose logits may be held at once."""
+        size = tokens_at_once(vocabulary, room_for_logits(self.index.device))
+        for start in range(0, len(self.index), size):
+            yield slice(start, start + size)
+
+    def allowed_in(self, part: slice) -> TokenSets | None:
+        """Return some tokens' permitted sets."""
+        return None if self.allowed is None else self.allowed[part]
+
+
+def token_readings(
+    head: LanguageHead, states: Tensor, sequences: Sequences, temperature: float, *, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the response tokens' log-probabilities and, on request, entropies, in nats, each [B, T], differentiable.
+
+    If the logits are too many to hold at once, they are recomputed in the backward pass.
+    """
+    tokens = ResponseTokens(sequences)
+    packed = tokens.packed(states)
+    parts = list(tokens.chunks(head.vocabulary))
+
+    def read(part_states: Tensor, ids: Tensor, allowed: TokenSets | None) -> tuple[Tensor, Tensor]:
+        logits = head(part_states, temperature, allowed)
+        logprobs = -cross_entropy(logits, ids, reduction="none")
+        return logprobs, entropy(logits) if with_entropy else logprobs.detach()
+
+    readings = [
+        read(packed[part], tokens.ids[part], tokens.allowed_in(part))
+        if len(parts) == 1
+        else checkpoint(read, packed[part], tokens.ids[part], tokens.allowed_in(part), use_reentrant=False)
+        for part in parts
+    ]
+    logprobs, entropies = (torch.cat(column) for column in zip(*readings, strict=True))
+    return tokens.spread(logprobs), tokens.spread(entropies) if with_entropy else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Policy and reference on the same responses, in nats per token, each [B, T] and 0 where masked."""
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    kl_exact: Tensor
+    entropy: Tensor
+
+
+@torch.no_grad()
+def compare(
+    policy: tuple[LanguageHead, Tensor],
+    reference: tuple[LanguageHead, Tensor],
+    sequences: Sequences,
+    temperature: float,
+) -> Comparison:
+    """Return both models' readings of the same responses, from each one's head and states [B, T, H].
+
+    Top-k and top-p belong to the policy. The reference's distribution stays whole: filtered and renormalised, it would
+    hide all probability that the policy has drawn away from the tokens left out.
+    """
+    tokens = ResponseTokens(sequences)
+    columns: list[tuple[Tensor, ...]] = []
+    (head, states), (ref_head, ref_states) = ((head, tokens.packed(states)) for head, states in (policy, reference))
+    for part in tokens.chunks(head.vocabulary):
+        ids = tokens.ids[part].unsqueeze(-1)
+        log_p = torch.log_softmax(head(states[part], temperature, tokens.allowed_in(part)), -1)
+        log_q = torch.log_softmax(ref_head(ref_states[part], temperature, None), -1)
+        of_tokens = [logprobs.gather(-1, ids).squeeze(-1) for logprobs in (log_p, log_q)]
+        columns.append((*of_tokens, exact_kl(log_p, log_q), -(log_p.exp() * log_p).sum(-1)))
+    return Comparison(*(tokens.spread(torch.cat(column)) for column in zip(*columns, strict=True)))
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Return the entropy in nats, [N], of the distributions with logits [N, V]."""
+    return torch.logsumexp(logits, -1) - (torch.softmax(logits, -1) * logits).sum(-1)
+
+
+class ActorCritic(nn.Module):
+    """A policy and its critic; `ppo_core.models.networks` builds one.
+
+    The critic is a linear head on the policy's last hidden state (`critic` None), or on the trunk of a network of its
+    own; critic-free baselines have no head at all.
+    """
+
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        critic: nn.Module | None,
+        value_head: nn.Linear | None,
+        *,
+        save_policy: SavePolicy,
+        bf16: bool = False,
+        recomputed: Sequence[nn.Module] = (),
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.critic = critic
+        self.value_head = value_head
+        self.save_policy = save_policy
+        self.bf16 = bf16
+        self.is_sharded = False
+        self._recomputed = tuple(recomputed)
+        self.head = LanguageHead.of(policy)
+        self.eval()  # dropout would make the ratio differ from 1 before any update
+
+    def precision(self) -> AbstractContextManager[None]:
+        """Return the context of every forward pass: bfloat16 on request."""
+        return torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Enter the context of passes with gradients: checkpointed layers keep no activations.
+
+        Not for sampling, where such a layer would drop its KV cache.
+        """
+        for layer in self._recomputed:
+            layer.training = True  # of the layer alone: dropout inside it stays off
+        try:
+            yield
+        finally:
+            for layer in self._recomputed:
+                layer.training = False
+
+    def values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
+        """Return the critic's values [B, T]; `states` are the policy's, unused by a separate critic."""
+        if self.critic is not None:
+            states = response_states(self.critic, sequences)
+        assert self.value_head is not None and states is not None
+        with torch.autocast(states.device.type, enabled=False):
+            values: Tensor = self.value_head(states.float()).squeeze(-1)
+        return values
+
+    def shard(self, how: Callable[[PreTrainedModel], None]) -> None:
+        """Spread the weights of both networks over processes; the small value heads stay whole."""
+        how(self.policy)
+        if self.critic is not None:
+            how(cast(PreTrainedModel, self.critic))
+        self.is_sharded = True
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Return the weights trained at `learning_rate`."""
+        return [p for p in self.policy.parameters() if p.requires_grad]
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Return the weights trained at `value_learning_rate`."""
+        modules = [module for module in (self.critic, self.value_head) if module is not None]
+        return [p for module in modules for p in module.parameters() if p.requires_grad]
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return all trainable weights by name, as saved in a checkpoint."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}

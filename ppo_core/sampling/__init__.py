@@ -1,0 +1,1 @@
+"""How responses are generated."""

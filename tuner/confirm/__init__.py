@@ -1,0 +1,1 @@
+"""Run the best configurations again on fresh seeds and test prompts."""

@@ -1,0 +1,187 @@
+"""Confirm a study's best configurations and its reference on fresh seeds and the test prompts. No torch.
+
+A search favours luck on its one seed and on the eval prompts. So each configuration runs again on the same fresh
+seeds; each run's checkpoint is chosen on the eval prompts as in the search, and evaluated once on the test prompts.
+`tuner.confirm.result` analyses the results.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.stages import Stage, require_reached
+from ppo_core.errors import ConfigError
+from ppo_core.output import counted, duration
+from tuner.judge.best import best_rank, ended_well
+from tuner.study.status import Origin, Role, Status
+
+if TYPE_CHECKING:  # the command line's --help quotes the defaults, and should not wait for the store's libraries
+    from tuner.store import NewTrial, TrialRow
+    from tuner.study.spec import StudySpec
+
+DEFAULT_TOP = 3
+"""Default number of configurations to confirm."""
+DEFAULT_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The request for a confirmation."""
+
+    top: int | None = None
+    """Number of best configurations, without the reference; None: up to DEFAULT_TOP."""
+    seeds: int = DEFAULT_SEEDS
+    """Runs of each configuration."""
+    total_episodes: int | None = None
+    """Length of the runs; None: the study's."""
+
+    def length(self, spec: StudySpec) -> int:
+        """Return the runs' length in episodes."""
+        return self.total_episodes or spec.total_episodes
+
+
+def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
+    """Return the trials whose configurations can be confirmed, best first (see `tuner.judge.best`).
+
+    The reference is always confirmed. A fork whose best checkpoint lies before its fork is left out: that is its
+    parent's.
+    """
+    ranks = {row.number: best_rank(row, spec.kl_budget) for row in rows if row.origin is not Origin.REFERENCE}
+    able = [row for row in rows if ranks.get(row.number) is not None and (row.value_step or 0) > (row.fork_step or 0)]
+    chosen: list[TrialRow] = []
+    runs: list[WholeRun] = []
+    for row in sorted(able, key=lambda row: ranks[row.number] or ()):
+        run = whole_run(rows, row)
+        if run not in runs:
+            chosen.append(row)
+            runs.append(run)
+    return chosen
+
+
+def reference(rows: Sequence[TrialRow]) -> TrialRow | None:
+    """Return the reference trial; None: the study lists its trials."""
+    return next((row for row in rows if row.origin is Origin.REFERENCE and row.role is Role.SEARCH), None)
+
+
+def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[TrialRow]:
+    """Return the trials whose configurations are confirmed: the best, then the reference.
+
+    Raises:
+        ConfigError: none, or fewer than `top` trials have a checkpoint within the KL budget.
+    """
+    best, first = candidates(rows, spec), reference(rows)
+    if not best and top is None and first is not None and best_rank(first, spec.kl_budget) is not None:
+        return [first]  # it is the study's answer
+    beside = "" if first is None else " other than the reference"
+    there_are = f"the study has {counted(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
+    if not best and top is None:
+        raise ConfigError("nothing to confirm: no trial has a checkpoint within the KL budget")
+    if top is not None and len(best) < top:
+        raise ConfigError(f"top = {top} is not allowed: {there_are}")
+    return [*best[: top or DEFAULT_TOP], *([] if first is None else [first])]
+
+
+def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTrial]:
+    """Return the plan's runs that the study lacks, seed by seed, numbered on from its last trial.
+
+    Raises:
+        ConfigError: see `chosen`; or the runs would be shorter than a rollout batch, or end before a fork.
+    """
+    there = [whole_run(rows, row) for row in rows if row.role is Role.CONFIRM]
+    wanted: list[NewTrial] = []
+    parents = chosen(rows, spec, plan.top)
+    least = max(PPOConfig.from_dict(parent.config).batch_sizes(world_size=1).batch_size for parent in parents)
+    if plan.length(spec) < least:
+        raise ConfigError(
+            f"total_episodes = {plan.length(spec)} is not allowed; expected at least {least}, one rollout batch"
+        )
+    for seed in fresh_seeds(spec, plan.seeds):
+        for parent in parents:
+            config = confirming(parent.config, seed, plan.length(spec))
+            trial = _trial(len(rows) + len(wanted), parent, config)
+            run = whole_run(rows, trial)
+            require_reached(run.stages, PPOConfig.from_dict(config), parent.number)
+            if run not in there:
+                wanted.append(trial)
+    return wanted
+
+
+class WholeRun(NamedTuple):
+    """The full recipe of a trial from its start."""
+
+    stages: Sequence[Stage]
+    config: Mapping[str, HyperValue]
+
+
+def whole_run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> WholeRun:
+    """Return the full recipe of a trial from its start; equal for trials of one configuration."""
+    from tuner.control import forks
+
+    return WholeRun(forks.stages(rows, trial), trial.config)
+
+
+def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int) -> str:
+    """Return a line on the cost: `9 runs of 1,920 episodes will confirm trial 8, trial 2 and the reference; ...`.
+
+    The time is estimated from the median trial that ran to its end.
+    """
+    episodes = int(wanted[0].config["total_episodes"] or 0)
+    first = reference(rows)
+    of = sorted({run.parent for run in wanted if run.parent is not None})
+    names = [f"trial {number}" for number in of if first is None or number != first.number]
+    names += ["the reference"] if first is not None and first.number in of else []
+    *others, last = names
+    listed = f"{', '.join(others)} and {last}" if others else last
+    text = f"{counted(len(wanted), 'run')} of {episodes:,} episodes will confirm {listed}"
+    paces = [row.seconds / row.episodes for row in rows if row.status is Status.COMPLETED and row.episodes]
+    if not paces:
+        return text
+    rounds = math.ceil(len(wanted) / workers)
+    return f"{text}; about {duration(rounds * statistics.median(paces) * episodes)} on {counted(workers, 'worker')}"
+
+
+def fresh_seeds(spec: StudySpec, count: int) -> list[int]:
+    """Return seeds that the search does not use: those after its own."""
+    return [spec.seed + number for number in range(1, count + 1)]
+
+
+def confirming(config: Mapping[str, HyperValue], seed: int, total_episodes: int) -> dict[str, HyperValue]:
+    """Return a configuration with a confirming run's seed and length."""
+    return {**config, "seed": seed, "total_episodes": total_episodes}
+
+
+def _trial(number: int, parent: TrialRow, config: Mapping[str, HyperValue]) -> NewTrial:
+    from tuner.store import NewTrial
+
+    return NewTrial(
+        number,
+        parent.origin,
+        config,
+        parent.params,
+        parent.threads,
+        Status.WAITING,
+        parent=parent.number,
+        role=Role.CONFIRM,
+    )
+
+
+def due_step(row: TrialRow, spec: StudySpec) -> int | None:
+    """Return the step of a confirming run's checkpoint to evaluate on the test prompts; None: none.
+
+    A run that failed or that a person stopped is left out. 0, the SFT policy, stands for a run that broke, or had no
+    checkpoint within the KL budget.
+    """
+    if not row.status.is_final or row.status in (Status.FAILED, Status.STOPPED):
+        return None
+    return (row.value_step or 0) if _is_within(row, spec) else 0
+
+
+def _is_within(row: TrialRow, spec: StudySpec) -> bool:
+    is_read = row.value is not None and row.kl is not None and row.kl <= spec.kl_budget
+    return is_read and ended_well(row)

@@ -1,0 +1,1 @@
+"""The loop that runs a study, and what people ask of it."""

@@ -1,0 +1,159 @@
+"""Limits of a study's run, and the events that `tuner.control.run.run_study` reports."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppo_core.report import StepReport
+from tuner.judge.scoring import Extent
+from tuner.store import Order, TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Reason
+
+TIME_LIMIT = "the time limit"
+ORDERED = "stopped by an order"
+ONLY_PAUSED = "only paused trials are left"
+DELIBERATE = (TIME_LIMIT, ORDERED, ONLY_PAUSED)
+"""Beginnings of `why` for a study that stopped as it was asked to."""
+
+
+@dataclass(frozen=True)
+class StudyStarted:
+    """This controller holds the study. Always the first event."""
+
+    spec: StudySpec
+    extent: Extent
+    """The study's progress."""
+    notes: tuple[str, ...]
+    """Notes on the spec and on changes since the last run, one line each."""
+    best: TrialRow | None = None
+    """Its best trial so far."""
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """The task is being prepared; a `share` (0 to 1) of the part `what` is done."""
+
+    what: str
+    share: float
+
+
+@dataclass(frozen=True)
+class TrialStarted:
+    """A trial starts, or resumes after the step of its last checkpoint."""
+
+    row: TrialRow
+    resumed_step: int | None
+    """None: from the start."""
+
+
+@dataclass(frozen=True)
+class TrialStepped:
+    """A trial made a step, which the store already holds."""
+
+    number: int
+    report: StepReport
+    last_step: int
+    """The step at the trial's end: `report.step` goes up to this."""
+    reason: Reason | None = None
+    """What a rule says against it, or why it is paused: then this is its last step for now."""
+
+
+@dataclass(frozen=True)
+class TrialEnded:
+    """A trial reached a final status."""
+
+    row: TrialRow
+    extent: Extent
+    """The study's progress after that."""
+
+
+@dataclass(frozen=True)
+class TrialSetAside:
+    """A trial saved a checkpoint and left its worker: paused, or waiting until the study resumes."""
+
+    row: TrialRow
+    extent: Extent
+    """How far the study is by that."""
+
+
+@dataclass(frozen=True)
+class ReadingOnTest:
+    """A trial's checkpoint is evaluated on the test prompts, for the answer or a confirmation."""
+
+    trial: int
+    step: int
+
+
+@dataclass(frozen=True)
+class OrderDecided:
+    """An order was carried out or refused; see its outcome."""
+
+    order: Order
+
+
+@dataclass(frozen=True)
+class StudyPaused:
+    """The study is paused: no trial runs, and the controller waits for orders."""
+
+    study: str
+
+
+@dataclass(frozen=True)
+class StudyWarned:
+    """A problem that does not stop the study; reported once."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class StudyStopping:
+    """The study is stopping; `running` trials first finish their step and save a checkpoint."""
+
+    running: int
+    why: str
+
+
+@dataclass(frozen=True)
+class StudyStopped:
+    """The study stopped unfinished; running it again resumes it."""
+
+    extent: Extent
+    why: str
+    paused: tuple[int, ...] = ()
+    """The paused trials that only an order resumes, if only such are left."""
+
+    @property
+    def is_deliberate(self) -> bool:
+        """True if it stopped as requested in advance, or by an order."""
+        return self.why.startswith(DELIBERATE)
+
+
+Event = (
+    StudyStarted
+    | Preparing
+    | TrialStarted
+    | TrialStepped
+    | TrialEnded
+    | TrialSetAside
+    | ReadingOnTest
+    | OrderDecided
+    | StudyPaused
+    | StudyWarned
+    | StudyStopping
+    | StudyStopped
+)
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Resources and limits of a study's run."""
+
+    threads: int
+    """CPU threads of a new trial."""
+    most_workers: int | None
+    """One per GPU if GPUs were named; None: unlimited."""
+    deadline: float | None
+    """On the monotonic clock."""
+    timeout: float | None
+    """Seconds from the start to the deadline."""

@@ -1,0 +1,219 @@
+"""Forks: trials that start from another trial's checkpoint with some values changed. Never imports torch.
+
+A fork's folder begins with a copy of its parent's checkpoint, so it resumes like any interrupted trial, but with
+another config. Each hyperparameter's declaration says if a checkpoint fixes it; `PPOTrainer.restore` says how the
+others take effect. Counted from the beginning, a fork is a run in stages (see `ppo_core.config.stages`): its
+parent's, then its own.
+
+The guard keeps its memory of the parent (first readings, highest KL, evidence), since the fork's curve up to there is
+its parent's. Only its patience restarts: the changed values get steps of their own to correct what the old ones broke.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ppo_core import checkpoint
+from ppo_core.checkpoint import EPISODE
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
+from ppo_core.config.stages import Stage
+from ppo_core.errors import CheckpointError, ConfigError, nearest
+from tuner.judge.guard import GUARD, GuardState
+from tuner.store import NewTrial, Store, StudyRow, TrialRow
+from tuner.study import folder as study_folder
+from tuner.study.status import Role
+
+CHANGEABLE = tuple(name for name, declared in HYPERPARAMETERS.items() if not declared.fixed_by_checkpoint)
+"""Hyperparameters that a fork may change."""
+
+
+def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episode: int) -> dict[str, HyperValue]:
+    """Return the config of a fork, at `episode`, of a trial with `config`.
+
+    Raises:
+        ConfigError: a name is unknown or fixed by the checkpoint, a value is not allowed, nothing is changed, or the
+            fork would have no episode left.
+    """
+    before = PPOConfig.from_dict(config)
+    values = {name: require_name(name, "fork").coerce(value) for name, value in changes.items()}
+    changed = {name: value for name, value in values.items() if value != getattr(before, name)}
+    if not changed:
+        raise ConfigError("a fork must change at least one value, or it would repeat its parent")
+    for name in changed:
+        why = HYPERPARAMETERS[name].fixed_by_checkpoint
+        if why:
+            hint = nearest(name, CHANGEABLE)
+            raise ConfigError(f"{name} = {values[name]!r} is not allowed: a fork cannot change it, since {why}{hint}")
+    after = PPOConfig.from_dict({**config, **changed})
+    _require_same_batch(before, after)
+    _require_episodes_left(after, episode)
+    return after.to_dict()
+
+
+def choose(parent_folder: Path, at_episode: int | None) -> tuple[Path, int, int]:
+    """Return the checkpoint to fork at, with its step and episode: the one at an episode, or the newest undamaged one.
+
+    Raises:
+        ConfigError: there is none; the message names the episodes of those that are kept.
+    """
+    kept = by_episode(parent_folder)
+    if at_episode is not None and at_episode not in kept:
+        episodes = ", ".join(map(str, sorted(kept))) or "none"
+        raise ConfigError(f"trial {parent_folder.name} keeps no checkpoint at episode {at_episode}; kept: {episodes}")
+    damage = ""
+    for episode in sorted(kept, reverse=True) if at_episode is None else [at_episode]:
+        try:
+            checkpoint.verify(kept[episode])
+        except CheckpointError as error:
+            damage = f": {error}"
+            continue
+        return kept[episode], checkpoint.step_of(kept[episode]), episode
+    raise ConfigError(f"trial {parent_folder.name} has no checkpoint that a fork could start from{damage}")
+
+
+def fork_files(source: Path, fork_folder: Path) -> Path:
+    """Copy the parent's checkpoint `source` into a fork's folder, and return the copy.
+
+    May be repeated: leftovers are replaced. An interrupted copy does not count as a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged, or the copy cannot be written.
+    """
+    extra = checkpoint.read_manifest(source)["extra"]
+    if GUARD in extra:
+        extra = {**extra, GUARD: GuardState.from_dict(extra[GUARD]).with_new_patience().to_dict()}
+    for left in list(fork_folder.glob("step-*")):
+        checkpoint.remove(left)
+    target = fork_folder / source.name
+    checkpoint.copy(source, target, extra=extra)
+    return target
+
+
+def by_episode(folder: Path) -> dict[int, Path]:
+    """Return a trial's finished checkpoints by episode, from their manifests alone."""
+    found = {}
+    for path in checkpoint.complete(folder):
+        with suppress(CheckpointError, KeyError):
+            found[int(checkpoint.read_manifest(path)["extra"][EPISODE])] = path
+    return found
+
+
+def _require_same_batch(before: PPOConfig, after: PPOConfig) -> None:
+    """Raise ConfigError if the changed values give another batch_size."""
+    was, now = (config.batch_sizes(world_size=1).batch_size for config in (before, after))
+    if was != now:
+        why = HYPERPARAMETERS["batch_size"].fixed_by_checkpoint
+        raise ConfigError(
+            f"per_device_train_batch_size = {after.per_device_train_batch_size} is not allowed in a fork: with "
+            f"gradient_accumulation_steps it makes batch_size {now} instead of {was}; a fork cannot change that, "
+            f"since {why}"
+        )
+
+
+def _require_episodes_left(config: PPOConfig, episode: int) -> None:
+    if config.whole_episodes() <= episode:
+        raise ConfigError(
+            f"total_episodes = {config.total_episodes} leaves a fork at episode {episode} nothing to do: fork at an "
+            f"earlier one, or set total_episodes over {episode}"
+        )
+
+
+def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage, ...]:
+    """Return the stages of a trial before its own values apply; empty: they apply from the start.
+
+    A confirming run has the stages of the trial it confirms, with its own seed and length.
+
+    Args:
+        rows: The study's trials, the trial's ancestors among them.
+        trial: One of them, or one that is to be added.
+    """
+    if trial.parent is None or trial.role is Role.SEARCH:
+        return ()
+    parent = next(row for row in rows if row.number == trial.parent)
+    earlier = stages(rows, parent)
+    if trial.role is Role.CONFIRM:
+        own = {name: trial.config[name] for name in ("seed", "total_episodes")}
+        return tuple(replace(stage, values={**stage.values, **own}) for stage in earlier)
+    episode = (trial.fork_step or 0) * PPOConfig.from_dict(parent.config).batch_sizes(world_size=1).batch_size
+    if earlier and earlier[-1].until_episode == episode:  # the parent was forked where it began
+        return earlier
+    return (*earlier, Stage(parent.config, episode, parent.number))
+
+
+# Commands here are words without the storage's flags; whoever prints them adds these.
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Location of a checkpoint on this machine."""
+
+    path: Path | None
+    """None: not here."""
+    why_not: str = ""
+
+
+def find(study: StudyRow, trial: int, step: int) -> Kept:
+    """Find a trial's checkpoint of a step in the study's folder."""
+    if study.folder is None:
+        return Kept(None, "the store does not say where the study's checkpoints are")
+    folder = Path(study.folder)
+    if not folder.is_dir() or not study_folder.is_of(folder, study):
+        return Kept(None, "the study's folder of checkpoints is not on this machine")
+    path = checkpoint.step_folder(folder / str(trial), step)
+    if (path / checkpoint.MANIFEST).exists():
+        return Kept(path)
+    return Kept(
+        None,
+        "of a trial only the newest checkpoints, its best within the study's KL budget and those on the study's front "
+        "are kept, and at a rung only of the best trials",
+    )
+
+
+def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
+    """Return a trial's checkpoints on this machine, by ascending episode."""
+    folder = None if study.folder is None else Path(study.folder)
+    if folder is None or not study_folder.is_of(folder, study):
+        return {}
+    return dict(sorted(by_episode(folder / str(trial)).items()))
+
+
+@dataclass(frozen=True)
+class ValueCheckpoint:
+    """The checkpoint that gave a trial's value."""
+
+    step: int
+    episode: int
+    kept: Kept
+    again: list[str]
+    """The command that recreates it."""
+
+
+def value_checkpoint(store: Store, study: StudyRow, trial: TrialRow) -> ValueCheckpoint | None:
+    """Return the checkpoint that a trial's value comes from; None: it has no value."""
+    rows = store.steps([trial.id], ("eval/reward",), evaluations_only=True)
+    found = next((row for row in rows if row["step"] == trial.value_step), None)
+    if found is None:
+        return None
+    step, episode = int(found["step"]), int(found["episode"])
+    again = train_again(study.name, trial, episode)
+    return ValueCheckpoint(step, episode, find(study, trial.number, step), again)
+
+
+def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:
+    """Return the command that trains a trial again from the start up to `episode`, and keeps the model.
+
+    All schedules are unchanged; the same seed, threads and device give the same run.
+    """
+    whole = ["train", "--from", study, str(trial.number)]
+    is_end = episode >= PPOConfig.from_dict(trial.config).whole_episodes()
+    return whole if is_end else [*whole, STOP, str(episode)]
+
+
+STOP = "--stop_at_episode"
+
+
+def stop_of(words: Sequence[str]) -> int | None:
+    """Return the episode at which a `train` command stops, or None for its end."""
+    return int(words[list(words).index(STOP) + 1]) if STOP in words else None

@@ -1,0 +1,198 @@
+"""Retries, and when to give up: for the store, for room on the disk, and for trials that failed."""
+
+import re
+import time
+from collections.abc import Callable, Iterable
+
+from ppo_core.errors import StoreError
+from tuner.engine.protocol import Failed
+from tuner.files.trial_log import last_words
+from tuner.store import TrialRow
+from tuner.study.status import Reason, Status
+
+LIMIT_SECONDS = 3_600.0
+"""Default limit of a controller's wait for its store."""
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+"""Seconds before the first retry, doubled with each, and their maximum."""
+_SLICE = 0.5  # seconds between two checks at whether a stop was asked for
+
+
+class StoreRetry:
+    """Waits between retries, doubling; reports once when trouble begins and once when it ends.
+
+    Give it to a store as `store.on_trouble = patience.wait` and `store.on_answer = patience.end`.
+
+    Args:
+        emit: Takes one line when trouble begins and one when it is over.
+        is_stopping: Whether a stop was asked for: that ends a wait early, and nothing is tried again.
+        limit: Seconds from the first failure after which to give up.
+        clock: Seconds, from any beginning.
+        wait: Waits for some seconds.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[str], None],
+        is_stopping: Callable[[], bool] = lambda: False,
+        *,
+        limit: float = LIMIT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._emit, self._is_stopping = emit, is_stopping
+        self._limit, self._clock, self._wait = limit, clock, wait
+        self._began: float | None = None
+        self._next_wait = FIRST_WAIT
+
+    def wait(self, failure: StoreError) -> bool:
+        """Wait, and return True to retry; False: a stop was asked for, or time is up."""
+        if self._began is None:
+            self._began, self._next_wait = self._clock(), FIRST_WAIT
+            if not self._is_stopping():
+                self._emit(f"{failure}; trying again for up to {duration(self._limit)}")
+        deadline = self._began + self._limit
+        until = min(self._clock() + self._next_wait, deadline)
+        if self._clock() >= deadline:
+            return False  # and at each later failure, until it answers
+        self._next_wait = min(2 * self._next_wait, LONGEST_WAIT)
+        while (left := until - self._clock()) > 0:
+            if self._is_stopping():
+                return False
+            self._wait(min(left, _SLICE))
+        return True
+
+    def end(self) -> None:
+        """Report that the store answers again."""
+        if self._began is not None:
+            self._emit(f"the store answers again after {duration(self._clock() - self._began)}")
+            self._began = None
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in words: `41 s`, `60 min`."""
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT = 10.0, 600.0
+"""Seconds before a trial ended by an outage is resumed, doubled each time, and their maximum."""
+
+
+class TrialWatch:
+    """Schedules retries of trials that wait for something outside to recover, each with doubling waits.
+
+    Args:
+        emit: Takes one line when a trial begins to wait and one when that is over.
+        over: What to say then.
+        limit: Seconds after which to give up.
+        first_wait: Seconds until a trial tries again for the first time.
+        longest_wait: The most that they become.
+        clock: Seconds, from any beginning.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[str], None],
+        over: str,
+        *,
+        limit: float = LIMIT_SECONDS,
+        first_wait: float = FIRST_WAIT,
+        longest_wait: float = LONGEST_WAIT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._emit, self._over, self._limit, self._clock = emit, over, limit, clock
+        self._first_wait, self._longest_wait = first_wait, longest_wait
+        self._began: dict[int, float] = {}
+        self._waits: dict[int, float] = {}
+        self._due: dict[int, float] = {}
+        self.why_give_up: str | None = None
+        """The reason to give up, set if a trial was retried for the whole time and still has to wait."""
+
+    def lacks(self, number: int, why: str) -> None:
+        """Record that a trial has to wait (again) for `why`."""
+        now = self._clock()
+        if number not in self._began:
+            self._began[number], self._waits[number] = now, self._first_wait
+            self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
+        elif now - self._began[number] >= self._limit:
+            self.why_give_up = f"trial {number} waited for {duration(self._limit)}: {why}"
+        self._due[number] = min(now + self._waits[number], max(now, self._began[number] + self._limit))
+        self._waits[number] = min(2 * self._waits[number], self._longest_wait)
+
+    @property
+    def waiting(self) -> list[int]:
+        return list(self._due)
+
+    def is_due(self, number: int) -> bool:
+        """Return True if a waiting trial is due for a retry."""
+        return self._clock() >= self._due[number]
+
+    def answered(self, number: int) -> None:
+        """Record that a waiting trial is being retried."""
+        self._due.pop(number, None)
+
+    def found(self, number: int) -> None:
+        """Record that a trial is well."""
+        if number in self._began:
+            self._emit(f"trial {number}: {self._over} after {duration(self._clock() - self._began[number])}")
+        self.forget(number)
+
+    def forget(self, number: int) -> None:
+        """Remove a trial from the schedule."""
+        for times in (self._began, self._waits, self._due):
+            times.pop(number, None)
+
+
+RETRIES = 2
+"""Resumptions of a trial whose worker died, or that raised an unexpected error."""
+WORKER_LOST = "worker_lost"
+SAME_IN_A_ROW = 3
+"""Consecutive failures for the same cause that stop the study."""
+_NUMBER = re.compile("[0-9]+")
+
+
+def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
+    """Return the reason of a trial that raised an error; its traceback is at `where`, if anywhere.
+
+    `log` is the end of its log.
+    """
+    rule = "out_of_memory" if failed.out_of_memory else "error"
+    message = failed.message if failed.is_for_user else with_traceback(failed.message, where)
+    return Reason(rule, message, log=log, cause=failed.cause or _NUMBER.sub("#", failed.message))
+
+
+def with_traceback(message: str, where: object | None) -> str:
+    """Append the traceback's location, if any, to a message."""
+    return message if where is None else f"{message} (traceback in {where})"
+
+
+def lost_reason(how: str, retries: int, log: str = "") -> Reason:
+    """Return the reason of a trial whose worker died; `log` is the end of its log."""
+    words = last_words(log)
+    message = f"worker lost after {retries} retries: {how}"
+    printed = f"; the last it printed: {words}" if words else ""
+    return Reason(WORKER_LOST, message + printed, log=log, cause=_NUMBER.sub("#", how))
+
+
+def failing(rows: Iterable[TrialRow], number: int) -> str | None:
+    """Return why the study should stop after trial `number` failed, or None.
+
+    The reason is several consecutive failures for one cause, in the order of trial numbers. A trial that was started
+    after the first of them and got further than one of them breaks the row. Trials that a person ended do not.
+    """
+    rows = list(rows)
+    last = [row for row in rows if row.status is Status.FAILED][-SAME_IN_A_ROW:]
+    reason = next((row.reason for row in last if row.number == number), None)
+    is_same = reason is not None and all(row.reason is not None and row.reason.cause == reason.cause for row in last)
+    if reason is None or not is_same or len(last) < SAME_IN_A_ROW:
+        return None
+    reached = min(row.episodes for row in last)
+    if any(row.number > last[0].number and _has_passed(row, reached) for row in rows):
+        return None
+    return f"{SAME_IN_A_ROW} trials in a row failed for the same cause; trial {number}: {reason.message}"
+
+
+def _has_passed(row: TrialRow, episodes: int) -> bool:
+    """Return True if a trial got well beyond so many episodes, or reached its rung or its end there."""
+    if row.status in (Status.FAILED, Status.STOPPED):
+        return False
+    return row.episodes > episodes or (row.is_done and row.episodes == episodes)

@@ -1,0 +1,190 @@
+"""Run a study: take its lease, resume interrupted trials, and release the lease however the run ends."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ppo_core.cli.command_line import INTERRUPTED, StopRequest, stop_requests
+from ppo_core.errors import ConfigError, StudyError
+from tuner.confirm.plan import Plan, cost_line, missing
+from tuner.confirm.test_readings import due_readings, why_unread
+from tuner.control.controller import TrialLoop
+from tuner.control.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
+from tuner.control.order_checks import changed_spec
+from tuner.control.retry import StoreRetry
+from tuner.control.session import OpenStudy, open_study, reconcile
+from tuner.engine.base import Engine, EngineNeeds, MakeEngine
+from tuner.engine.gpu import mps_line
+from tuner.engine.local import LocalEngine, threads_per_worker
+from tuner.environment import to_copy
+from tuner.files.checkpoints import TrialFiles
+from tuner.judge.best import best_trial
+from tuner.judge.scoring import extent
+from tuner.search import propose, prune
+from tuner.search.choose import is_finished, paused
+from tuner.store import Store
+from tuner.study.spec import StudySpec
+from tuner.study.status import Role
+
+
+def run_study(
+    spec: StudySpec,
+    *,
+    storage: str,
+    runs_folder: Path,
+    workers: int | None = None,
+    gpus: Sequence[str] = (),
+    trials_per_gpu: int = 1,
+    is_file: bool = True,
+    trials: int | None = None,
+    budget: float | None = None,
+    timeout: float | None = None,
+    checkpoint_seconds: float | None = None,
+    plan: Plan | None = None,
+    make_engine: MakeEngine = LocalEngine.of,
+    threads_per_trial: Callable[[int], int] = threads_per_worker,
+    on_event: Emit,
+) -> bool:
+    """Run or resume a study; return True if it reached its total of trials.
+
+    Ctrl-C, SIGTERM and the timeout stop it cleanly: running trials finish their step and save, and the next run
+    resumes them. A second Ctrl-C ends at once; trials then resume from their last checkpoints.
+
+    Args:
+        spec: The study; one of that name that exists is resumed, and `StudyStarted` says what changed.
+        storage: URL or path of the store, made if there is none.
+        runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
+        workers: Trials at a time, each in a process of its own with its share of the cores. None: as many as in the
+            last run of the study, at first 1, with which the same seed proposes the same trials; with more the
+            proposals depend on which trial ends first.
+        gpus: One trial on each, or on as many as the spec's gpus_per_trial, by CUDA_VISIBLE_DEVICES; none: all
+            workers see what this process sees.
+        trials_per_gpu: So many trials on each GPU instead.
+        is_file: Whether the spec is what a study file says, and not the stored one. What an order `set` changed holds
+            until the file's own value changes.
+        trials: The study's total; None: the spec's, or what an order made of it.
+        budget: What it may spend, in trials of full length; None: the same.
+        timeout: Seconds after which to stop.
+        checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
+        plan: What is to be confirmed once the search has ended; None: nothing more than was asked for before.
+        make_engine: Returns what runs the trials; worker processes on this machine by default.
+        threads_per_trial: Returns each trial's share of the CPU cores that the engine has, by their number.
+        on_event: Called with each event, in this thread.
+
+    Raises:
+        ConfigError: a number is out of range, the spec would mix two experiments in one study, or the plan asks for
+            what the study's trials do not allow.
+        StudyError: another controller holds the study, or trial after trial failed for the same cause.
+        TaskError: the task could not be prepared.
+        StoreError: the store or the folder cannot be used.
+    """
+    _require_positive(workers=workers, trials_per_gpu=trials_per_gpu, trials=trials, budget=budget, timeout=timeout)
+    most_workers = _most_workers(spec, gpus, trials_per_gpu, workers)
+    spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
+    flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
+    if flags:
+        changed_spec(spec, flags)  # one that is not allowed is refused before anything is made
+    propose.require_usable(spec)
+    prune.require_usable(spec)
+    with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
+        patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
+        store.on_trouble, store.on_answer = patience.wait, patience.end
+        with open_study(store, spec, runs_folder / spec.name) as study:
+            if plan is not None:  # what is refused is refused before anything is changed
+                _require_searched(study)
+                wanted = missing(study.rows, spec, plan)
+                plan = plan if wanted else None
+            count = workers or most_workers or study.row.workers or 1
+            each = spec.gpus_per_trial
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, each, spec.trainer)
+            limits = Limits(
+                threads=spec.threads or threads_per_trial(needs.workers * each),
+                most_workers=most_workers,
+                deadline=None if timeout is None else time.monotonic() + timeout,
+                timeout=timeout,
+            )
+            changes = tuple(reconcile(study, flags, is_file=is_file))
+            cost = () if plan is None else (cost_line(wanted, study.rows, count),)
+            processes = (f"each trial has {each} processes",) if each > 1 else ()
+            sharing = (mps_line(),) if gpus and trials_per_gpu > 1 else ()
+            notes = (*study.spec.notes, *processes, *sharing, *changes, *cost)
+            best = best_trial(study.rows, study.spec.kl_budget)
+            known = extent(study.rows, study.spec)
+            if plan is not None:
+                known = replace(known, confirming=known.confirming + len(wanted))
+            on_event(StudyStarted(study.spec, known, notes, best))
+            engine = partial(make_engine, needs)
+            return _run_held(study, engine, needs.workers, stop, limits, on_event, plan)
+
+
+def _run_held(
+    study: OpenStudy,
+    engine: Callable[[], Engine],
+    workers: int,
+    stop: StopRequest,
+    limits: Limits,
+    emit: Emit,
+    plan: Plan | None,
+) -> bool:
+    """Run the rest of a study that this process holds; return True if it finished."""
+    why: str | None = None
+    is_due = plan is not None or not is_finished(study.spec, study.rows) or bool(due_readings(study))
+    finished = not is_due and study.store.set_finished(study.lease)
+    while not finished and why is None:  # also where an order came in the last moment
+        study.store.update_study(study.lease, finished_at=None, workers=workers)
+        files = TrialFiles(study)
+        try:
+            with files.work, ExitStack() as stack:
+                running = engine()
+                stop.on_request = files.work.on_done = running.wake
+                loop = TrialLoop(study, files, running, stop, limits, emit, plan)
+                stack.callback(loop.tell_notices)  # when the engine is closed
+                stack.enter_context(running)
+                why = loop.run()
+        except KeyboardInterrupt:
+            why = INTERRUPTED
+        finished = is_finished(study.spec, study.rows) and study.store.set_finished(study.lease)
+    is_unread = why is not None and (due_readings(study) or (plan and missing(study.rows, study.spec, plan)))
+    if not finished or is_unread:
+        found = paused(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
+        emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in found)))
+    elif (unread := why_unread(study)) is not None:
+        emit(StudyWarned(unread))
+    return finished
+
+
+def _require_searched(study: OpenStudy) -> None:
+    """Raise StudyError if the study's search has not ended: its best configurations may still change."""
+    name, searched = study.spec.name, [row for row in study.rows if row.role is not Role.CONFIRM]
+    if not is_finished(study.spec, searched):
+        how_far = extent(searched, study.spec).text
+        raise StudyError(f'study "{name}" is not finished ({how_far}); first: {to_copy(["run", name])}')
+
+
+def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:
+    """Return the number of trials with room at a time; None: unlimited.
+
+    Raises:
+        ConfigError: there is room for none, or for fewer than were asked for.
+    """
+    each = spec.gpus_per_trial
+    if trials_per_gpu > 1 and each > 1:
+        raise ConfigError(f"trials_per_gpu is not allowed beside gpus_per_trial = {each}: a trial has its GPUs alone")
+    if not gpus:
+        return None
+    most = len(gpus) // each * trials_per_gpu
+    if most == 0:
+        raise ConfigError(f"gpus_per_trial = {each} is not allowed: there are {len(gpus)} GPUs ({', '.join(gpus)})")
+    if workers is not None and workers > most:
+        share = f"{each} GPUs per trial" if each > 1 else f"{'one' if trials_per_gpu == 1 else trials_per_gpu} per GPU"
+        raise ConfigError(f"workers = {workers} is not allowed; expected at most {most}, {share}")
+    return most
+
+
+def _require_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} = {value:g} is not allowed; expected a number over 0")

@@ -1,0 +1,220 @@
+"""Messages between the controller and a worker process: plain data, one report up, one answer down."""
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from ppo_core import checkpoint
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.stages import Stage
+from ppo_core.distributed.leading import Answer as Answer
+from ppo_core.errors import PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
+from ppo_core.report import SplitReading, StepReport
+from tuner.engine.worker_settings import WorkerSettings
+from tuner.judge.guard import GuardSettings
+from tuner.study.status import Reason
+
+GPU_VARIABLE = "PPO_TUNER_GPU"
+"""Variable with the GPU assigned to a worker."""
+SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
+"""Variable with the number of workers that share that GPU."""
+_TRACEBACK_LINES = 30
+
+
+# Down: jobs for a worker, and an `Answer` to each of its reports.
+
+
+@dataclass(frozen=True)
+class PrepareTask:
+    """Prepare a task's models and prompts; answered by `Progress` and finally `Prepared` or `Failed`."""
+
+    task: str
+    folder: Path
+    """The study's, for the worker's log meanwhile."""
+    configs: tuple[Mapping[str, HyperValue], ...] = ()
+    """Extreme configurations of the study; the largest one's predicted memory is reported, or refused."""
+    device: str = "auto"
+    checkpoints: int = 0
+    """How many checkpoints the study keeps at most: what they take is reported, too."""
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """Run one trial; answered by `Entered`, `Stepped` and finally `Ended`, `Left` or `Failed`."""
+
+    number: int
+    config: Mapping[str, HyperValue]
+    task: str
+    trainer: str
+    """The trainer's factory, as `module:function`."""
+    device: str
+    threads: int
+    """CPU threads of the trainer. The count affects the weights, so a resumed trial keeps its own."""
+    folder: Path
+    """For the trial's checkpoints and its log."""
+    guard: GuardSettings
+    kl_budget: float
+    """Limit on the best checkpoint's eval KL, in nats per response."""
+    resume_from: Path | None = None
+    """The checkpoint to resume from; None: from the start."""
+    checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
+    """Longest time between two checkpoints, beside one at every evaluation."""
+    fork_step: int | None = None
+    """Step of the checkpoint that a fork began at, which is kept; None: not a fork."""
+    stages: tuple[Stage, ...] = ()
+    """Stages before `config` applies; see `tuner.control.forks.stages`."""
+    ranks: int = 1
+    """Processes that train it together, on a GPU each if the engine has any."""
+
+
+@dataclass(frozen=True)
+class ReadTest:
+    """Read a trial's checkpoint on the task's test prompts; answered by `Read` or `Failed`."""
+
+    number: int
+    """The trial's."""
+    config: Mapping[str, HyperValue]
+    task: str
+    trainer: str
+    """The trainer's factory, as `module:function`."""
+    device: str
+    threads: int
+    folder: Path
+    """The trial's, for the worker's log."""
+    checkpoint: Path | None
+    """None: the SFT policy."""
+    ranks: int = 1
+    """Same as in `TrialSpec`."""
+
+    @property
+    def step(self) -> int:
+        """Step of the checkpoint."""
+        return 0 if self.checkpoint is None else checkpoint.step_of(self.checkpoint)
+
+
+class Phase(Enum):
+    """Activity of a trial's worker. Each has a time limit of its own; see `tuner.engine.worker_settings`."""
+
+    STEPPING = "a step"
+    SAVING = "saving a checkpoint"
+
+
+# Up: messages from a worker.
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The trial begins this phase or made progress in it, which restarts its time limit. Not answered."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A share (0 to 1) of one part (`what`) of the task's preparation is done."""
+
+    what: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The task is ready."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The trial made a step, and waits for an `Answer`."""
+
+    report: StepReport
+    seconds: float
+    """The trial's cost since its last report or start."""
+    step_seconds: float
+    """Duration of the step alone, without saving or waiting for answers."""
+    reason: Reason | None
+    """The guard's objection to the trial, if any."""
+    is_near_budget: bool = False
+    """True if the policy is about to cross the KL budget, or came back within it; see `tuner.judge.budget_watch`."""
+    is_again: bool = False
+    """True if this repeats the last report for EVALUATE, with an evaluation if possible."""
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """No room for the trial's checkpoints; waits for an `Answer`: GO_ON to retry, STOP to leave."""
+
+    message: str
+    """One line on the file and the cause."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Result of a reading on the test prompts."""
+
+    reading: SplitReading | None
+    why_not: str | None = None
+    """Reason that a reading is impossible."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The trial ran to its end, or was stopped."""
+
+    is_worker_spent: bool = False
+    """True if an error was passed over: the process must not run another trial."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """The trial left as ordered, at a new checkpoint, or without room for one at its last."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The trial or the preparation raised an error.
+
+    The process runs no other trial: a CUDA error, or memory still held, would fail it, too.
+    """
+
+    message: str
+    """One line."""
+    traceback: str
+    """The traceback's end."""
+    out_of_memory: bool = False
+    is_for_user: bool = False
+    """True if the message is one of ours and needs no traceback; a retry would end the same way."""
+    is_outage: bool = False
+    """True if something outside failed that may recover."""
+    cause: str = ""
+    """Type and place of the first error; see `Reason`."""
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failed":
+        """Convert an error."""
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        name = type(error).__name__
+        is_for_user, first = isinstance(error, PPOTunerError), list(causes(error))[-1]
+        place = "" if is_out_of_memory(error) else raised_at(first)  # memory may run out anywhere
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        return cls(
+            message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
+            traceback="\n".join(lines[-_TRACEBACK_LINES:]),
+            out_of_memory=is_out_of_memory(error),
+            is_for_user=is_for_user,
+            is_outage=is_outage(error),
+            cause=" at ".join(filter(None, (type(first).__name__, place))),
+        )
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The worker process died, or was killed for its silence; sent by the engine in its place."""
+
+    how: str
+    """Exit code, signal or length of silence, in words."""
+
+
+Job = PrepareTask | TrialSpec | ReadTest
+Message = Progress | Prepared | Entered | Stepped | NoRoom | Read | Ended | Left | Failed | Lost

@@ -1,0 +1,241 @@
+"""Export a study as a folder of plain files, as of one moment; the folder appears only when complete.
+
+It holds `study.json` and five tables, in one of three formats. Tables have the store's columns, in its order; trials
+are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In CSV
+every text is quoted, so that an empty text (`""`) differs from a missing value (nothing).
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import JSON, Boolean, Column, Connection, Float, Integer, Table, literal, select
+
+from ppo_core.errors import ConfigError, PPOTunerError
+from tuner.exchange import SUFFIXES
+from tuner.store import Store, schema
+from tuner.store.bulk import chunks, snapshot, stream
+from tuner.store.schema import SCHEMA_VERSION
+
+FORMAT = "PPO Tuner study"
+FORMAT_VERSION = 1
+STUDY_FILE = "study.json"
+
+Row = dict[str, Any]
+
+
+class ColumnType(Enum):
+    """Type of a column."""
+
+    WHOLE = auto()
+    NUMBER = auto()
+    TEXT = auto()
+    JSON = auto()
+    TRUTH = auto()
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """One exported table: the columns of one of the store's tables."""
+
+    name: str
+    fields: Mapping[str, ColumnType]
+    """Column types, in order."""
+
+    def file(self, fmt: str) -> str:
+        """Return the name of its file in a format."""
+        return self.name + SUFFIXES[fmt]
+
+
+_TYPES: tuple[tuple[type[Any], ColumnType], ...] = (
+    (Integer, ColumnType.WHOLE),
+    (Float, ColumnType.NUMBER),
+    (JSON, ColumnType.JSON),
+    (Boolean, ColumnType.TRUTH),
+)
+
+
+def _kind(column: Column[Any]) -> ColumnType:
+    return next((kind for type_, kind in _TYPES if isinstance(column.type, type_)), ColumnType.TEXT)
+
+
+def _fields(table: Table, *without: str) -> dict[str, ColumnType]:
+    return {column.name: _kind(column) for column in table.c if column.name not in without}
+
+
+_OF_TRIAL = {"trial": ColumnType.WHOLE}
+TRIALS = TableLayout("trials", _fields(schema.trials, "id", "study_id"))
+OF_TRIALS = {
+    name: TableLayout(name, _OF_TRIAL | _fields(table, "trial_id")) for name, table in schema.OF_TRIALS.items()
+}
+TABLES = (TRIALS, *OF_TRIALS.values())
+
+ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
+"""Fields of each order in `study.json`."""
+STUDY_FIELDS = ("created_at", "finished_at", "paused_at", "workers", "overrides")
+"""Columns of the study in `study.json`, beside its name and spec."""
+
+
+def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bool = False) -> dict[str, int]:
+    """Write the study `name` to a new folder, its tables in format `fmt`; `replace`: or over an older export.
+
+    Returns:
+        How many rows each table has, by its name.
+
+    Raises:
+        StudyError: there is no such study.
+        ConfigError: the folder holds something that is not to be replaced, or cannot be written.
+        StoreError: the store failed.
+    """
+    study_id = store.study(name).id  # tells the nearest name if there is none of this one
+    require_free(folder, replace)
+    part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
+    try:
+        part.mkdir(parents=True)
+        with snapshot(store) as connection:
+            rows = _write_files(connection, study_id, part, fmt)
+        _put_in_place(part, folder)
+    except PPOTunerError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot write the export {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return rows
+
+
+def require_free(folder: Path, replace: bool) -> None:
+    """Raise ConfigError unless a folder is new, empty or, to be replaced, holds an export and nothing else."""
+    if not os.path.lexists(folder):
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        raise ConfigError(f"{folder} already exists and is not a folder; name another with -o")
+    names = {path.name for path in folder.iterdir()}
+    if not names:
+        return
+    strange = sorted(names - {STUDY_FILE, *(table.file(fmt) for table in TABLES for fmt in SUFFIXES)})
+    if strange or not _is_export(folder):
+        what = f'holds "{strange[0]}"' if strange else "is not an exported study"
+        raise ConfigError(f"{folder} already exists and {what}; name another with -o")
+    if not replace:
+        raise ConfigError(f"{folder} already exists; replace that export with --force, or name another with -o")
+
+
+def _is_export(folder: Path) -> bool:
+    """Return True if a folder holds an exported study of any version."""
+    try:
+        content = json.loads((folder / STUDY_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) -> dict[str, int]:
+    """Write all files; return the number of rows by table."""
+    trials, studies, orders = schema.trials, schema.studies, schema.orders
+    study = dict(connection.execute(select(studies).where(studies.c.id == study_id)).one()._mapping)
+    mine = select(trials.c.id, trials.c.number).where(trials.c.study_id == study_id).order_by(trials.c.number)
+    numbers = {row.id: row.number for row in connection.execute(mine)}
+    columns = [trials.c[name] for name in TRIALS.fields]
+    of_study = select(*columns).where(trials.c.study_id == study_id).order_by(trials.c.number)
+    rows = {TRIALS.name: _write_table(folder, TRIALS, fmt, stream(connection, of_study))}
+    for name, table in OF_TRIALS.items():
+        rows[name] = _write_table(folder, table, fmt, _rows_by_trial(connection, schema.OF_TRIALS[name], numbers))
+    columns = [orders.c[name] for name in ORDER_FIELDS]
+    placed = stream(connection, select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id))
+    content = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "schema_version": SCHEMA_VERSION,
+        "tables": fmt,
+        "name": study["name"],
+        **{name: study[name] for name in STUDY_FIELDS},
+        "spec": study["spec"],
+        "rows": rows,
+        "orders": list(placed),
+    }
+    (folder / STUDY_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii", newline="\n")
+    return rows
+
+
+def _rows_by_trial(connection: Connection, table: Table, numbers: Mapping[int, int]) -> Iterator[Row]:
+    """Yield a table's rows trial by trial, which spares the database a sort of all rows."""
+    key: list[Column[Any]] = list(table.primary_key.columns)
+    for trial_id, number in numbers.items():
+        columns = [literal(number).label("trial"), *(column for column in table.c if column is not table.c.trial_id)]
+        yield from stream(connection, select(*columns).where(table.c.trial_id == trial_id).order_by(*key))
+
+
+def _put_in_place(part: Path, folder: Path) -> None:
+    """Rename the finished folder into place; an older export is deleted once the new one is safely on disk."""
+    for path in part.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    old = None
+    if folder.is_dir() and any(folder.iterdir()):
+        old = part.with_suffix(".old")
+        folder.rename(old)
+    try:
+        part.rename(folder)
+    except OSError:
+        if old is not None:
+            with suppress(OSError):
+                old.rename(folder)
+        raise
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
+    """Write a table's file; return its number of rows."""
+    path = folder / table.file(fmt)
+    return _write_lines(path, rows) if fmt == "json" else _write_arrow(path, table, fmt, rows)
+
+
+def _write_lines(path: Path, rows: Iterable[Row]) -> int:
+    count = 0
+    with path.open("w", encoding="ascii", newline="\n") as file:
+        for row in rows:
+            texts = {name: str(value) for name, value in row.items() if isinstance(value, float) and not _finite(value)}
+            file.write(_to_text({**row, **texts}) + "\n")
+            count += 1
+    return count
+
+
+def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    types = {
+        ColumnType.WHOLE: pa.int64(),
+        ColumnType.NUMBER: pa.float64(),
+        ColumnType.TEXT: pa.string(),
+        ColumnType.JSON: pa.string(),
+        ColumnType.TRUTH: pa.bool_(),
+    }
+    columns = pa.schema([pa.field(name, types[kind]) for name, kind in table.fields.items()])
+    json_names = [name for name, kind in table.fields.items() if kind is ColumnType.JSON]
+    count = 0
+    with csv.CSVWriter(path, columns) if fmt == "csv" else parquet.ParquetWriter(path, columns) as writer:
+        for chunk in chunks(rows):
+            for row in chunk:
+                row |= {name: _to_text(row[name]) for name in json_names if row[name] is not None}
+            writer.write_table(pa.Table.from_pylist(chunk, schema=columns))
+            count += len(chunk)
+    return count
+
+
+def _to_text(value: object) -> str:
+    """Return a value as ASCII JSON, in which half a UTF-16 pair is text, too."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0

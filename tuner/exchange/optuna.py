@@ -1,0 +1,221 @@
+"""A study in a storage of Optuna's own, for optuna-dashboard and Optuna's command line. No torch.
+
+It is written through Optuna's public interface alone. Optuna numbers trials in the order in which they are added, so
+all trials are added, in order, and keep their numbers. A trial that has not ended is RUNNING. One that has ended is
+exported as the sampler reads it (the table in `tuner.judge.scoring`; trials that are not the search's own are FAIL),
+except that Optuna's best trial must be ours. Optuna's `best_trial` is the COMPLETE trial of the highest value whose
+constraints are all at most 0. Ours is the best of those that neither failed nor broke and have a trained checkpoint
+within the KL budget. So of the search's own trials
+
+- each that is eligible as our best one is COMPLETE with a constraint of at most 0, however it ended;
+- each other COMPLETE one has a constraint over 0.
+
+In two cases Optuna names another trial: if a fork is the best one, or if several share the best value, of which ours
+has the lowest KL. The study's user attribute `best_trial` is always the number of ours.
+
+Intermediate values are the eval reward by episode. Optuna has one series a trial, so the eval KL by episode is the user
+attribute `eval_kl`; origin, status, reason and differences from the reference are user attributes, too.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from ppo_core.config.declare import HyperValue
+from ppo_core.errors import ConfigError, PPOTunerError, StoreError
+from tuner.judge.best import best_trial
+from tuner.judge.scoring import Told, frozen, to_optuna
+from tuner.store import Store, TrialRow, schema
+from tuner.study import space, study_file
+from tuner.study.spec import StudySpec
+from tuner.study.status import Role
+
+BEST = "best_trial"
+JOURNALS = (".journal", ".log")
+"""File suffixes of Optuna's journals; other files are SQLite databases."""
+_LOCK_SECONDS = 60
+_LEAST_VIOLATION = 1e-9
+_EVALUATION = ("eval/reward", "eval/kl")
+
+
+@dataclass(frozen=True)
+class OptunaStorage:
+    """A storage of Optuna's."""
+
+    storage: BaseStorage
+    url: str
+    """URL for Optuna's tools, with its password hidden."""
+
+
+def export_to_optuna(
+    store: Store, name: str, output: str, *, replace: bool = False
+) -> tuple[OptunaStorage, list[TrialRow]]:
+    """Write the study `name` to a storage of Optuna's; return the storage, and the trials as written.
+
+    Args:
+        store: Our store.
+        name: The study's name, in the storage too.
+        output: An SQLite file, a journal file (its name ends as `JOURNALS` says), or the URL of a database; made if
+            there is none.
+        replace: Whether a study of that name there is deleted first.
+
+    Raises:
+        StudyError: there is no such study in the store.
+        ConfigError: a study of that name is in the storage already.
+        StoreError: one of the two failed.
+    """
+    study = store.study(name)  # tells the nearest name if there is none of this one
+    spec = StudySpec.from_dict(study.spec, f'study "{study.name}"')
+    rows, reference = store.trials(study), reference_config(spec)
+    evaluations = _evaluations(store, rows)
+    best = best_trial(rows, spec.kl_budget)
+    place = open_place(output)
+    try:
+        with _one_line(place.url):
+            if name in optuna.get_all_study_names(place.storage):
+                if not replace:
+                    raise ConfigError(
+                        f'{place.url} holds a study "{name}" already; replace it with --force, or name another place '
+                        "with -o"
+                    )
+                optuna.delete_study(study_name=name, storage=place.storage)
+            there = optuna.create_study(study_name=name, storage=place.storage, direction="maximize")
+            there.add_trials([as_optuna(row, spec, reference, evaluations.get(row.id, ())) for row in rows])
+            there.set_user_attr(BEST, None if best is None else best.number)
+    finally:
+        if isinstance(place.storage, RDBStorage):
+            place.storage.engine.dispose()
+    return place, rows
+
+
+def open_place(output: str) -> OptunaStorage:
+    """Open the Optuna storage at a file or URL, creating it if there is none.
+
+    Raises:
+        StoreError: it cannot be used.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if "://" not in output:
+        try:
+            Path(output).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot make the folder of {output}: {error.strerror or error}") from error
+    if "://" not in output and Path(output).suffix in JOURNALS:
+        with _one_line(output):
+            if not _may_be_journal(Path(output)):
+                raise StoreError(f"{output} is not a journal of Optuna's; name another place with -o")
+            return OptunaStorage(JournalStorage(JournalFileBackend(output)), output)
+    url = schema.parse_url(output)
+    is_sqlite = url.get_backend_name() == "sqlite"
+    options = {"connect_args": {"timeout": _LOCK_SECONDS}} if is_sqlite else {"pool_pre_ping": True}
+    template = url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
+    with _one_line(schema.redacted(url)):
+        return OptunaStorage(RDBStorage(template, engine_kwargs=options), schema.redacted(url))
+
+
+def _may_be_journal(path: Path) -> bool:
+    """Return True if a file is new, empty or a journal: Optuna appends to any file."""
+    if not path.exists() or not path.stat().st_size:
+        return True
+    with path.open("rb") as file:
+        try:
+            return "op_code" in json.loads(file.readline())
+        except (ValueError, TypeError):
+            return False
+
+
+@contextmanager
+def _one_line(url: str) -> Iterator[None]:
+    """Turn any error of an Optuna storage into a one-line StoreError."""
+    try:
+        yield
+    except PPOTunerError:
+        raise
+    except Exception as error:
+        root = error.__cause__ or error
+        lines = str(getattr(root, "orig", None) or root).strip().splitlines() or [type(root).__name__]
+        raise StoreError(f"Optuna's storage {url} failed: {lines[0]}") from error
+
+
+def reference_config(spec: StudySpec) -> dict[str, HyperValue]:
+    """Return the configuration to compare with: the reference's, or the fixed values if trials are listed."""
+    return spec.config(spec.reference_params()).to_dict()
+
+
+def as_optuna(
+    row: TrialRow,
+    spec: StudySpec,
+    reference: Mapping[str, HyperValue],
+    evaluations: Sequence[Mapping[str, Any]],
+) -> FrozenTrial:
+    """Convert a trial for Optuna's tools.
+
+    Args:
+        row: The trial.
+        spec: Its study.
+        reference: See `reference_config`.
+        evaluations: Rows of `episode`, `eval/reward` and `eval/kl`, as `Store.steps` returns them.
+    """
+    if spec.listed:
+        encoded = study_file.for_people(spec.listed, row.params)
+    else:
+        encoded = space.for_people(spec.search, row.params)
+    trial = frozen(_told(row, spec), encoded)
+    trial.datetime_start = datetime.fromtimestamp(row.started_at)
+    trial.datetime_complete = None
+    if row.status.is_final:
+        trial.datetime_complete = datetime.fromtimestamp(row.ended_at or row.started_at)
+    rewards = {each["episode"]: each["eval/reward"] for each in evaluations}
+    trial.intermediate_values = {episode: value for episode, value in rewards.items() if value is not None}
+    differing = {name: value for name, value in row.config.items() if value != reference.get(name)}
+    attributes: dict[str, Any] = {
+        "origin": str(row.origin),
+        "status": str(row.status),
+        "label": row.label or None,
+        "forked_from": row.parent if row.role is Role.FORK else None,
+        "confirms": row.parent if row.role is Role.CONFIRM else None,
+        "fork_step": row.fork_step,
+        "config": differing or None,
+        "eval_kl": {str(each["episode"]): each["eval/kl"] for each in evaluations} or None,
+    }
+    if row.status.is_final:
+        attributes |= {
+            "rule": row.reason.rule if row.reason else None,
+            "reason": row.reason.message if row.reason else None,
+            "value": row.value if trial.value is None else None,
+            "value_se": row.value_se,
+            "kl": row.kl,
+            "episodes": row.episodes,
+            "seconds": row.seconds,
+        }
+    trial.user_attrs = {name: value for name, value in attributes.items() if value is not None}
+    return trial
+
+
+def _told(row: TrialRow, spec: StudySpec) -> Told:
+    """Return a trial's state, value and constraint; see the top of this file."""
+    if not row.status.is_final:
+        return Told(TrialState.RUNNING)
+    seen = to_optuna(row, spec)
+    if row.teaches and best_trial([row], spec.kl_budget) is not None:
+        return replace(seen, state=TrialState.COMPLETE)
+    if seen.state is TrialState.COMPLETE:
+        return Told(seen.state, seen.value, max(seen.constraint or 0.0, _LEAST_VIOLATION))
+    return seen
+
+
+def _evaluations(store: Store, rows: Sequence[TrialRow]) -> dict[int, list[dict[str, Any]]]:
+    """Return evaluations by trial id."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for each in store.steps([row.id for row in rows], _EVALUATION, evaluations_only=True):
+        found.setdefault(each["trial_id"], []).append(each)
+    return found

@@ -1,0 +1,140 @@
+"""A study's trials at experiment trackers: a run each, called STUDY/trial-N, in a group of the study's."""
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any
+
+from ppo_core.cli.run_folder import TRACKERS
+from ppo_core.cli.trackers import TrackedRun, Trackers
+from ppo_core.config.hyperparameters import PPOConfig
+from tuner.control.events import (
+    Emit,
+    Event,
+    StudyStarted,
+    StudyWarned,
+    TrialEnded,
+    TrialSetAside,
+    TrialStarted,
+    TrialStepped,
+)
+from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
+
+SEVERAL_AT_ONCE = ("tensorboard", "trackio", "wandb")
+"""The trackers that keep several runs of one process apart."""
+END_SECONDS = 60.0
+"""How long a study waits in the end for what trackers still have to send."""
+
+
+class StudyTrackers:
+    """Passes a study's events on to `emit` and, in a thread that the study does not wait for, to trackers.
+
+    A tracker that fails gets nothing more, which one warning says: no trial notices. A context manager, and the
+    callback itself.
+    """
+
+    def __init__(self, names: Sequence[str], runs_folder: Path, emit: Emit) -> None:
+        self._names, self._runs_folder, self._emit = list(names), runs_folder, emit
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._warnings: SimpleQueue[str] = SimpleQueue()
+        self._thread = Thread(target=self._work, name="trackers", daemon=True)
+        # The thread's:
+        self._spec: StudySpec | None = None
+        self._runs: dict[tuple[str, int], Trackers] = {}
+
+    def __enter__(self) -> "StudyTrackers":
+        if self._names:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread.is_alive():
+            self._events.put(None)
+            self._thread.join(END_SECONDS)
+            if self._thread.is_alive():
+                self._warnings.put(f"trackers have not sent everything after {END_SECONDS:.0f} s")
+        self._tell()
+
+    def __call__(self, event: Event) -> None:
+        """Pass on one event."""
+        self._emit(event)
+        if self._thread.is_alive():
+            self._events.put(event)
+        self._tell()
+
+    def _tell(self) -> None:
+        while not self._warnings.empty():
+            self._emit(StudyWarned(self._warnings.get()))
+
+    def _work(self) -> None:
+        from accelerate import PartialState  # takes seconds to import
+
+        PartialState()  # accelerate's trackers ask it which process they are in
+        active = list(self._names)
+        while active:
+            event = self._events.get()
+            for name in list(active):
+                try:
+                    self._report(name, event)
+                except Exception as error:  # whatever the tracker's own library raises
+                    active.remove(name)
+                    self._warnings.put(f"tracker {name} gets nothing more of this run: {error}")
+            if event is None:
+                return
+
+    def _report(self, name: str, event: Event | None) -> None:
+        match event:
+            case None:
+                for key in [key for key in self._runs if key[0] == name]:
+                    self._runs.pop(key).finish()
+            case StudyStarted():
+                self._spec = event.spec
+            case TrialStarted():
+                self._finish(name, event.row)
+                self._start(name, event.row, 0 if event.resumed_step is None else event.resumed_step + 1)
+            case TrialStepped():
+                self._runs[name, event.number].log(event.report)
+            case TrialSetAside():
+                self._finish(name, event.row)
+            case TrialEnded():
+                row, step = (
+                    event.row,
+                    event.row.episodes // PPOConfig.from_dict(event.row.config).batch_sizes(1).batch_size,
+                )
+                if (name, row.number) not in self._runs:  # it ended while it was paused
+                    self._start(name, row, step + 1)
+                self._runs[name, row.number].log_values(_verdict(row), step)
+                self._finish(name, row)
+
+    def _start(self, name: str, row: TrialRow, first_step: int) -> None:
+        assert self._spec is not None
+        study = self._spec.name
+        own = f"trial-{row.number}"
+        run = TrackedRun(
+            name=f"{study}/{own}",
+            id=uuid.uuid5(uuid.NAMESPACE_URL, f"{study}/{own}/{row.started_at}").hex,
+            folder=self._runs_folder / study / TRACKERS / own,
+            configuration={"task": self._spec.task, "origin": str(row.origin), "role": str(row.role), **row.config},
+            is_new=row.attempts <= 1,
+            first_step=first_step,
+            group=study,
+        )
+        self._runs[name, row.number] = Trackers((name,), run)
+
+    def _finish(self, name: str, row: TrialRow) -> None:
+        run = self._runs.pop((name, row.number), None)
+        if run is not None:
+            run.finish()
+
+
+def _verdict(row: TrialRow) -> dict[str, Any]:
+    """Return how a trial ended, as trackers take it."""
+    reason = None if row.reason is None else f"{row.reason.rule}: {row.reason.message}"
+    found = {"status": str(row.status), "reason": reason, "value": row.value, "kl": row.kl, "step": row.value_step}
+    return {f"trial/{name}": value for name, value in found.items() if value is not None}

@@ -1,0 +1,67 @@
+"""How much disk a run's or a study's checkpoints take, and how much time a search. No torch."""
+
+import math
+from dataclasses import dataclass
+
+from ppo_core.checkpoint import MOST_KEPT, NEWEST, at_most, size
+from ppo_core.cli.training import seconds_left
+from ppo_core.output import duration
+from tuner.engine.trial import OWN_FRONT
+from tuner.judge.front import MOST_KEPT as FRONT
+from tuner.search.choose import ONE_IN, SHARE
+from tuner.study.spec import StudySpec
+
+
+@dataclass(frozen=True)
+class Disk:
+    """In bytes."""
+
+    checkpoint: int
+    """Size of one checkpoint."""
+    most: int
+    """Maximum kept at a time."""
+    free: int
+    line: str
+
+
+def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
+    """Return the disk space for checkpoints of `one` size: of a run with its models, or of all a study's trials."""
+    if spec is None:
+        most = (MOST_KEPT + 1) * one + 2 * model
+        kept = f"{at_most(one)}, then models of {size(model)}"
+    else:
+        most = most_kept(spec) * one
+        kept = (
+            f"about {size(one)} each: up to {_OF_RUNNING} of a running trial, {NEWEST} of each ended one, {FRONT} more"
+        )
+    return Disk(one, most, free, f"disk: checkpoints of {kept}: {size(most)} in all; {size(free)} are free")
+
+
+_OF_RUNNING = MOST_KEPT + OWN_FRONT + 1
+
+
+def most_kept(spec: StudySpec) -> int:
+    """Return how many checkpoints a study keeps at once at most."""
+    trials = spec.trials or math.ceil(full_trials(spec) / _cost(spec))
+    return _OF_RUNNING + (trials - 1) * NEWEST + FRONT
+
+
+def full_trials(spec: StudySpec) -> float:
+    """Return what a study's search takes, in trials of full length."""
+    return spec.budget if spec.budget is not None else (spec.trials or 0) * _cost(spec)
+
+
+def _cost(spec: StudySpec) -> float:
+    """Return what a trial takes in the mean, as a share of one of full length."""
+    return SHARE + (1 - SHARE) / ONE_IN if spec.pauses_trials else 1.0
+
+
+def search_line(spec: StudySpec, iteration: float, evaluation: float) -> str:
+    """Return what a study's search takes at so many seconds an iteration and evaluation, in one line."""
+    config = spec.config({})
+    run = evaluation + seconds_left(config, 0, config.num_iterations(), iteration, evaluation)
+    whole = full_trials(spec) * run * spec.gpus_per_trial
+    return (
+        f"the whole search: about {duration(whole)} of device time, {full_trials(spec):.3g} full trials of "
+        f"{duration(run)}, by an iteration of {iteration:.2g} s and an evaluation of {evaluation:.2g} s"
+    )

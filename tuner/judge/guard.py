@@ -1,0 +1,272 @@
+"""The guard: stops a trial whose policy blows up, collapses or stands still, and says why. Never imports torch.
+
+A pure fold over step reports: `observe` takes the state and a report, and returns the next state and, if a rule (see
+`tuner.judge.rules`) is broken, the reason. It runs in the trainer's process, and its state travels in the checkpoint. A
+metric missing from a report neither breaks a rule nor resets its count of broken steps.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ppo_core.config import declare
+from ppo_core.config.declare import Bounds
+from ppo_core.errors import ConfigError
+from ppo_core.metrics import METRICS
+from ppo_core.report import StepReport
+from ppo_core.sampling.sampler_check import KL_GAP, KL_GAP_NOISE, MISMATCH
+from tuner.judge.rules import ENTROPY, IDLE_STEPS, KL, REPETITION, RULES, VALUE_LOSS, Rule
+from tuner.study.status import Reason
+
+GUARD = "guard"
+"""Key in a checkpoint's `extra` of the guard's state."""
+WINDOW = 8
+"""Steps of evidence in a reason."""
+
+WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", ENTROPY, VALUE_LOSS, REPETITION, MISMATCH, KL_GAP)
+"""Metrics kept as evidence."""
+
+CORE = (
+    "objective/kl",
+    KL,
+    "objective/scores",
+    "objective/non_score_reward",
+    "objective/rlhf_reward",
+    "objective/entropy",
+    "policy/approxkl_avg",
+    ENTROPY,
+    "loss/policy_avg",
+    VALUE_LOSS,
+    "val/ratio",
+    "policy/grad_norm",
+    "value/grad_norm",
+    MISMATCH,
+    "eval/reward",
+    "eval/kl",
+)
+"""Metrics that must be finite. Others may legitimately not be (the explained variance of equal returns)."""
+
+_VALUE_SCALE = ("objective/scores", "objective/scores_std", "objective/non_score_reward")
+"""The sum of their squares is the scale of the value loss (see the rule value_divergence)."""
+
+READ = tuple(dict.fromkeys((*CORE, *WATCHED, *_VALUE_SCALE, KL_GAP_NOISE)))
+"""Every metric that the guard reads; a report of these alone gives the same verdict."""
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """The limits of one study's guard."""
+
+    kl_limit: float
+    """In nats per response."""
+    patience: int = 3
+    """Consecutive steps that a patient rule must be broken."""
+    grace: float = 0.1
+    """Share of a trial's episodes in which the rules with a grace period are silent."""
+    limits: Mapping[str, float] = field(default_factory=lambda: {rule.name: rule.limit for rule in RULES.values()})
+    """Each rule's limit by name (True: on, without a number; False: off)."""
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], kl_limit: float, where: str) -> "GuardSettings":
+        """Return the settings of a study file's [guard] table, with defaults; `where` names the table in errors.
+
+        Raises:
+            ConfigError: an unknown key, or a value that is not allowed.
+        """
+        declare.require_known(table, ("patience", "grace", *RULES), f"{where}.")
+        return cls(
+            kl_limit,
+            declare.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
+            declare.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
+            {name: _limit(rule, table.get(name, rule.limit), f"{where}.{name}") for name, rule in RULES.items()},
+        )
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the [guard] table that `from_dict` reads (the KL limit is not part of it)."""
+        return {"patience": self.patience, "grace": self.grace, **self.limits}
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """The guard's memory between two steps."""
+
+    first: Mapping[str, float] = field(default_factory=dict)
+    """First finite reading of each watched metric."""
+    broken: Mapping[str, int] = field(default_factory=dict)
+    """Consecutive steps that each rule has been broken."""
+    value_scale: float = 0.0
+    """Scale to compare the value loss with (see the rule value_divergence)."""
+    highest_kl: float = 0.0
+    """Highest KL so far, for the rule nothing_learned."""
+    kl_readings: int = 0
+    window: tuple[dict[str, float], ...] = ()
+    """Evidence of the last steps; readings that are not finite are left out."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "GuardState":
+        """Inverse of `to_dict`."""
+        return cls(**{**values, "window": tuple(values["window"])})
+
+    def with_new_patience(self) -> "GuardState":
+        """Reset the counts of broken steps, so that changed values get steps to recover."""
+        return replace(self, broken={})
+
+
+def observe(
+    settings: GuardSettings, state: GuardState, report: StepReport, total_episodes: int
+) -> tuple[GuardState, Reason | None]:
+    """Return the state after `report`, and the reason to end the trial of `total_episodes` there, or None."""
+    progress = report.episode / total_episodes
+    in_grace = progress <= settings.grace
+    state = _remember(settings, state, report, in_grace)
+    bad = next((name for name in CORE if not math.isfinite(report.metrics.get(name, 0.0))), None)
+    if bad is not None and settings.limits["nonfinite"]:
+        return state, _nonfinite(bad, state, report)
+    reason = None
+    for name, check in _CHECKS.items():
+        rule, limit = RULES[name], settings.limits[name]
+        if limit is False or rule.metric not in report.metrics or (rule.has_grace and in_grace):
+            continue
+        reading = check(settings, state, report, progress)
+        count = state.broken.get(name, 0) + 1 if reading.is_broken else 0
+        state = replace(state, broken={**state.broken, name: count})
+        if reason is None and count >= (settings.patience if rule.is_patient else 1):
+            reason = _reason(rule, limit, reading, count, state, report)
+    return state, reason
+
+
+class _Reading(NamedTuple):
+    value: float
+    limit: float
+    is_broken: bool
+
+
+def _remember(settings: GuardSettings, state: GuardState, report: StepReport, in_grace: bool) -> GuardState:
+    """Return the state updated by a report, before any rule is read."""
+    finite = {name: float(value) for name, value in report.metrics.items() if math.isfinite(value)}
+    watched = {name: finite[name] for name in WATCHED if name in finite}
+    row = {"step": report.step, "episode": report.episode, **watched}
+    first = {**watched, **state.first}
+    readings = ("eval/kl",) if _kl_starts_high(settings, first) else (KL, "eval/kl")
+    kls = [finite[name] for name in readings if name in finite]
+    return replace(
+        state,
+        first=first,
+        value_scale=_value_scale(state, finite, in_grace),
+        highest_kl=max(state.highest_kl, *kls, 0.0),
+        kl_readings=state.kl_readings + (KL in finite),
+        window=(*state.window, row)[-WINDOW:],
+    )
+
+
+def _kl_starts_high(settings: GuardSettings, first: Mapping[str, float]) -> bool:
+    """Return True if the training KL says nothing of learning: with top-k or top-p it is high before any update."""
+    return first.get(KL, 0.0) >= settings.limits["nothing_learned"]
+
+
+def _value_scale(state: GuardState, finite: Mapping[str, float], in_grace: bool) -> float:
+    scale = max(state.value_scale, sum(finite.get(name, 0.0) ** 2 for name in _VALUE_SCALE))
+    is_first = VALUE_LOSS not in state.first
+    return max(scale, finite.get(VALUE_LOSS, 0.0)) if in_grace or is_first else scale
+
+
+_Check = Callable[[GuardSettings, GuardState, StepReport, float], _Reading]
+
+
+def _over(metric: str, limit: float, report: StepReport) -> _Reading:
+    value = float(report.metrics[metric])
+    return _Reading(value, limit, value > limit)
+
+
+def _kl_hard(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    return _over(KL, settings.limits["kl_hard"] * settings.kl_limit, report)
+
+
+def _kl_limit(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    return _over(KL, settings.kl_limit, report)
+
+
+def _entropy(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    limit = settings.limits["entropy_collapse"] * state.first.get(ENTROPY, 0.0)
+    value = float(report.metrics[ENTROPY])
+    return _Reading(value, limit, value < limit)
+
+
+def _repetition(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    first = state.first.get(REPETITION, 0.0)
+    return _over(REPETITION, first + settings.limits["repetition_collapse"] * (1 - first), report)
+
+
+def _value(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    return _over(VALUE_LOSS, settings.limits["value_divergence"] * state.value_scale, report)
+
+
+def _mismatch(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    return _over(MISMATCH, settings.limits["sampler_mismatch"], report)
+
+
+def _sampled_kl(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    limit = settings.limits["sampled_kl"] * report.metrics.get(KL_GAP_NOISE, math.inf)
+    value = abs(float(report.metrics[KL_GAP]))
+    return _Reading(value, limit, value > limit)
+
+
+def _nothing_learned(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    limit = settings.limits["nothing_learned"]
+    # A trial that has run all its episodes is left to its value: there is nothing to be saved any more.
+    is_due = 0.5 <= progress < 1 and state.kl_readings >= IDLE_STEPS
+    if _kl_starts_high(settings, state.first):
+        is_due = is_due and "eval/kl" in report.metrics
+    return _Reading(state.highest_kl, limit, is_due and state.highest_kl < limit)
+
+
+_CHECKS: Mapping[str, _Check] = {
+    "kl_hard": _kl_hard,
+    "kl_limit": _kl_limit,
+    "entropy_collapse": _entropy,
+    "repetition_collapse": _repetition,
+    "value_divergence": _value,
+    "sampler_mismatch": _mismatch,
+    "sampled_kl": _sampled_kl,
+    "nothing_learned": _nothing_learned,
+}
+
+
+def _limit(rule: Rule, value: object, where: str) -> float:
+    if value is False or (value is True and rule.valid is None):
+        return value
+    with suppress(ConfigError):
+        if rule.valid is not None:
+            return declare.number(value, rule.valid, where)
+    given = "true" if value is True else repr(value)
+    raise ConfigError(f"{where} = {given} is not allowed; expected {rule.allowed}")
+
+
+def _nonfinite(metric: str, state: GuardState, report: StepReport) -> Reason:
+    value = report.metrics[metric]
+    what = "not a number" if math.isnan(value) else "infinite"
+    message = f"{METRICS[metric].label} ({metric}) was {what} at step {report.step}"
+    return Reason("nonfinite", message, metric, None, None, 1, report.step, state.window)
+
+
+def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: GuardState, report: StepReport) -> Reason:
+    assert rule.metric is not None
+    metric = METRICS[rule.metric]
+    limit = metric.with_unit(f"{reading.limit:.3g}")
+    if rule.relative_to:
+        limit += f" ({setting:g} of {rule.relative_to})" if setting < 1 else f" ({setting:g} times {rule.relative_to})"
+    if rule.blame == "idle":
+        count = state.kl_readings
+        most = f"{reading.value:.3g} at most by step {report.step}"
+        message = f"{metric.label} never reached {limit} in {count} steps: {most}"
+    else:
+        side = "under" if rule.breaks_below else "over"
+        steps = f" for {count} steps" if rule.is_patient and count > 1 else ""
+        message = f"{metric.label} was {side} {limit}{steps}: {reading.value:.3g} at step {report.step}"
+    return Reason(rule.name, message, rule.metric, reading.value, reading.limit, count, report.step, state.window)

@@ -1,0 +1,142 @@
+"""Reward hacking: does a trial's reward rise while something that nobody rewards gets worse? A pure function.
+
+`RULE` says when. The held-out readings (`eval/*`) are taken; where they were not measured, those of the training
+rollouts. The first is the first number of the trial, the last the mean of the last two evaluations or five rollouts.
+Reward that rises with nothing worse is `clean`, with something worse `suspect`: a reason to read samples, and no proof.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ppo_core.output import KL_UNIT
+from tuner.judge.rules import SIGNS
+
+Step = Mapping[str, Any]
+"""A trial's step: `step` and metrics by name; what was not measured is None, NaN or not there."""
+
+Verdict = Literal["suspect", "clean", "no rise", "too early"]
+
+LENGTH = ("eval/length", "response/length_mean")
+REPETITION = ("eval/repetition", "response/repetition")
+ENTROPY = ("eval/entropy", "policy/entropy_avg")
+NEEDED = ("eval/reward", "eval/reward_se", "eval/kl", *LENGTH, *REPETITION, *ENTROPY)
+"""The metrics that the rule reads."""
+
+ERRORS = 2.0
+"""Standard errors that a rise must exceed."""
+RULE = (
+    f"Reward rises if its last two evaluations are above its start by more than {ERRORS:g} standard errors. It is "
+    f"suspect if at the same time the eval KL ends over the budget, responses grow to over {SIGNS['longer'].limit:g} "
+    f"times or shrink to under {SIGNS['shorter'].limit:g} times their first length, repetition rises by over "
+    f"{SIGNS['repeats'].limit:g}, or entropy falls to under {SIGNS['narrows'].limit:g} of its first reading."
+)
+"""The rule in words."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading that may worsen while reward rises."""
+
+    name: str
+    is_worse: bool | None
+    """None: it was not measured."""
+    numbers: str = ""
+    text: str = ""
+    """The numbers in a clause."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One trial held against the rule."""
+
+    trial: int
+    verdict: Verdict
+    rise: float
+    """Gain of eval reward; NaN where it is too early."""
+    rise_se: float
+    readings: tuple[Reading, ...]
+    """KL, length, repetition and entropy; empty where it is too early."""
+
+    @property
+    def worse(self) -> tuple[str, ...]:
+        """What worsened, each with its numbers."""
+        return tuple(one.text for one in self.readings if one.is_worse)
+
+
+def check(number: int, steps: Sequence[Step], kl_budget: float) -> Finding:
+    """Return a trial's finding, from its steps (with the metrics `NEEDED`) in order of step."""
+    evaluated = [row for row in steps if is_measured(row, "eval/reward")]
+    before, after = evaluated[:1], evaluated[1:]
+    if not before or before[0]["step"] != 0 or not after:
+        return Finding(number, "too early", math.nan, math.nan, ())
+    last = after[-2:]
+    rise = statistics.fmean(row["eval/reward"] for row in last) - before[0]["eval/reward"]
+    errors = values(last, "eval/reward_se")
+    se = math.hypot(statistics.fmean(errors) if errors else 0.0, *values(before, "eval/reward_se"))
+    readings = tuple(_readings(steps, kl_budget))
+    rises, is_worse = rise > ERRORS * se, any(one.is_worse for one in readings)
+    return Finding(number, "no rise" if not rises else "suspect" if is_worse else "clean", rise, se, readings)
+
+
+def is_measured(row: Step, metric: str) -> bool:
+    """Return whether a step has a number of a metric."""
+    value = row.get(metric)
+    return isinstance(value, int | float) and not math.isnan(value)
+
+
+def values(steps: Iterable[Step], metric: str) -> list[float]:
+    """Return the numbers of a metric, in order of step."""
+    return [float(row[metric]) for row in steps if is_measured(row, metric)]
+
+
+def eval_kls(steps: Iterable[Step]) -> list[float]:
+    """Return the eval KLs of the trained policy, in order of step: that before training is left out."""
+    return values((row for row in steps if row["step"] > 0), "eval/kl")
+
+
+def _readings(steps: Sequence[Step], kl_budget: float) -> Iterator[Reading]:
+    kls = eval_kls(steps)
+    if not kls:
+        yield Reading("KL", None)
+    else:
+        is_over = SIGNS["kl_end"].is_broken(kls[-1], kl_budget)
+        side = "over" if is_over else "within"
+        text = f"KL ends at {kls[-1]:.1f} {KL_UNIT}, {side} the budget of {kl_budget:g}"
+        yield Reading("KL", is_over, f"{kls[-1]:.1f}", text)
+    ends = _first_and_last(steps, LENGTH)
+    if ends is None or ends[0] <= 0:
+        yield Reading("length", None)
+    else:
+        share = ends[1] / ends[0]
+        grows, shrinks = SIGNS["longer"].is_broken(share), SIGNS["shorter"].is_broken(share)
+        way = "grows" if grows else "shrinks" if shrinks else "goes"
+        numbers = [f"{end:.0f}" for end in ends]
+        yield _moved("length", grows or shrinks, numbers, f"length {way}", " tokens")
+    ends = _first_and_last(steps, REPETITION)
+    if ends is None:
+        yield Reading("repetition", None)
+    else:
+        repeats = SIGNS["repeats"].is_broken(ends[1] - ends[0])
+        yield _moved("repetition", repeats, [f"{end:.0%}" for end in ends], "repetition goes")
+    ends = _first_and_last(steps, ENTROPY)
+    if ends is None or ends[0] <= 0:
+        yield Reading("entropy", None)
+    else:
+        narrows = SIGNS["narrows"].is_broken(ends[1], ends[0])
+        yield _moved("entropy", narrows, [f"{end:.2f}" for end in ends], "entropy goes", " nats/token")
+
+
+def _moved(name: str, is_worse: bool, ends: Sequence[str], way: str, unit: str = "") -> Reading:
+    return Reading(name, is_worse, " → ".join(ends), f"{way} from {ends[0]} to {ends[1]}{unit}")
+
+
+def _first_and_last(steps: Sequence[Step], names: tuple[str, str]) -> tuple[float, float] | None:
+    """Return a reading's first number and the mean of its last ones: held-out where there are two, else rollouts'."""
+    for name, most in zip(names, (2, 5), strict=True):
+        numbers = values(steps, name)
+        if len(numbers) > 1:
+            return numbers[0], statistics.fmean(numbers[1:][-most:])
+    return None

@@ -1,0 +1,99 @@
+"""Decide what to do with a trial after a report; the controller carries it out."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tuner.engine.protocol import Answer, Stepped
+from tuner.judge.scoring import Evaluations
+from tuner.search.choose import own_rung
+from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Reason, Wanted
+
+
+class Action(Enum):
+    """The next move for a trial after a report."""
+
+    GO_ON = "go on"
+    EVALUATE = "evaluate"
+    """It reports the same step again, with an evaluation if possible."""
+    PAUSE = "pause"
+    """It saves a checkpoint, leaves its worker, and is promoted later or never."""
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The next move for a trial after a report, with its reason."""
+
+    action: Action = Action.GO_ON
+    reason: Reason | None = None
+    """The rule that pauses or stops the trial."""
+
+
+NOTHING_DECIDED = Decision()
+
+
+def judge(spec: StudySpec, trial: TrialRow, stepped: Stepped) -> Decision:
+    """Return the next move for a trial after its report; `trial` is its row when started.
+
+    The guard comes first. A trial that reached its rung is evaluated, and paused there.
+    """
+    decision, rung = guarded(stepped), own_rung(spec, trial)
+    if decision.action is not Action.GO_ON or rung is None or stepped.report.episode < rung:
+        return decision
+    if not _is_evaluated(stepped):
+        return Decision(Action.EVALUATE)
+    return Decision(Action.PAUSE, paused_at(stepped.report.episode))
+
+
+def why_paused(spec: StudySpec, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
+    """Return why the strategy pauses a trial that a kill left running, or None if it was not at its rung.
+
+    Its last report was then its evaluation at the rung.
+    """
+    rung = own_rung(spec, trial)
+    is_there = rung is not None and trial.episodes >= rung
+    is_evaluated = bool(evaluations) and evaluations[-1]["episode"] == trial.episodes
+    return paused_at(trial.episodes) if is_there and is_evaluated else None
+
+
+def paused_at(episode: int) -> Reason:
+    """Return the reason of a trial that is paused at its rung."""
+    return Reason("early_cut", f"paused at episode {episode}")
+
+
+def guarded(stepped: Stepped) -> Decision:
+    """Turn the guard's verdict into an action.
+
+    A trial to be ended is evaluated first if possible, so that its result is known; so is one about to cross the KL
+    budget, since its best checkpoint may be this one.
+    """
+    reason = stepped.reason
+    if reason is None:
+        return Decision(Action.EVALUATE) if stepped.is_near_budget and not _is_evaluated(stepped) else NOTHING_DECIDED
+    if not _is_evaluated(stepped):
+        return Decision(Action.EVALUATE)
+    return Decision(Action.STOP, reason)
+
+
+def _is_evaluated(stepped: Stepped) -> bool:
+    """Return True if a report has its evaluation, or cannot have one."""
+    return stepped.report.is_evaluation or stepped.is_again
+
+
+def answer(decision: Decision, wanted: Wanted | None, *, must_leave: bool) -> Answer:
+    """Return a worker's answer to a report: rules come first, then orders, then the strategy.
+
+    Args:
+        decision: Of `judge`.
+        wanted: What an order wants of the trial.
+        must_leave: True if no trial is to run now.
+    """
+    if decision.action is Action.EVALUATE:
+        return Answer.EVALUATE
+    if decision.action is Action.STOP or wanted is Wanted.STOP:
+        return Answer.STOP
+    if decision.action is Action.PAUSE or wanted is Wanted.PAUSE or must_leave:
+        return Answer.LEAVE
+    return Answer.GO_ON

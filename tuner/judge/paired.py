@@ -1,0 +1,87 @@
+"""Reward differences paired by prompt: all evaluations use the same prompts with the same random numbers.
+
+With d_i the difference on eval prompt i of n, the difference is mean(d) and its standard error sd(d) / sqrt(n), free
+of variation in difficulty that both share. Variation between seeds is not included: see `tuner.confirm.plan`.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.judge.scoring import is_finite
+from tuner.store import Store, TrialRow
+
+ERRORS = 2.0
+"""Standard errors beyond which a difference counts as more than noise."""
+
+Rewards = Sequence[float | None]
+"""One per eval prompt, in the prompts' order; None: not finite."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A reward minus another."""
+
+    mean: float
+    se: float | None
+    """Standard error over the prompts, or None if unknown."""
+    prompts: int
+    """Number of paired eval prompts; 0: unpaired, and the standard error adds both variances."""
+
+    @property
+    def verdict(self) -> str:
+        """The difference's significance in words."""
+        if self.se is None or self.se <= 0:
+            return "its noise is not known"
+        times = abs(self.mean) / self.se
+        exceeds = "more than the noise of the prompts" if times > ERRORS else "within the noise of the prompts"
+        return f"{exceeds} ({times:.1f} standard errors, {self.basis}; one seed each)"
+
+    @property
+    def basis(self) -> str:
+        """Basis of the standard error, in words."""
+        return f"paired on {self.prompts} eval prompts" if self.prompts else "not paired, so rather too large"
+
+
+def improvement(store: Store, trial: TrialRow) -> Difference | None:
+    """Return a trial's value minus the SFT policy's evaluation at step 0, or None if one is missing."""
+    rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
+    first = next((row for row in rows if row["step"] == 0), None)
+    if trial.value is None or first is None or not is_finite(first["eval/reward"]):
+        return None
+    read = _readings(store, trial)
+    found = _paired(_of_value(trial, read), read.get(0))
+    return found or _unpaired(trial.value, trial.value_se, first["eval/reward"], first["eval/reward_se"])
+
+
+def over(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
+    """Return the value of `other` minus that of `base`, or None if one has no value."""
+    if base.value is None or other.value is None:
+        return None
+    own = (_of_value(row, _readings(store, row)) for row in (other, base))
+    return _paired(*own) or _unpaired(other.value, other.value_se, base.value, base.value_se)
+
+
+def _readings(store: Store, trial: TrialRow) -> dict[int, Rewards]:
+    return {row["step"]: row["rewards"] for row in store.readings([trial.id])}
+
+
+def _of_value(trial: TrialRow, read: dict[int, Rewards]) -> Rewards | None:
+    """Return the rewards by prompt behind the trial's value."""
+    return None if trial.value_step is None else read.get(trial.value_step)
+
+
+def _paired(one: Rewards | None, other: Rewards | None) -> Difference | None:
+    if one is None or other is None or len(one) != len(other):
+        return None
+    gaps = [a - b for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    if len(gaps) < 2:
+        return None
+    return Difference(statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps))
+
+
+def _unpaired(one: float, one_se: Any, other: float, other_se: Any) -> Difference:
+    known = is_finite(one_se) and is_finite(other_se)
+    return Difference(one - other, math.hypot(one_se, other_se) if known else None, 0)

@@ -1,0 +1,395 @@
+"""Read a study for people and machines: the best trial, sources of values, and the JSON shapes.
+
+The JSON shapes are stable: keys are added, never renamed or removed. A number that is not finite or was not measured
+is `null`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from ppo_core import checkpoint
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.kl_budget import Point
+from ppo_core.data.task_file import get_task
+from ppo_core.errors import TaskError
+from ppo_core.metrics import METRICS
+from tuner.control import forks
+from tuner.judge.best import best_trial
+from tuner.judge.front import StudyFront
+from tuner.judge.paired import improvement, over
+from tuner.judge.rules import RULES
+from tuner.judge.scoring import EVALUATION_METRICS, Extent, ends_within, extent, judged_again
+from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
+from tuner.study.spec import SCALE_FREE, StudySpec, ValueSource
+from tuner.study.status import Origin, Role, Status
+
+LONGER = 10
+"""Factor by which the suggested training of a found configuration is longer."""
+
+State = Literal["running", "paused", "finished", "unfinished"]
+Source = Literal["searched", "listed", "enqueued", "study", "task", "TRL", "default"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A mean, and its standard error if known."""
+
+    mean: float
+    se: float | None = None
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """A study as stored, with its spec and trials."""
+
+    row: StudyRow
+    spec: StudySpec
+    trials: tuple[TrialRow, ...]
+    """Trials of the search, and those that people added."""
+    confirming: tuple[TrialRow, ...] = ()
+    """Its confirming runs (see `tuner.confirm.plan`)."""
+
+    @property
+    def state(self) -> State:
+        """`running`: a controller is alive; `paused`: one may be, and waits for an order to resume; `finished`: it
+        reached its total; `unfinished`: the next run resumes.
+        """
+        if self.row.paused_at is not None:
+            return "paused"
+        if self.row.is_held:
+            return "running"
+        return "unfinished" if self.row.finished_at is None else "finished"
+
+    @property
+    def ended(self) -> int:
+        """Number of trials that have ended; may exceed a total that was lowered since."""
+        return sum(trial.status.is_final for trial in self.trials)
+
+    @cached_property
+    def extent(self) -> Extent:
+        return extent((*self.trials, *self.confirming), self.spec)
+
+    def best(self) -> TrialRow | None:
+        """Return the best trial under the study's KL budget (see `tuner.judge.best`), or None."""
+        return best_trial(self.trials, self.spec.kl_budget)
+
+
+def under_budget(store: Store, view: StudyView, kl_budget: float) -> StudyView:
+    """Return a study with its trials valued under another KL budget, from their stored evaluations."""
+    spec = replace(view.spec, kl_budget=kl_budget)
+    judged = {row.number: row for row in judged_again(store, view.trials, spec)}
+    return replace(view, spec=spec, trials=tuple(judged.get(row.number, row) for row in view.trials))
+
+
+def read_study(store: Store, name: str) -> StudyView:
+    row = store.study(name)
+    return as_view(row, store.trials(row))
+
+
+def as_view(row: StudyRow, trials: Sequence[TrialRow]) -> StudyView:
+    """Combine a study and its trials; ConfigError if its stored spec is of another version."""
+    spec = StudySpec.from_dict(row.spec, f'study "{row.name}"')
+    searched = tuple(trial for trial in trials if trial.role is not Role.CONFIRM)
+    return StudyView(row, spec, searched, tuple(trial for trial in trials if trial.role is Role.CONFIRM))
+
+
+def baseline(store: Store, trial: TrialRow) -> Measured | None:
+    """Return the SFT baseline's eval reward: the trial's evaluation at step 0, before any update."""
+    rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
+    first = next((row for row in rows if row["step"] == 0), None)
+    return None if first is None else Measured(first["eval/reward"], first["eval/reward_se"])
+
+
+def value_kl(store: Store, trial: TrialRow) -> Measured | None:
+    """Return the eval KL at the trial's value, in nats per response."""
+    if trial.kl is None:
+        return None
+    rows = store.steps([trial.id], ("eval/kl_se",), evaluations_only=True)
+    return Measured(trial.kl, next((row["eval/kl_se"] for row in rows if row["step"] == trial.value_step), None))
+
+
+@dataclass(frozen=True)
+class End:
+    """State of a trial's end, or of its last evaluation so far."""
+
+    is_whole: bool
+    """True if it was trained to its end."""
+    kl: Measured | None
+    """In nats per response; None: not read at its last evaluation."""
+    is_within: bool | None
+    """True if the configuration itself ends within the KL budget; None: not trained to its end."""
+
+
+def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
+    """Return a trial's end, or its state so far, under the KL budget of `spec`."""
+    rows = store.steps([trial.id], ("eval/kl", "eval/kl_se"), evaluations_only=True)
+    last = rows[-1] if rows else None
+    kl = None if last is None or last["eval/kl"] is None else Measured(last["eval/kl"], last["eval/kl_se"])
+    return End(trial.status is Status.COMPLETED, kl, ends_within(trial, spec))
+
+
+def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
+    """Return the test result of the best trial's checkpoint, or why there is none, as a clause."""
+    answer = forks.value_checkpoint(store, view.row, trial)
+    found = None if answer is None else store.on_test(trial.id, answer.step)
+    if found is not None:
+        return found if found.why_not is None else found.why_not
+    if answer is None or answer.kept.path is None:
+        return "the checkpoint is not kept here"
+    if view.spec.kl_budget != as_view(view.row, ()).spec.kl_budget:
+        return "only the answer under the study's own KL budget is"
+    return "the study is not finished" if view.row.finished_at is None else "the study's next run does that"
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A checkpoint kept because it is the study's best for some KL budget."""
+
+    trial: int
+    step: int
+    episode: int
+    reward: Measured
+    kl: Measured
+    """In nats per response."""
+    budget: float
+    """Lowest budget that it fits: KL + one standard error, in nats per response."""
+    path: Path
+
+
+def front(store: Store, view: StudyView) -> list[FrontPoint]:
+    """Return the checkpoints of the study's front that are kept here, by rising KL and reward."""
+
+    def path_of(point: Point) -> Path | None:
+        return forks.find(view.row, point.trial, point.step).path
+
+    row_of, points = {row.number: row for row in view.trials}, []
+    for point in StudyFront.read(store, view.trials, lambda one: path_of(one) is not None).kept():
+        rows = store.steps([row_of[point.trial].id], EVALUATION_METRICS, evaluations_only=True)
+        found = next(row for row in rows if row["step"] == point.step)
+        reward, kl = (Measured(found[f"eval/{name}"], found[f"eval/{name}_se"]) for name in ("reward", "kl"))
+        path = path_of(point)
+        if path is not None:
+            points.append(FrontPoint(point.trial, point.step, found["episode"], reward, kl, point.bound, path))
+    return points
+
+
+def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
+    """Return the trials that the guard pruned for too much KL, by rule."""
+    by_rule: dict[str, list[int]] = {}
+    for trial in trials:
+        rule = RULES.get(trial.reason.rule) if trial.status is Status.PRUNED and trial.reason else None
+        if rule is not None and rule.blame == "kl":
+            by_rule.setdefault(rule.name, []).append(trial.number)
+    return by_rule
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cost of a study so far, in device-seconds: a worker's seconds on its device."""
+
+    seconds: float
+    evaluations: float
+    """The part of them spent on evaluations."""
+    by: Mapping[str, tuple[int, float]]
+    """Trials and seconds by the trials' outcome, in words."""
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        parts = [f"{seconds:.0f} in {count} {what}" for what, (count, seconds) in self.by.items()]
+        return f"Spent: {self.seconds:.0f} device-seconds ({', '.join(parts)}); {self.evaluations:.0f} for evaluations."
+
+
+def spent(store: Store, view: StudyView) -> Costs:
+    by: dict[str, tuple[int, float]] = {}
+    for trial in view.trials:
+        what = "screened" if trial.is_at_rung else trial.shown_status
+        count, seconds = by.get(what, (0, 0.0))
+        by[what] = (count + 1, seconds + trial.seconds)
+    rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)
+    evaluations = sum(row["time/evaluate"] or 0.0 for row in rows)
+    return Costs(sum(trial.seconds for trial in view.trials), evaluations, by)
+
+
+def task_reference(task: str) -> Mapping[str, HyperValue]:
+    """Return the task's own reference values; empty if the task is no longer known."""
+    try:
+        return get_task(task).reference
+    except TaskError:
+        return {}
+
+
+def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
+    """Return the source of each value of a trial's configuration, by hyperparameter.
+
+    `searched` by the sampler; `listed` for this trial, or for this start of a search; `enqueued` by a person; set by
+    the `study`; the `task`'s own reference; one of `TRL`'s values that do not depend on the model's size; or another
+    declared `default`.
+    """
+    reference = task_reference(spec.task)
+    is_listed = bool(spec.listed) or trial.origin is Origin.LISTED
+    searched: Mapping[str, Source] = dict.fromkeys(trial.params, "listed" if is_listed else "searched")
+    usual: Mapping[str, Source] = {name: _ORIGINS[origin] for name, origin in spec.origins().items()}
+    if trial.origin is Origin.REFERENCE:
+        searched = usual
+    elif trial.origin is Origin.ENQUEUED and not spec.listed:
+        trial_0 = spec.reference_params()
+        searched = {
+            name: usual[name] if name in usual and value == trial_0.get(name) else "enqueued"
+            for name, value in trial.params.items()
+        }
+    return {
+        name: searched.get(name) or _unsearched_source(name, trial, spec, reference)
+        for name in HYPERPARAMETERS
+        if name in trial.config
+    }
+
+
+_ORIGINS: Mapping[ValueSource, Source] = {"TRL default": "TRL", "task reference": "task", "study": "study"}
+
+
+def _unsearched_source(name: str, trial: TrialRow, spec: StudySpec, reference: Mapping[str, HyperValue]) -> Source:
+    value = trial.config[name]
+    if name in spec.fixed or name == "seed":
+        return "study"
+    if name in reference and value == reference[name]:
+        return "task"
+    if value != HYPERPARAMETERS[name].default:
+        return "study"
+    return "TRL" if name in SCALE_FREE else "default"
+
+
+def differences(trials: Sequence[TrialRow]) -> dict[str, list[HyperValue]]:
+    """Return the hyperparameters in which the trials differ, each with one value per trial."""
+    table = {name: [trial.config.get(name) for trial in trials] for name in HYPERPARAMETERS}
+    return {name: values for name, values in table.items() if any(value != values[0] for value in values)}
+
+
+def study_summary(view: StudyView) -> dict[str, Any]:
+    """Return one object of `list`."""
+    best = view.best()
+    return {
+        "name": view.row.name,
+        "task": view.spec.task,
+        "state": view.state,
+        "trials": view.extent.total,
+        "budget": view.spec.budget,
+        "spent": view.extent.spent,
+        "strategy": view.spec.strategy,
+        "finished": view.ended,
+        "best": None if best is None else best.number,
+        "best_value": None if best is None else best.value,
+        "best_kl": None if best is None else best.kl,
+        "kl_budget": view.spec.kl_budget,
+        "created_at": view.row.created_at,
+        "finished_at": view.row.finished_at,
+    }
+
+
+def study_data(view: StudyView) -> dict[str, Any]:
+    """Return the object of `show STUDY`: its summary and spec, every trial, and the runs that confirm some of them."""
+    trials = [trial_data(trial) for trial in view.trials]
+    seconds = sum(trial.seconds for trial in view.trials)
+    return study_summary(view) | {
+        "trials": trials,
+        "confirming": [trial_data(trial) for trial in view.confirming],
+        "total": view.extent.total,
+        "spec": view.row.spec,
+        "seconds": seconds,
+    }
+
+
+def trial_data(trial: TrialRow) -> dict[str, Any]:
+    """Return one trial's object. `reason` is null, or an object with `rule` and `message`.
+
+    `status` is `interrupted` where the trial has not ended and nothing runs its study.
+    """
+    hidden = ("id", "study_id", "is_interrupted")
+    values = {key: value for key, value in asdict(trial).items() if key not in hidden}
+    return values | {"status": trial.shown_status}
+
+
+def order_data(order: Order) -> dict[str, Any]:
+    """Return an order's object."""
+    return {key: value for key, value in asdict(order).items() if key not in ("study_id", "key")}
+
+
+def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, Any]:
+    """Return the object of `show STUDY TRIAL`: the trial with every step's metrics (a task's own too) and samples.
+
+    Its `checkpoints` are those on this machine, each with its `step`, `episode` and `path`.
+
+    A sample's `parts` are the reward's by name; its `tokens` are null, or lists with an item a token: `texts`,
+    `logprobs`, `log_ratios`, `kls`, and of a critic `advantages` and `values`.
+    """
+    own = store.own_metrics(trial.id)
+    steps = [row | own[row["step"]] for row in store.steps([trial.id], list(METRICS))]
+    samples = store.samples([trial.id], with_tokens=True)
+    kept = [
+        {"step": checkpoint.step_of(path), "episode": episode, "path": str(path.absolute())}
+        for episode, path in forks.kept_by_episode(study, trial.number).items()
+    ]
+    return trial_data(trial) | {
+        "steps": _without_id(steps),
+        "samples": _without_id(samples),
+        "checkpoints": kept,
+    }
+
+
+def front_data(store: Store, view: StudyView) -> list[dict[str, Any]]:
+    """Return the items of `front` for JSON."""
+    return [
+        {
+            **{name: getattr(point, name) for name in ("trial", "step", "episode", "budget")},
+            **{name: getattr(point, name).mean for name in ("reward", "kl")},
+            **{f"{name}_se": getattr(point, name).se for name in ("reward", "kl")},
+            "path": str(point.path.absolute()),
+        }
+        for point in front(store, view)
+    ]
+
+
+def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> dict[str, Any]:
+    """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline.
+
+    `ends_within_budget` tells of the configuration itself; null: the trial was not trained to its end. `test` is what
+    its checkpoint came to on the test prompts; null: it was not read, and `test_why_not` says why.
+    """
+    start, kl = baseline(store, trial), value_kl(store, trial)
+    better = improvement(store, trial)
+    test = on_test(store, view, trial)
+    return trial_data(trial) | {
+        "study": view.row.name,
+        "kl_budget": kl_budget,
+        "kl_se": None if kl is None else kl.se,
+        "baseline": None if start is None else start.mean,
+        "baseline_se": None if start is None else start.se,
+        "improvement": None if better is None else better.mean,
+        "improvement_se": None if better is None else better.se,
+        "ends_within_budget": ends_within(trial, view.spec),
+        "test": None if isinstance(test, str) else asdict(test),
+        "test_why_not": test if isinstance(test, str) else None,
+    }
+
+
+def comparison_data(store: Store, view: StudyView, trials: Sequence[TrialRow]) -> dict[str, Any]:
+    """Return the object of `compare`: the trials, and by hyperparameter the differing values in their order.
+
+    `over_first` is how far each further trial's value is over the first's, or null where one of them has none.
+    """
+    first, *others = trials
+    over_first = [over(store, first, trial) for trial in others]
+    return {
+        "study": view.row.name,
+        "trials": [trial_data(trial) for trial in trials],
+        "differences": differences(trials),
+        "over_first": [None if found is None else asdict(found) for found in over_first],
+    }
+
+
+def _without_id(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "trial_id"} for row in rows]

@@ -1,0 +1,188 @@
+"""All limits on trials, declared once: rules that end a trial, and signs of what is wrong. No torch.
+
+The guard enforces `RULES`. The diagnosis, its command and the dashboard read `SIGNS`. Limits without a source are
+rules of thumb, chosen to be late rather than wrong. No rule ends a trial for shrinking responses, since a task may
+well reward brevity.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from ppo_core.config.declare import Bounds
+from ppo_core.metrics import METRICS
+from ppo_core.sampling.sampler_check import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
+
+KL = "objective/kl_exact"
+ENTROPY = "policy/entropy_avg"
+VALUE_LOSS = "loss/value_avg"
+REPETITION = "response/repetition"
+
+Blame = Literal["kl", "broken", "idle"]
+"""Problem for which a rule ends a trial: too much KL, a broken run, or nothing learned."""
+
+Moves = tuple[tuple[str, float], ...]
+"""Changes, best first: a hyperparameter and a factor; inf and 0: up and down, as far as KL asks.
+
+The factor of `kl_coef` acts as on a price: if β adapts, the KL target is divided by it.
+"""
+
+IDLE_STEPS = 8
+"""Fewest steps before a trial is ended for standing still: nothing is learned yet in the first one."""
+
+EARLY = 0.2
+"""Share of the episodes in which β has no time to respond."""
+
+_SHARE = Bounds(0, 1, low_open=True, high_open=True)
+_TIMES = Bounds(1)
+_POSITIVE = Bounds(0, low_open=True)
+
+_LESS_KL: Moves = (("kl_coef", math.inf), ("learning_rate", 0.0))
+_MORE_KL: Moves = (("kl_coef", 0.0), ("learning_rate", math.inf))
+_FASTER: Moves = (("learning_rate", 3.0), ("kl_coef", 0.25))
+_SLOWER: Moves = (("learning_rate", 0.3), ("kl_coef", 4.0))
+_HELD: Moves = (("kl_coef", 2.0), ("learning_rate", 0.5))
+_SMALLER_UPDATES: Moves = (("num_ppo_epochs", 0.5), ("cliprange", 0.5))
+_SLOWER_CRITIC: Moves = (("value_learning_rate", 0.3), ("vf_coef", 0.3))
+_FASTER_CRITIC: Moves = (("value_learning_rate", 3.0), ("vf_coef", 3.0))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A limit on a metric, its meaning, and the change to make if it is broken."""
+
+    name: str
+    label: str
+    doc: str
+    metric: str | None
+    """None: several metrics."""
+    limit: float
+    """Default; True: on, without a number."""
+    moves: Moves = ()
+    relative_to: str = ""
+    """Quantity that the limit multiplies; empty: the limit is in the metric's unit."""
+    breaks_below: bool = False
+    """True if readings under the limit break it, not those over."""
+
+    steps: int = 1
+    """Fewest readings for a verdict, for a sign of health."""
+
+    # Of rules that end a trial
+
+    blame: Blame = "broken"
+    valid: Bounds | None = None
+    """Allowed settings in a study file; None: true or false."""
+    is_patient: bool = True
+    """True if it must be broken for `patience` steps in a row."""
+    has_grace: bool = False
+    """True if it is silent at the start of a trial."""
+
+    @property
+    def allowed(self) -> str:
+        """The allowed settings, in words."""
+        return f"a number {self.valid}, or false to switch the rule off" if self.valid else "true or false"
+
+    @property
+    def range(self) -> str:
+        """Range of a sound reading, in words."""
+        times = f"{self.limit:g} times {self.relative_to}" if self.limit != 1 else self.relative_to
+        return f"{'at least' if self.breaks_below else 'at most'} {times if self.relative_to else f'{self.limit:g}'}"
+
+    @property
+    def change(self) -> str:
+        """The changes, in words."""
+        return ", else ".join(
+            ("a lower kl_coef or a higher kl_target", "a higher kl_coef or a lower kl_target")[factor > 1]
+            if name == "kl_coef"
+            else f"a {'higher' if factor > 1 else 'lower'} {name}"
+            for name, factor in self.moves
+        )
+
+    def reads(self, value: float) -> str:
+        """Return a reading with its allowed range, in words."""
+        return f"{METRICS[str(self.metric)].label} {value:.3g} ({self.range})"
+
+    def is_broken(self, value: float, of: float = 1.0) -> bool:
+        """Return True if a reading breaks it; a relative limit is multiplied by `of`."""
+        return value < self.limit * of if self.breaks_below else value > self.limit * of
+
+
+_LARGE, _BUDGET, _FIRST = "Updates too large", "the KL budget", "the first reading"
+
+_ENDING = (
+    Rule("nonfinite", "Not a number", "A core metric is NaN or infinite. Stops at once.", None, True, _SLOWER, is_patient=False),
+    Rule(
+        "kl_hard", "KL far over the limit", "The KL of a single step is over this many times the KL limit. Stops at once.",
+        KL, 4.0, _LESS_KL, "the KL limit", blame="kl", valid=_TIMES, is_patient=False,
+    ),
+    Rule("kl_limit", "KL over the limit", "The KL stays over the KL limit.", KL, True, _LESS_KL, blame="kl"),
+    Rule(
+        "entropy_collapse", "Entropy collapse",
+        "The policy's entropy stays under this share of its first reading. Where one answer is right, a policy may well "
+        "become certain: switch the rule off for such a task.",
+        ENTROPY, 0.02, _HELD, _FIRST, breaks_below=True, valid=_SHARE, has_grace=True,
+    ),
+    Rule(
+        "repetition_collapse", "Repetition collapse",
+        "Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of 24.",
+        REPETITION, 0.8, _HELD, "the way from the first reading to 1", valid=_SHARE, has_grace=True,
+    ),
+    Rule(
+        "value_divergence", "Value divergence",
+        "The value loss stays over this many times its scale: the largest of its readings in the grace period "
+        "and of the mean square of score and KL penalty (twice the loss of a critic that always says 0).",
+        VALUE_LOSS, 100.0, _SLOWER_CRITIC, "its scale", valid=_TIMES, has_grace=True,
+    ),
+    Rule(
+        "sampler_mismatch", "Sampler mismatch",
+        "The sampler and the training forward stay this far apart on some token's log-prob, in nats. Low "
+        "precision makes tenths of a nat, a wrong mask or temperature makes several.",
+        MISMATCH, MISMATCH_LIMIT, valid=_POSITIVE,
+    ),
+    Rule(
+        "sampled_kl", "Sampled KL apart from exact KL",
+        "The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. They "
+        "differ only by chance where tokens are sampled from the distribution that is trained.",
+        KL_GAP, KL_GAP_LIMIT, (), "its noise", valid=_POSITIVE, has_grace=True,
+    ),
+    Rule(
+        "nothing_learned", "Nothing learned",
+        f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never reached this, in nats "
+        "per response: the policy has not moved. A trial that has run all its episodes is never ended by it. "
+        "Where the first KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
+        KL, 0.01, _FASTER, breaks_below=True, blame="idle", valid=_POSITIVE, is_patient=False,
+    ),
+)  # fmt: skip
+_HEALTH = (
+    Rule("approx_kl", _LARGE, "OpenAI Spinning Up ends its epochs at 0.01 to 0.05.", "policy/approxkl_avg", 0.05, _SMALLER_UPDATES),
+    Rule("clip_fraction", _LARGE, "A large part of the tokens no longer learns.", "policy/clipfrac_avg", 0.3, _SMALLER_UPDATES),
+    Rule("ratio_high", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 1.1, _SMALLER_UPDATES),
+    Rule("ratio_low", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 0.9, _SMALLER_UPDATES, breaks_below=True),
+    Rule("value_loss", "Critic diverges", "Of 510 recorded runs 5 were over it, and their best reward was a quarter of the usual.", VALUE_LOSS, 3.0, _SLOWER_CRITIC, "its first steps"),
+    Rule(
+        "var_explained", "Critic explains nothing",
+        "By definition: under 0 the critic predicts worse than the mean return. Sound trials end at 0.03 to 0.7.",
+        "val/var_explained", 0.0, _FASTER_CRITIC, breaks_below=True, steps=10,
+    ),
+)  # fmt: skip
+_COURSE = (
+    Rule("kl_early", "KL too high", f"KL of the rollouts, within the first {EARLY:.0%} of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
+    Rule("kl_end", "KL too high", "KL at the end.", "eval/kl", 1.0, _LESS_KL, _BUDGET),
+    Rule("kl_stuck", "KL stuck at 0", "The highest KL in half of the episodes or more. Where a fixed β is over the reference's, β comes first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
+    Rule("kl_unspent", "Stable but slow", "KL at the end, while reward still rises.", "eval/kl", 0.5, _MORE_KL, _BUDGET, breaks_below=True),
+    Rule("longer", "Reward hacking", "While reward rises.", "eval/length", 1.5, _HELD, _FIRST),
+    Rule("shorter", "Reward hacking", "While reward rises.", "eval/length", 0.5, _HELD, _FIRST, breaks_below=True),
+    Rule("repeats", "Reward hacking", "Rise of repetition, while reward rises.", "eval/repetition", 0.15, _HELD),
+    Rule("narrows", "Reward hacking", "While reward rises.", "eval/entropy", 0.5, _HELD, _FIRST, breaks_below=True),
+)  # fmt: skip
+
+RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ENDING})
+"""Rules that end a trial, by name. If several break in one step, the first names the reason."""
+
+SIGNS: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in (*_HEALTH, *_COURSE)})
+"""Signs of what is wrong with a trial, by name."""
+
+HEALTH = tuple(rule.name for rule in _HEALTH)
+"""Signs read as the median of the last steps."""

@@ -1,0 +1,297 @@
+"""Judge trials: value, KL constraint, screening score, and the report to a sampler. No torch.
+
+| status                  | Optuna state | value                       | constraint |
+|-------------------------|--------------|-----------------------------|------------|
+| waiting, running        | RUNNING      |                             |            |
+| screened                | COMPLETE     | predicted                   | satisfied  |
+| paused, not evaluated   | RUNNING      |                             |            |
+| paused by a person      | PRUNED       | so far                      | satisfied  |
+| completed               | COMPLETE     | of the trial                | satisfied  |
+| pruned: broken          | PRUNED       | so far, else the baseline's | 1          |
+| pruned: other rules     | PRUNED       | so far                      | satisfied  |
+| stopped by a person     | PRUNED       | so far                      | satisfied  |
+| failed                  | FAIL         |                             |            |
+| any, not of the search  | FAIL         |                             |            |
+
+A value comes from a checkpoint within the KL budget, so a satisfied constraint is its log(KL / budget), at most 0.
+
+A screened trial is reported with a predicted value: its value so far, plus its screening score times the median gain of
+finished trials. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
+trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
+The states of the table are those of an exported study, but a screened trial is RUNNING there.
+
+A fork's result is not due to its configuration alone, and a confirming run says nothing new about where to search. FAIL
+keeps their numbers.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from ppo_core.config.kl_budget import is_within, rank
+from ppo_core.output import counted
+from tuner.judge.rules import RULES
+from tuner.store import Outcome, Store, TrialRow
+from tuner.study.space import Encoded
+from tuner.study.spec import StudySpec
+from tuner.study.status import Reason, Role, Status
+
+CONSTRAINT = "kl"
+"""Its name in Optuna; the value is log(KL / budget), see `violation`."""
+LEAST_VIOLATION = -5.0
+BROKEN_VIOLATION = 1.0
+
+
+SLOWEST, FASTEST = 0.5, 3.0
+"""Range of spent KL budget for a trial on course at its rung, as multiples of its share of episodes."""
+
+
+class TrialValue(NamedTuple):
+    """A trial's value and its evaluation. None: no finite reading, or none within the KL budget."""
+
+    value: float | None = None
+    """Eval reward."""
+    value_se: float | None = None
+    """Its standard error over the eval prompts."""
+    kl: float | None = None
+    """Eval KL, in nats per response."""
+    step: int | None = None
+    """Step of the evaluation."""
+
+
+Evaluations = Sequence[Mapping[str, Any]]
+"""A trial's rows from `Store.steps`, with EVALUATION_METRICS, in order of step."""
+
+
+def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
+    """Return the evaluation of the highest reward whose KL plus one standard error is within the budget.
+
+    Step 0, the SFT baseline, is included. Of equal rewards the lower KL wins, then the earlier step.
+    """
+    within = [
+        row
+        for row in evaluations
+        if is_finite(row["eval/reward"]) and is_within(row["eval/kl"], row["eval/kl_se"], kl_budget)
+    ]
+    if not within:
+        return TrialValue()
+    best = min(within, key=lambda row: rank(row["eval/reward"], row["eval/kl"], row["step"]))
+    return TrialValue(best["eval/reward"], best["eval/reward_se"], best["eval/kl"], best["step"])
+
+
+def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) -> float | None:
+    """Return a trial's rank score at its rung, from 0 to 1: the nearness of its KL to its course.
+
+    With x = (KL / budget) / (episode / total_episodes) at the last evaluation the score is
+
+        min(1, x / SLOWEST, FASTEST / x)
+
+    so 1 for a trial whose shares of KL budget and of episodes are about equal. A slower one will not reach the budget;
+    a faster one reaches it before it has learned much, and is then held back. None: no KL can be read.
+    """
+    if not evaluations or not is_finite(evaluations[-1]["eval/kl"]) or evaluations[-1]["episode"] <= 0:
+        return None
+    last = evaluations[-1]
+    x = (last["eval/kl"] / kl_budget) / (last["episode"] / total_episodes)
+    return min(1.0, x / SLOWEST, FASTEST / x) if x > 0 else 0.0
+
+
+def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> float:
+    """Return a trial's constraint: log(KL / budget) at its value, at most 0; 1 if the run broke.
+
+    Always finite, at least -5. Without a value it is 0.
+    """
+    if reason is not None and reason.rule in RULES and RULES[reason.rule].blame == "broken":
+        return BROKEN_VIOLATION
+    if kl is None:
+        return 0.0
+    return min(0.0, max(LEAST_VIOLATION, math.log(kl) - math.log(kl_budget))) if kl > 0 else LEAST_VIOLATION
+
+
+@dataclass(frozen=True)
+class Told:
+    """A trial's report to a sampler (Optuna's "tell")."""
+
+    state: TrialState
+    value: float | None = None
+    constraint: float | None = None
+    """Finite for every trial that a sampler learns from."""
+
+
+def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
+    """Return a trial's report to a sampler, by the table above.
+
+    A completed trial that was never evaluated has no value, so it is reported as failed. A screened trial
+    has its value so far; the study's own sampler reads a predicted one (see `tuner.search.propose`).
+    """
+    if not row.teaches or row.status is Status.FAILED:
+        return Told(TrialState.FAIL)
+    constraint = violation(row.kl, spec.kl_budget, row.reason)
+    if row.is_at_rung and row.value is not None:
+        return Told(TrialState.COMPLETE, row.value, constraint)
+    if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
+        return Told(TrialState.RUNNING)
+    if row.status is Status.COMPLETED and row.value is None:
+        return Told(TrialState.FAIL)
+    state = TrialState.COMPLETE if row.status is Status.COMPLETED else TrialState.PRUNED
+    return Told(state, row.value, constraint)
+
+
+def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
+    """Convert to Optuna's trial."""
+    params, distributions = encoded
+    return create_trial(
+        state=told.state,
+        value=told.value,
+        params=params,
+        distributions=distributions,
+        constraints=None if told.constraint is None else {CONSTRAINT: told.constraint},
+    )
+
+
+def is_finite(value: Any) -> bool:
+    """Return True for a number other than NaN and the infinities."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+EVALUATION_METRICS = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se")
+
+
+def evaluations_of(store: Store, row: TrialRow) -> Evaluations:
+    return store.steps([row.id], EVALUATION_METRICS, evaluations_only=True)
+
+
+def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
+    """Return the outcome of a trial with these evaluations, given its `status` and `reason`."""
+    value, value_se, kl, step = trial_value(evaluations, spec.kl_budget)
+    end = next((row for row in reversed(evaluations) if is_finite(row["eval/kl"])), {})
+    over = violation(kl, spec.kl_budget, reason)
+    reward = end.get("eval/reward")
+    return Outcome(
+        status,
+        reason,
+        value,
+        value_se,
+        kl,
+        over,
+        step,
+        reward if is_finite(reward) else None,
+        end.get("eval/kl"),
+        end.get("eval/kl_se"),
+    )
+
+
+def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:
+    """Return True if the configuration itself ends within the KL budget; None: not trained to its end."""
+    if row.status is not Status.COMPLETED or row.end_kl is None:
+        return None
+    return is_within(row.end_kl, row.end_kl_se, spec.kl_budget)
+
+
+def judged(store: Store, row: TrialRow, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
+    """Return a trial's outcome from its stored evaluations, given its `status` and `reason`."""
+    return outcome(evaluations_of(store, row), spec, status, reason)
+
+
+def so_far(store: Store, row: TrialRow, spec: StudySpec) -> Outcome:
+    """Return a paused trial's outcome so far."""
+    return judged(store, row, spec, Status.PAUSED, None)
+
+
+def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> list[TrialRow]:
+    """Return the judged trials, valued again under a spec with another KL budget."""
+    chosen = [row for row in rows if row.violation is not None]
+    found: dict[int, list[Mapping[str, Any]]] = {row.id: [] for row in chosen}
+    for one in store.steps(found, EVALUATION_METRICS, evaluations_only=True):
+        found[one["trial_id"]].append(one)
+    return [_with_judgement(row, found[row.id], spec) for row in chosen]
+
+
+def with_running(store: Store, rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
+    """Return the trials, with running ones valued by their evaluations so far."""
+    running = {row.number for row in rows if not row.is_done and row.episodes}
+    return [_with_judgement(row, evaluations_of(store, row), spec) if row.number in running else row for row in rows]
+
+
+def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) -> TrialRow:
+    now = outcome(evaluations, spec, row.status, row.reason)
+    at_rung = [one for one in evaluations if row.rung_episode is not None and one["episode"] <= row.rung_episode]
+    return replace(
+        row,
+        value=now.value,
+        value_se=now.value_se,
+        kl=now.kl,
+        violation=now.violation,
+        value_step=now.value_step,
+        end_reward=now.end_reward,
+        end_kl=now.end_kl,
+        end_kl_se=now.end_kl_se,
+        rung_score=rung_score(at_rung, spec.kl_budget, spec.total_episodes) if at_rung else None,
+    )
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Progress of a study."""
+
+    ended: int
+    """Trials that have ended in any way."""
+    resting: int
+    """Trials paused at their rung."""
+    total: int | None
+    """Total of trials, with those that people added; None: limited by the budget alone."""
+    spent: float
+    """Cost of the search so far, in trials of full length."""
+    budget: float | None
+    """Budget of the search; None: not limited."""
+    confirming: int = 0
+    """Confirming runs."""
+    confirmed: int = 0
+    """Those of them that have ended."""
+    under_way: float = 0.0
+    """What running trials have made since the others were counted, in trials of full length."""
+
+    @property
+    def text(self) -> str:
+        """One line: `3 of 8 trials ended`, `5 trials ended, 20 screened, 6.2 of 12 full trials spent`."""
+        if self.total is None:
+            parts = [f"{counted(self.ended, 'trial')} ended"]
+        elif self.ended <= self.total:
+            parts = [f"{self.ended} of {counted(self.total, 'trial')} ended"]
+        else:
+            parts = [f"{counted(self.ended, 'trial')} ended, {self.total} asked for"]
+        if self.resting:
+            parts.append(f"{self.resting} screened")
+        if self.budget is not None:
+            under_way = self.under_way if self.confirmed >= self.confirming else 0.0
+            parts.append(f"{self.spent + under_way:.1f} of {self.budget:g} full trials spent")
+        if self.confirming:
+            parts.append(f"{self.confirmed} of {counted(self.confirming, 'confirming run')} ended")
+        return ", ".join(parts)
+
+    @property
+    def done(self) -> float:
+        """Share done, from 0 to 1, for a progress bar."""
+        if self.confirmed < self.confirming:
+            return min(1.0, (self.confirmed + self.under_way) / self.confirming)
+        if self.budget is not None:
+            return min(1.0, (self.spent + self.under_way) / self.budget)
+        return min(1.0, (self.ended + self.resting + self.under_way) / self.total) if self.total else 0.0
+
+
+def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
+    rows = list(rows)
+    searched = [row for row in rows if row.role is not Role.CONFIRM]
+    confirming = [row for row in rows if row.role is Role.CONFIRM]
+    return Extent(
+        ended=sum(row.status.is_final for row in searched),
+        resting=sum(row.is_at_rung for row in searched),
+        total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
+        spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
+        budget=spec.budget,
+        confirming=len(confirming),
+        confirmed=sum(row.status.is_final for row in confirming),
+    )

@@ -1,0 +1,1 @@
+"""What a study is told: its file, search space, budgets."""

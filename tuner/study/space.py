@@ -1,0 +1,123 @@
+"""The search space in Optuna's terms. Never imports torch.
+
+For the sampler a `log2` dimension is its integer exponent, so that each power of two is one even step. In what
+Optuna's tools show people it is the real value. A list of values is a categorical dimension in both.
+"""
+
+import math
+from collections.abc import Mapping
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from ppo_core.config.declare import Choices, Dimension, HyperValue, Range
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
+
+Search = Mapping[str, Dimension]
+Encoded = tuple[dict[str, HyperValue], dict[str, BaseDistribution]]
+"""Params and their distributions, in Optuna's form."""
+
+
+def decoded(search: Search, proposed: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+    """Convert params from the sampler's units to real values, in the order of the search."""
+    return {
+        name: 2 ** int(proposed[name] or 0) if isinstance(one, Range) and one.scale == "log2" else proposed[name]
+        for name, one in search.items()
+    }
+
+
+def sampler_space(search: Search) -> dict[str, BaseDistribution]:
+    """Return each dimension's distribution for the sampler, sorted by name, as Optuna sorts them."""
+    return {name: _sampler_distribution(name, search[name]) for name in sorted(search)}
+
+
+def read_by_sampler(search: Search, values: Mapping[str, HyperValue]) -> dict[str, HyperValue] | None:
+    """Return a trial's params in the sampler's units, or None if one is missing.
+
+    TPE uses a trial only if it has all dimensions, within the ranges. So a value outside its range counts as the
+    nearest one in it; a value that is none of the choices counts as missing.
+
+    Args:
+        search: The study's search.
+        values: The trial's configuration, and its params.
+    """
+    kept: dict[str, HyperValue] = {}
+    for name, one in search.items():
+        value = values.get(name)
+        if isinstance(one, Choices) and value in one.values:
+            kept[name] = value
+        elif isinstance(one, Range) and isinstance(value, int | float):
+            kept[name] = _clipped(name, value, one)
+        else:
+            return None
+    return kept
+
+
+def for_sampler(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
+    """Return `params` in the sampler's units, for Optuna's analyses; values outside their ranges are left out."""
+    kept: dict[str, HyperValue] = {}
+    distributions: dict[str, BaseDistribution] = {}
+    for name, one in search.items():
+        value = _encode(params.get(name), one)
+        if value is not None:
+            kept[name], distributions[name] = value, _sampler_distribution(name, one)
+    return kept, distributions
+
+
+def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
+    """Return `params` as Optuna's tools show them: real values, in ranges that contain them.
+
+    A value that is neither a number nor one of the choices is left out.
+    """
+    kept: dict[str, HyperValue] = {}
+    distributions: dict[str, BaseDistribution] = {}
+    for name, value in params.items():
+        one = search.get(name)
+        if isinstance(one, Choices):
+            if value in one.values:
+                kept[name], distributions[name] = value, _sampler_distribution(name, one)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            span = one or Range(value, value)
+            if span.scale == "linear" or value > 0:
+                span = Range(min(span.low, value), max(span.high, value), span.scale)
+                kept[name], distributions[name] = value, _numeric(name, span.low, span.high, span.scale != "linear")
+    return kept, distributions
+
+
+def _encode(value: HyperValue, span: Dimension) -> HyperValue:
+    """Convert a value to the sampler's units, or None if it cannot come from this dimension."""
+    if isinstance(span, Choices):
+        return value if value in span.values else None
+    if not isinstance(value, int | float) or not span.low <= value <= span.high:
+        return None
+    if span.scale != "log2":
+        return value
+    exponent = math.log2(value)
+    return int(exponent) if exponent.is_integer() else None
+
+
+def inside(name: str, value: float, span: Range) -> float | int:
+    """Return the value of the range that is nearest to `value`."""
+    nearest = _clipped(name, value, span)
+    return int(2**nearest) if span.scale == "log2" else nearest
+
+
+def _clipped(name: str, value: float, span: Range) -> float | int:
+    """Return the value of the range that is nearest to `value`, in the sampler's units."""
+    inside = min(max(value, span.low), span.high)
+    if span.scale == "log2":
+        return round(math.log2(inside))
+    return round(inside) if HYPERPARAMETERS[name].kind is int else inside
+
+
+def _sampler_distribution(name: str, span: Dimension) -> BaseDistribution:
+    if isinstance(span, Choices):
+        return CategoricalDistribution(span.values)
+    if span.scale == "log2":
+        return IntDistribution(int(math.log2(span.low)), int(math.log2(span.high)))
+    return _numeric(name, span.low, span.high, span.scale == "log")
+
+
+def _numeric(name: str, low: float, high: float, log: bool) -> FloatDistribution | IntDistribution:
+    if HYPERPARAMETERS[name].kind is int:
+        return IntDistribution(int(low), int(high), log=log)
+    return FloatDistribution(low, high, log=log)

@@ -1,0 +1,442 @@
+"""A study's spec, from a TOML file: its search or list of trials, length and KL limits. No torch."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from ppo_core.config import declare
+from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
+from ppo_core.config.declare import Bounds, Choices, Dimension, HyperValue
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
+from ppo_core.data.task_file import get_task
+from ppo_core.errors import ConfigError
+from ppo_core.report import require_device
+from ppo_core.tasks.skeleton import example_note
+from tuner.engine.worker_settings import WorkerSettings, checked
+from tuner.environment import STUDY_FILE, to_copy
+from tuner.judge.guard import GuardSettings
+from tuner.search import warm_start
+from tuner.search.warm_start import ListedTrial
+from tuner.study import study_file
+from tuner.study.study_file import SamplerSpec, Strategy
+
+PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
+
+THREADS = Bounds(1, 1024)
+"""CPU threads allowed a trial: at most the cores of the largest machines."""
+
+SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
+"""Hyperparameters that do not depend on model size, whose defaults are TRL's."""
+
+KL_TARGET = 0.85
+"""Share of the KL budget at which β lands a trial's KL, unless the study says how β moves."""
+
+ValueSource = Literal["TRL default", "task reference", "study"]
+
+
+@dataclass(frozen=True)
+class SpecChanges:
+    """Differences between a study file and the stored study that it resumes."""
+
+    allowed: list[str] = field(default_factory=list)
+    """Changes that take effect, one line each."""
+    refused: list[str] = field(default_factory=list)
+    """Changes that would mix two experiments, one line each."""
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """One study. Make it with `load` or `from_dict`, which check everything."""
+
+    name: str
+    task: str
+    trainer: str
+    trials: int | None
+    """Maximum number of trials, trial 0 included; None: limited by the budget alone."""
+    budget: float | None
+    """In trials of full length (`total_episodes`); None: not limited."""
+    strategy: Strategy
+    seed: int
+    """Seed of every trial and of the sampler."""
+    device: str
+    threads: int | None
+    """CPU threads of a trial; None: each worker's share of the cores. The same count gives the same results."""
+    gpus_per_trial: int
+    """Processes that train a trial together, on a GPU each, or on the CPU. It changes no result."""
+    fixed: Mapping[str, HyperValue]
+    search: Mapping[str, Dimension]
+    """The searched hyperparameters, in the order of their declaration."""
+    idle: Mapping[str, Dimension]
+    """Requested, but not searched because they would have no effect; `notes` says why."""
+    kl_budget: float
+    """Highest eval KL of a recommended policy, in nats per response."""
+    guard: GuardSettings
+    sampler: SamplerSpec
+    pruner: str | None = None
+    """One of PRUNERS, or `module:callable`: it returns an `optuna.pruners.BasePruner`. None: nothing prunes."""
+    listed: tuple[ListedTrial, ...] = ()
+    """The study's trials, if it lists them instead of searching."""
+    starts: tuple[ListedTrial, ...] = ()
+    """Trials after trial 0 that begin the search, in the study's ranges; no two are alike."""
+    warm_start: tuple[str, ...] = ()
+    """Names of warm starts in the study file; empty once all are among `starts` (see `tuner.study.starts`)."""
+    dropped: tuple[tuple[ListedTrial, str], ...] = field(default=(), compare=False)
+    """Starts that were left out, with the earlier trial that each would repeat."""
+    workers: WorkerSettings = field(default_factory=WorkerSettings)
+
+    @property
+    def kl_limit(self) -> float:
+        """KL over which the guard stops a trial, in nats per response."""
+        return self.guard.kl_limit
+
+    @property
+    def pauses_trials(self) -> bool:
+        """True if the strategy pauses trials at a rung."""
+        return self.strategy == "early_cut"
+
+    @property
+    def total_episodes(self) -> int:
+        """Episodes of a full-length trial; its last rollout batch may exceed them."""
+        return self.config({}).total_episodes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user on the search, one line each."""
+        asked = {**self.search, **self.idle}
+        notes = [f"{name} is not searched: {study_file.why_idle(name, asked, self.fixed)}" for name in self.idle]
+        critic = self.fixed.get("value_model", self._reference_value("value_model"))
+        if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
+            notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
+        notes += [note] if (note := example_note(get_task(self.task))) else []
+        notes += study_file.notes(self.listed, self.fixed)
+        notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
+        notes += [f"{start.name} is left out: in this study it is the same as {other}" for start, other in self.dropped]
+        if self.starts and self.trials is not None and self.trials <= len(self.starts):
+            notes.append(f"trials = {self.trials} leaves room for {self.trials - 1} of {len(self.starts)} starts")
+        each = {f"trial {number}: ": trial.params for number, trial in enumerate(self.listed)}
+        checked = each or {"": self.reference_params()}
+        notes += [f"{which}{line}" for which, params in checked.items() for line in cautions(self.config(params))]
+        return tuple(notes)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "StudySpec":
+        """Return the study of a TOML file.
+
+        Raises:
+            ConfigError: it cannot be read or holds something that is not allowed; the message names the
+                file and the key (bad syntax: the line), and what is allowed.
+        """
+        content = declare.read_toml(Path(path), "study file")
+        if "task" not in content and {"policy", "reward", "prompts"} & content.keys():
+            study = Path(path).with_name(STUDY_FILE)
+            tune = f"run its study: {to_copy(['run', str(study)])}, or " if study.is_file() else ""
+            once = to_copy(["train", "--task", str(path)])
+            raise ConfigError(f"{path} is a task, not a study; {tune}train once: {once}")
+        return cls.from_dict(content, str(path))
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], where: str) -> "StudySpec":
+        """Return the study of a parsed file; `where` names it in errors.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        declare.require_known(content, study_file.TOP_LEVEL, f"{where}: ")
+        for key in study_file.REQUIRED_OF_LISTED if "trial" in content else study_file.REQUIRED:
+            if key not in content:
+                raise ConfigError(f"{where}: {key} is missing")
+        task = study_file.read_task(content["task"], where)
+        fixed = study_file.read_fixed(declare.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
+        listed = study_file.read_listed(content, fixed, where)
+        table = declare.table(content.get("search", {}), f"{where}: search")
+        asked = study_file.read_search(table, task, f"{where}: search")
+        search, idle = study_file.split_idle(asked, fixed)
+        names = study_file.read_warm_starts(content, content["name"], where)
+        settled, starts = study_file.read_starts(content, fixed, search, where)
+        kl_budget, kl_limit = study_file.read_kl(
+            content.get("kl", {}), task, study_file.response_length(task, fixed, asked, listed), f"{where}: kl"
+        )
+        optional = partial(study_file.optional, content, where)
+        guard = declare.table(content.get("guard", {}), f"{where}: guard")
+        strategy = study_file.read_strategy(content, listed, where)
+        spec = cls(
+            name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
+            task=task.name,
+            trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
+            trials=len(listed) or optional("trials", partial(declare.whole, bounds=Bounds(1))),
+            budget=optional("budget", partial(declare.number, bounds=declare.POSITIVE)),
+            strategy=strategy,
+            seed=declare.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
+            device=require_device(content.get("device", "auto"), f"{where}: device"),
+            threads=optional("threads", partial(declare.whole, bounds=THREADS)),
+            gpus_per_trial=declare.whole(content.get("gpus_per_trial", 1), Bounds(1), f"{where}: gpus_per_trial"),
+            fixed=fixed,
+            search=search,
+            idle=idle,
+            kl_budget=kl_budget,
+            guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
+            sampler=study_file.read_sampler(content.get("sampler", {}), f"{where}: sampler"),
+            pruner=optional("pruner", partial(study_file.read_pruner, strategy=strategy)),
+            listed=listed,
+            warm_start=names,
+            workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
+        )
+        spec._check(where)
+        known = {start.source for start in settled}
+        recipes = [name for name in names if name in warm_start.RECIPES and name not in known]
+        starts += [warm_start.recipe_start(name, search) for name in recipes]
+        return spec.with_starts(settled, starts, f"{where}: ")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
+        asked = {**self.search, **self.idle}
+        search = {name: list(one.values) if isinstance(one, Choices) else asdict(one) for name, one in asked.items()}
+        searched = {"search": search, "sampler": asdict(self.sampler)}
+        return {
+            "name": self.name,
+            "task": self.task,
+            "trainer": self.trainer,
+            **{key: value for key in ("trials", "budget") if (value := getattr(self, key)) is not None},
+            "strategy": self.strategy,
+            "seed": self.seed,
+            "device": self.device,
+            "threads": self.threads,
+            "gpus_per_trial": self.gpus_per_trial,
+            "fixed": dict(self.fixed),
+            **({"trial": [trial.to_dict() for trial in self.listed]} if self.listed else searched),
+            **({"pruner": self.pruner} if self.pruner is not None else {}),
+            **({"start": [start.to_dict() for start in self.starts]} if self.starts else {}),
+            **({"warm_start": list(self.warm_start)} if self.warm_start else {}),
+            "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
+            "guard": self.guard.to_dict(),
+            "workers": self.workers.to_dict(),
+        }
+
+    def with_starts(self, settled: Sequence[ListedTrial], asked: Iterable[ListedTrial], where: str = "") -> "StudySpec":
+        """Return this study with the `settled` starts and the new ones among those `asked` for.
+
+        Raises:
+            ConfigError: the values of one that is asked for do not go together.
+        """
+        seen = {self.config(self.params_with(start.params)): start.name for start in settled}
+        seen[self.config(self.reference_params())] = "trial 0, the reference"
+        starts, dropped = list(settled), []
+        for start in asked:
+            try:
+                config = self.config(self.params_with(start.params))
+            except ConfigError as error:
+                raise ConfigError(f"{where}{start.name}: {error}") from None
+            if config in seen:
+                dropped.append((start, seen[config]))
+            else:
+                seen[config] = start.name
+                starts.append(start)
+        return replace(self, starts=tuple(starts), dropped=tuple(dropped))
+
+    def with_trials(self, trials: int) -> "StudySpec":
+        """Return this study with another total of trials; ConfigError if it lists them."""
+        if self.listed:
+            study_file.require_total(trials, self.listed)
+        return replace(self, trials=trials)
+
+    def with_budget(self, budget: object, where: str) -> "StudySpec":
+        """Return this study with another budget, in trials of full length; ConfigError if it is not allowed."""
+        changed = replace(self, budget=declare.number(budget, declare.POSITIVE, where))
+        changed._check_extent(f"{where}: ")
+        return changed
+
+    def with_checkpoint_seconds(self, seconds: float) -> "StudySpec":
+        """Return this study with another longest time between checkpoints; ConfigError if it is not allowed."""
+        name = "checkpoint_seconds"
+        return replace(self, workers=replace(self.workers, checkpoint_seconds=checked(name, seconds, name)))
+
+    def with_kl_budget(self, kl_budget: object, where: str) -> "StudySpec":
+        """Return this study with another KL budget; ConfigError if it is invalid, or over the KL limit."""
+        budget = declare.number(kl_budget, declare.POSITIVE, where)
+        if budget > self.kl_limit:
+            raise ConfigError(
+                f"{where} = {budget:g} is over the KL limit = {self.kl_limit:g}, where trials are stopped"
+            )
+        return replace(self, kl_budget=budget)
+
+    def config(self, params: Mapping[str, HyperValue]) -> PPOConfig:
+        """Return a trial's configuration: declared defaults, task reference, fixed values, then `params`.
+
+        A searched value that `params` lacks is trial 0's. Where a batch size is searched, a mini-batch larger than the
+        rollout batch is the whole of it.
+
+        Raises:
+            ConfigError: an unknown name, or values that do not go together.
+        """
+        values = dict(get_task(self.task).reference)
+        if self.lands_kl:
+            values |= {"kl_target": self._reference_value("kl_target"), "kl_controller": "landing"}
+        values |= {name: self._reference_value(name) for name in self.search}
+        values |= self.fixed
+        values |= params
+        if "batch_size" in self.search or "mini_batch_size" in self.search:
+            values["mini_batch_size"] = _within_batch(values)
+        return PPOConfig.from_dict({**values, "seed": self.seed}, "params")
+
+    def reference_params(self) -> dict[str, HyperValue]:
+        """Return trial 0's params: the task's own values, TRL's where it states none.
+
+        They may lie outside the search ranges. What is unset there is left out. None where trials are listed: no
+        reference is added to them.
+        """
+        values = {name: self._reference_value(name) for name in self.search}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def params_with(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+        """Return the params of a trial with the searched values `given`; trial 0's fill in the rest."""
+        return {**self.reference_params(), **given}
+
+    def extreme_configs(self) -> dict[str, PPOConfig]:
+        """Return the extreme trials by name; all others lie between them, so they bound a study's resource needs."""
+        listed = {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
+        starts = {start.name: self.params_with(start.params) for start in self.starts}
+        corners = {} if self.listed else {"largest values": self._corner("high")}
+        for name, one in self.search.items():
+            if isinstance(one, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
+                corners |= {
+                    f"largest values, {_values_text({name: value})}": self._corner("high") | {name: value}
+                    for value in one.values[1:]
+                }
+        reference = {} if self.listed else {"trial 0": self.reference_params()}
+        return {name: self.config(params) for name, params in {**reference, **corners, **listed, **starts}.items()}
+
+    def configs_of_one_process(self) -> dict[str, PPOConfig]:
+        """Return one process's share of each of `extreme_configs`, which bounds its device's needs."""
+        return {name: config.share_of(self.gpus_per_trial) for name, config in self.extreme_configs().items()}
+
+    @property
+    def shards_weights(self) -> bool:
+        """True if processes of some trial shard its weights; no prediction of memory covers that."""
+        return any(config.shards_weights(self.gpus_per_trial) for config in self.extreme_configs().values())
+
+    def origins(self) -> dict[str, ValueSource]:
+        """Return the source of trial 0's value of each fixed or searched hyperparameter, by name."""
+        reference = get_task(self.task).reference
+        origins: dict[str, ValueSource] = dict.fromkeys(self.fixed, "study")
+        for name in self.search:
+            origins[name] = "task reference" if name in reference else "TRL default"
+        return origins
+
+    def changes_to(self, old: "StudySpec") -> SpecChanges:
+        """Return the changes from `old`, the stored spec of the same name."""
+        allowed = [
+            _change(f"search.{name}", *(_dimension_text(spec.search.get(name)) for spec in (old, self)))
+            for name in HYPERPARAMETERS
+        ]
+        allowed += [
+            _change(key, getattr(old, key), getattr(self, key))
+            for key in ("trials", "budget", "device", "threads", "gpus_per_trial")
+        ]
+        allowed.append(_change("kl.budget", old.kl_budget, self.kl_budget))
+        old_workers, new_workers = old.workers.to_dict(), self.workers.to_dict()
+        allowed += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]
+        allowed.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
+        refused = [
+            _change(key, getattr(old, key), getattr(self, key))
+            for key in ("task", "trainer", "strategy", "pruner", "seed")
+        ]
+        refused += [
+            _change(f"fixed.{name}", old.fixed.get(name, "unset"), self.fixed.get(name, "unset"))
+            for name in HYPERPARAMETERS
+        ]
+        refused += study_file.changes(old.listed, self.listed)
+        refused.append(_change("kl.limit", old.kl_limit, self.kl_limit))
+        old_guard = old.guard.to_dict()
+        refused += [_change(f"guard.{key}", old_guard[key], value) for key, value in self.guard.to_dict().items()]
+        return SpecChanges(
+            [line for line in allowed if line],
+            [f"{line}; give the study another name" for line in refused if line],
+        )
+
+    @property
+    def lands_kl(self) -> bool:
+        """True if β lands each trial's KL within the budget, as neither the study nor its task says how β moves."""
+        given = {*self.search, *self.fixed}
+        return not (self.listed or given & {"kl_coef", "kl_target"} or "kl_target" in get_task(self.task).reference)
+
+    def _reference_value(self, name: str) -> HyperValue:
+        value = get_task(self.task).reference.get(name, HYPERPARAMETERS[name].default)
+        return KL_TARGET * self.kl_budget if name == "kl_target" and value is None else value
+
+    def _check(self, where: str) -> None:
+        """Raise ConfigError if a trial of this study could not be a valid PPOConfig."""
+        if self.listed:
+            self._check_each({f"trial {number}": trial.params for number, trial in enumerate(self.listed)}, where)
+            return
+        if not self.search:
+            why = f"; {self.notes[0]}" if self.notes else ""
+            raise ConfigError(f"{where}: [search] is empty, so all trials would be the same{why}")
+        self._check_extent(f"{where}: ")
+        study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
+        low, high = self._corner("low"), self._corner("high")
+        trials = {
+            "trial 0 (the reference)": self.reference_params(),
+            "all searched values at their low end": low,
+            "all searched values at their high end": high,
+        }
+        for values in study_file.choice_pairs(self.search):
+            trials[_values_text(values)] = {**low, **values}
+            trials[f"{_values_text(values)}, all others at their high end"] = {**high, **values}
+        self._check_each(trials, where)
+
+    def _check_extent(self, where: str) -> None:
+        """Raise ConfigError if nothing bounds the study, or its budget is too small for a single trial."""
+        if self.trials is None and self.budget is None:
+            raise ConfigError(f"{where}budget or trials is missing: how much the study may spend, or start")
+        if self.budget is not None and self.budget < 1:
+            raise ConfigError(
+                f"{where}budget = {self.budget:g} is not allowed; expected at least 1, one trial of full length"
+            )
+
+    def _check_each(self, trials: Mapping[str, Mapping[str, HyperValue]], where: str) -> None:
+        for which, params in trials.items():
+            try:
+                config = self.config(params)
+                self._require_own_batch(config)
+                config.batch_sizes(self.gpus_per_trial)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {which}: {error}") from None
+
+    def _require_own_batch(self, config: PPOConfig) -> None:
+        """Raise ConfigError if a trial's batch would depend on its number of processes."""
+        steps = config.gradient_accumulation_steps
+        if self.gpus_per_trial > 1 and steps is not None:
+            raise ConfigError(
+                f"gradient_accumulation_steps = {steps} is not allowed with gpus_per_trial = {self.gpus_per_trial}: "
+                "the batch would grow with the number of GPUs; set batch_size and mini_batch_size instead"
+            )
+
+    def _corner(self, which: Literal["low", "high"]) -> dict[str, HyperValue]:
+        return {name: study_file.end(one, which) for name, one in self.search.items()}
+
+
+def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
+    """Return a trial's mini-batch size, at most its rollout batch."""
+    mini, batch = values.get("mini_batch_size"), values.get("batch_size")
+    if batch is None and values.get("gradient_accumulation_steps") is None:
+        batch = DEFAULT_BATCH_SIZE
+    return min(mini, batch) if isinstance(mini, int) and isinstance(batch, int) else mini
+
+
+def _change(what: str, old: object, new: object) -> str:
+    return "" if old == new else f"{what}: {new}, was {old}"
+
+
+def _dimension_text(one: Dimension | None) -> str:
+    return "not searched" if one is None else one.text
+
+
+def _values_text(values: Mapping[str, HyperValue]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
+
+
+def _sampler_text(sampler: SamplerSpec) -> str:
+    return f"{sampler.name} after {sampler.startup_trials} trials"

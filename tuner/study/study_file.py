@@ -1,0 +1,465 @@
+"""Read and check a study file's tables, for `StudySpec`. Never imports torch."""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from optuna.distributions import CategoricalDistribution
+
+from ppo_core.config import declare
+from ppo_core.config.declare import (
+    Bounds,
+    Choices,
+    Dimension,
+    Hyperparameter,
+    HyperValue,
+    read_choices,
+    read_range,
+    require_numeric,
+    require_searchable,
+)
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, MAKES_INERT, inert, require_name
+from ppo_core.data.task import BUILT_IN, Task
+from ppo_core.data.task_file import get_task, is_task_path, read_table
+from ppo_core.errors import ConfigError, TaskError, nearest
+from tuner.search.warm_start import RECIPES, STUDY, ListedTrial, moved
+from tuner.study.space import Encoded
+
+TOP_LEVEL: Mapping[str, str] = {
+    "name": "results are stored under this name, and found again by it",
+    "task": "a built-in task's name, the path of a task file or folder (it begins at the study file's folder), "
+    "`module:TASK`, or a table with a task file's keys",
+    "trainer": "`module:function` of a trainer of your own; unset: PPO",
+    "trials": "the most trials that the search starts, trial 0 included; this, `budget` or both",
+    "budget": "what the search may spend, in trials of full length; this, `trials` or both",
+    "strategy": "how the search spends its budget",
+    "seed": "of every trial and of the sampler; 0 unless set",
+    "device": "`auto` (unless set) or `cpu`; CUDA_VISIBLE_DEVICES picks GPUs",
+    "threads": "CPU threads of a trial; unset: each worker's share of the cores. The same count gives the same numbers",
+    "gpus_per_trial": "processes that train each trial together, on a GPU each; 1 unless set",
+    "fixed": "a table of hyperparameters that are the same in all trials",
+    "search": 'a table of what is searched: `"advised"`, `{ low = ..., high = ..., scale = ... }`, or a list of values',
+    "start": "`[[start]]` tables: configurations that run first, in the study's ranges",
+    "warm_start": "names of published recipes, or `study:NAME`, whose configurations run first",
+    "trial": "`[[trial]]` tables: exactly these trials run, and nothing is searched",
+    "kl": "a table: the KL budget and the KL limit",
+    "guard": "a table: the limits of the rules that end trials early",
+    "sampler": "what proposes configurations: a name, or a table",
+    "pruner": 'what stops trials early by their evaluations, in a search with `strategy = "full"`: a name, or a table',
+    "workers": "a table: checkpoint interval and time limits of worker processes",
+}
+"""Keys of a study file, with descriptions."""
+KL: Mapping[str, str] = {
+    "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
+    "limit": "training KL at which the guard ends a trial, in nats per response; the task's unless set",
+    "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
+    "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
+}
+"""Keys of the [kl] table."""
+SAMPLER: Mapping[str, str] = {
+    "name": "one of the samplers, or `module:callable`: called with `seed`, it returns an Optuna sampler. "
+    "It is made anew for each trial and may keep nothing in the study",
+    "startup_trials": "trials with a value that the sampler waits for (default 4)",
+}
+"""Keys of the [sampler] table."""
+PRUNER: Mapping[str, str] = {
+    "name": "one of the pruners, or `module:callable`: called without arguments, it returns an Optuna pruner",
+}
+"""Keys of the [pruner] table."""
+
+SAMPLERS: Mapping[str, str] = {
+    "tpe": "learns where good trials lie, from all trials so far",
+    "gp": "models the value as a Gaussian process; loads torch, and gets slow from some hundred trials on",
+    "random": "draws evenly at random",
+    "qmc": "covers the space evenly",
+}
+"""Samplers by name. `module:callable` names your own."""
+PRUNERS: Mapping[str, str] = {
+    "median": "stops a trial that is below the median of earlier ones at the same episode",
+    "percentile": "stops a trial that is outside the best quarter of earlier ones at the same episode",
+    "successive_halving": "lets the best share of the trials go on at each of several episodes",
+    "hyperband": "runs several brackets of successive halving, which begin at different episodes",
+}
+"""Pruners, which stop trials early by their evaluations, by name. `module:callable` names your own."""
+
+Strategy = Literal["early_cut", "full"]
+STRATEGIES: Mapping[str, str] = {
+    "early_cut": "pauses trials at a tenth of their episodes, and finishes the best sixth",
+    "full": "runs every trial to its end",
+}
+"""Strategies for spending the search's budget."""
+
+REQUIRED = ("name", "task", "search")
+REQUIRED_OF_LISTED = ("name", "task")
+"""Required keys of a study that lists its trials."""
+
+NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, dashes and underscores, at most 100")
+PER_TOKEN = "_per_token"
+"""Suffix of the [kl] table's values in nats per token."""
+TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
+
+
+@dataclass(frozen=True)
+class SamplerSpec:
+    """The sampler, and when it takes over."""
+
+    name: str = "tpe"
+    """One of SAMPLERS, or `module:callable`: given `seed`, it returns an `optuna.samplers.BaseSampler`."""
+    startup_trials: int = 4
+    """Trials that must have a value before the sampler proposes. Until then they are drawn around the best one so far,
+    the reference at first (see `tuner.search.prior`); `random` and `qmc` need none."""
+
+    @property
+    def is_own(self) -> bool:
+        """True for a user's own sampler."""
+        return self.name not in SAMPLERS
+
+
+def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) -> str:
+    """Return `value` if it is text of that pattern, else raise ConfigError with the pattern's description."""
+    regex, allowed = pattern
+    if not isinstance(value, str) or not regex.fullmatch(value):
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected {allowed}")
+    return value
+
+
+def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float]:
+    """Return the KL budget and limit in nats per response: the [kl] table's over the task's.
+
+    Each may be given per token instead, and is then multiplied by the tokens of the longest response: the budget, of
+    evaluations, by the task's evaluation length, the limit, of training, by the trials' response `length` (None: they
+    differ in it). That is exact for responses of full length, and lenient for shorter ones: what is compared is always
+    the KL of a whole response.
+
+    Raises:
+        ConfigError: a value is given twice or not allowed, or the limit is below the budget.
+    """
+    values = declare.table(value, where)
+    declare.require_known(values, KL, f"{where}.")
+    budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
+    limit = _nats(values, "limit", task.kl_limit, length, where)
+    if limit < budget:
+        raise ConfigError(f"{where}: limit = {limit:g} is below budget = {budget:g}, so good trials would be stopped")
+    return budget, limit
+
+
+def _nats(values: Mapping[str, Any], name: str, default: float, length: int | None, where: str) -> float:
+    """Return a KL in nats per response, converted from nats per token if given so."""
+    per_token = f"{name}{PER_TOKEN}"
+    if per_token not in values:
+        return declare.number(values.get(name, default), declare.POSITIVE, f"{where}.{name}")
+    if name in values:
+        raise ConfigError(f"{where}: {name} and {per_token} are both given; give only one")
+    if length is None:
+        raise ConfigError(
+            f"{where}.{per_token} is not allowed: trials differ in response_length; give {name}, in nats per response"
+        )
+    return declare.number(values[per_token], declare.POSITIVE, f"{where}.{per_token}") * length
+
+
+def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
+    """Return the [fixed] table in the fields' types; `where` names the table."""
+    fixed = {}
+    for name, value in values.items():
+        hyper = require_name(name, where)
+        if name == "seed":
+            raise ConfigError(f"{where}.seed: the seed is set at the top of the file, outside all tables")
+        try:
+            fixed[name] = hyper.coerce(value)
+        except ConfigError as error:
+            raise ConfigError(f"{where}.{error}") from None
+    return fixed
+
+
+def read_search(values: Mapping[str, Any], task: Task, where: str) -> dict[str, Dimension]:
+    """Return the [search] table as ranges and choices, in the order of declaration; `where` names the table."""
+    found = {}
+    for name, value in values.items():
+        found[name] = _read_dimension(require_name(name, where), value, task, f"{where}.{name}")
+    return {name: found[name] for name in HYPERPARAMETERS if name in found}
+
+
+def end(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
+    """Return the lowest or highest value of a dimension; of choices without an order, the first."""
+    if not isinstance(dimension, Choices):
+        return getattr(dimension, which)  # type: ignore[no-any-return]
+    numbers = [value for value in dimension.values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(dimension.values):
+        return dimension.values[0]
+    return min(numbers) if which == "low" else max(numbers)
+
+
+def single_values(dimension: Dimension) -> tuple[HyperValue, ...]:
+    """Return the values of a small dimension: its choices or powers of two; empty for others."""
+    if isinstance(dimension, Choices):
+        return dimension.values
+    if dimension.scale != "log2":
+        return ()
+    return tuple(2**power for power in range(int(math.log2(dimension.low)), int(math.log2(dimension.high)) + 1))
+
+
+def choice_pairs(search: Mapping[str, Dimension]) -> Iterator[dict[str, HyperValue]]:
+    """Yield each choice of a search, alone and with each single value of every other dimension."""
+    singles = {name: values for name, one in search.items() if (values := single_values(one))}
+    for name, one in search.items():
+        if isinstance(one, Choices):
+            yield from ({name: value} for value in one.values)
+            for other in (each for each in singles if each != name):
+                yield from ({name: value, other: beside} for value in one.values for beside in singles[other])
+
+
+def split_idle(
+    search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]
+) -> tuple[dict[str, Dimension], dict[str, Dimension]]:
+    """Split the search into what is searched, and what would have no effect with the fixed values."""
+    idle = {name: span for name, span in search.items() if why_idle(name, search, fixed)}
+    return {name: span for name, span in search.items() if name not in idle}, idle
+
+
+def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]) -> str | None:
+    """Return why searching `name` would have no effect in any trial, or None."""
+    deciding = [
+        [(other, value) for value in single_values(search[other]) or (end(search[other], "low"),)]
+        for other in MAKES_INERT
+        if other in search
+    ]
+    reasons = [inert(name, {**fixed, **dict(values)}) for values in itertools.product(*deciding)]
+    return None if None in reasons else reasons[0]
+
+
+def require_disjoint(search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue], where: str) -> None:
+    """Raise ConfigError for a hyperparameter that is both fixed and searched."""
+    for name in search:
+        if name in fixed:
+            raise ConfigError(f"{where}: {name} is in both [fixed] and [search]; remove it from one of them")
+
+
+def _read_dimension(hyper: Hyperparameter, value: object, task: Task, where: str) -> Dimension:
+    require_searchable(hyper, where)
+    if isinstance(value, list):
+        return read_choices(hyper, value, where)
+    require_numeric(hyper, where)
+    advised = task.advised[hyper.name].range if hyper.name in task.advised else hyper.search
+    if value == "advised":
+        if advised is None:
+            raise ConfigError(f"{where}: no range is advised for it; write {{ low = ..., high = ... }}")
+        return advised
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f'{where} = {value!r} is not allowed; expected "advised", a range {{ low = ..., high = ... }} or a list'
+        )
+    return read_range(hyper, value, where)
+
+
+# Listed trials: the `[[trial]]` tables of a study file, which run in order. A study either searches or lists.
+
+_ONLY_SEARCHED = ("search", "sampler", "pruner", "start", "warm_start")
+"""Keys without effect if trials are listed."""
+
+
+def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], where: str) -> tuple[ListedTrial, ...]:
+    """Return the `[[trial]]` tables of a parsed study file; empty without any.
+
+    Raises:
+        ConfigError: one holds what is not allowed or fixed already, two are the same, there is a table that only a
+            search reads, or `trials` says another number.
+    """
+    if "trial" not in content:
+        return ()
+    for key in _ONLY_SEARCHED:
+        if key in content:
+            raise ConfigError(f"{where}: {key} has no effect beside [[trial]] tables; remove one of them")
+    found = content["trial"]
+    if not isinstance(found, Sequence) or isinstance(found, str) or not found:
+        raise ConfigError(f"{where}: trial = {found!r} is not allowed; expected [[trial]] tables, one per trial")
+    listed = tuple(read_trial(values, fixed, f"{where}: trial {number}") for number, values in enumerate(found))
+    for number, trial in enumerate(listed):
+        first = next(i for i, other in enumerate(listed) if other.params == trial.params)
+        if first < number:
+            raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; remove one of them")
+    require_total(declare.whole(content.get("trials", len(listed)), None, f"{where}: trials"), listed, f"{where}: ")
+    return listed
+
+
+def response_length(
+    task: Task, fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], listed: Sequence[ListedTrial]
+) -> int | None:
+    """Return the response length in tokens if it is the same in all trials, else None."""
+    name = "response_length"
+    default = fixed.get(name, task.reference.get(name, HYPERPARAMETERS[name].default))
+    lengths = {trial.params.get(name, default) for trial in listed} or {default}
+    return int(lengths.pop() or 0) if name not in search and len(lengths) == 1 else None
+
+
+def require_total(trials: int, listed: Sequence[ListedTrial], where: str = "") -> None:
+    """Raise ConfigError if a study's total differs from its number of listed trials."""
+    if trials != len(listed):
+        raise ConfigError(
+            f"{where}trials = {trials} is not allowed beside [[trial]] tables: leave it out, or list as many "
+            f"(there are {len(listed)})"
+        )
+
+
+def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> list[str]:
+    """Return a line for each listed value that has no effect in its trial."""
+    return [
+        f"trial {number}: {name} does nothing: {why}"
+        for number, trial in enumerate(listed)
+        for name in trial.params
+        if (why := inert(name, {**fixed, **trial.params}))
+    ]
+
+
+def changes(old: Sequence[ListedTrial], new: Sequence[ListedTrial]) -> list[str]:
+    """Return the differences of `new` from `old` in the trials that `old` lists, one line each."""
+    if bool(old) != bool(new):
+        return [f"trials: {'listed' if new else 'searched'}, were {'listed' if old else 'searched'}"]
+    lines = []
+    for number, trial in enumerate(old):
+        now = new[number].to_dict() if number < len(new) else "not listed"
+        if now != trial.to_dict():
+            lines.append(f"trial {number}: {now}, was {trial.to_dict()}")
+    return lines
+
+
+def for_people(listed: Sequence[ListedTrial], params: Mapping[str, HyperValue]) -> Encoded:
+    """Return a listed trial's params as Optuna's tools show them: each is one of the listed values.
+
+    A value that no trial lists, as a person may ask for, is left out: Optuna wants the same choices in all trials.
+    """
+    choices = {name: tuple(dict.fromkeys(t.params[name] for t in listed if name in t.params)) for name in params}
+    kept = {name: value for name, value in params.items() if value in choices[name]}
+    return kept, {name: CategoricalDistribution(choices[name]) for name in kept}
+
+
+def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:
+    """Read one table of values with an optional label; ConfigError if a value is not allowed, or already fixed."""
+    own = dict(declare.table(values, where))
+    label = declare.text(own.pop("label"), f"{where}.label") if "label" in own else ""
+    params = read_fixed(own, where)
+    for name in params:
+        if name in fixed:
+            raise ConfigError(f"{where}.{name}: it is also in [fixed]; remove it from one of them")
+    return ListedTrial(params, label)
+
+
+def read_warm_starts(content: Mapping[str, Any], study: object, where: str) -> tuple[str, ...]:
+    """Return the names in `warm_start` of a study file: recipes, and earlier studies as `study:NAME`.
+
+    Raises:
+        ConfigError: a name is unknown or stands there twice, or is of `study`, this one.
+    """
+    found = content.get("warm_start", [])
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f'{where}: warm_start = {found!r} is not allowed; expected a list of names such as ["trl"]')
+    at = f"{where}: warm_start"
+    for number, name in enumerate(found):
+        if name in found[:number]:
+            raise ConfigError(f'{at}: "{name}" is listed twice')
+        if name == f"{STUDY}{study}":
+            raise ConfigError(f'{at}: "{name}" is this study; name an earlier one')
+        if name.startswith(STUDY):
+            matching(name.removeprefix(STUDY), NAME, f"{at}: {STUDY}NAME with NAME")
+        elif name not in RECIPES:
+            there_are = f"available: {', '.join(RECIPES)}, and {STUDY}NAME for the best trial of an earlier study"
+            raise ConfigError(f'{at}: unknown recipe "{name}"; {there_are}{nearest(name, RECIPES)}')
+    return tuple(found)
+
+
+def read_starts(
+    content: Mapping[str, Any], fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], where: str
+) -> tuple[list[ListedTrial], list[ListedTrial]]:
+    """Return the `[[start]]` tables of a parsed study file: settled ones of a stored study, and those to settle.
+
+    Raises:
+        ConfigError: one holds what is not allowed, is fixed, or is not searched.
+    """
+    found = content.get("start", [])
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise ConfigError(f"{where}: start = {found!r} is not allowed; expected [[start]] tables, one per start")
+    settled, asked = [], []
+    for number, values in enumerate(found):
+        at = f"{where}: start {number}"
+        own = dict(declare.table(values, at))
+        if "moved_from" in own:
+            moved_from = read_fixed(declare.table(own.pop("moved_from"), at), f"{at}.moved_from")
+            source = own.pop("warm_start", "")
+            stored = read_trial(own, fixed, at)
+            settled.append(ListedTrial(stored.params, stored.label, source, moved_from))
+            continue
+        start = read_trial(own, fixed, at)
+        for name in start.params:
+            if name not in search:
+                hint = nearest(name, search)
+                raise ConfigError(f"{at}.{name}: it is not searched; a start may set: {', '.join(search)}{hint}")
+        try:
+            asked.append(moved(start.params, search, start.label))
+        except ConfigError as error:
+            raise ConfigError(f"{at}.{error}") from None
+    return settled, asked
+
+
+def read_task(value: object, where: str) -> Task:
+    """Return the task that the study file `where` names (a path relative to the file) or states in a table."""
+    file = Path(where)
+    try:
+        if isinstance(value, Mapping):
+            return read_table(value, file, f"{where}: task.")
+        name = declare.text(value, f"{where}: task", "a string in quotes, or a [task] table")
+        is_own = name not in BUILT_IN and is_task_path(name, file.parent)
+        return get_task(str(file.parent / name) if is_own else name)
+    except TaskError as error:
+        message = str(error)
+        raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
+
+
+def read_sampler(value: object, where: str) -> SamplerSpec:
+    """Return the sampler of a name or of the [sampler] table, or raise ConfigError."""
+    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
+    declare.require_known(values, SAMPLER, f"{where}.")
+    name = _name_or_own(values.get("name", SamplerSpec.name), SAMPLERS, where)
+    startup = values.get("startup_trials", SamplerSpec.startup_trials)
+    return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
+
+
+def read_pruner(value: object, strategy: Strategy, where: str) -> str:
+    """Return the pruner of a name or of the [pruner] table; ConfigError where the strategy stops trials itself."""
+    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
+    declare.require_known(values, PRUNER, f"{where}.")
+    if "name" not in values:
+        raise ConfigError(f"{where}.name is missing; expected one of {', '.join(PRUNERS)}")
+    name = _name_or_own(values["name"], PRUNERS, where)
+    if strategy != "full":
+        raise ConfigError(f'{where} = "{name}" needs strategy = "full"; with "{strategy}" the strategy stops trials')
+    return name
+
+
+def _name_or_own(name: object, known: Mapping[str, str], where: str) -> str:
+    """Return a table's `name`: a known one, or the path of a user's own."""
+    if not isinstance(name, str) or not (name in known or TRAINER[0].fullmatch(name)):
+        raise ConfigError(
+            f'{where}.name = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
+            f"{nearest(str(name), known)}"
+        )
+    return name
+
+
+def read_strategy(content: Mapping[str, Any], listed: Sequence[ListedTrial], where: str) -> Strategy:
+    """Return the study's strategy; listed trials all run to the end."""
+    strategy = content.get("strategy", "full" if listed else "early_cut")
+    if strategy not in tuple(STRATEGIES):
+        meanings = "; ".join(f'"{name}": {meaning}' for name, meaning in STRATEGIES.items())
+        hint = nearest(str(strategy), STRATEGIES)
+        raise ConfigError(f"{where}: strategy = {strategy!r} is not allowed; expected {meanings}{hint}")
+    if listed and strategy != "full":
+        raise ConfigError(f'{where}: strategy = "{strategy}" needs a [search]; [[trial]] tables are run to their end')
+    return cast(Strategy, strategy)
+
+
+def optional(content: Mapping[str, Any], where: str, key: str, read: Callable[..., Any]) -> Any:
+    """Return `read` applied to a key's value, or None if the key is missing."""
+    return read(content[key], where=f"{where}: {key}") if content.get(key) is not None else None
