@@ -99,7 +99,6 @@ COMMAND_LINES: list[Case] = [
 ]
 STORES: list[Case] = [
     ("list --storage none.db", 1, "no store at | none.db | `ppo-tuner run`"),
-    ("completion tcsh", 2, "tcsh | bash | zsh | fish"),
     ("show made --storage folder", 1, "folder is a folder | a file in it"),
     ("list --storage plain_file", 1, "plain_file is not an SQLite database | --storage"),
     ("dashboard --storage plain_file", 1, "plain_file is not an SQLite database"),

@@ -12,10 +12,6 @@ from tuner.exchange import TRAINERS
 STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
 )
-SHELLS = ("bash", "zsh", "fish")
-"""Those with completion."""
-COMPLETION_VARIABLE = "_ARGCOMPLETE"
-"""Set where a shell asks what may follow; `COMP_LINE` then holds the line so far."""
 LOCAL, RAY, RAY_CLIENT = "local", "ray", "ray://"
 """What `--engine` takes; the last is followed by a host and a port."""
 _MOST_DIGITS = 9

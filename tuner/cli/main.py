@@ -2,7 +2,6 @@
 
 import importlib
 import io
-import os
 import shutil
 import sys
 import textwrap
@@ -22,11 +21,9 @@ from ppo_core.cli.command_line import (
 )
 from ppo_core.errors import OUT_OF_MEMORY, ConfigError, PPOTunerError, is_out_of_memory, nearest
 from tuner.cli.arguments import (
-    COMPLETION_VARIABLE,
     LOCAL,
     RAY,
     RAY_CLIENT,
-    SHELLS,
     STORAGE_HELP,
     budget,
     checkpoint_seconds,
@@ -96,7 +93,6 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
         "copy": Command("copy a study to another store", "manage", "copy"),
         "delete": Command("delete a study with its checkpoints", "manage", "delete"),
-        "completion": Command("print the script for completion in bash, zsh or fish", "completion", "print_script"),
     },
 }
 """The commands by purpose, as the help and the reference list them."""
@@ -116,10 +112,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     import_from_working_folder()
-    if COMPLETION_VARIABLE in os.environ:
-        from tuner.cli import completion
-
-        completion.answer(build_parser()[0])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an old locale must not turn a "β" into a traceback
@@ -227,11 +219,6 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     _add_reading_arguments(commands)
     _add_order_arguments(commands)
     _add_upkeep_arguments(commands)
-    commands["completion"].epilog = (
-        'For bash, add to ~/.bashrc: eval "$(ppo-tuner completion bash)". For zsh, add the same with zsh to ~/.zshrc, '
-        "after compinit. For fish: ppo-tuner completion fish > ~/.config/fish/completions/ppo-tuner.fish"
-    )
-    commands["completion"].add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
     commands["dashboard"].add_argument("--read-only", action="store_true", help="view only: all actions are disabled")
     commands["dashboard"].add_argument("--open", action="store_true", help="open it in the browser")
@@ -317,8 +304,8 @@ def _add_worker_flags(parser: Parser) -> None:
         "--report_to",
         "--report-to",
         metavar="TRACKER",
-        nargs="+",
-        help="send each trial to tensorboard, wandb or trackio, grouped by study (default: none)",
+        action="append",
+        help="send each trial to tensorboard, wandb or trackio, grouped by study (default: none); may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
     _add_storage(parser)

@@ -264,7 +264,7 @@ def _has_candidates(name: str, where: str) -> bool:
 
 def _engine_flags(args: argparse.Namespace) -> list[str]:
     engine = [] if args.engine == LOCAL else ["--engine", args.engine]
-    return [*engine, *(["--report-to", *args.report_to] if args.report_to else [])]
+    return [*engine, *(word for name in args.report_to or () for word in ("--report_to", name))]
 
 
 def _budget_flag(budget: float | None) -> list[str]:
