@@ -199,7 +199,6 @@ CONFIRMATION = {
     "baseline": "the SFT policy's reward on them",
     "baseline_se": "its standard error",
     "configurations": "a list of configurations, the highest mean first",
-    "rank_correlation": "of the search's values with the confirmed means; null: too few",
     "is_whole": "whether all runs have ended",
     "best": "the number of the trial with the highest mean; null: none was evaluated",
     "not_told_apart": "trials that the data do not distinguish from it",

@@ -97,8 +97,6 @@ def _beside(found: Confirmation) -> list[str]:
     if found.baseline is not None and found.baseline.reward is not None:
         before = plus_minus(found.baseline.reward, found.baseline.reward_se)
         said.append(f"The SFT policy scores {before} on the same prompts.")
-    if found.rank_correlation is not None:
-        said.append(f"Rank correlation of the search's values with these means: {found.rank_correlation:.2f}.")
     return said
 
 

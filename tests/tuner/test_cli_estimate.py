@@ -124,13 +124,16 @@ def test_a_run_says_the_time_that_is_left() -> None:
     assert time_left(config, [StepReport(1, 64, {})], 10) is None, "a trainer that tells no times"
 
 
-def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ended", [0, 4])
+def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(
+    monkeypatch: pytest.MonkeyPatch, ended: int
+) -> None:
     out, now = io.StringIO(), [100.0]
     monkeypatch.setattr("tuner.cli.progress.time.monotonic", lambda: now[0])
     spec = StudySpec.from_dict(made_study.SPEC, "made")
     times = {"time/evaluate": 2.0} | dict.fromkeys(("time/generate", "time/score", "time/update"), 3.0)
     with StudyProgress(Console(file=out, width=200)) as progress:
-        progress(StudyStarted(spec, Extent(4, 0, 8, 4.0, None), ()))
+        progress(StudyStarted(spec, Extent(ended, 0, 8, float(ended), None), ()))
         for number in (4, 5):
             progress(TrialStarted(running(number, {}), None))
         for step, now[0] in enumerate((110.0, 159.0, 161.0, 219.0, 222.0)):
@@ -140,9 +143,9 @@ def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(monkeypatch
     lines = [line.split() for line in out.getvalue().splitlines() if line.startswith("trial ")]
     assert [(line[1], line[3]) for line in lines] == [("4", "2/8"), ("5", "2/8"), ("4", "4/8"), ("5", "4/8")]
     assert lines[0][4:10] == ["reward", "0.500", "KL", "2.00", "β", "0.0500"]
-    assert "about 6 min left" in out.getvalue()
+    assert {0: "about 14 min left", 4: "about 6 min left"}[ended] in out.getvalue()
     costs = [line for line in out.getvalue().splitlines() if line.startswith("the whole search: ")]
-    assert len(costs) == 1 and "8 full trials of 42 s" in costs[0]
+    assert ["8 full trials of 42 s" in line for line in costs] == ([] if ended else [True])
 
 
 @pytest.mark.parametrize(

@@ -243,13 +243,6 @@ def test_without_a_run_that_was_read_there_is_no_verdict() -> None:
     assert confirmation({2: [], 0: []}).verdict == "No confirming run has been evaluated on the test prompts yet."
 
 
-def test_the_rank_correlation_is_of_the_searchs_order_with_the_confirmed_one() -> None:
-    kept = confirmation({2: around(3), 3: around(2), 1: around(1.2), 0: around(1)})
-    turned = confirmation({2: around(1), 3: around(2), 1: around(3), 0: around(4)})
-    assert (kept.rank_correlation, turned.rank_correlation) == (pytest.approx(1.0), pytest.approx(-1.0))
-    assert confirmation({2: around(1), 0: around(2)}).rank_correlation is None
-
-
 # Whole confirmations, of the quick trainer
 
 

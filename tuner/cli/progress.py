@@ -135,7 +135,8 @@ class StudyProgress:
         self._began: tuple[float, float] | None = None
         """When the first trial of this run was started, and how much of the study was done then."""
         self._evaluation: float | None = 0.0
-        """Seconds of the last evaluation; None: what the search takes was said."""
+        """Seconds of the last evaluation; None: what the search takes was said, or part of it has run."""
+        self._is_reading = False
         self.stopped: StudyStopped | None = None
         """How the study stopped short of its total, if it did."""
         self._live = Live(console=out, transient=True, auto_refresh=False) if out.is_terminal else None
@@ -166,14 +167,13 @@ class StudyProgress:
                 self._step(event)
             case TrialEnded():
                 self._settle(event.row, event.extent)
-                self.say(
-                    f"[{_count(event.row, event.extent)}] {render.trial_line(event.row)}",
-                    render.STYLES[event.row.status],
-                )
+                self._say_trial(event.row, f"[{_count(event.row, event.extent)}] ")
             case TrialSetAside():
                 self._set_aside(event)
             case ReadingOnTest():
-                self.say(f"evaluating trial {event.trial} at step {event.step} on the test prompts")
+                if not self._is_reading:
+                    self.say("evaluating the chosen checkpoints on the test prompts, each once")
+                self._is_reading = True
             case OrderDecided():
                 self._tell_order(event.order)
             case StudyPaused():
@@ -192,6 +192,7 @@ class StudyProgress:
     def _start(self, event: StudyStarted) -> None:
         spec = self._spec = event.spec
         self._extent = event.extent
+        self._evaluation = None if event.extent.done else 0.0
         lands = f"; β lands each trial's KL at {output.short(spec.config({}).kl_target)}" if spec.lands_kl else ""
         self.say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
@@ -261,7 +262,7 @@ class StudyProgress:
         row = event.row
         self._settle(row, event.extent)
         if row.is_at_rung:
-            self.say(render.trial_line(row), render.STYLES[row.status])
+            self._say_trial(row)
         else:
             self.say(f"trial {row.number} saved a checkpoint and is {row.status}")
 
@@ -270,7 +271,13 @@ class StudyProgress:
         refused = " refused" if order.state is OrderState.REFUSED else ""
         self.say(f"order {order.id} ({order.kind}{about}){refused}: {output.plain(order.outcome or '')}")
 
+    def _say_trial(self, row: TrialRow, count: str = "") -> None:
+        """Print a trial's line, cut to a terminal's width: `show` has all of it."""
+        text, is_terminal = Text(count + render.trial_line(row), style=render.STYLES[row.status]), self._out.is_terminal
+        self._out.print(text, soft_wrap=not is_terminal, no_wrap=is_terminal, overflow="ellipsis")
+
     def say(self, line: str, style: str = "") -> None:
+        """Print a line that stays."""
         self._out.print(Text(line, style=style), soft_wrap=not self._out.is_terminal)
 
     # The live view

@@ -143,9 +143,10 @@ def _show_confirmed(args: argparse.Namespace, where: str) -> int:
 def _print_confirmed(store: Store, name: str, found: Sequence[Confirmation], where: str) -> None:
     """Print confirmations, and then the study's answer, which follows from all of them."""
     out = output.console()
-    for one in found:
-        trust.print_confirmation(out, one)
     answer = of_study(store, read_study(store, name))
+    for one in found:  # the answer has the verdict on the length that it is of
+        told = answer is not None and answer.confirmed is not None and answer.confirmed.length == one.total_episodes
+        trust.print_confirmation(out, one, with_verdict=not told)
     if answer is not None:
         out.print()
         out.print(f"To launch: {answer.name} ({answer.badge}). {answer.reading}", style="bold", soft_wrap=True)

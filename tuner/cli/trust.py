@@ -26,12 +26,15 @@ if TYPE_CHECKING:  # its libraries take a second to load
 # Confirming
 
 
-def print_confirmation(out: Console, found: Confirmation) -> None:
+def print_confirmation(out: Console, found: Confirmation, *, with_verdict: bool) -> None:
     """Print the result of confirming a study at one length: each configuration, and which one is better."""
     out.print(confirmation_table(found))
-    for line in confirmation_lines(found):
+    if found.baseline is not None and found.baseline.reward is not None:
+        before = plus_minus(found.baseline.reward, found.baseline.reward_se)
+        line = f"The SFT policy scores {before} on the same prompts (± is one standard error over them)."
         out.print(line, soft_wrap=True)
-    out.print(found.verdict, style="bold", soft_wrap=True)
+    if with_verdict:
+        out.print(found.verdict, style="bold", soft_wrap=True)
 
 
 def confirmation_table(found: Confirmation) -> Table:
@@ -58,21 +61,6 @@ def confirmation_table(found: Confirmation) -> Table:
         count = 0 if one.reward is None else one.reward.n
         table.add_row(one.label + (f"\n{notes}" if notes else ""), str(count), *texts, f"{one.ends_within} of {count}")
     return table
-
-
-def confirmation_lines(found: Confirmation) -> list[str]:
-    """Return further notes on a confirmation, one line each."""
-    lines = []
-    if found.baseline is not None and found.baseline.reward is not None:
-        before = plus_minus(found.baseline.reward, found.baseline.reward_se)
-        lines.append(f"The SFT policy scores {before} on the same prompts (± is one standard error over them).")
-    if found.rank_correlation is not None:
-        count = sum(one.reward is not None for one in found.configurations)
-        lines.append(
-            f"Rank correlation of the search's values with these means: {found.rank_correlation:.2f}, over "
-            f"{count} configurations."
-        )
-    return lines
 
 
 # What is wrong with a trial

@@ -28,8 +28,6 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
 
 ALPHA = 0.05
-LEAST_RANKED = 3
-"""Fewest pairs for a rank correlation."""
 LEAST_SEEDS = 3
 """Fewest seeds for a verdict: with two the interval is nearly endless."""
 LEAST_READ = 0.5
@@ -55,7 +53,7 @@ class Interval:
         """`2.01 [1.96, 2.07]`."""
         if self.low is None or self.high is None:
             return f"{self.mean:.2f}"
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.mean:z.2f} [{self.low:z.2f}, {self.high:z.2f}]"
 
 
 def t_interval(values: Sequence[float], alpha: float = ALPHA, *, least: float = -math.inf) -> Interval | None:
@@ -136,8 +134,6 @@ class Confirmation:
     baseline: OnTest | None
     """The SFT policy's result on the test prompts."""
     configurations: tuple[Confirmed, ...]
-    rank_correlation: float | None
-    """Spearman's, between search values and confirmed means; None: too few configurations."""
 
     @property
     def best(self) -> Confirmed | None:
@@ -288,23 +284,11 @@ def compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) ->
             under = difference(some[0].rewards, one.rewards, len(some) - 1)
         found.append(replace(one, over_reference=over, under_best=under))
     prompts = 0 if baseline is None else baseline.prompts
-    whole = [one for one in some if one.trial.status.is_final]  # what a trial reads at a rung is of another length
-    pairs = [(one.trial.value, one.reward.mean) for one in whole if one.reward is not None]
-    order = rank_correlation([(value, mean) for value, mean in pairs if value is not None])
-    return Confirmation(length, prompts, baseline, tuple(found), order)
+    return Confirmation(length, prompts, baseline, tuple(found))
 
 
 def _rank(one: Confirmed, least: float) -> tuple[bool, float]:
     return (False, -math.inf) if one.reward is None else (one.reward.n >= least, one.reward.mean)
-
-
-def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return Spearman's rank correlation; None: fewer than LEAST_RANKED pairs, or one side is constant."""
-    if len(pairs) < LEAST_RANKED or any(len(set(side)) == 1 for side in zip(*pairs, strict=True)):
-        return None
-    from scipy import stats
-
-    return float(stats.spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
 def confirmation_data(one: Confirmation) -> dict[str, Any]:
@@ -315,7 +299,6 @@ def confirmation_data(one: Confirmation) -> dict[str, Any]:
         "baseline": None if one.baseline is None else one.baseline.reward,
         "baseline_se": None if one.baseline is None else one.baseline.reward_se,
         "configurations": [_configuration_data(each) for each in one.configurations],
-        "rank_correlation": one.rank_correlation,
         "is_whole": one.is_whole,
         "best": None if one.best is None else one.best.trial.number,
         "not_told_apart": [each.trial.number for each in one.not_told_apart],
