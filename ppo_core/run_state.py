@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppo_core import checkpoint
 from ppo_core.algorithm.experience import RewardStatistics
-from ppo_core.algorithm.kl_controller import KLController, controller_of
+from ppo_core.algorithm.kl import KLController, controller_of
 from ppo_core.algorithm.optim import Optimizers
 from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig

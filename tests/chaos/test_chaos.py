@@ -43,8 +43,7 @@ from tests.tuner.quick_study import (
     storage,
 )
 from tests.tuner.quick_trainer import QuickTrainer
-from tuner.judge.budget_watch import WatchState, watch
-from tuner.judge.guard import GuardState, observe
+from tuner.judge.guard import GuardState, WatchState, observe, watch
 from tuner.store import OrderState, Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status

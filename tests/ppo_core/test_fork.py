@@ -12,7 +12,7 @@ import torch
 
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.algorithm.experience import RewardStatistics
-from ppo_core.algorithm.kl_controller import controller_of
+from ppo_core.algorithm.kl import controller_of
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.stages import Stage, StagedTrainer, described, require_reached
 from ppo_core.errors import CheckpointError, ConfigError

@@ -19,10 +19,9 @@ from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import trial_row
 from tuner.confirm.result import Confirmation, Confirmed, Interval
 from tuner.exchange import TRAINERS
-from tuner.exchange.chosen import Chosen, choose
 from tuner.exchange.table import effective
 from tuner.exchange.table import write as write_table
-from tuner.exchange.trainers import TARGETS, read, write
+from tuner.exchange.trainers import TARGETS, Chosen, choose, read, write
 from tuner.judge import answer
 from tuner.judge.results import read_study
 from tuner.store import Store, schema
@@ -349,8 +348,8 @@ def test_a_confirmation_says_which_to_launch_and_at_which_length(
         Interval(5.0, 4.0, 6.0, 3),
         ends_within=2,
     )
-    found = Confirmation(512, 64, None, (launch,), None)
-    unread = Confirmation(1024, 0, None, (replace(launch, reward=None),), None)
+    found = Confirmation(512, 64, None, (launch,))
+    unread = Confirmation(1024, 0, None, (replace(launch, reward=None),))
     monkeypatch.setattr(answer, "confirmations", lambda *_: [found, unread])
     view = replace(view, trials=view.trials[:2] + view.trials[3:])
     told = choose(store, view, None)

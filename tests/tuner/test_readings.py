@@ -24,7 +24,7 @@ from tuner.cli import report
 from tuner.control import forks
 from tuner.control.events import Event, ReadingOnTest, StudyWarned
 from tuner.judge import results
-from tuner.judge.front import MOST_KEPT, StudyFront
+from tuner.judge.front import MOST_KEPT, kept
 from tuner.judge.results import StudyView
 from tuner.store import OnTest, Store
 from tuner.study.spec import StudySpec
@@ -273,22 +273,15 @@ def test_a_study_that_is_gone_on_with_drops_what_later_trials_beat(tmp_path: Pat
     assert on_disk(tmp_path) == on_disk(whole)
 
 
-def test_the_front_is_the_same_however_it_became_known() -> None:
-    """A front that trials are put into one by one, some twice and one of them to fail, is that of all at once."""
+def test_of_the_front_the_checkpoints_that_are_here_are_kept() -> None:
     drawn = random.Random(7)
     own = {
         number: front([Point(drawn.random(), drawn.uniform(0.5, 9.0), number, step) for step in range(1, 6)])
         for number in range(60)
     }
-    one_by_one = StudyFront({}, lambda _: True)
-    for number, points in own.items():
-        one_by_one.put(number, points[: len(points) // 2])
-        one_by_one.put(number, points)
-    best = one_by_one.kept()[-1]
-    own[best.trial] = []
-    one_by_one.put(best.trial, [])
-    kept = one_by_one.kept()
-    assert best not in kept and kept == StudyFront(own, lambda _: True).kept()
-    assert 3 < len(kept) <= MOST_KEPT
-    here = {kept[0], kept[3]}
-    assert StudyFront(own, here.__contains__).kept() == [kept[0], kept[3]], "what is gone is not kept"
+    found = kept(own, lambda _: True)
+    assert 3 < len(found) <= MOST_KEPT
+    here = {found[0], found[3]}
+    assert kept(own, here.__contains__) == [found[0], found[3]]
+    without_best = kept(own | {found[-1].trial: []}, lambda _: True)
+    assert found[-1] not in without_best and without_best

@@ -9,8 +9,7 @@ from ppo_core import checkpoint
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import trial_row
 from tuner.control.session import open_study
-from tuner.files.checkpoints import TrialFiles
-from tuner.files.retention import Saved, kept_at_rung, spare
+from tuner.files.checkpoints import Saved, TrialFiles, kept_at_rung, spare
 from tuner.store import Store
 from tuner.study.status import PausedBy, Role, Status
 

@@ -58,9 +58,8 @@ from tuner.engine.protocol import (
     TrialSpec,
 )
 from tuner.files import trial_log
-from tuner.files.checkpoints import TrialFiles
+from tuner.files.checkpoints import TrialFiles, kept_at_rung
 from tuner.files.disk import most_kept
-from tuner.files.retention import kept_at_rung
 from tuner.judge.judge import NOTHING_DECIDED, Action, Decision, answer, judge, why_paused
 from tuner.judge.scoring import (
     EVALUATION_METRICS,

@@ -3,10 +3,12 @@
 `FileWork` does what takes time in a thread; the loop acts on the results when it collects them.
 """
 
+from __future__ import annotations
+
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,14 +17,14 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from ppo_core import checkpoint
+from ppo_core.checkpoint import NEWEST
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import Point
 from ppo_core.errors import CheckpointError, PPOTunerError, StoreError, is_outage
 from tuner.control import forks
 from tuner.control.session import OpenStudy
-from tuner.files.retention import Saved, spare
+from tuner.judge import front
 from tuner.judge.best import best_trial
-from tuner.judge.front import StudyFront, own_front
 from tuner.judge.scoring import evaluations_of
 from tuner.store import TrialRow
 from tuner.study import folder as study_folder
@@ -44,7 +46,7 @@ class FileWork:
         self._open = 0
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> "FileWork":
+    def __enter__(self) -> FileWork:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -157,22 +159,22 @@ class TrialFiles:
 
         `at_rung`: the trials paused at a rung that keep their checkpoints.
         """
-        study, front, number = self._study, self._front, row.number
-        own = own_front(row, evaluations_of(study.store, row))
+        own_fronts, number = self._own_fronts, row.number
+        own = front.own_front(row, evaluations_of(self._study.store, row))
 
         def note() -> None:
-            front.put(number, own)
+            own_fronts[number] = own
             self._saved[number] = self._look(number, is_new=True)
 
         self.work.give(note, _unless_outage)
         self.tidy(at_rung)
 
     def tidy(self, at_rung: Collection[int]) -> None:
-        """Delete the checkpoints that `tuner.files.retention` no longer keeps; `at_rung` as in `settle`.
+        """Delete the checkpoints that `tuner.files.checkpoints` no longer keeps; `at_rung` as in `settle`.
 
         A trial started meanwhile looks up its checkpoint in a later piece of work.
         """
-        rows, spec, front = list(self._study.rows), self._study.spec, self._front
+        rows, spec, own = list(self._study.rows), self._study.spec, self._own_fronts
 
         def tidy() -> None:
             if self._kl_budget != spec.kl_budget:
@@ -180,7 +182,7 @@ class TrialFiles:
             for row in rows:
                 if row.is_done and row.number not in self._saved:
                     self._saved[row.number] = self._look(row.number, is_new=False)
-            kept = {(point.trial, point.step) for point in front.kept()}
+            kept = {(point.trial, point.step) for point in front.kept(own, self._is_here)}
             best = best_trial(rows, spec.kl_budget)
             if best is not None and best.value_step is not None:
                 kept.add((best.number, best.value_step))
@@ -205,10 +207,9 @@ class TrialFiles:
         return Saved(steps, None if best is None else checkpoint.step_of(best))
 
     @cached_property
-    def _front(self) -> StudyFront:
-        """The study's front, whose checkpoints may be answers under other budgets. Used by file work only."""
-        study = self._study
-        return StudyFront.read(study.store, study.rows, self._is_here)
+    def _own_fronts(self) -> dict[int, list[Point]]:
+        """Each trial's own front by number: its checkpoints may be answers under other budgets. For file work only."""
+        return front.own_fronts(self._study.store, self._study.rows)
 
     def _is_here(self, point: Point) -> bool:
         path = checkpoint.step_folder(self._folder(point.trial), point.step)
@@ -293,3 +294,72 @@ def _resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | Non
         raise
     except OSError as error:
         raise StoreError(f"cannot use {error.filename or folder}: {error.strerror or error}") from error
+
+
+# Decide which checkpoints of a study to keep, from its trials and their folders' contents. Reads no file.
+#
+# | a trial                                       | keeps                                                       |
+# |-----------------------------------------------|-------------------------------------------------------------|
+# | runs or waits, or a person paused it          | its newest two, its best within the KL budget, and up to 3  |
+# |                                               | more that are its best for other budgets                    |
+# | screened, one of the best there       | its newest two, its best, and its part of the study's front |
+# | screened, another                     | its part of the study's front                               |
+# | has ended                                     | its newest, its best, and its part of the study's front     |
+#
+# A fork also keeps the checkpoint that it started from, and the study its answer. The first row is the job of the
+# trial's worker, which saves and deletes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): nothing of it is
+# deleted here, and the study's front is later chosen from what it kept. The front has at most 8 checkpoints.
+
+
+LEAST_AT_RUNG = 3
+"""Fewest trials at a rung that keep their checkpoints, even if the budget promotes none: it may be raised."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Finished checkpoints in a trial's folder."""
+
+    steps: tuple[int, ...] = ()
+    """Oldest first."""
+    best: int | None = None
+    """Step of the best one within the KL budget, or None."""
+
+
+def kept_at_rung(ranked: Sequence[int], promotions: int) -> Sequence[int]:
+    """Return the screened trials that keep their checkpoints.
+
+    Args:
+        ranked: Numbers of the trials that may be promoted, the best first.
+        promotions: How many of them the budget can pay.
+    """
+    return ranked[: max(LEAST_AT_RUNG, 2 * promotions)]
+
+
+def spare(
+    rows: Sequence[TrialRow],
+    saved: Mapping[int, Saved],
+    at_rung: Collection[int],
+    front: Collection[tuple[int, int]],
+) -> list[tuple[int, int]]:
+    """Return the checkpoints to delete, as (trial, step).
+
+    Args:
+        rows: The study's trials.
+        saved: By number, what lies on disk of those that have ended or are paused at a rung.
+        at_rung: Numbers of the trials paused at a rung that keep theirs, see `kept_at_rung`.
+        front: The checkpoints of the study's front and its answer, as (trial, step).
+    """
+    found = []
+    for row in rows:
+        if row.is_done:
+            here, number = saved.get(row.number, Saved()), row.number
+            own = _own(row, here, number in at_rung)
+            found += [(number, step) for step in here.steps if step not in own and (number, step) not in front]
+    return found
+
+
+def _own(row: TrialRow, saved: Saved, is_at_rung: bool) -> Collection[int | None]:
+    """Return the steps that a trial keeps apart from the front."""
+    if row.status.is_final:
+        return {row.fork_step, saved.best, *saved.steps[-1:]}
+    return {row.fork_step, saved.best, *saved.steps[-NEWEST:]} if is_at_rung else {row.fork_step}

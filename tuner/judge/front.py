@@ -20,38 +20,24 @@ MOST_KEPT = 8
 """Number of checkpoints of a study kept for being on its front."""
 
 
-class StudyFront:
-    """Front of a study, updated trial by trial."""
+def own_fronts(store: Store, rows: Iterable[TrialRow]) -> dict[int, list[Point]]:
+    """Return the own front of each trial that has ended or is paused, by number, from the store's evaluations."""
+    done = {row.id: row for row in rows if row.is_done}
+    found: dict[int, list[Mapping[str, Any]]] = {trial_id: [] for trial_id in done}
+    for one in store.steps(found, EVALUATION_METRICS, evaluations_only=True):
+        found[one["trial_id"]].append(one)
+    return {row.number: own_front(row, found[row.id]) for row in done.values()}
 
-    def __init__(self, points: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -> None:
-        """Combine the trials' own fronts, by number; `is_here` tells if a checkpoint still exists."""
-        self._points, self._is_here = dict(points), is_here
-        self._front = self._whole()
 
-    @classmethod
-    def read(cls, store: Store, rows: Iterable[TrialRow], is_here: Callable[[Point], bool]) -> StudyFront:
-        """Return the front of a study with these trials, from the evaluations in the store."""
-        done = {row.id: row for row in rows if row.is_done}
-        found: dict[int, list[Mapping[str, Any]]] = {trial_id: [] for trial_id in done}
-        for one in store.steps(found, EVALUATION_METRICS, evaluations_only=True):
-            found[one["trial_id"]].append(one)
-        return cls({row.number: own_front(row, found[row.id]) for row in done.values()}, is_here)
+def kept(own: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -> list[Point]:
+    """Return the points of a study's front whose checkpoints are kept, by rising KL and reward.
 
-    def kept(self) -> list[Point]:
-        """Return the points whose checkpoints are kept, by rising KL and reward."""
-        return thinned([point for point in self._front if point.step > 0 and self._is_here(point)], MOST_KEPT)
-
-    def put(self, trial: int, points: Sequence[Point]) -> None:
-        """Set the own front of a trial that has ended or is paused."""
-        gone = set(self._points.get(trial, ())) - set(points)
-        self._points[trial] = points
-        if gone.isdisjoint(self._front):  # what beat them still does; all trials' points take long to sort
-            self._front = front([*self._front, *points])
-        else:
-            self._front = self._whole()
-
-    def _whole(self) -> list[Point]:
-        return front(point for points in self._points.values() for point in points)
+    Args:
+        own: The trials' own fronts by number.
+        is_here: True for a checkpoint that still exists.
+    """
+    whole = front(point for points in own.values() for point in points)
+    return thinned([point for point in whole if point.step > 0 and is_here(point)], MOST_KEPT)
 
 
 def own_front(row: TrialRow, evaluations: Evaluations) -> list[Point]:

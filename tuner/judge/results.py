@@ -19,7 +19,7 @@ from ppo_core.errors import TaskError
 from ppo_core.metrics import METRICS
 from tuner.control import forks
 from tuner.judge.best import best_trial
-from tuner.judge.front import StudyFront
+from tuner.judge.front import kept, own_fronts
 from tuner.judge.paired import improvement, over
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import EVALUATION_METRICS, Extent, ends_within, extent, judged_again
@@ -167,7 +167,7 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
         return forks.find(view.row, point.trial, point.step).path
 
     row_of, points = {row.number: row for row in view.trials}, []
-    for point in StudyFront.read(store, view.trials, lambda one: path_of(one) is not None).kept():
+    for point in kept(own_fronts(store, view.trials), lambda one: path_of(one) is not None):
         rows = store.steps([row_of[point.trial].id], EVALUATION_METRICS, evaluations_only=True)
         found = next(row for row in rows if row["step"] == point.step)
         reward, kl = (Measured(found[f"eval/{name}"], found[f"eval/{name}_se"]) for name in ("reward", "kl"))

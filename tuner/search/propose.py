@@ -6,21 +6,24 @@ Imports torch only for the sampler that needs it.
 
 import heapq
 import statistics
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.errors import ConfigError
-from ppo_core.rewards.batch import one_line
+from ppo_core.data.lookup import import_module
+from ppo_core.errors import ConfigError, nearest
+from ppo_core.rewards.batch import cut, one_line
 from tuner.judge.scoring import Told, frozen, to_optuna
-from tuner.own_objects import made_by
 from tuner.search.prior import first_params, spread_params
 from tuner.store import TrialRow
 from tuner.study.space import decoded, read_by_sampler, sampler_space
@@ -163,3 +166,41 @@ def _sampler(spec: StudySpec, number: int) -> BaseSampler:
         made: BaseSampler = made_by(name, "sampler", BaseSampler, seed=seed)
         return made
     return TPESampler(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)
+
+
+# Import a user's own sampler or pruner, named as `module:callable` in a study file.
+
+
+def made_by(path: str, what: str, kind: Any, **arguments: Any) -> Any:
+    """Call the user's `module:callable` and return the object, checked to be of the kind.
+
+    Args:
+        path: `module:callable`, as the study file says.
+        what: What it is, for errors: sampler, pruner.
+        kind: The class of what it must return.
+        arguments: What it is called with.
+
+    Raises:
+        ConfigError: it cannot be imported or called, or returns something else.
+    """
+    who = f'{what} "{path}"'
+    try:
+        module, name = import_module(path, what, ConfigError)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's module raises
+        raise ConfigError(f"{who}: importing it raised {one_line(error)}") from error
+    make = getattr(module, name, None)
+    if not callable(make):
+        there_are = [key for key, value in vars(module).items() if callable(value)]
+        raise ConfigError(f'{who}: module "{module.__name__}" has no callable "{name}"{nearest(name, there_are)}')
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of Optuna's own classes: the user chose them
+            made = make(**arguments)
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        raise ConfigError(f"{who}: calling it with {given or 'nothing'} raised {one_line(error)}") from error
+    if not isinstance(made, kind):
+        raise ConfigError(f"{who} returned {cut(made)}, which is not an optuna {kind.__name__}")
+    return made

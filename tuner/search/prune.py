@@ -16,7 +16,7 @@ from optuna.trial import Trial, TrialState
 from ppo_core.errors import ConfigError
 from ppo_core.rewards.batch import one_line
 from tuner.judge.scoring import Evaluations, trial_value
-from tuner.own_objects import made_by
+from tuner.search.propose import made_by
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import PRUNER, Origin, Reason, Status
