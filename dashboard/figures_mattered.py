@@ -1,4 +1,4 @@
-"""What mattered: importance with its spread, slices, parallel coordinates, and a contour of two hyperparameters."""
+"""What mattered: importance with its spread, slices, parallel coordinates, and trials over two hyperparameters."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -20,11 +20,6 @@ TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRI
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
 SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.95, 9))
 """Without its ends, which vanish on a dark or a light page; no trial has one of its colours."""
-GRID = 60
-NEARNESS = 3.0
-"""Power of the distance that a contour weighs trials by."""
-REACH = 0.12
-"""Distance to the nearest trial, of a range, up to which a contour is coloured."""
 MOST_TICKS = 6
 
 
@@ -212,77 +207,39 @@ def _ticks(numbers: pd.Series, log: bool) -> list[float]:
     return [round(place * step, 12) for place in range(first, last + 1)] or [low]
 
 
-def contour(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec) -> go.Figure:
-    """Return reward or KL over two hyperparameters: the trials as points, and between them their weighted mean.
-
-    The surface is inverse-distance weighting over the searched ranges, so it shows what the points say and no more; it
-    has gaps where no trial is near.
-    """
+def pair(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec) -> go.Figure:
+    """Return the trials over two hyperparameters; the colour is their reward or KL, the symbol their status."""
     points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
-    columns, rows = (pd.to_numeric(points[PARAMS + name]).to_numpy(float) for name in (x, y))
-    heights = points[measure].to_numpy(float)
-    across, up = (_Scaled(at, is_log_of(pd.Series(at), name, spec)) for at, name in ((columns, x), (rows, y)))
-    surface = _surface(across.place(columns), up.place(rows), heights)
-    figure = go.Figure(
-        go.Contour(
-            x=across.ticks,
-            y=up.ticks,
-            z=surface,
-            colorscale=SCALE,
-            colorbar={"title": {"text": "reward" if measure == "value" else "KL"}, "thickness": 12},
-            contours={"showlines": False},
-            hoverinfo="skip",
-        )
-    )
+    scale = {"colorscale": SCALE, "colorbar": {"title": {"text": "reward" if measure == "value" else "KL"}}}
+    figure = go.Figure(layout={"coloraxis": scale | {"cmin": points[measure].min(), "cmax": points[measure].max()}})
     for kind in style.KINDS:
-        is_of = (points["kind"] == kind).to_numpy()
-        if is_of.any():
-            figure.add_trace(
-                go.Scatter(
-                    x=columns[is_of],
-                    y=rows[is_of],
-                    mode="markers",
-                    name=kind,
-                    marker={
-                        # An open one would be nothing but its white line.
-                        "symbol": style.mark(kind).plotly.replace("-open", "-dot"),
-                        "size": 9,
-                        "color": "#ffffff",
-                        "line": {"color": "#000000", "width": 1},
-                    },
-                    customdata=np.stack([points["number"].to_numpy()[is_of], heights[is_of]], axis=-1),
-                    hovertemplate=f"<b>Trial %{{customdata[0]:d}}</b>, {kind}<br>%{{customdata[1]:.3g}}<extra></extra>",
-                )
-            )
+        group = points[points["kind"] == kind]
+        if len(group):
+            figure.add_traces([_pair(kind, group, x, y, measure), figures.legend_entry(kind)])
     figures.lay_out(figure, x=figures.title_of(x), y=figures.title_of(y))
-    figure.update_xaxes(type="log" if across.log else "linear", exponentformat="e")
-    return figure.update_yaxes(type="log" if up.log else "linear", exponentformat="e")
+    for name, axis in ((x, figure.layout.xaxis), (y, figure.layout.yaxis)):
+        is_log = is_log_of(pd.to_numeric(points[PARAMS + name]), name, spec)
+        axis.update(type="log" if is_log else "linear", exponentformat="e")
+    return figure
 
 
-class _Scaled:
-    """A grid over one hyperparameter's values, evenly spaced on its scale."""
-
-    def __init__(self, values: np.ndarray, log: bool) -> None:
-        self.log = log
-        scaled = np.log10(values) if log else values
-        self._low, self._width = float(scaled.min()), float(np.ptp(scaled)) or 1.0
-        self.ticks = self._low + self._width * np.linspace(0, 1, GRID)
-        if log:
-            self.ticks = 10**self.ticks
-
-    def place(self, values: np.ndarray) -> np.ndarray:
-        """Return where values lie, 0 to 1."""
-        return ((np.log10(values) if self.log else values) - self._low) / self._width
-
-
-def _surface(columns: np.ndarray, rows: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """Return the weighted mean of the heights on the unit square's grid, [rows, columns]; NaN: no point is near."""
-    axis = np.linspace(0, 1, GRID)
-    across, up = np.meshgrid(axis, axis)
-    distance = np.hypot(across[..., None] - columns, up[..., None] - rows)
-    weights = 1 / (distance + 0.02) ** NEARNESS
-    surface: np.ndarray = (weights * heights).sum(-1) / weights.sum(-1)
-    return np.where(distance.min(-1) <= REACH, surface, np.nan)
+def _pair(kind: str, group: pd.DataFrame, x: str, y: str, measure: Measure) -> go.Scatter:
+    return go.Scatter(
+        x=group[PARAMS + x],
+        y=group[PARAMS + y],
+        mode="markers",
+        legendgroup=kind,
+        showlegend=False,
+        marker={
+            "symbol": style.mark(kind).plotly.removesuffix("-open"),
+            "size": 14,
+            "color": group[measure],
+            "coloraxis": "coloraxis",
+            "line": {"color": figures.GREY, "width": 1},
+        },
+        customdata=group[["number", measure]],
+        hovertemplate=f"<b>Trial %{{customdata[0]:d}}</b>, {kind}<br>%{{customdata[1]:.3g}}<extra></extra>",
+    )
 
 
 def is_log_of(values: pd.Series, name: str, spec: StudySpec) -> bool:

@@ -68,8 +68,8 @@ def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
     )
 
 
-def of_contour(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
-    """Return where the highest point of a contour lies."""
+def of_pair(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
+    """Return which trial is the highest, and where it lies."""
     points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
     top = points.loc[points[measure].idxmax()]
     what = "reward" if measure == "value" else "KL"

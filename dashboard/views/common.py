@@ -319,7 +319,7 @@ def begun(snapshot: Snapshot, chosen: tuple[int, ...], most: int | None = None) 
     return found
 
 
-# Figures and tables as every page draws them: each can be taken away.
+# Figures and tables as every page draws them.
 
 CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
 
@@ -327,24 +327,13 @@ CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale
 def figure(
     drawn: go.Figure, key: str, alt: str, says: str = "", on_select: Callable[[], None] | Literal["ignore"] = "ignore"
 ) -> None:
-    """Draw a Plotly figure; its tool bar saves a PNG, the button below it a page that needs nothing else.
+    """Draw a Plotly figure; its tool bar saves a PNG.
 
     `says` is what to see in it, as Markdown. `on_select` is called when points are selected.
     """
     st.plotly_chart(drawn, key=key, config=CONFIG, alt=alt, on_select=on_select, selection_mode=("points", "box"))
     if says:
         st.caption(says)
-    st.download_button(
-        "Save as HTML",
-        lambda: drawn.to_html(include_plotlyjs=True, config=CONFIG),
-        file_name=f"{key.replace(' ', '-')}.html",
-        mime="text/html",
-        key=f"save {key}",
-        type="tertiary",
-        icon=":material/download:",
-        on_click="ignore",
-        help="One file that opens offline, with zoom and tooltips.",
-    )
 
 
 Figure = tuple[str, str, str | None, str]

@@ -5,12 +5,11 @@ import math
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, checkpoints, data, diagnosis, figures, sentences, style
+from dashboard import analysis, checkpoints, data, figures, sentences, style
 from dashboard.analysis import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.views import common
-from ppo_core.output import KL_UNIT
-from tuner.judge import hacking
+from ppo_core.output import plus_minus
 from tuner.judge.answer import of_study
 from tuner.judge.best import RULE
 from tuner.judge.results import StudyView
@@ -33,19 +32,14 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         return
     chosen = common.begun(snapshot, chosen)
     at = best_checkpoint(snapshot.view, evaluated)
-    left, right = st.columns([3, 1], gap="medium")
-    with left:
-        _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at)
-    with right:
-        _card(snapshot.view, at)
-    if at is not None:
+    _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at)
+    if at is None:
+        st.subheader(f"No trained checkpoint within {snapshot.view.spec.kl_budget:g} nats", anchor=False, help=RULE)
+    else:
         _where(snapshot, at, evaluated)
         found = of_study(store, snapshot.view)
         if found is not None and found.number != at.trial:
             st.text(f"To launch is trial {found.number} ({found.badge}), as Overview says.")
-    with st.expander("The front as a table"):
-        _front_table(analysis.front(evaluated))
-    _hacking(store, snapshot, chosen)
 
 
 def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
@@ -56,31 +50,18 @@ def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | No
     return analysis.checkpoint_of(evaluated, best.number, best.value_step)
 
 
-def _card(view: StudyView, at: Checkpoint | None) -> None:
-    """Draw the best checkpoint."""
-    value, note = "–", f"none within {view.spec.kl_budget:g} nats"
-    if at is not None:
-        value, note = _with_error(at.reward, at.reward_se), f"trial {at.trial}, step {at.step}, KL {at.kl:.2f}"
-    st.metric(
-        "Best checkpoint", value, note, delta_color="off", delta_arrow="off", border=True,
-        help=f"{RULE} ± is its standard error over the eval prompts.",
-    )  # fmt: skip
-
-
-def _with_error(value: float, error: float | None) -> str:
-    return f"{value:.3f}" if error is None or math.isnan(error) else f"{value:.3f} ± {error:.3f}"
-
-
 def _where(snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
     """Draw whether the best checkpoint is kept and how to get it, and how lucky it may be."""
     study, kept = snapshot.view.row, checkpoints.find(snapshot.view.row, at.trial, at.step)
     trial = next(row for row in snapshot.view.trials if row.number == at.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     lucky = (
-        f"It is the highest of {count:,} evaluations within the budget, and the highest of many is partly luck: "
+        f"{RULE} It is the highest of {count:,} evaluations within the budget, and the highest of many is partly luck: "
         f"confirm it on fresh prompts or another seed before you rely on it."
     )
-    st.subheader(f"Best checkpoint: trial {at.trial}, step {at.step}", anchor=False, help=lucky)
+    reward = plus_minus(at.reward, None if math.isnan(at.reward_se or math.nan) else at.reward_se)
+    title = f"Best checkpoint: trial {at.trial}, step {at.step}, reward {reward} at KL {at.kl:.2f}"
+    st.subheader(title, anchor=False, help=lucky)
     if note := _end_note(snapshot.view, trial):
         st.text(note)
     if kept.path is not None:
@@ -133,40 +114,3 @@ def _legend(spec: StudySpec) -> str:
         f"where a rule ended it, ■ a person, {paused}▲ where it failed. The star is the best checkpoint. The grey "
         "steps are the front: the highest reward of any evaluation at no more KL. The dotted line is the guard's limit."
     )
-
-
-def _front_table(points: pd.DataFrame) -> None:
-    if points.empty:
-        st.info("No evaluation after the first update yet.")
-        return
-    number = st.column_config.NumberColumn
-    common.table(
-        points,
-        key="front",
-        columns={
-            "trial": number("Trial", width=60),
-            "step": number("Step", width=70),
-            "episode": number("Episodes", width=90),
-            "reward": number("Eval reward", format="%.3f"),
-            "reward_se": number("± SE", format="%.3f"),
-            "kl": number(f"Eval KL ({KL_UNIT})", format="%.2f"),
-            "kl_se": number("± SE", format="%.2f"),
-        },
-    )
-
-
-def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    st.subheader(
-        "Reward hacking: does reward rise while something else worsens?",
-        anchor=False,
-        help=f"{hacking.RULE} A reason to read samples, not a proof. For the trials chosen in the sidebar, else the "
-        "default selection.",
-    )
-    numbers = chosen or tuple(snapshot.default_trials)
-    findings = diagnosis.hacking_of(
-        data.curves(store, snapshot, hacking.NEEDED, numbers=numbers), snapshot.view.spec.kl_budget
-    )
-    if not findings:
-        st.info("These trials have not reported anything yet.")
-    if findings:
-        common.hacking_table(findings)

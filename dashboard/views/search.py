@@ -14,7 +14,7 @@ from dashboard.data import Snapshot
 from dashboard.figures_mattered import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
-from ppo_core.output import KL_UNIT, NOTHING, counted
+from ppo_core.output import KL_UNIT, NOTHING
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
 from tuner.search.importance import Importance, Outcome
@@ -136,7 +136,7 @@ def _linked(snapshot: Snapshot, shown: Snapshot, at: Fidelity, names: list[str],
     _parallel(shown, at, names, marked)
     numbers = [name for name in names if figures_mattered.is_number(shown.trials[figures.PARAMS + name])]
     if len(numbers) > 1:
-        _contour(shown, numbers, marked, key)
+        _pair(shown, numbers, marked, key)
 
 
 def _bar(key: str, marked: tuple[int, ...]) -> None:
@@ -243,12 +243,11 @@ def _parallel(shown: Snapshot, at: Fidelity, names: list[str], marked: tuple[int
     )
 
 
-def _contour(shown: Snapshot, names: list[str], marked: tuple[int, ...], key: str) -> None:
+def _pair(shown: Snapshot, names: list[str], marked: tuple[int, ...], key: str) -> None:
     st.subheader(
         "Two hyperparameters",
         anchor=False,
-        help="Around the points the colour is their mean, nearer ones weighing more: a picture of the trials, not a "
-        "model. Where no trial is near, there is none.",
+        help="Each point is a trial; the colour is its reward or KL.",
     )
     row = st.container(horizontal=True, vertical_alignment="bottom")
     with row:
@@ -260,18 +259,14 @@ def _contour(shown: Snapshot, names: list[str], marked: tuple[int, ...], key: st
     both = shown.trials.dropna(subset=[figures.PARAMS + x, figures.PARAMS + y, MEASURES[what]])
     if x == y:
         st.info("Choose two different hyperparameters.")
-    elif len(both) < 4:
-        has = "has" if len(both) == 1 else "have"
-        st.info(
-            f"This chart needs four trials that have both hyperparameters set and a {what} value; "
-            f"{counted(len(both), 'trial')} {has}."
-        )
+    elif both.empty:
+        st.info(f"No trial has both hyperparameters set and a {what} value.")
     else:
         _figure(
-            figures_mattered.contour(shown.trials, x, y, MEASURES[what], shown.view.spec),
-            "contour",
+            figures_mattered.pair(shown.trials, x, y, MEASURES[what], shown.view.spec),
+            "pair",
             f"{what} over {x} and {y}, with the trials as points",
-            sentences.of_contour(shown.trials, x, y, MEASURES[what]),
+            sentences.of_pair(shown.trials, x, y, MEASURES[what]),
             marked,
             key,
         )

@@ -104,20 +104,6 @@ def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
 
 
 @pytest.mark.browser
-def test_a_figure_is_saved_as_a_page_that_needs_nothing_else(hostile: Server, visit: Visit, tmp_path: Path) -> None:
-    visit.open(f"{hostile.address}/reward_kl?study={fake_store.STUDY}")
-    with visit.page.expect_download() as download:
-        visit.button("Save as HTML")
-    assert download.value.suggested_filename == "reward-and-KL.html"
-    download.value.save_as(tmp_path / "figure.html")
-    visit.requests.clear()
-    visit.page.goto((tmp_path / "figure.html").as_uri())
-    visit.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for()
-    assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert visit.errors == []
-
-
-@pytest.mark.browser
 def test_the_token_leaves_the_link_and_is_in_nothing_that_is_copied(hostile: Server, visit: Visit) -> None:
     visit.open(hostile.link)
     visit.page.wait_for_url(lambda url: "token" not in url)

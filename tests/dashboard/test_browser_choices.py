@@ -97,7 +97,7 @@ def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_cho
 ) -> None:
     with opened(browser, server, f"search?study={STUDY}", width=1440) as visit:
         figures = visit.page.locator(".js-plotly-plot:has(.scatterlayer)")
-        expect(figures).to_have_count(4)  # front, two slices, a contour
+        expect(figures).to_have_count(4)  # front, two slices, a pair
         visit.scroll_to(figures.nth(1))
         visit.page.mouse.wheel(0, -150)  # the bar of marked trials stays over it
         read(visit)

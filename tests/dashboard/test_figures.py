@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
@@ -201,7 +200,7 @@ def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set(
     assert (list(kl["values"]), list(reward["values"])) == ([4, 9, 25], [1.0, 1.2, 0.8])
 
 
-def test_words_and_truths_have_an_axis_of_their_own_and_no_contour() -> None:
+def test_words_and_truths_have_an_axis_of_their_own() -> None:
     kinds = ["linear", "cosine", "constant", None]
     frame = (
         pd.concat([SEARCHED.dropna(subset=["value", "kl"])] * 4)
@@ -241,13 +240,12 @@ def test_marking_dims_every_other_trial() -> None:
     assert list(lines.dimensions[0]["values"]) == [0, 1, 0] and lines.dimensions[0].constraintrange == (0.9, 1.1)
 
 
-def test_a_contours_surface_meets_its_points_and_has_gaps_where_none_is_near() -> None:
-    figure = figures_mattered.contour(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
-    surface, *points = figure.data
-    assert (surface.x[0], surface.x[-1]) == (pytest.approx(1e-4), pytest.approx(1e-2))
-    assert (surface.z[0][0], surface.z[-1][-1]) == (pytest.approx(1.0, abs=0.01), pytest.approx(0.8, abs=0.01))
-    assert np.isnan(surface.z[0][-1])
-    assert [trace.name for trace in points] == ["completed", "pruned"]
+def test_two_hyperparameters_colour_the_trials_by_what_they_came_to() -> None:
+    figure = figures_mattered.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
+    drawn = [trace for trace in figure.data if trace.customdata is not None]
+    measured = SEARCHED.dropna(subset=["params_learning_rate", "params_cliprange", "value"])
+    assert sorted(value for trace in drawn for value in trace.marker.color) == sorted(measured["value"])
+    assert figure.layout.coloraxis.cmax == measured["value"].max()
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
 
 

@@ -19,11 +19,10 @@ pytestmark = pytest.mark.slow
 def test_the_best_checkpoint_is_told_under_the_studys_own_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("reward_kl", built, monkeypatch)
     assert app.slider(key="budget").value == 10
-    assert shown.cards(app) == {"Best checkpoint": ("1.739 ± 0.035", "trial 9, step 18, KL 9.56")}
+    assert shown.subheaders(app) == ["Best checkpoint: trial 9, step 18, reward 1.739 ± 0.035 at KL 9.56"]
     assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} 9 --stop_at_episode 1152 --storage sqlite:///{built}"]
     assert len(app.get("plotly_chart")) == 1
-    [heading] = [one for one in app.subheader if one.value == "Best checkpoint: trial 9, step 18"]
-    assert "highest of 54 evaluations" in heading.help
+    assert app.subheader[0].help.startswith(RULE) and "highest of 54 evaluations" in app.subheader[0].help
     assert any("Trial 9 itself ends over the budget, at a KL of 11.89" in text for text in shown.texts(app))
 
 
@@ -31,27 +30,19 @@ def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
     cut: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = page("reward_kl", cut, monkeypatch)
-    assert shown.cards(app) == {"Best checkpoint": ("1.744 ± 0.035", "trial 5, step 12, KL 9.68")}
+    assert shown.subheaders(app) == ["Best checkpoint: trial 5, step 12, reward 1.744 ± 0.035 at KL 9.68"]
     best = data.snapshot(data.open_store(f"sqlite:///{cut}"), fake_store.CUT).view.best()
     assert best is not None and (best.number, best.value_step) == (5, 12), "the study's own"
     assert any("Trial 5 itself ends over the budget, at a KL of 14.51" in text for text in shown.texts(app))
-    assert app.metric[0].help.startswith(RULE)
     [chart] = app.get("plotly_chart")
     assert {"best checkpoint", "screened"} <= {trace.get("name") for trace in json.loads(chart.proto.spec)["data"]}
 
 
 def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("reward_kl", cut, monkeypatch, budget="5")
-    assert shown.cards(app) == {"Best checkpoint": ("1.454 ± 0.035", "trial 7, step 6, KL 4.49")}
+    assert shown.subheaders(app) == ["Best checkpoint: trial 7, step 6, reward 1.454 ± 0.035 at KL 4.49"]
     app.slider(key="budget").set_value(0.1)
-    assert shown.cards(shown.run(app)) == {"Best checkpoint": ("–", "none within 0.1 nats")}
-
-
-def test_another_budget_in_the_link_judges_again(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("reward_kl", built, monkeypatch, budget="5")
-    assert float(shown.cards(app)["Best checkpoint"][1].split("KL ")[1].split()[0]) <= 5
-    app.slider(key="budget").set_value(0.1)
-    assert shown.cards(shown.run(app))["Best checkpoint"] == ("–", "none within 0.1 nats")
+    assert shown.subheaders(shown.run(app)) == ["No trained checkpoint within 0.1 nats"]
 
 
 def test_each_study_begins_with_its_own_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,16 +83,6 @@ def test_a_password_never_stands_in_a_command(monkeypatch: pytest.MonkeyPatch, t
     assert "hidden" not in checkpoints.train_for_real(STUDY, trial)
     monkeypatch.delenv("PPO_TUNER_STORAGE")
     assert checkpoints.train_for_real(STUDY, trial).endswith("train --from reviews 0 --total_episodes 19200")
-
-
-def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict(budget: str) -> str:
-        app = page("reward_kl", built, monkeypatch, budget=budget, trial=["7"])
-        [row] = next(one.value for one in app.dataframe if "verdict" in one.value).to_dict("records")
-        return f"{row['verdict']}, KL {row['KL']}"
-
-    assert verdict("10").startswith("✓ clean, KL 9")
-    assert verdict("8").startswith("▲ suspect, KL ▲ 9")
 
 
 @pytest.mark.parametrize("courses", [(GOOD,), (FAILED,), (FAILED, FAILED, GOOD)])

@@ -194,3 +194,13 @@ def test_without_trials_or_samples_it_says_what_to_wait_for(tmp_path: Path, monk
     shown.change(tmp_path / "some.db", "DELETE FROM ppo_samples")
     app = page("samples", tmp_path / "some.db", monkeypatch)
     assert "These trials have no samples yet. The first evaluation writes them." in shown.infos(app)
+
+
+def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(budget: str) -> str:
+        app = page("samples", built, monkeypatch, budget=budget, trial=["7"])
+        [row] = next(one.value for one in app.dataframe if "verdict" in one.value).to_dict("records")
+        return f"{row['verdict']}, KL {row['KL']}"
+
+    assert verdict("10").startswith("✓ clean, KL 9")
+    assert verdict("8").startswith("▲ suspect, KL ▲ 9")

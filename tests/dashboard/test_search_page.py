@@ -1,7 +1,6 @@
 """The page Search: refused where it would be chance, and what was ended early."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
 ) -> None:
     app = page("search", built, monkeypatch)
     assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more is needed.")]
-    assert len(app.get("plotly_chart")) == 5  # front, two slices, parallel coordinates, a contour
+    assert len(app.get("plotly_chart")) == 5  # front, two slices, parallel coordinates, a pair
     assert "Different settings" not in shown.subheaders(app)
 
 
@@ -85,14 +84,6 @@ def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: py
     assert app.selectbox(key="setting").value == "cliprange"
     app.selectbox(key="up").set_value("cliprange")
     assert "Choose two different hyperparameters." in shown.infos(shown.run(app))
-
-
-def test_a_contour_of_too_few_trials_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    courses = (GOOD, replace(GOOD, learning_rate=2e-4, cliprange=0.3))
-    fake_store.build(tmp_path / "store.db", courses=courses).close()
-    app = page("search", tmp_path / "store.db", monkeypatch)
-    told = "This chart needs four trials that have both hyperparameters set and a reward value; 2 trials have."
-    assert told in shown.infos(app)
 
 
 @pytest.mark.parametrize("courses", [(GOOD,), (FAILED, FAILED), (GOOD, GOOD, FAILED)])
