@@ -21,8 +21,9 @@ from sqlalchemy import URL
 from dashboard import safe_text, style
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
+from tuner.control import forks
 from tuner.environment import to_copy
-from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
+from tuner.judge.results import LONGER, State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
 from tuner.study.status import Reason, Role, Status
@@ -456,3 +457,28 @@ def last_sign(view: StudyView) -> float:
     ended = [row.ended_at for row in view.trials if row.ended_at is not None]
     known = [view.row.lease_renewed_at, view.row.finished_at, view.row.paused_at, *ended]
     return max([view.row.created_at, *(at for at in known if at is not None)])
+
+
+# The commands to show that make an evaluated checkpoint again or continue from it. See `tuner.control.forks`.
+
+
+def train_again(study: str, trial: TrialRow, episode: int) -> str:
+    """Return the command that trains a trial again up to `episode`, and saves the model."""
+    return command(forks.train_again(study, trial, episode))
+
+
+def train_for_real(study: str, trial: TrialRow) -> str:
+    """Return the command that trains a trial's configuration longer and keeps the model."""
+    episodes = int(trial.config.get("total_episodes") or 0) * LONGER
+    words = ["train", "--from", study, str(trial.number), "--total_episodes", str(episodes)]
+    return command(words)
+
+
+def go_on(study: str, trial: TrialRow, episode: int) -> str:
+    """Return the command that forks a trial at a kept checkpoint: for as long again where that is its last episode.
+
+    Elsewhere a changed value is left to be filled in.
+    """
+    total = int(trial.config.get("total_episodes") or 0)
+    changed = f"total_episodes={2 * total}" if episode >= total else "NAME=VALUE"
+    return command(["fork", study, str(trial.number), "--at", str(episode), "--set", changed])

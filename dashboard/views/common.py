@@ -347,6 +347,8 @@ def figures(shown: Sequence[Figure]) -> None:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
 
 
+MOST_ROWS = 16
+"""Rows of the longest table that is drawn whole."""
 MARKS = {"✓": "rgba(0, 158, 115, 0.18)", "▲": "rgba(230, 159, 0, 0.35)", "✕": "rgba(213, 94, 0, 0.45)"}
 """The ground of a cell by its first character: what is in order, what is worth a look, and what is bad."""
 
@@ -358,7 +360,10 @@ def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None
     """
     titles = {name: f"{name[:1].upper()}{name[1:]}" for name in rows.columns}
     drawn = rows.style.map(lambda cell: f"background-color: {MARKS.get(str(cell)[:1], '')}") if marked else rows
-    st.dataframe(drawn, key=key, hide_index=True, placeholder="", column_config=titles | dict(columns or {}))
+    height: Literal["content", "auto"] = "content" if len(rows) <= MOST_ROWS else "auto"  # ten rows, and a scroll bar
+    st.dataframe(
+        drawn, key=key, hide_index=True, placeholder="", column_config=titles | dict(columns or {}), height=height
+    )
 
 
 def hacking_table(findings: Sequence[Finding]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, checkpoints, safe_text, style
+from dashboard import analysis, data, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import common
@@ -158,7 +158,7 @@ def _commands(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
         f"over the run's length stretches with it.{from_start}",
     )
     for row in rows:
-        st.code(checkpoints.train_for_real(snapshot.view.row.name, row), language=None, wrap_lines=True)
+        st.code(data.train_for_real(snapshot.view.row.name, row), language=None, wrap_lines=True)
 
 
 def _name(row: TrialRow) -> str:

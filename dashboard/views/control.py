@@ -21,7 +21,6 @@ from dashboard.views.control_parts import (
     why_it_waits,
 )
 from tuner.control.orders import KINDS, SETTINGS
-from tuner.environment import to_copy
 from tuner.judge.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
 
@@ -99,11 +98,6 @@ def steer_section(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> Non
     _trial(store, snapshot.view)
     with st.expander("Change the study's settings"):
         _settings(store, snapshot.view)
-    with st.expander("Start another study"):
-        st.write(common.OWN_STUDY)
-        common.show_commands(common.new_study())
-        st.write("With a policy, reward and prompts of your own, begin with a folder that runs as it is:")
-        common.show_commands([to_copy(["new-task", "my-task"]), data.command(["run", "my-task"])])
 
 
 def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:

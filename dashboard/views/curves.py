@@ -10,9 +10,9 @@ import streamlit as st
 from dashboard import analysis, charts, data
 from dashboard.charts import AXES, MOST_LINES, WHOLE, Drawing
 from dashboard.data import Snapshot
-from dashboard.views import by_beta, common, curve_charts, incident
-from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
+from dashboard.views import common, curve_charts, incident
 from dashboard.views.curve_charts import SHOWN_FIRST, WINDOW, Drawn
+from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.judge.diagnose import HEALTH_METRICS, LATEST, Course, Reading
@@ -115,7 +115,7 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         persist_state="session",
         help="Percent of the longest trial. The zoom button of a chart sets it, too: press it, then drag.",
     )  # fmt: skip
-    by_beta.button(snapshot)
+    button(snapshot)
     drawing = Drawing(axis, smoothing, scale == "log", (low, high), by or "", grouped, linked)
     return metrics_of(metrics) or SHOWN_FIRST, drawing
 
@@ -218,3 +218,36 @@ def _health_columns() -> dict[str, Any]:
         title = f"{METRICS[metric].label} ({', '.join(sign.range for sign in signs)})"
         columns[metric] = st.column_config.TextColumn(title, help=f"{METRICS[metric].doc} {signs[0].doc}")
     return columns
+
+
+# The click on the Curves page that shows KL under different β.
+
+
+NAMED_BY, CHOSEN_METRICS = "by", "metric"
+"""Keys of the Curves page: the setting that names lines, and the metrics."""
+
+
+def button(snapshot: Snapshot) -> None:
+    """Draw the button where the study has more than one β. A click chooses trials that span β, names lines by it, and
+    shows KL first.
+    """
+    if trials := _spanning(snapshot):
+        st.button(
+            "KL by β",
+            icon=":material/stacked_line_chart:",
+            on_click=_choose,
+            args=(trials,),
+            help="KL over training under the lowest, a middle and the highest fixed β of this study, and an adaptive "
+            "one. Their other settings differ, too, unless the study lists its trials.",
+        )
+
+
+def _spanning(snapshot: Snapshot) -> tuple[int, ...]:
+    trials = analysis.spanning(snapshot.view.trials, analysis.BETA)
+    return trials if len(trials) > 1 else ()
+
+
+def _choose(trials: tuple[int, ...]) -> None:
+    st.session_state[TRIALS] = list(trials)
+    st.session_state[NAMED_BY] = analysis.BETA
+    st.session_state[CHOSEN_METRICS] = []

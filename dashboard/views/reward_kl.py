@@ -5,11 +5,12 @@ import math
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, checkpoints, data, figures, sentences, style
+from dashboard import analysis, data, figures, sentences, style
 from dashboard.analysis import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.output import plus_minus
+from tuner.control import forks
 from tuner.judge.answer import of_study
 from tuner.judge.best import RULE
 from tuner.judge.results import StudyView
@@ -52,7 +53,7 @@ def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | No
 
 def _where(snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
     """Draw whether the best checkpoint is kept and how to get it, and how lucky it may be."""
-    study, kept = snapshot.view.row, checkpoints.find(snapshot.view.row, at.trial, at.step)
+    study, kept = snapshot.view.row, forks.find(snapshot.view.row, at.trial, at.step)
     trial = next(row for row in snapshot.view.trials if row.number == at.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     lucky = (
@@ -67,10 +68,10 @@ def _where(snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
     if kept.path is not None:
         st.code(str(kept.path), language=None, wrap_lines=True)
         st.text("To continue training from it, with other values where you like:")
-        st.code(checkpoints.go_on(study.name, trial, at.episode), language=None, wrap_lines=True)
+        st.code(data.go_on(study.name, trial, at.episode), language=None, wrap_lines=True)
     else:
         st.text(f"Not kept here: {kept.why_not}. To train its model again, from the same seed:")
-        st.code(checkpoints.train_again(study.name, trial, at.episode), language=None, wrap_lines=True)
+        st.code(data.train_again(study.name, trial, at.episode), language=None, wrap_lines=True)
 
 
 def _end_note(view: StudyView, trial: TrialRow) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import charts, checkpoints, data, safe_text, style
+from dashboard import charts, data, safe_text, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import answer, changes, common, compare, curve_charts, incident, samples
@@ -112,7 +112,7 @@ def _log(snapshot: Snapshot, number: int) -> None:
 def _commands(snapshot: Snapshot, row: TrialRow) -> None:
     st.subheader("Go on with it", anchor=False, help="Train its configuration longer, or fork it at a checkpoint.")
     study = snapshot.view.row.name
-    st.code(checkpoints.train_for_real(study, row), language=None, wrap_lines=True)
+    st.code(data.train_for_real(study, row), language=None, wrap_lines=True)
     if row.episodes:
-        st.code(checkpoints.go_on(study, row, row.episodes), language=None, wrap_lines=True)
+        st.code(data.go_on(study, row, row.episodes), language=None, wrap_lines=True)
     st.code(data.command(["show", study, str(row.number)]), language=None, wrap_lines=True)

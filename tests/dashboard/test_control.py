@@ -1,7 +1,5 @@
 """The control page: what it asks to be confirmed, what it places, once, and what it refuses."""
 
-import shlex
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,9 @@ from tests.dashboard.control_page import DONE, TOKEN, badges, orders, page, pres
 from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import codes
 from tests.waiting import SECONDS
-from tuner.cli.main import main
 from tuner.environment import READ_ONLY_VARIABLE
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Lease, NewTrial, Store
-from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
@@ -102,17 +98,6 @@ def test_a_study_that_nothing_runs_shows_the_commands_that_go_on_with_it(
     store.acquire(STUDY)
     run(app)
     assert not set(commands) & set(codes(app)) and "_until_run" not in looks
-
-
-def test_the_page_shows_how_to_make_and_run_another_study(folder: Path, store: Store) -> None:
-    copy, estimate, run_it, task, run_task = codes(page(part="Steer"))[1:]
-    subprocess.run(shlex.split(copy), check=True)
-    assert StudySpec.load(folder / "my-study.toml").task == "reviews"
-    where = f"--storage sqlite:///{folder / 'store.db'}"
-    assert (estimate, run_it) == (f"ppo-tuner estimate my-study.toml {where}", f"ppo-tuner run my-study.toml {where}")
-    assert main(shlex.split(task)[1:]) == 0
-    assert StudySpec.load(folder / "my-task" / "study.toml").name == "my-task"
-    assert run_task == f"ppo-tuner run my-task {where}"
 
 
 def until_run() -> None:

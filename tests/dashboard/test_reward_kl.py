@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import checkpoints, data
+from dashboard import data
 from ppo_core.checkpoint import MANIFEST, step_folder
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import FAILED, GOOD, page
+from tuner.control import forks
 from tuner.judge.best import RULE
 from tuner.store import Store
 
@@ -64,25 +65,25 @@ def test_a_kept_checkpoint_is_shown_with_what_goes_on_from_it(tmp_path: Path, mo
     shown.change(path, "UPDATE ppo_studies SET folder = ?", str(folder))
     owner = {"study": STUDY, "created_at": store.study(STUDY).created_at}
     (folder / "study.json").write_text(json.dumps(owner))
-    assert checkpoints.find(store.study(STUDY), 0, 12).path is None, "a folder without its manifest is none"
+    assert forks.find(store.study(STUDY), 0, 12).path is None, "a folder without its manifest is none"
     (step / MANIFEST).write_text("{}")
     app = page("reward_kl", path, monkeypatch)
     kept = shown.codes(app)
     assert kept[0] == str(step)
     assert kept[1] == f"ppo-tuner fork {STUDY} 0 --at 1536 --set NAME=VALUE --storage sqlite:///{path}"
     row = store.trials(store.study(STUDY))[0]
-    assert " --at 1920 --set total_episodes=3840" in checkpoints.go_on(STUDY, row, 1920)  # its end: nothing else to do
+    assert " --at 1920 --set total_episodes=3840" in data.go_on(STUDY, row, 1920)  # its end: nothing else to do
     (folder / "study.json").write_text(json.dumps(owner | {"created_at": 1.0}))
-    assert "not on this machine" in checkpoints.find(store.study(STUDY), 0, 12).why_not
+    assert "not on this machine" in forks.find(store.study(STUDY), 0, 12).why_not
 
 
 def test_a_password_never_stands_in_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = fake_store.build(tmp_path / "store.db", courses=(GOOD,))
     monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hidden@host/db")
     [trial] = store.trials(store.study(STUDY))
-    assert "hidden" not in checkpoints.train_for_real(STUDY, trial)
+    assert "hidden" not in data.train_for_real(STUDY, trial)
     monkeypatch.delenv("PPO_TUNER_STORAGE")
-    assert checkpoints.train_for_real(STUDY, trial).endswith("train --from reviews 0 --total_episodes 19200")
+    assert data.train_for_real(STUDY, trial).endswith("train --from reviews 0 --total_episodes 19200")
 
 
 @pytest.mark.parametrize("courses", [(GOOD,), (FAILED,), (FAILED, FAILED, GOOD)])
