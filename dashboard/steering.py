@@ -8,13 +8,13 @@ from typing import Any
 from dashboard import access
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError
-from tuner.control import order_checks
+from tuner.control import orders
 from tuner.control.forks import by_episode as checkpoints_by_episode
-from tuner.control.orders import KINDS
-from tuner.files import delete as upkeep
 from tuner.files import trial_log
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Order, Store
+from tuner.study import folder as study_folder
+from tuner.study.status import KINDS
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def propose(
     Raises:
         ConfigError, StudyError: it would be refused; the message says why, and what is allowed.
     """
-    order_checks.check(store, view, kind, trial, arguments or {})
+    orders.check(store, view, kind, trial, arguments or {})
     return Proposal(view.row.id, view.row.name, kind, trial, dict(arguments or {}))
 
 
@@ -91,19 +91,19 @@ def place(store: Store, proposal: Proposal, token: str) -> Order:
     placed = next((order for order in store.orders(view.row) if order.key == proposal.key), None)
     if placed is not None:
         return placed
-    order_checks.check(store, view, proposal.kind, proposal.trial, proposal.arguments)
+    orders.check(store, view, proposal.kind, proposal.trial, proposal.arguments)
     return store.place_order(view.row, proposal.kind, proposal.trial, proposal.arguments, key=proposal.key)
 
 
 def ran_as(view: StudyView, trial: int) -> str | None:
     """Return the process, host and GPUs of a trial's last attempt; None where its log is not here."""
-    folder = upkeep.own_folder(view.row)
+    folder = study_folder.own_folder(view.row)
     return None if folder is None else trial_log.ran_as(folder / str(trial))
 
 
 def fork_episodes(view: StudyView, trial: int) -> list[int]:
     """Return the episodes of a trial's checkpoints that are here, the newest first."""
-    folder = upkeep.own_folder(view.row)
+    folder = study_folder.own_folder(view.row)
     if folder is None or not checkpoint.complete(folder / str(trial)):
         return []
     return sorted(checkpoints_by_episode(folder / str(trial)), reverse=True)

@@ -26,7 +26,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import short
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
-from tuner.engine.worker_settings import SETTINGS as WORKER_SETTINGS
+from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import PROG
 from tuner.judge import scoring
 from tuner.judge.diagnose import LATEST

@@ -12,7 +12,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data import task_file
 from ppo_core.metrics import METRICS
 from tuner.cli.main import COMMANDS
-from tuner.engine.worker_settings import SETTINGS as WORKER_SETTINGS
+from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.judge.guard import GuardSettings
 from tuner.judge.rules import RULES, SIGNS
 from tuner.study import study_file

@@ -20,9 +20,9 @@ from dashboard.views.control_parts import (
     trial_line,
     why_it_waits,
 )
-from tuner.control.orders import KINDS, SETTINGS
 from tuner.judge.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
+from tuner.study.status import KINDS, SETTINGS
 
 # The log of orders: what was asked, by whom, and what became of it.
 

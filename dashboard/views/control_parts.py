@@ -14,7 +14,7 @@ from dashboard.views import common
 from ppo_core.config.declare import Hyperparameter, HyperValue, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import PPOTunerError
-from tuner.control import order_checks
+from tuner.control import orders
 from tuner.control.forks import CHANGEABLE
 from tuner.judge.results import StudyView
 from tuner.store import OrderState, Store, StudyRow, TrialRow
@@ -110,7 +110,7 @@ def _place(store: Store, proposal: Proposal) -> str:
 
 def why_it_waits(study: StudyRow) -> str:
     """Return why an order is not decided yet."""
-    return order_checks.why_waiting(study.is_held, data.command(["run", study.name]))
+    return orders.why_waiting(study.is_held, data.command(["run", study.name]))
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:

@@ -35,8 +35,8 @@ from tuner.engine.protocol import (
     ReadTest,
     Stepped,
     TrialSpec,
+    WorkerSettings,
 )
-from tuner.engine.worker_settings import WorkerSettings
 from tuner.study.spec import StudySpec
 
 _STUDY: Mapping[str, Any] = {

@@ -415,14 +415,6 @@ def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     assert curves(tmp_path) == curves(tmp_path / "unbroken")
 
 
-def test_a_study_runs_in_a_thread_too(tmp_path: Path) -> None:
-    results = []
-    thread = threading.Thread(target=lambda: results.append(run(tmp_path, quick_spec(trials=1))[0]))
-    thread.start()
-    thread.join()
-    assert results == [True]
-
-
 @pytest.mark.parametrize("keywords", [{"workers": 0}, {"trials": 0}, {"timeout": 0.0}])
 def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, keywords: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(keywords))} = 0 is not allowed"):
@@ -470,3 +462,22 @@ def test_a_trial_that_is_taken_up_keeps_its_number_of_threads(tmp_path: Path, mo
     assert run_study(spec, **paths, workers=1, trials=2, on_event=listen)
     assert set(seen) == {(0, 2.0), (1, 4.0)}
     assert [row.threads for row in rows(tmp_path)] == [2, 4]
+
+
+def test_two_studies_run_in_one_store_at_the_same_time(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(whole, quick_spec())
+    finished: list[bool] = []
+
+    def other() -> None:
+        spec = quick_spec(name="other")
+        where: dict[str, Any] = {"storage": storage(tmp_path), "runs_folder": tmp_path / "runs"}
+        finished.append(run_study(spec, **where, workers=1, on_event=lambda _: None))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    mine, _ = run(tmp_path, quick_spec(), workers=1)
+    thread.join()
+    assert mine and finished == [True]
+    assert curves(tmp_path) == curves(whole) == curves(tmp_path, "other")

@@ -18,11 +18,10 @@ from tests.tuner import made_study, quick_study, stores
 from tests.tuner.exported import CONFIG, HOSTILE, SPEC, clear, everything
 from tests.tuner.invoke import REPOSITORY, Invoke, one_error
 from tuner.control.events import Event, TrialStarted, TrialStepped
-from tuner.control.orders import KINDS
 from tuner.control.run import run_study
 from tuner.store import OrderState, Store, schema
 from tuner.store.bulk import copy_study
-from tuner.study.status import Origin, Status, Wanted
+from tuner.study.status import KINDS, Origin, Status, Wanted
 
 
 @pytest.fixture

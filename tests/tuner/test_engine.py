@@ -12,6 +12,7 @@ import pytest
 
 from ppo_core.errors import ConfigError
 from tests.tuner import engine_trainers
+from tests.tuner.conformance import check_engine
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
@@ -374,3 +375,7 @@ def test_a_worker_keeps_what_it_loaded_from_trial_to_trial(engine: LocalEngine, 
         engine.start(own_spec(tmp_path / str(number), "loading", number=number))
         said = run_out(engine)[number]
         assert said[-1] == Ended() and reading(said, "quick/loads") == 1.0
+
+
+def test_the_local_engine_does_what_the_controller_relies_on(tmp_path: Path) -> None:
+    check_engine(LocalEngine.of, tmp_path)

@@ -26,10 +26,20 @@ from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
 from tuner.control.controller import NO_PLACE
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
-from tuner.engine.hang import HangTimeout
 from tuner.engine.local import LocalEngine
-from tuner.engine.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
-from tuner.engine.worker_settings import WorkerSettings
+from tuner.engine.process import HangTimeout
+from tuner.engine.protocol import (
+    Answer,
+    Ended,
+    Entered,
+    Lost,
+    NoRoom,
+    Phase,
+    PrepareTask,
+    Progress,
+    Stepped,
+    WorkerSettings,
+)
 from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,7 @@ from tuner.control.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.control.order_checks import check_trial_order, enqueued_params
+from tuner.control.orders import check_trial_order, enqueued_params
 from tuner.control.run import run_study
 from tuner.judge.results import value_sources
 from tuner.judge.scoring import to_optuna

@@ -55,9 +55,3 @@ def test_a_worker_begins_without_torch_and_without_the_store_and_the_sampler() -
     code = f"import sys, tuner.engine.worker; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_the_controller_begins_without_torch() -> None:
-    code = "import sys, tuner.control.controller; print('torch' in sys.modules, 'transformers' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False False"

@@ -25,9 +25,8 @@ from tests.waiting import until
 from tuner.control.run import _most_workers
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
-from tuner.engine.protocol import Answer, NoRoom, Stepped, TrialSpec
+from tuner.engine.protocol import Answer, NoRoom, Stepped, TrialSpec, WorkerSettings
 from tuner.engine.trial import run_trial
-from tuner.engine.worker_settings import WorkerSettings
 from tuner.judge.guard import GuardSettings
 from tuner.study.spec import PPO_TRAINER, StudySpec
 

@@ -24,9 +24,8 @@ from tests.tuner.test_orders import placed
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
 from tuner.engine.base import Engine, EngineNeeds
-from tuner.engine.protocol import Answer, Ended, Lost, Message, Stepped
+from tuner.engine.protocol import Answer, Ended, Lost, Message, Stepped, WorkerSettings
 from tuner.engine.ray import RayCluster, RayEngine
-from tuner.engine.worker_settings import WorkerSettings
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]

@@ -10,7 +10,7 @@ from ppo_core.config.declare import Choices, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
-from tuner.engine.worker_settings import WorkerSettings
+from tuner.engine.protocol import WorkerSettings
 from tuner.study.spec import PPO_TRAINER, StudySpec
 from tuner.study.study_file import SamplerSpec
 

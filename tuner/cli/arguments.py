@@ -5,7 +5,7 @@ import math
 import re
 
 from ppo_core.errors import nearest
-from tuner.engine.worker_settings import SETTINGS
+from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import STORAGE_VARIABLE
 from tuner.exchange import TRAINERS
 
@@ -83,7 +83,7 @@ def _number(text: str, allowed: str) -> float:
 
 def checkpoint_seconds(text: str) -> float:
     """Return the longest time between two checkpoints, in seconds."""
-    valid = SETTINGS["checkpoint_seconds"]["valid"]
+    valid = WORKER_SETTINGS["checkpoint_seconds"]["valid"]
     try:
         seconds = float(text)
     except ValueError:

@@ -36,11 +36,11 @@ from tuner.cli.arguments import (
     trial_number,
 )
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
-from tuner.control.orders import KINDS, SETTINGS
-from tuner.engine.worker_settings import SETTINGS as SETTINGS_OF_WORKERS
+from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import PROG, to_copy
 from tuner.exchange import FORMATS, TRAINERS
 from tuner.judge.best import RULE
+from tuner.study.status import KINDS, SETTINGS
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def _add_worker_flags(parser: Parser) -> None:
         "--checkpoint-seconds",
         metavar="S",
         type=checkpoint_seconds,
-        help=f"{SETTINGS_OF_WORKERS['checkpoint_seconds']['doc']} (default: the study's)",
+        help=f"{WORKER_SETTINGS['checkpoint_seconds']['doc']} (default: the study's)",
     )
     parser.add_argument(
         "--report_to",

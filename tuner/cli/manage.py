@@ -17,12 +17,12 @@ from tuner.environment import to_copy
 from tuner.exchange import OPTUNA
 from tuner.exchange.folder import export_study
 from tuner.exchange.trainers import TARGETS, choose, write
-from tuner.files import delete as upkeep
 from tuner.judge.results import read_study
 from tuner.store import OrderState, Store, StudyRow
 from tuner.store.bulk import copy_study
 from tuner.store.connect import file_of
 from tuner.store.schema import parse_url, without_secrets
+from tuner.study import folder as study_folder
 from tuner.study import study_file
 
 
@@ -34,7 +34,7 @@ def delete(args: argparse.Namespace) -> int:
         if not args.yes and not _is_meant(store, study, args.keep_files):
             _tell("nothing was deleted")
             return EXIT_ERROR
-        upkeep.delete(store, study, keep_files=args.keep_files, tell=_tell)
+        study_folder.delete(store, study, keep_files=args.keep_files, tell=_tell)
     print(f'deleted study "{study.name}"')
     return 0
 
@@ -44,7 +44,7 @@ def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError(f'deleting study "{study.name}" needs a confirmation on a terminal; without one, give --yes')
     trials = len(store.trials(study))
-    folder = None if keep_files else upkeep.own_folder(study)
+    folder = None if keep_files else study_folder.own_folder(study)
     files = "" if folder is None else f" and {size(bytes_of(folder))} of checkpoints"
     what = f'study "{study.name}" with {trials} {"trial" if trials == 1 else "trials"}{files}'
     print(f"Delete {what}? Type its name:", end=" ", file=sys.stderr, flush=True)

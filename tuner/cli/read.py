@@ -13,7 +13,6 @@ from ppo_core.cli.command_line import EXIT_INTERRUPTED
 from ppo_core.errors import ConfigError, StudyError
 from tuner.cli import render, report, storage
 from tuner.control import forks
-from tuner.files import delete as upkeep
 from tuner.files import trial_log
 from tuner.judge import results
 from tuner.judge.answer import answer_data, of_study
@@ -21,6 +20,7 @@ from tuner.judge.paired import over
 from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import with_running
 from tuner.store import Store, StudyRow, TrialRow
+from tuner.study import folder as study_folder
 from tuner.study.status import Status
 
 MOST_ORDERS = 10
@@ -87,7 +87,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
     out.print(render.config_table(trial, view, title))
     out.print(render.outcome_line(trial, results.value_kl(store, trial)), style="bold")
-    folder = upkeep.own_folder(view.row)
+    folder = study_folder.own_folder(view.row)
     process = None if folder is None else trial_log.ran_as(folder / str(trial.number))
     if process is not None:
         out.print(f"Ran in process {output.plain(process)}")

@@ -10,11 +10,11 @@ from ppo_core.config.declare import Choices
 from ppo_core.errors import ConfigError, StudyError
 from tuner.cli import storage
 from tuner.cli.storage import opened
-from tuner.control import order_checks
-from tuner.control.orders import SETTINGS
+from tuner.control import orders
 from tuner.environment import to_copy
 from tuner.judge.results import StudyView, order_data, read_study
 from tuner.store import Order, OrderState, Store
+from tuner.study.status import SETTINGS
 
 WAIT_SECONDS = 30.0
 """How long a command waits for the controller to decide its order."""
@@ -29,7 +29,7 @@ def place(args: argparse.Namespace) -> int:
             raise ConfigError(f"enqueue needs values, such as: {_example(view)}")
         arguments = _arguments(args)
         trial = getattr(args, "trial", None)
-        order_checks.check(store, view, args.command, trial, arguments)
+        orders.check(store, view, args.command, trial, arguments)
         order = store.place_order(view.row, args.command, trial, arguments)
         return _tell(store, view, _decided(store, view, order), args)
 
@@ -96,5 +96,5 @@ def _tell(store: Store, view: StudyView, order: Order, args: argparse.Namespace)
         return 0
     is_held = store.study(view.row.name).is_held
     go_on = to_copy(["run", view.row.name, *storage.flags(storage.location(args.storage))])
-    print(f"Order {order.id} waits: {order_checks.why_waiting(is_held, go_on)}")
+    print(f"Order {order.id} waits: {orders.why_waiting(is_held, go_on)}")
     return 0

@@ -35,7 +35,7 @@ from tuner.control.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.control.order_desk import OrderDesk
+from tuner.control.orders import OrderDesk
 from tuner.control.retry import FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT, TrialWatch
 from tuner.control.session import OpenStudy
 from tuner.engine.base import Engine, JobId
@@ -134,12 +134,9 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._after)
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
-        self._room = TrialWatch(lambda line: emit(StudyWarned(line)), "there is disk space again")
+        self._room = TrialWatch(self._warn, "there is disk space again")
         self._outages = TrialWatch(
-            lambda line: emit(StudyWarned(line)),
-            "it goes on",
-            first_wait=FIRST_OUTAGE_WAIT,
-            longest_wait=LONGEST_OUTAGE_WAIT,
+            self._warn, "it goes on", first_wait=FIRST_OUTAGE_WAIT, longest_wait=LONGEST_OUTAGE_WAIT
         )
         self._reached: dict[int, int] = {}
         """Episode of each trial at its last outage."""
@@ -181,6 +178,13 @@ class TrialLoop:
             )
         return self._stopping
 
+    def _warn(self, line: str) -> None:
+        self._emit(StudyWarned(line))
+
+    def _note(self, number: int, line: str) -> None:
+        """Write a line to a trial's log."""
+        trial_log.note(self._study.trial_folder(number), line)
+
     # Waiting
 
     def _messages(self) -> Iterator[tuple[JobId, Message]]:
@@ -211,7 +215,7 @@ class TrialLoop:
         """Report each of the engine's notices once."""
         for line in self._engine.notices[self._told :]:
             self._told += 1
-            self._emit(StudyWarned(line))
+            self._warn(line)
 
     def _stay_alive(self) -> None:
         self.tell_notices()
@@ -308,7 +312,7 @@ class TrialLoop:
         left = left_out(study.spec, study.rows)
         if left:
             numbers = ", ".join(str(row.number) for row in left)
-            self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is now {study.spec.trials}"))
+            self._warn(f"trial {numbers} is left as it is: the total is now {study.spec.trials}")
 
     def _start_due(self) -> bool:
         """Start due trials on free workers; return True if there is anything to wait for."""
@@ -381,7 +385,7 @@ class TrialLoop:
             self._conclude(row, replace(standing, status=Status.STOPPED, reason=STOPPED_BY_PERSON))
             return
         row = study.refresh(row.number)
-        trial_log.note(study.trial_folder(row.number), f"left its worker; the trial is {row.status}")
+        self._note(row.number, f"left its worker; the trial is {row.status}")
         self._emit(TrialSetAside(row, extent(study.rows, study.spec)))
 
     def _taken(self) -> Collection[int]:
@@ -412,8 +416,8 @@ class TrialLoop:
         study = self._study
         if step is None and row.episodes > 0:
             text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
-            trial_log.note(study.trial_folder(row.number), text)
-            self._emit(StudyWarned(text))
+            self._note(row.number, text)
+            self._warn(text)
         self._outages.answered(row.number)
         row = study.put(study.store.begin_attempt(study.lease, row, step))
         config = PPOConfig.from_dict(row.config)
@@ -485,7 +489,7 @@ class TrialLoop:
             study.store.add_test_reading(study.lease, row.id, job.step, message.reading, message.why_not)
             return
         why = message.message if isinstance(message, Failed) else str(message)
-        self._emit(StudyWarned(f"trial {job.number} could not be evaluated on the test prompts: {why}"))
+        self._warn(f"trial {job.number} could not be evaluated on the test prompts: {why}")
 
     # What workers say
 
@@ -508,7 +512,7 @@ class TrialLoop:
             case Stepped():
                 self._record(number, message)
             case NoRoom():
-                trial_log.note(self._study.trial_folder(number), message.message)
+                self._note(number, message.message)
                 self._room.lacks(number, message.message)
             case Ended():
                 self._end(number)
@@ -541,9 +545,9 @@ class TrialLoop:
         running.decision = decision
         running.wanted = None if decision.action in (Action.STOP, Action.EVALUATE) else wanted
         if decision.reason is not None:
-            trial_log.note(study.trial_folder(number), f"{decision.reason.rule}: {decision.reason.message}")
+            self._note(number, f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
-            trial_log.note(study.trial_folder(number), report_line(message.report, running.iterations))
+            self._note(number, report_line(message.report, running.iterations))
         self._engine.answer(number, answer(decision, running.wanted, must_leave=self._must_leave()))
         if decision.action is not Action.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, running.iterations, decision.reason))
@@ -590,7 +594,7 @@ class TrialLoop:
         standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
         score = rung_score(evaluations, study.spec.kl_budget, study.spec.total_episodes)
         study.store.pause_at_rung(study.lease, row, standing, score)
-        trial_log.note(study.trial_folder(row.number), "the strategy paused the trial")
+        self._note(row.number, "the strategy paused the trial")
         row = study.refresh(row.number)
         self._files.settle(row, self._at_rung())
         self._emit(TrialSetAside(row, extent(study.rows, study.spec)))
@@ -608,16 +612,22 @@ class TrialLoop:
     def _wait_out(self, number: int, what: str) -> None:
         """Queue a trial that an outage ended, to resume later; until then no trial starts."""
         study = self._study
-        trial_log.note(study.trial_folder(number), what)
         self._running.pop(number, None)
-        if self._is_stopping():
-            self._emit(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
+        if self._is_left_to_next_run(number, what):
             return
         row = study.refresh(number)
         self._reached[number] = row.episodes
         study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec), Reason(OUTAGE, what))
         if study.refresh(number).status is Status.WAITING:  # no order wants something else of it
             self._outages.lacks(number, what)
+
+    def _is_left_to_next_run(self, number: int, what: str) -> bool:
+        """Note what interrupted a trial, and return True if this run is stopping, so that the next one resumes it."""
+        self._note(number, what)
+        if self._is_stopping():
+            self._warn(f"trial {number}: {what}; the next run of the study resumes it")
+            return True
+        return False
 
     def _has_outage(self) -> bool:
         """Return True if a trial waits for an outage to end."""
@@ -628,9 +638,7 @@ class TrialLoop:
 
     def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
         """Resume a trial from its checkpoint in another worker; after too many attempts it fails."""
-        trial_log.note(self._study.trial_folder(number), what)
-        if self._is_stopping():
-            self._emit(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
+        if self._is_left_to_next_run(number, what):
             del self._running[number]
             return
         running = self._running[number]
@@ -640,7 +648,7 @@ class TrialLoop:
             return
         self._study.store.set_retries(self._study.lease, row.id, retries + 1)
         which = f"retry {retries + 1} of {retry.RETRIES}"
-        self._emit(StudyWarned(f"trial {number}: {what}; resuming from its last checkpoint ({which})"))
+        self._warn(f"trial {number}: {what}; resuming from its last checkpoint ({which})")
         del self._running[number]
         self._study.refresh(number)
 
@@ -656,7 +664,7 @@ class TrialLoop:
         study = self._study
         study.store.finish_trial(study.lease, trial.id, outcome)
         why = "" if outcome.reason is None else f": {outcome.reason.message}"
-        trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
+        self._note(trial.number, f"the trial is {outcome.status}{why}")
         row = study.refresh(trial.number)
         self._files.settle(row, self._at_rung())
         if row.status is Status.FAILED:

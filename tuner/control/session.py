@@ -7,26 +7,54 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner.control.order_checks import changed_spec
+from ppo_core.errors import ConfigError, PPOTunerError, StoreError, nearest
 from tuner.judge.scoring import judged_again
 from tuner.search.choose import counted
 from tuner.store import Lease, Store, StudyRow, TrialRow
 from tuner.study import folder as study_folder
 from tuner.study.spec import SpecChanges, StudySpec
 from tuner.study.starts import best_of, settle
-from tuner.study.status import Origin
+from tuner.study.status import SETTINGS, Origin
 
 # Settings that both a study file and the order `set` give. No torch.
 #
 # The order's value holds until the file's own value changes or a flag of `run` gives another one.
 
+MOST_WORKERS = 1000
+"""Larger numbers are typing errors: no machine runs as many."""
 FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
 """Settings by their name in orders, with their keys in study files."""
 FILE, SET = "file", "set"
 
 Overrides = Mapping[str, Mapping[str, float]]
 """Per setting: `file`, its value in the study file at the last run; `set`, an order's value since then."""
+
+
+def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
+    """Return the spec changed by an order `set`; a change of `workers` is only checked.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
+    if not changes:
+        raise ConfigError(f"set changes nothing; available: {', '.join(SETTINGS)}")
+    for name, value in changes.items():
+        if name not in SETTINGS:
+            raise ConfigError(f'unknown setting "{name}"; available: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}')
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
+        if name not in ("budget", "kl_budget") and not is_count:
+            raise ConfigError(f"{name} = {value!r} is not allowed; expected a whole number of at least 1")
+        if name == "workers" and float(str(value)) > MOST_WORKERS:
+            raise ConfigError(f"workers = {value!r} is not allowed; expected at most {MOST_WORKERS}")
+    changed = spec
+    if "trials" in changes:
+        changed = changed.with_trials(int(float(str(changes["trials"]))))
+    if "budget" in changes:
+        changed = changed.with_budget(changes["budget"], "budget")
+    if "kl_budget" in changes:
+        changed = changed.with_kl_budget(changes["kl_budget"], "kl_budget")
+    return changed
 
 
 def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from tuner.engine.protocol import Answer, Job, Message
-from tuner.engine.worker_settings import WorkerSettings
+from tuner.engine.protocol import Answer, Job, Message, WorkerSettings
 
 JobId = int | None
 """A job's id: a trial's number, or None for the task's preparation."""

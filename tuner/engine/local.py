@@ -14,8 +14,7 @@ from typing import Any
 
 from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
-from tuner.engine.hang import LATE_SECONDS, HangTimeout
-from tuner.engine.process import WorkerProcess, end_all
+from tuner.engine.process import LATE_SECONDS, HangTimeout, WorkerProcess, end_all
 from tuner.engine.protocol import (
     Answer,
     Ended,
@@ -27,8 +26,8 @@ from tuner.engine.protocol import (
     Prepared,
     PrepareTask,
     Read,
+    WorkerSettings,
 )
-from tuner.engine.worker_settings import WorkerSettings
 
 _DEFAULTS = WorkerSettings()
 

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.engine.base import EngineNeeds, JobId
-from tuner.engine.hang import LATE_SECONDS, HangTimeout
+from tuner.engine.process import LATE_SECONDS, HangTimeout
 from tuner.engine.protocol import (
     Answer,
     Ended,

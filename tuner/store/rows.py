@@ -1,14 +1,20 @@
-"""Rows of the store's tables as plain values."""
+"""Rows of the store's tables as plain values, and whether the process that holds a study's lease still lives."""
 
+import functools
 import math
+import os
+import socket
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.report import EvalReadings, Sample, TokenReadings
-from tuner.store.processes import ProcessKey, is_alive
 from tuner.study.status import Origin, PausedBy, Reason, Role, Status, Wanted
 
 DIGITS = 4
@@ -90,7 +96,7 @@ class StudyRow:
     lease_token: int = 0
     """Number of controllers that have held it."""
     lease_pid_space: str | None = None
-    """Namespace of `lease_pid` and `lease_pid_started`; see `tuner.store.processes`."""
+    """Namespace of `lease_pid` and `lease_pid_started`; see `pid_space`."""
     stopping_at: float | None = None
     """Time since which the controller starts no trial and stops running ones after their steps; None: it goes on."""
     paused_at: float | None = None
@@ -246,3 +252,75 @@ class Outcome:
     end_reward: float | None = None
     end_kl: float | None = None
     end_kl_se: float | None = None
+
+
+# A lease's process is identified by its id, its start in ticks since the boot, and the boot and namespace of that id.
+# On another host, boot or container the same id is another process, so processes are looked up only here.
+
+_PROC = Path("/proc")
+_STATE, _STARTED = 0, 19
+"""Positions of fields 3 and 22 of `/proc/<pid>/stat` after the command's name; see proc(5)."""
+
+
+@dataclass(frozen=True)
+class ProcessKey:
+    """Identity of a process, independent of any clock."""
+
+    host: str
+    pid: int
+    started: float
+    """Clock ticks since the boot; on a system without `/proc`, seconds since the epoch as the kernel noted once."""
+    space: str
+    """Boot and pid namespace of its id; see `pid_space`."""
+
+
+def this_process() -> ProcessKey:
+    pid = os.getpid()
+    state = _state_and_start(pid)
+    return ProcessKey(socket.gethostname(), pid, 0.0 if state is None else state[1], pid_space())
+
+
+@functools.cache
+def pid_space() -> str:
+    """Return the name of this boot and pid namespace, within which process ids are comparable.
+
+    Unique to this call if it cannot be determined.
+    """
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"
+    except OSError:
+        # Without /proc (macOS) there are no pid namespaces, and a process that started before a boot is dead.
+        return f"unknown {uuid.uuid4()}" if (_PROC / "self").exists() else f"machine {uuid.getnode():x}"
+
+
+def is_alive(key: ProcessKey) -> bool | None:
+    """Return True if this very process lives, not a later one with its id; None if it cannot be seen from here."""
+    if key.host != socket.gethostname() or key.space != pid_space():
+        return None
+    try:
+        os.kill(key.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is someone else's, and there
+    found = _state_and_start(key.pid)
+    if found is None:
+        return None
+    is_zombie, started = found
+    return not is_zombie and started == key.started
+
+
+def _state_and_start(pid: int) -> tuple[bool, float] | None:
+    """Return (is a zombie, start time) of a process, or None if it may not be inspected."""
+    if not (_PROC / "self").exists():
+        try:
+            process = psutil.Process(pid)
+            return process.status() == psutil.STATUS_ZOMBIE, process.create_time()
+        except psutil.Error:
+            return None
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[_STATE] in ("Z", "X"), float(fields[_STARTED])

@@ -15,8 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from ppo_core.errors import StudyError, nearest
 from tuner.store import schema
 from tuner.store.connect import Database, now, renew
-from tuner.store.processes import this_process
-from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow
+from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow, this_process
 
 _LEASE_ENDS = ("lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
 
@@ -194,7 +193,7 @@ class Order:
     key: str
     """Chosen by whoever placed it."""
     kind: str
-    """A name of `tuner.control.orders.KINDS`."""
+    """A name of `tuner.study.status.KINDS`."""
     trial: int | None
     """Number of the trial concerned; None: the study."""
     arguments: dict[str, Any]

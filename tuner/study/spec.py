@@ -15,7 +15,7 @@ from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
-from tuner.engine.worker_settings import WorkerSettings, checked
+from tuner.engine.protocol import WorkerSettings, checked
 from tuner.environment import STUDY_FILE, to_copy
 from tuner.judge.guard import GuardSettings
 from tuner.search import warm_start
