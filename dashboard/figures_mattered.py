@@ -144,7 +144,7 @@ def parallel(
                 "colorbar": {"title": {"text": "reward"}, "thickness": 12},
             },
             labelfont={"color": figures.GREY, "size": 12},
-            tickfont={"color": "#303030", "size": 12},  # Plotly gives these a white halo, on dark pages too
+            tickfont={"color": figures.GREY, "size": 12},
             rangefont={"color": "rgba(0, 0, 0, 0)"},  # the ends of a logarithmic axis would read as exponents
             labelangle=-20,
         )
