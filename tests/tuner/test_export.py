@@ -26,8 +26,6 @@ pytestmark = pytest.mark.slow
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return a table's rows as its file holds them: in CSV texts, of which none is told from an empty one."""
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     if path.suffix == ".parquet":
         from pyarrow import parquet
 
@@ -39,9 +37,6 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def as_read(value: Any, fmt: str, is_json: bool) -> Any:
     """Return a value of the store as `read` gives it."""
-    if fmt == "json":
-        is_number = isinstance(value, float) and value - value != 0
-        return str(value) if is_number else value
     value = json.dumps(value, separators=(",", ":")) if is_json and value is not None else value
     if fmt == "parquet" or isinstance(value, str):
         return value
@@ -109,11 +104,11 @@ def test_other_tools_read_it(store: Store, tmp_path: Path) -> None:
     with (tmp_path / "csv" / "samples.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["response"] for row in rows if row["trial"] == "0" and row["step"] == "9"] == list(HOSTILE)
-    lines = [json.loads(line) for line in (tmp_path / "json" / "steps.jsonl").read_text().split("\n")[:-1]]
-    assert [line["step"] for line in lines if line["trial"] == 3] == [0, 1, 2, 3, 4]
-    assert lines[3]["extra"] == {"own/tone": 1.5, "val/var_explained": "nan"}
     from pyarrow import parquet
 
+    lines = parquet.read_table(tmp_path / "parquet" / "steps.parquet").to_pylist()
+    assert [line["step"] for line in lines if line["trial"] == 3] == [0, 1, 2, 3, 4]
+    assert json.loads(lines[3]["extra"]) == {"own/tone": 1.5, "val/var_explained": "nan"}
     table = parquet.read_table(tmp_path / "parquet" / "trials.parquet")
     assert table["number"].to_pylist() == list(range(8)) and table["kl"].to_pylist()[4] == 3.0
     about = json.loads((tmp_path / "csv" / "study.json").read_text())
@@ -145,11 +140,11 @@ def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypat
     before = files(target)
     monkeypatch.setattr(folder, "_write_table", full)
     with pytest.raises(ConfigError, match=r"cannot write the export .*: No space left on device"):
-        export_study(store, "made", target, "json", replace=True)
+        export_study(store, "made", target, "parquet", replace=True)
     assert files(target) == before and [*files(target.parent)] == ["a"]
     monkeypatch.undo()
-    export_study(store, "made", target, "json", replace=True)
-    assert "trials.jsonl" in files(target) and "trials.csv" not in files(target)
+    export_study(store, "made", target, "parquet", replace=True)
+    assert "trials.parquet" in files(target) and "trials.csv" not in files(target)
     assert [*files(target.parent)] == ["a"]
 
 

@@ -170,11 +170,11 @@ def loaded(output: str) -> optuna.Study:
     return optuna.load_study(study_name="made", storage=open_place(output).storage)
 
 
-@pytest.fixture(params=["file", "journal", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["file", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Each kind of storage."""
-    names = {"file": str(tmp_path / "new" / "{made}.optuna.db"), "journal": str(tmp_path / "made.log")}
-    return names.get(request.param) or stores.empty("postgresql", tmp_path)
+    is_file = request.param == "file"
+    return str(tmp_path / "new" / "{made}.optuna.db") if is_file else stores.empty("postgresql", tmp_path)
 
 
 def test_a_study_is_the_same_there(store: Store, output: str) -> None:
@@ -232,7 +232,6 @@ def test_a_study_that_is_there_is_refused_or_replaced(store: Store, output: str)
     [
         ("plain_file", "plain_file failed: file is not a database"),
         ("plain_file/o.db", "cannot make the folder of plain_file/o.db"),
-        ("plain.log", "plain.log is not a journal of Optuna"),
         ("postgresql://me:secret@127.0.0.1:1/db", r"me:\*\*\*@127.0.0.1:1/db failed: "),
         ("mysql://me:secret@host/db", "mysql is not supported"),
     ],
@@ -241,12 +240,11 @@ def test_a_storage_that_cannot_be_used_is_one_line(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("plain_file", "plain.log"):
-        Path(name).write_text("mine\n")
+    Path("plain_file").write_text("mine\n")
     with pytest.raises(StoreError, match=message) as caught:
         export(store, output)
     assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
-    assert Path("plain_file").read_text() == Path("plain.log").read_text() == "mine\n"
+    assert Path("plain_file").read_text() == "mine\n"
 
 
 def test_an_unknown_study_makes_no_storage(store: Store, tmp_path: Path) -> None:

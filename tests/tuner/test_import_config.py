@@ -293,17 +293,6 @@ def test_without_a_study_all_that_may_be_searched_is_printed(ppo_tuner: Invoke, 
     assert "use_kl_loss" not in start and "advantage_estimator" not in start and "--for-study leaves that out" in stderr
 
 
-def test_trls_sizes_are_those_of_all_processes_of_the_launch(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "trl.yaml").write_text(yaml.safe_dump(TRL))
-    status, text, told = ppo_tuner("import-config", "trl.yaml", "--num-processes", "8")
-    (start,) = tomllib.loads(text)["start"]
-    assert (status, start["batch_size"], start["mini_batch_size"]) == (0, 512, 256)
-    assert "batch_size and mini_batch_size are those of 8 processes" in told
-    (own_folder / "verl.yaml").write_text(VERL)
-    status, _, told = ppo_tuner("import-config", "verl.yaml", "--num-processes", "8")
-    assert status == 2 and one_error(told).startswith("--num-processes is not allowed here")
-
-
 def test_a_study_that_has_no_use_for_it_is_told_in_one_line(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "run.yaml").write_text(VERL)
     (own_folder / "listed.toml").write_text('name = "listed"\ntask = "reviews"\n[[trial]]\nlam = 1\n')

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
@@ -22,7 +21,7 @@ from tuner.study.spec import StudySpec
 def run(args: argparse.Namespace) -> int:
     """Print a `[[start]]` table on stdout, and what it was made of on stderr."""
     path = Path(args.file)
-    imported = _on(read(path), args.num_processes)
+    imported = read(path)
     label = f"{path.stem} ({imported.table.title})"
     values = {
         name: value
@@ -31,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     }
     notes = [f"{path} is a configuration of {imported.table.title}", *_origins(imported)]
     if imported.table.of_one_process:
-        which = f"{args.num_processes} processes" if args.num_processes else "one process; for more say --num-processes"
-        notes.append(f"{' and '.join(imported.table.of_one_process)} are those of {which}")
+        sizes = " and ".join(imported.table.of_one_process)
+        notes.append(f"{sizes} are those of one process; multiply them by the number of processes of the launch")
     if args.for_study is None:
         notes.append("a study refuses a start that sets what it does not search; --for-study leaves that out")
     else:
@@ -43,23 +42,6 @@ def run(args: argparse.Namespace) -> int:
         print(output.plain(line), file=sys.stderr)
     print(f"[[start]]\n{tomli_w.dumps({'label': label, **values})}", end="")
     return 0
-
-
-def _on(imported: Imported, processes: int | None) -> Imported:
-    """Return what a file says where it was launched with so many processes; None: with one.
-
-    Raises:
-        ConfigError: its trainer's sizes do not depend on that.
-    """
-    if processes is None:
-        return imported
-    sizes = imported.table.of_one_process
-    if not sizes:
-        raise ConfigError(
-            f"--num-processes is not allowed here: the sizes of {imported.table.title} are of all processes"
-        )
-    counted = {name: int(imported.values[name] or 0) * processes for name in sizes if name in imported.values}
-    return replace(imported, values={**imported.values, **counted})
 
 
 def _why_not(imported: Imported, name: str) -> str | None:

@@ -327,12 +327,6 @@ def _add_import_arguments(parser: Parser) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="YAML, JSON or TOML")
     parser.add_argument(
-        "--num-processes",
-        metavar="N",
-        type=positive_int,
-        help="with how many processes a file of TRL's was launched, which its sizes do not count (default: 1)",
-    )
-    parser.add_argument(
         "--for-study",
         metavar="STUDY.toml",
         help="print only what this study searches, moved into its ranges",
@@ -407,7 +401,7 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
         "-o",
         "--output",
         metavar="PLACE",
-        help="a new folder (default: STUDY-export); for optuna an SQLite file, a .log file for its journal, or a "
+        help="a new folder (default: STUDY-export); for optuna an SQLite file or a "
         "database URL (default: STUDY.optuna.db); with --to a new file (default: stdout)",
     )
     export.add_argument("--force", action="store_true", help="replace an older export there")

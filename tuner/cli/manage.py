@@ -103,8 +103,6 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
         if chosen is None:
             raise StudyError(no_winner(view, view.spec.kl_budget))
         written = write(chosen, args.to, view.spec.task)
-    for line in written.notes:
-        _tell(line)
     if path is None:
         print(written.text, end="")
         return 0

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-SUFFIXES: Mapping[str, str] = MappingProxyType({"csv": ".csv", "parquet": ".parquet", "json": ".jsonl"})
+SUFFIXES: Mapping[str, str] = MappingProxyType({"csv": ".csv", "parquet": ".parquet"})
 """Formats of the tables, with their file suffixes."""
 OPTUNA = "optuna"
 FORMATS = (*SUFFIXES, OPTUNA)
-TRAINERS = ("trl", "openrlhf", "verl", "yaml", "json")
-"""Targets of a configuration; the last two are ours. See `tuner.exchange.trainers.TARGETS`."""
+TRAINERS = ("trl", "openrlhf", "verl", "yaml")
+"""Targets of a configuration; the last is ours. See `tuner.exchange.trainers.TARGETS`."""

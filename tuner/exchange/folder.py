@@ -1,6 +1,6 @@
 """Export a study as a folder of plain files, as of one moment; the folder appears only when complete.
 
-It holds `study.json` and five tables, in one of three formats. Tables have the store's columns, in its order; trials
+It holds `study.json` and five tables, in one of two formats. Tables have the store's columns, in its order; trials
 are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In CSV
 every text is quoted, so that an empty text (`""`) differs from a missing value (nothing).
 """
@@ -195,21 +195,6 @@ def _put_in_place(part: Path, folder: Path) -> None:
 
 def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
     """Write a table's file; return its number of rows."""
-    path = folder / table.file(fmt)
-    return _write_lines(path, rows) if fmt == "json" else _write_arrow(path, table, fmt, rows)
-
-
-def _write_lines(path: Path, rows: Iterable[Row]) -> int:
-    count = 0
-    with path.open("w", encoding="ascii", newline="\n") as file:
-        for row in rows:
-            texts = {name: str(value) for name, value in row.items() if isinstance(value, float) and not _finite(value)}
-            file.write(_to_text({**row, **texts}) + "\n")
-            count += 1
-    return count
-
-
-def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -222,7 +207,7 @@ def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) 
     }
     columns = pa.schema([pa.field(name, types[kind]) for name, kind in table.fields.items()])
     json_names = [name for name, kind in table.fields.items() if kind is ColumnType.JSON]
-    count = 0
+    count, path = 0, folder / table.file(fmt)
     with csv.CSVWriter(path, columns) if fmt == "csv" else parquet.ParquetWriter(path, columns) as writer:
         for chunk in chunks(rows):
             for row in chunk:
@@ -235,7 +220,3 @@ def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) 
 def _to_text(value: object) -> str:
     """Return a value as ASCII JSON, in which half a UTF-16 pair is text, too."""
     return json.dumps(value, separators=(",", ":"))
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0

@@ -17,7 +17,6 @@ Intermediate values are the eval reward by episode. Optuna has one series a tria
 attribute `eval_kl`; origin, status, reason and differences from the reference are user attributes, too.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.config.declare import HyperValue
@@ -40,8 +38,6 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import Role
 
 BEST = "best_trial"
-JOURNALS = (".journal", ".log")
-"""File suffixes of Optuna's journals; other files are SQLite databases."""
 _LOCK_SECONDS = 60
 _LEAST_VIOLATION = 1e-9
 _EVALUATION = ("eval/reward", "eval/kl")
@@ -51,7 +47,7 @@ _EVALUATION = ("eval/reward", "eval/kl")
 class OptunaStorage:
     """A storage of Optuna's."""
 
-    storage: BaseStorage
+    storage: RDBStorage
     url: str
     """URL for Optuna's tools, with its password hidden."""
 
@@ -64,8 +60,7 @@ def export_to_optuna(
     Args:
         store: Our store.
         name: The study's name, in the storage too.
-        output: An SQLite file, a journal file (its name ends as `JOURNALS` says), or the URL of a database; made if
-            there is none.
+        output: An SQLite file, or the URL of a database; made if there is none.
         replace: Whether a study of that name there is deleted first.
 
     Raises:
@@ -92,8 +87,7 @@ def export_to_optuna(
             there.add_trials([as_optuna(row, spec, reference, evaluations.get(row.id, ())) for row in rows])
             there.set_user_attr(BEST, None if best is None else best.number)
     finally:
-        if isinstance(place.storage, RDBStorage):
-            place.storage.engine.dispose()
+        place.storage.engine.dispose()
     return place, rows
 
 
@@ -109,28 +103,12 @@ def open_place(output: str) -> OptunaStorage:
             Path(output).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot make the folder of {output}: {error.strerror or error}") from error
-    if "://" not in output and Path(output).suffix in JOURNALS:
-        with _one_line(output):
-            if not _may_be_journal(Path(output)):
-                raise StoreError(f"{output} is not a journal of Optuna's; name another place with -o")
-            return OptunaStorage(JournalStorage(JournalFileBackend(output)), output)
     url = schema.parse_url(output)
     is_sqlite = url.get_backend_name() == "sqlite"
     options = {"connect_args": {"timeout": _LOCK_SECONDS}} if is_sqlite else {"pool_pre_ping": True}
     template = url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
     with _one_line(schema.redacted(url)):
         return OptunaStorage(RDBStorage(template, engine_kwargs=options), schema.redacted(url))
-
-
-def _may_be_journal(path: Path) -> bool:
-    """Return True if a file is new, empty or a journal: Optuna appends to any file."""
-    if not path.exists() or not path.stat().st_size:
-        return True
-    with path.open("rb") as file:
-        try:
-            return "op_code" in json.loads(file.readline())
-        except (ValueError, TypeError):
-            return False
 
 
 @contextmanager

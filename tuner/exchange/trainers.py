@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import textwrap
@@ -136,7 +135,6 @@ TARGETS: Mapping[str, Target] = {
         _hydra,
     ),
     "yaml": Target("PPO Tuner", (".yaml", ".yml"), ("Use: ppo-tuner train --config FILE",)),
-    "json": Target("PPO Tuner", (".json",), ()),
 }
 """Targets by name."""
 
@@ -146,8 +144,6 @@ class Written:
     """A configuration in a trainer's format."""
 
     text: str
-    notes: tuple[str, ...] = ()
-    """Notes that a format without comments cannot hold."""
     unsaid: tuple[str, ...] = ()
     """Our names that the trainer has no key for."""
 
@@ -164,8 +160,6 @@ def write(chosen: Chosen, target: str, task: str) -> Written:
     content = {"task": task, "kl_budget": chosen.kl_budget, **chosen.config.to_dict()}
     if chosen.stop_at_episode is not None:
         content["stop_at_episode"] = chosen.stop_at_episode
-    if target == "json":
-        return Written(json.dumps(content, indent=2, ensure_ascii=False) + "\n", tuple(facts))
     return Written(f"{_comments([*facts, *to.launch])}\n{_yaml(content)}")
 
 
@@ -188,7 +182,7 @@ def _write_theirs(chosen: Chosen, to: Target, table: Table, facts: list[str]) ->
     ]
     shebang = "#!/bin/bash\n" if to.render is _command else ""
     end = _comments(["No key there, or another meaning:", *rest])
-    return Written(f"{shebang}{_comments(facts)}\n{to.render(keys)}\n{end}", (), tuple(unsaid))
+    return Written(f"{shebang}{_comments(facts)}\n{to.render(keys)}\n{end}", tuple(unsaid))
 
 
 # Choose a study's configuration to hand to another trainer, with its facts. Never imports torch.
