@@ -5,9 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from scipy import stats
 
 from ppo_core.config.kl_budget import is_within
-from tuner.confirm.result import LEAST_RANKED, rank_correlation
 from tuner.judge.scoring import rung_score
 from tuner.study.spec import StudySpec
 
@@ -83,7 +83,7 @@ SHARES = (0.05, 0.1, 0.2, 0.3)
 def _foretold(spec: StudySpec, runs: Sequence[RecordedRun], best: dict[str, float]) -> list[str]:
     """Return how the best within the budget is ranked by what is known early: by the rung's evaluation, and without."""
     runs = [run for run in runs if run.steps[-1].episode >= run.total_episodes]
-    if len(runs) < LEAST_RANKED:
+    if len(runs) < 3:
         return []
     final = [best[run.name] for run in runs]
     upper = [value > statistics.median(final) for value in final]
@@ -99,8 +99,9 @@ def _foretold(spec: StudySpec, runs: Sequence[RecordedRun], best: dict[str, floa
 
 
 def _rank(pairs: Sequence[tuple[float, float]]) -> str:
-    found = rank_correlation(pairs)
-    return "-" if found is None else f"{found:.2f}"
+    if len(pairs) < 3 or any(len(set(side)) == 1 for side in zip(*pairs, strict=True)):
+        return "-"
+    return f"{stats.spearmanr(*zip(*pairs, strict=True)).statistic:.2f}"
 
 
 def _rung(run: RecordedRun, share: float) -> int:
