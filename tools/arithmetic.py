@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from ppo_core.data.task import Progress, Prompt, Prompts
+from ppo_core.data.task import OnProgress, Prompt, Prompts
 from tools.teaching import IGNORED, SAMPLE, padded, reproducible, save, small_gpt2, train
 
 
@@ -92,7 +92,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 # Train the SFT policy of the arithmetic task, and save it as transformers does.
 
 
-def build(folder: Path, recipe: Recipe, progress: Progress | None = None) -> None:
+def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> None:
     """Train the policy by the recipe and save it with its tokenizer in a folder of its own under `folder`."""
     tokenizer = make_tokenizer()
     with reproducible(recipe.seed):

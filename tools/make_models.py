@@ -25,7 +25,7 @@ import torch
 
 import ppo_core.tasks.arithmetic
 import ppo_core.tasks.reviews
-from ppo_core.data.task import Progress, Prompt, Prompts
+from ppo_core.data.task import OnProgress, Prompt, Prompts
 from tools import arithmetic, reviews, reviews_corpus
 
 MANIFEST = "manifest.json"
@@ -40,7 +40,7 @@ class Making:
     data: Path
     """The folder that ships."""
     recipe: Any
-    build: Callable[[Path, Any, Progress | None], None]
+    build: Callable[[Path, Any, OnProgress | None], None]
     """Trains by the recipe and saves each model in a folder of its own under the given one."""
     taught: Callable[[Any], Iterable[str]]
     """A sample of what the models learn from, as lines: other lines ask for other models."""
@@ -52,13 +52,17 @@ MAKINGS: Mapping[str, Making] = {
         ppo_core.tasks.reviews.DATA, reviews.Recipe(), reviews.build, reviews.taught, reviews_corpus.prompts
     ),
     "arithmetic": Making(
-        ppo_core.tasks.arithmetic.DATA, arithmetic.Recipe(), arithmetic.build, arithmetic.taught, arithmetic.prompts
+        ppo_core.tasks.arithmetic.DATA,
+        arithmetic.Recipe(),
+        arithmetic.build,
+        arithmetic.taught,
+        arithmetic.prompts,
     ),
 }
 """By the task's name."""
 
 
-def make(making: Making, folder: Path, progress: Progress | None = None) -> None:
+def make(making: Making, folder: Path, progress: OnProgress | None = None) -> None:
     """Train the models and write them, the prompts and the manifest into `folder`, in place of what it holds."""
     made = folder.with_name(f".{folder.name}-being-made")  # an interruption leaves the old files as they are
     shutil.rmtree(made, ignore_errors=True)

@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from ppo_core.data.task import Progress
+from ppo_core.data.task import OnProgress
 from tools.reviews_corpus import augmented, contributions, prefix_scores, prompts, review, vocabulary
 from tools.teaching import IGNORED, SAMPLE, padded, reproducible, save, small_gpt2, train
 
@@ -186,7 +186,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 # Train the SFT policy and the reward model of the reviews task, and save them as transformers does.
 
 
-def build(folder: Path, recipe: Recipe, progress: Progress | None = None) -> None:
+def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> None:
     """Train both models by the recipe and save each with its tokenizer in a folder of its own under `folder`."""
     tokenizer = make_tokenizer()
     seed = recipe.seed

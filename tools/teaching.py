@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from ppo_core.data.task import Progress
+from ppo_core.data.task import OnProgress
 
 THREADS = 1
 """Of each training. More would add up in another order and train other weights."""
@@ -60,7 +60,7 @@ def reproducible(seed: int) -> Iterator[None]:
 
 
 def train(
-    lesson: nn.Module, what: str, steps: int, learning_rate: float, seed: int, progress: Progress | None = None
+    lesson: nn.Module, what: str, steps: int, learning_rate: float, seed: int, progress: OnProgress | None = None
 ) -> None:
     """Take the optimizer steps, with a warm-up and a decay to 0, and tell `progress` which share of them is done.
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from ppo_core.data.task import Progress, Task, TaskAssets
+from ppo_core.data.task import OnProgress, Task, TaskAssets
 
 
-def _no_assets(progress: Progress | None) -> TaskAssets:
+def _no_assets(progress: OnProgress | None) -> TaskAssets:
     raise AssertionError("the models are handed over")
 
 

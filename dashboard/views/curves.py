@@ -15,7 +15,7 @@ from dashboard.views.curve_charts import SHOWN_FIRST, WINDOW, Drawn
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
-from tuner.judge.diagnose import HEALTH_METRICS, LATEST, Course, Reading
+from tuner.judge.diagnose import HEALTH_METRICS, LATEST, Course, Measurement
 from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import Store
 
@@ -176,7 +176,7 @@ def draw_health(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> No
         st.text(text)
 
 
-def health_rows(found: Mapping[int, Sequence[Reading]], ended: Collection[int]) -> pd.DataFrame:
+def health_rows(found: Mapping[int, Sequence[Measurement]], ended: Collection[int]) -> pd.DataFrame:
     """Return one row per trial, with the names of the signs that are out, and one column per metric.
 
     In trials that the guard `ended` a sign that is out is bad, elsewhere it is worth a look.
@@ -194,7 +194,7 @@ def health_rows(found: Mapping[int, Sequence[Reading]], ended: Collection[int]) 
     return pd.DataFrame(rows, columns=["trial", "health", *HEALTH_METRICS])
 
 
-def advice(found: Mapping[int, Sequence[Reading]]) -> list[str]:
+def advice(found: Mapping[int, Sequence[Measurement]]) -> list[str]:
     """Return one line per sign that is out of its range: in which trials, and what to change."""
     by_sign: dict[str, list[int]] = {}
     for number, readings in found.items():

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from ppo_core import __version__
-from ppo_core.cli.run_folder import Ending, Origin, Run
+from ppo_core.cli.run_folder import Ending, Run, RunOrigin
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task import Task, TaskAssets
 from ppo_core.output import KL_UNIT, counted, plus_minus, short
@@ -106,7 +106,7 @@ def _warnings(model: Path, run: Run, ending: Ending) -> list[str]:
     return found
 
 
-def _origin(origin: Origin) -> str:
+def _origin(origin: RunOrigin) -> str:
     """Return which trial the configuration is from, and what confirms it."""
     text = f"The configuration is that of trial {origin.trial} of the study {_code(origin.study)}"
     if origin.changed:

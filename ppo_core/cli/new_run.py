@@ -16,14 +16,14 @@ from typing import Any
 from ppo_core.cli import arguments, config_file, run_folder, trackers, trl
 from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings, task_folder_name
 from ppo_core.cli.hub import Push
-from ppo_core.cli.run_folder import TASK_FILE, Origin, Run
+from ppo_core.cli.run_folder import TASK_FILE, Run, RunOrigin
 from ppo_core.cli.trl import TrlFile
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import Stage, require_reached
 from ppo_core.data.lookup import require_reachable
 from ppo_core.data.prompts import PromptSource
-from ppo_core.data.task import Progress, Task
+from ppo_core.data.task import OnProgress, Task
 from ppo_core.data.task_file import Preparation, get_task, read_table
 from ppo_core.distributed import launch as launched
 from ppo_core.errors import ConfigError, TaskError
@@ -100,14 +100,14 @@ class Start:
     """The study's, in nats per response."""
     device: str | None = None
     """The study's."""
-    origin: Origin | None = None
+    origin: RunOrigin | None = None
     """The trial and its results, for the model card."""
     stages: tuple[Stage, ...] = ()
     """Those before `values` hold, where the trial is a fork."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A new run before its folder is made: everything that can be wrong about the flags and the file was found."""
 
     settings: Settings
@@ -127,7 +127,7 @@ class Plan:
     command: str
     push: Push | None = None
     """Whether and where the model is to be pushed."""
-    origin: Origin | None = None
+    origin: RunOrigin | None = None
     stages: tuple[Stage, ...] = ()
     """Those before `first`, where the trial is a fork."""
 
@@ -142,7 +142,7 @@ class Plan:
         return [] if self.trl is None else list(self.trl.notes)
 
 
-def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
+def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
     """Return the run that the flags describe.
 
     Raises:
@@ -169,7 +169,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
     origin = _origin(start, first, stages)
     if origin is not None:
         require_reached(stages, first, origin.trial)
-    return Plan(
+    return RunPlan(
         settings, parts, first, device, output, values, flags, trl, threads, budget, command, push, origin, stages
     )
 
@@ -178,7 +178,7 @@ _OF_A_RUN = ("total_episodes", "seed")
 """Hyperparameters that say how long a run is and which one of many, not what it does."""
 
 
-def _origin(start: Start | None, config: PPOConfig, stages: Sequence[Stage]) -> Origin | None:
+def _origin(start: Start | None, config: PPOConfig, stages: Sequence[Stage]) -> RunOrigin | None:
     """Return where a configuration comes from, with what the run has otherwise in any of its stages."""
     if start is None or start.origin is None:
         return None
@@ -192,7 +192,7 @@ def _origin(start: Start | None, config: PPOConfig, stages: Sequence[Stage]) -> 
     return replace(start.origin, changed=tuple(changed))
 
 
-def resolve(plan: Plan, progress: Progress) -> Run:
+def resolve(plan: RunPlan, progress: OnProgress) -> Run:
     """Return the run of `plan`, whose folder is there; a task given by its parts is written into it.
 
     Raises:
@@ -231,7 +231,7 @@ def _launched(config: PPOConfig) -> PPOConfig:
 
 
 @contextmanager
-def in_words_of_flags(plan: Plan) -> Iterator[None]:
+def in_words_of_flags(plan: RunPlan) -> Iterator[None]:
     """Let errors of a task that was given by its parts begin without the file that they were written to."""
     try:
         yield
@@ -276,7 +276,7 @@ def _below(path: Path | None, start: Start | None) -> tuple[Settings, Mapping[st
     return settings.over(Settings(), str(path)), values, None
 
 
-def _config(plan: Plan, task: Task, progress: Progress) -> tuple[PPOConfig, int | None]:
+def _config(plan: RunPlan, task: Task, progress: OnProgress) -> tuple[PPOConfig, int | None]:
     """Return the run's hyperparameters, and the episodes between checkpoints that a file of TRL's asks for."""
     if plan.trl is None:
         return config_file.layered(task.reference, plan.below, plan.flags), None

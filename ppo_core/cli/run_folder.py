@@ -34,7 +34,7 @@ from ppo_core.report import StepReport
 
 
 @dataclass(frozen=True)
-class Reading:
+class EvalReading:
     """What one evaluation read; a number that was not finite is NaN."""
 
     step: int
@@ -46,7 +46,7 @@ class Reading:
     kl_se: float = 0.0
 
     @classmethod
-    def of(cls, step: Mapping[str, Any]) -> "Reading":
+    def of(cls, step: Mapping[str, Any]) -> "EvalReading":
         """Return the evaluation in a line of `steps.jsonl`."""
         numbers = (step.get(name) for name in ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se"))
         reward, se, kl, kl_se = (math.nan if number is None else float(number) for number in numbers)
@@ -75,7 +75,7 @@ class Ending:
     kl_budget: float
     note: str | None = None
     """One line on what is wrong with the trained policy; None: nothing is."""
-    best: Reading | None = None
+    best: EvalReading | None = None
     """The evaluation of the kept checkpoint that is better than the end; its model is saved, too."""
     kl_course: str | None = None
     """One line on where KL left the budget for good, or came back; None: it was within the budget all the way."""
@@ -93,7 +93,7 @@ def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step:
         kl_budget: In nats per response.
         checkpoint_step: The step of the best kept checkpoint within the budget; None if there is none.
     """
-    readings = [Reading.of(step) for step in steps if "eval/reward" in step]
+    readings = [EvalReading.of(step) for step in steps if "eval/reward" in step]
     if not readings:
         return Ending(kl_budget)
     kl_course = _kl_course(readings, kl_budget)
@@ -109,7 +109,7 @@ def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step:
     return Ending(kl_budget, _note(wrong, start, end, best, within), best, kl_course)
 
 
-def _kl_course(readings: Sequence[Reading], kl_budget: float) -> str | None:
+def _kl_course(readings: Sequence[EvalReading], kl_budget: float) -> str | None:
     stays = [Stay(one.step, one.episode, one.is_within(kl_budget)) for one in readings if math.isfinite(one.kl)]
     found = course(stays)
     if found is None:
@@ -124,7 +124,7 @@ def _kl_course(readings: Sequence[Reading], kl_budget: float) -> str | None:
     )
 
 
-def _budget_problem(end: Reading, kl_budget: float) -> list[str]:
+def _budget_problem(end: EvalReading, kl_budget: float) -> list[str]:
     if not (math.isfinite(end.kl) and math.isfinite(end.reward)):
         return ["its last evaluation is not finite"]
     if end.is_within(kl_budget):
@@ -133,12 +133,12 @@ def _budget_problem(end: Reading, kl_budget: float) -> list[str]:
     return [f"its KL of {end.kl_text} is{error} over the budget of {short(kl_budget)}"]
 
 
-def _fall(start: Reading, end: Reading) -> list[str]:
+def _fall(start: EvalReading, end: EvalReading) -> list[str]:
     fell = end.reward < start.reward - 2 * _error(start, end)
     return [f"its reward of {_reward(end)} is below the start's {_reward(start)}"] if fell else []
 
 
-def _note(wrong: Sequence[str], start: Reading, end: Reading, best: Reading | None, within: bool) -> str:
+def _note(wrong: Sequence[str], start: EvalReading, end: EvalReading, best: EvalReading | None, within: bool) -> str:
     what = " and ".join(wrong) or f"its reward of {_reward(end)} was higher before"
     if best is None:
         lack = "no better checkpoint was kept" if within else "no checkpoint was within the budget"
@@ -148,12 +148,12 @@ def _note(wrong: Sequence[str], start: Reading, end: Reading, best: Reading | No
     return f"the trained policy is not the best of this run: {what}; {found}"
 
 
-def _error(one: Reading, other: Reading) -> float:
+def _error(one: EvalReading, other: EvalReading) -> float:
     """Return the standard error of the difference: an upper bound, since both were measured on the same prompts."""
     return math.hypot(one.reward_se, other.reward_se)
 
 
-def _reward(reading: Reading) -> str:
+def _reward(reading: EvalReading) -> str:
     return plus_minus(reading.reward, reading.reward_se)
 
 
@@ -188,7 +188,7 @@ class ConfirmedReading:
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunOrigin:
     """The study's trial that a run has its configuration from."""
 
     study: str
@@ -199,7 +199,7 @@ class Origin:
     """Hyperparameters that the run has otherwise, but for its length and seed."""
 
     @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> "Origin":
+    def of(cls, stored: Mapping[str, Any]) -> "RunOrigin":
         """Return the origin that `run.json` holds."""
         readings = tuple(ConfirmedReading(**one) for one in stored["confirmed"])
         return cls(stored["study"], stored["trial"], readings, tuple(stored["changed"]))
@@ -232,7 +232,7 @@ class Run:
     """It ends with the iteration that reaches this episode; None: where its hyperparameters say."""
     hub: HubRepo | None = None
     """Where the model is pushed once it is trained; None: nowhere."""
-    origin: Origin | None = None
+    origin: RunOrigin | None = None
     """None: the configuration is not a study's."""
     stages: tuple[Stage, ...] = ()
     """Those before `config` holds: the trial is a fork. Empty: it holds from the start."""
@@ -345,7 +345,7 @@ def resumed(folder: Path) -> Run:
     values["report_to"] = tuple(values["report_to"])
     values |= {name: stored.get(name) for name in ("kl_budget", "stop_at_episode")}  # older runs do not say it
     values["hub"] = HubRepo(**stored["hub"]) if stored.get("hub") else None
-    values["origin"] = Origin.of(stored["origin"]) if stored.get("origin") else None
+    values["origin"] = RunOrigin.of(stored["origin"]) if stored.get("origin") else None
     values["stages"] = tuple(Stage(**stage) for stage in stored.get("stages", ()))
     return Run(config=config, output=folder, resume_from=newest, first_step=step + 1, **values)
 

@@ -23,11 +23,11 @@ from ppo_core.cli.run_folder import Ending, Run, judge
 from ppo_core.cli.trackers import Trackers
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.config.stages import StagedTrainer
-from ppo_core.data.task import Progress, TaskAssets
+from ppo_core.data.task import OnProgress, TaskAssets
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed import leading
-from ppo_core.distributed.leading import Answer
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import OutOfMemory, PPOTunerError
 from ppo_core.output import KL_UNIT, params_line, plain, short
 from ppo_core.report import StepReport, Trainer, iteration_seconds
@@ -141,7 +141,7 @@ def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path
 class _Session:
     """A run for as long as this process works on it; of several processes, one each."""
 
-    def __init__(self, run: Run, out: Console, stop: StopRequest, program: Program, progress: Progress) -> None:
+    def __init__(self, run: Run, out: Console, stop: StopRequest, program: Program, progress: OnProgress) -> None:
         self._run = run
         self._out = out
         self._stop = stop
@@ -216,11 +216,13 @@ class _Session:
                 report = staged.trainer.evaluated(made) if is_early_end else made
                 stop = leading.of_any(self._stop.why)
                 answer = leading.by_first(partial(self._answer, report, keeper, stop))
-                if answer in (Answer.SAVE, Answer.LEAVE) or (answer is Answer.GO_ON and staged.ends_stage(report)):
+                if answer in (NextMove.SAVE, NextMove.LEAVE) or (
+                    answer is NextMove.GO_ON and staged.ends_stage(report)
+                ):
                     keeper.save(staged.trainer, report)
-                if answer is Answer.LEAVE:
+                if answer is NextMove.LEAVE:
                     return stop
-                if answer is Answer.STOP:
+                if answer is NextMove.STOP:
                     break
         finally:
             if self._trackers is not None:
@@ -239,7 +241,7 @@ class _Session:
         for line in lines(self._run, self._kl_budget, room):  # when nothing is left that could be refused
             self._print(line)
 
-    def _answer(self, report: StepReport, keeper: CheckpointKeeper, stop: str | None) -> Answer:
+    def _answer(self, report: StepReport, keeper: CheckpointKeeper, stop: str | None) -> NextMove:
         """Record and show a step, and return what the run does next."""
         run, last, reports = self._run, self._run.last_step, self._reports
         reports.append(report)
@@ -254,10 +256,10 @@ class _Session:
         for line in self._agreement.warnings(report):
             self._print(f"warning: {line}")
         if report.step == last:
-            return Answer.STOP
+            return NextMove.STOP
         if stop is not None:
-            return Answer.LEAVE
-        return Answer.SAVE if report.step > 0 and keeper.is_due(report) else Answer.GO_ON
+            return NextMove.LEAVE
+        return NextMove.SAVE if report.step > 0 and keeper.is_due(report) else NextMove.GO_ON
 
     def _shows_samples(self, report: StepReport) -> bool:
         """Return whether it is the first step, the last one, or the first evaluation of the second half."""

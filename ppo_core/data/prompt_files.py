@@ -17,9 +17,9 @@ from ppo_core.data.prompts import (
     PROMPT_COLUMNS,
     LeftOut,
     NoPromptError,
+    PromptRow,
     PromptSource,
     Reason,
-    Row,
     Split,
     draw,
     is_chat,
@@ -92,9 +92,9 @@ def _splits(loaded: "dict[str, Dataset]") -> dict[str, Split]:
 def _split(dataset: "Dataset", suffix: str) -> Split:
     """Return a split that reads only requested rows, and decodes none (images, audio)."""
 
-    def rows(start: int, stop: int) -> list[Row]:
+    def rows(start: int, stop: int) -> list[PromptRow]:
         part = dataset.select(range(start, stop)).to_list()
-        return [Row(f"row {start + 1 + i}{suffix}", plain(values)) for i, values in enumerate(part)]
+        return [PromptRow(f"row {start + 1 + i}{suffix}", plain(values)) for i, values in enumerate(part)]
 
     return Split(len(dataset), rows)
 
@@ -143,15 +143,15 @@ def _read_lines(path: Path, suffix: str, source: PromptSource) -> Split:
     return Split.of(rows)
 
 
-def _json_row(line: bytes, where: str) -> Row:
+def _json_row(line: bytes, where: str) -> PromptRow:
     try:
         return _row_of(json.loads(line), where)  # bytes: a byte order mark is understood
     except (ValueError, RecursionError):
-        return Row(where, None, "not JSON")
+        return PromptRow(where, None, "not JSON")
 
 
-def _row_of(value: Any, where: str) -> Row:
-    return Row(where, plain(value)) if isinstance(value, dict) else Row(where, None, "not a JSON object")
+def _row_of(value: Any, where: str) -> PromptRow:
+    return PromptRow(where, plain(value)) if isinstance(value, dict) else PromptRow(where, None, "not a JSON object")
 
 
 def _read_json(path: Path, suffix: str, source: PromptSource) -> Split:
@@ -195,15 +195,15 @@ def _csv_lines(reader: Any) -> Iterator[tuple[int, list[str] | str]]:
                 yield line, cells
 
 
-def _csv_row(cells: list[str] | str, header: list[str], where: str) -> Row:
+def _csv_row(cells: list[str] | str, header: list[str], where: str) -> PromptRow:
     if isinstance(cells, str):
-        return Row(where, None, cells)
+        return PromptRow(where, None, cells)
     if len(cells) != len(header):
-        return Row(where, None, f"{len(cells)} fields, not {len(header)}")
-    return Row(where, dict(zip(header, (cell or None for cell in cells), strict=True)))
+        return PromptRow(where, None, f"{len(cells)} fields, not {len(header)}")
+    return PromptRow(where, dict(zip(header, (cell or None for cell in cells), strict=True)))
 
 
-def _typed(rows: list[Row], header: list[str], prompts: Collection[str | None]) -> list[Row]:
+def _typed(rows: list[PromptRow], header: list[str], prompts: Collection[str | None]) -> list[PromptRow]:
     """Convert whole columns of numbers, of true and false, of lists or of objects.
 
     A column that may be the prompt's stays text unless all of it is chats: "7" may be a prompt.
@@ -217,7 +217,7 @@ def _typed(rows: list[Row], header: list[str], prompts: Collection[str | None]) 
         for values in table:
             if values is not None and values[name] is not None:
                 values[name] = plain(read[values[name]])
-    return [Row(row.where, values, row.fault) for row, values in zip(rows, table, strict=True)]
+    return [PromptRow(row.where, values, row.fault) for row, values in zip(rows, table, strict=True)]
 
 
 def _read_cells(cells: list[str]) -> dict[str, Any] | None:
@@ -329,8 +329,8 @@ def _split_name(file: Path) -> str | None:
 
 
 def _joined(splits: list[Split]) -> Split:
-    def rows(start: int, stop: int) -> list[Row]:
-        found: list[Row] = []
+    def rows(start: int, stop: int) -> list[PromptRow]:
+        found: list[PromptRow] = []
         before = 0
         for split in splits:
             found += split.rows(min(max(start - before, 0), split.count), min(max(stop - before, 0), split.count))
@@ -393,7 +393,7 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     )
 
 
-def _missing_columns(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+def _missing_columns(rows: Mapping[str, Sequence[PromptRow]]) -> Iterator[str]:
     """Yield a note on each split that lacks a column of another one: a reward gets None for it."""
     names = {
         role: dict.fromkeys(name for row in part if row.values is not None for name in row.values)
@@ -407,7 +407,7 @@ def _missing_columns(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
             yield f"prompts: no row of {called} has the column {', '.join(missing)}, which another split has"
 
 
-def _column(rows: Sequence[Row], source: PromptSource) -> str:
+def _column(rows: Sequence[PromptRow], source: PromptSource) -> str:
     names = list(dict.fromkeys(name for row in rows if row.values is not None for name in row.values))
     if not names:  # nothing was readable, which is reported as such
         return source.column or PROMPT_COLUMNS[0]
@@ -423,7 +423,7 @@ def _column(rows: Sequence[Row], source: PromptSource) -> str:
 
 
 def _read(
-    rows: Sequence[Row],
+    rows: Sequence[PromptRow],
     column: str,
     source: PromptSource,
     tokenizer: "PreTrainedTokenizerBase",

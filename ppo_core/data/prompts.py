@@ -96,7 +96,7 @@ Reason = Literal["empty", "too long", "unreadable", "repeated"]
 
 
 @dataclass(frozen=True)
-class Row:
+class PromptRow:
     """One row of a dataset as read, valid or not."""
 
     where: str
@@ -112,11 +112,11 @@ class Split:
     """A split's rows, read on request: a dataset may be larger than the part in use."""
 
     count: int
-    rows: Callable[[int, int], list[Row]]
+    rows: Callable[[int, int], list[PromptRow]]
     """`rows(start, stop)`."""
 
     @classmethod
-    def of(cls, rows: list[Row]) -> "Split":
+    def of(cls, rows: list[PromptRow]) -> "Split":
         """Return a split of rows in memory."""
         return cls(len(rows), lambda start, stop: rows[start:stop])
 
@@ -295,7 +295,7 @@ def make_plan(source: PromptSource, names: Sequence[str]) -> SplitPlan:
     return SplitPlan(pool, _named(source.eval, EVAL_NAMES, names, taken), _named(source.test, TEST_NAMES, names, taken))
 
 
-def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> list[Row]:
+def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> list[PromptRow]:
     """Return the rows of "train", "train[:90%]" or "train+extra", in the syntax of `datasets`.
 
     Raises:

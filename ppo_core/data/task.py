@@ -13,7 +13,7 @@ from ppo_core.data.lookup import import_module
 from ppo_core.errors import TaskError
 
 
-class Progress(Protocol):
+class OnProgress(Protocol):
     """Called with the progress of a preparation: `progress("training the reward model", 0.4)`."""
 
     def __call__(self, what: str, share: float) -> None: ...
@@ -119,7 +119,7 @@ class TaskAssets:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advised:
     """A task's advised search range for its size, with the reason."""
 
     range: Range
@@ -134,7 +134,7 @@ class Task:
     doc: str
     reference: Mapping[str, HyperValue]
     """The task's own values if the declared defaults do not fit its size: rates, batch, length."""
-    advised: Mapping[str, Advice]
+    advised: Mapping[str, Advised]
     """Search ranges for its size, by hyperparameter."""
     kl_budget: float
     """Highest eval KL of a recommended policy, in nats per response."""
@@ -146,7 +146,7 @@ class Task:
     """Maximum new tokens of an evaluation response."""
     eval_seed: int
     """Determines every random draw of an evaluation."""
-    prepare: Callable[[Progress | None], TaskAssets]
+    prepare: Callable[[OnProgress | None], TaskAssets]
     """Builds missing files, checks existing ones, and returns their places."""
 
 

@@ -24,7 +24,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_
 from ppo_core.data.lookup import import_file, not_found, require_reachable
 from ppo_core.data.prompt_files import HUB_ID, READERS, is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource
-from ppo_core.data.task import BUILT_IN, Advice, Progress, RewardKind, RewardPart, Task, TaskAssets, import_task
+from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardKind, RewardPart, Task, TaskAssets, import_task
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import load_function
@@ -146,7 +146,7 @@ class Preparation:
         policy = [] if self.policy.startswith(TASK_PREFIX) else [("policy", self.policy)]
         return policy + rewards
 
-    def __call__(self, progress: Progress | None = None) -> TaskAssets:
+    def __call__(self, progress: OnProgress | None = None) -> TaskAssets:
         """Return the task's assets, with prompts read; rows left out are reported to `progress`.
 
         Raises:
@@ -417,7 +417,7 @@ def _reference(value: object, where: str) -> dict[str, HyperValue]:
     return values
 
 
-def _advised(value: object, where: str) -> dict[str, Advice]:
+def _advised(value: object, where: str) -> dict[str, Advised]:
     advised = {}
     for name, given in declare.table(value, where).items():
         declared = require_name(name, where)
@@ -427,7 +427,7 @@ def _advised(value: object, where: str) -> dict[str, Advice]:
         why = table.pop("why", "")
         if not isinstance(why, str):
             raise ConfigError(f"{where}.{name}.why = {why!r} is not allowed; expected a string in quotes")
-        advised[name] = Advice(read_range(declared, table, f"{where}.{name}"), why)
+        advised[name] = Advised(read_range(declared, table, f"{where}.{name}"), why)
     return advised
 
 

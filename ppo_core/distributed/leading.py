@@ -21,7 +21,7 @@ from ppo_core.distributed import launch as launched
 T = TypeVar("T")
 
 
-class Answer(Enum):
+class NextMove(Enum):
     """A run's next move after a step, or after a lack of room for a checkpoint."""
 
     GO_ON = "go on"

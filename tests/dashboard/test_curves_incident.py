@@ -13,7 +13,7 @@ from dashboard.views import incident as incident_view
 from dashboard.views.running import lines
 from ppo_core.report import StepReport
 from tests.dashboard import fake_store
-from tuner.judge.diagnose import NEEDED, Course, Diagnosis, Reading, diagnose
+from tuner.judge.diagnose import NEEDED, Course, Diagnosis, Measurement, diagnose
 from tuner.judge.guard import GuardState, observe
 from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import TrialRow
@@ -147,7 +147,7 @@ def test_the_chart_without_an_incident_has_no_marks_but_its_lines() -> None:
 
 def readings(
     reason: Reason | None = None, total: int = 1000, **values: list[float]
-) -> tuple[list[Reading], list[Diagnosis]]:
+) -> tuple[list[Measurement], list[Diagnosis]]:
     """What the health page and the diagnosis read in steps with these metrics; `_` stands for `/`."""
     length = max(len(column) for column in values.values())
     frame = pd.DataFrame({"trial": 0, "step": range(1, length + 1), "episode": range(1, length + 1)})
@@ -160,7 +160,7 @@ def readings(
 CONFIG = fake_store.SPEC.config({"num_ppo_epochs": 4}).to_dict()
 
 
-def out(found: list[Reading]) -> list[str]:
+def out(found: list[Measurement]) -> list[str]:
     return [one.sign.name for one in found if one.is_out]
 
 

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, constants
 from ppo_core import PPOConfig
 from ppo_core.__main__ import main
 from ppo_core.cli import model_card
-from ppo_core.cli.run_folder import ConfirmedReading, Ending, Origin, Run
+from ppo_core.cli.run_folder import ConfirmedReading, Ending, Run, RunOrigin
 from ppo_core.data.task import Prompts, TaskAssets
 from tests.ppo_core.fake_hub import TOKEN, FakeHub, served
 from tests.tuner import quick_run
@@ -163,7 +163,7 @@ def test_a_push_that_fails_leaves_the_model_and_says_how_to_push_it_later(
 CONFIRMED = ConfirmedReading(1_920, 3, 256, 1.9349, 1.8912, 1.97, 5.512)
 
 
-def card(folder: Path, origin: Origin | None, **config: int) -> ModelCard:
+def card(folder: Path, origin: RunOrigin | None, **config: int) -> ModelCard:
     run = Run("t", PPOConfig(**config), "cpu", folder, 1, (), "mine", "id", None, 300.0, "train", origin=origin)
     run.model.mkdir(parents=True)
     assets = TaskAssets("me/base", (), Prompts.of_texts("a", "b", "c"))
@@ -174,14 +174,17 @@ def card(folder: Path, origin: Origin | None, **config: int) -> ModelCard:
 @pytest.mark.parametrize(
     ("origin", "told"),
     [
-        (Origin("reviews", 32, (CONFIRMED,)), "- 1920 episodes: reward 1.93 [1.89, 1.97] (95% t-interval), KL 5.51 "),
-        (Origin("s", 3, (replace(CONFIRMED, reward_low=None, kl=None),)), "- 1920 episodes: reward 1.93; mean of 3"),
-        (Origin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), "with other values of `lam`, `kl_coef`: the trial's"),
-        (Origin("s", 3), "One search run chose it; it is not confirmed on fresh seeds."),
+        (
+            RunOrigin("reviews", 32, (CONFIRMED,)),
+            "- 1920 episodes: reward 1.93 [1.89, 1.97] (95% t-interval), KL 5.51 ",
+        ),
+        (RunOrigin("s", 3, (replace(CONFIRMED, reward_low=None, kl=None),)), "- 1920 episodes: reward 1.93; mean of 3"),
+        (RunOrigin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), "with other values of `lam`, `kl_coef`: the trial's"),
+        (RunOrigin("s", 3), "One search run chose it; it is not confirmed on fresh seeds."),
         (None, "## PPO settings other than the defaults"),
     ],
 )
-def test_the_card_says_where_the_configuration_is_from(tmp_path: Path, origin: Origin | None, told: str) -> None:
+def test_the_card_says_where_the_configuration_is_from(tmp_path: Path, origin: RunOrigin | None, told: str) -> None:
     found = card(tmp_path, origin, total_episodes=1_920)
     assert told in found.content
     assert ("Where the configuration comes from" in found.content) == (origin is not None)

@@ -18,7 +18,7 @@ from ppo_core import PPOConfig
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.prompts import PromptSource
-from ppo_core.data.task import Advice, Prompt, RewardPart, TaskAssets
+from ppo_core.data.task import Advised, Prompt, RewardPart, TaskAssets
 from ppo_core.data.task_file import get_task, make_task
 from ppo_core.errors import TaskError
 from ppo_core.models.load import FrozenPolicy, load_policy, load_task
@@ -94,7 +94,7 @@ def test_every_key_arrives(folder: Path) -> None:
     assert (task.doc, task.kl_budget, task.kl_limit) == ("Mine.", 20, 30)
     assert (task.eval_temperature, task.eval_response_length, task.eval_seed) == (0.5, 7, 8)
     assert task.reference == {"temperature": 0.9, "learning_rate": 1e-4, "kl_target": 6.0}
-    assert task.advised["learning_rate"] == Advice(Range(1e-5, 1e-3, "log"), "small")
+    assert task.advised["learning_rate"] == Advised(Range(1e-5, 1e-3, "log"), "small")
     assert task.advised["lam"].range == Range(0.9, 1.0)
     assert len(task.prepare(None).prompts.eval) == 12
 

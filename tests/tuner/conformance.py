@@ -16,13 +16,13 @@ from typing import Any
 
 from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.task import Progress as TaskProgress
+from ppo_core.data.task import OnProgress as TaskProgress
 from ppo_core.data.task import Prompts, Task, TaskAssets
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import ConfigError
 from ppo_core.report import SplitReading, StepReport
 from tuner.engine.base import EngineNeeds, JobId, MakeEngine
 from tuner.engine.protocol import (
-    Answer,
     Ended,
     Failed,
     Left,
@@ -187,8 +187,8 @@ class _Driver:
         self.engine.start(job)
         return job
 
-    def hear(self, jobs: int = 1, answers: Mapping[int, Answer] | None = None) -> dict[JobId, list[Message]]:
-        """Answer each step as given by its number, else GO_ON, until so many jobs have ended; return what each said."""
+    def hear(self, jobs: int = 1, answers: Mapping[int, NextMove] | None = None) -> dict[JobId, list[Message]]:
+        """NextMove each step as given by its number, else GO_ON, until so many jobs have ended; return what each said."""
         said: dict[JobId, list[Message]] = {}
         deadline = time.monotonic() + _WAIT_SECONDS
         while jobs:
@@ -197,8 +197,8 @@ class _Driver:
                 said.setdefault(job, []).append(message)
                 if isinstance(message, Stepped):
                     assert job is not None, "a step was reported by the task's preparation"
-                    answer = (answers or {}).get(message.report.step, Answer.GO_ON)
-                    again = Answer.GO_ON if message.is_again else answer
+                    answer = (answers or {}).get(message.report.step, NextMove.GO_ON)
+                    again = NextMove.GO_ON if message.is_again else answer
                     self.engine.answer(job, again)
                 jobs -= isinstance(message, Prepared | Read | Ended | Left | Failed | Lost)
         return said
@@ -237,7 +237,7 @@ def _runs_to_the_end(driver: _Driver) -> None:
 
 def _waits_for_answers(driver: _Driver) -> None:
     driver.start()
-    said = driver.hear(answers={2: Answer.STOP})[0]
+    said = driver.hear(answers={2: NextMove.STOP})[0]
     assert _steps(said) == [0, 1, 2] and said[-1] == Ended(), "a trial that is ordered to stop ends at that step"
     driver.start(1)
     driver.until_a_step()
@@ -247,14 +247,14 @@ def _waits_for_answers(driver: _Driver) -> None:
 
 def _evaluates_when_asked(driver: _Driver) -> None:
     driver.start()
-    said = [message for message in driver.hear(answers={1: Answer.EVALUATE})[0] if isinstance(message, Stepped)]
+    said = [message for message in driver.hear(answers={1: NextMove.EVALUATE})[0] if isinstance(message, Stepped)]
     assert [message.report.step for message in said] == [0, 1, 1, *range(2, STEPS + 1)], "the step is reported again"
     assert said[2].is_again and said[2].report.is_evaluation, "it is reported again with its evaluation"
 
 
 def _saves_leaves_and_resumes(driver: _Driver) -> None:
     job = driver.start()
-    said = driver.hear(answers={1: Answer.SAVE, 4: Answer.LEAVE})[0]
+    said = driver.hear(answers={1: NextMove.SAVE, 4: NextMove.LEAVE})[0]
     assert said[-1] == Left() and _steps(said)[-1] == 4, "a trial that is ordered to leave does so at that step"
     saved = [checkpoint.step_of(path) for path in checkpoint.complete(job.folder)]
     assert saved and saved[-1] == 4, f"it leaves a checkpoint of that step, and not {saved}"
@@ -265,7 +265,7 @@ def _saves_leaves_and_resumes(driver: _Driver) -> None:
 
 def _reads_a_checkpoint_on_the_test_prompts(driver: _Driver) -> None:
     trial = driver.start()
-    driver.hear(answers={4: Answer.LEAVE})
+    driver.hear(answers={4: NextMove.LEAVE})
     newest = checkpoint.latest(trial.folder)
     assert newest is not None, "a trial that is left has a checkpoint"
     job = ReadTest(0, trial.config, trial.task, trial.trainer, trial.device, trial.threads, trial.folder, newest)

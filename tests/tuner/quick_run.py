@@ -13,7 +13,7 @@ from typing import Any
 
 from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.task import Progress, Prompts, Task, TaskAssets
+from ppo_core.data.task import OnProgress, Prompts, Task, TaskAssets
 from ppo_core.report import Sample, StepReport
 
 NAME = f"{__name__}:TASK"
@@ -35,7 +35,7 @@ INTERRUPT_ONCE = "QUICK_RUN_INTERRUPT_ONCE"
 """Names a file: a run that finds none makes it at its second step, and sends SIGINT to the process it works for."""
 
 
-def prepare(progress: Progress | None) -> TaskAssets:
+def prepare(progress: OnProgress | None) -> TaskAssets:
     """Prepare nothing, in one part."""
     if progress is not None:
         progress("making nothing", 0.0)

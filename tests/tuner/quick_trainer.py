@@ -19,7 +19,7 @@ from typing import Any
 from ppo_core import checkpoint
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.task import Advice, Progress, Prompts, Task, TaskAssets
+from ppo_core.data.task import Advised, OnProgress, Prompts, Task, TaskAssets
 from ppo_core.errors import TaskError
 from ppo_core.report import Sample, SplitReading, StepReport
 
@@ -32,21 +32,21 @@ FULL = "full"
 STATE = "state.json"
 
 
-def _prepare(progress: Progress | None) -> TaskAssets:
+def _prepare(progress: OnProgress | None) -> TaskAssets:
     if progress:
         progress("counting to two", 0.5)
         progress("counting to two", 1.0)
     return TaskAssets("", "", Prompts((), (), ()))
 
 
-def _prepare_at_gate(progress: Progress | None) -> TaskAssets:
+def _prepare_at_gate(progress: OnProgress | None) -> TaskAssets:
     if progress:
         progress("counting to two", 0.5)
         wait_at_gate()
     return _prepare(progress)
 
 
-def _fail(progress: Progress | None) -> TaskAssets:
+def _fail(progress: OnProgress | None) -> TaskAssets:
     raise TaskError("the words are missing")
 
 
@@ -54,7 +54,7 @@ TASK = Task(
     name="quick",
     doc="A formula.",
     reference={"learning_rate": 1e-4, "total_episodes": 160, "batch_size": 16, "eval_every_episodes": 48},
-    advised={"learning_rate": Advice(Range(1e-5, 1e-3, "log"), "the upper third breaks the KL limit")},
+    advised={"learning_rate": Advised(Range(1e-5, 1e-3, "log"), "the upper third breaks the KL limit")},
     kl_budget=10.0,
     kl_limit=15.0,
     eval_temperature=1.0,

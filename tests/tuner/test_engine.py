@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import ConfigError
 from tests.tuner import engine_trainers
 from tests.tuner.conformance import check_engine
@@ -19,18 +20,7 @@ from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
 from tuner.engine import gpu
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
-from tuner.engine.protocol import (
-    Answer,
-    Ended,
-    Entered,
-    Failed,
-    Lost,
-    Message,
-    Prepared,
-    PrepareTask,
-    Progress,
-    Stepped,
-)
+from tuner.engine.protocol import Ended, Entered, Failed, Lost, Message, Prepared, PrepareTask, Progress, Stepped
 from tuner.judge.judge import answer, guarded
 
 
@@ -54,7 +44,7 @@ def heard(engine: LocalEngine) -> list[tuple[Any, Message]]:
 
 
 def run_out(engine: LocalEngine, jobs: int = 1) -> dict[Any, list[Message]]:
-    """Answer as the scheduler would until so many jobs have ended; return what each said."""
+    """NextMove as the scheduler would until so many jobs have ended; return what each said."""
     said: dict[Any, list[Message]] = {}
     while jobs:
         for job, message in heard(engine):
@@ -245,7 +235,7 @@ def to_gate(engine: LocalEngine, number: int) -> psutil.Process:
     for step in range(GATED_STEP):
         ((job, message),) = heard(engine)
         assert job == number and isinstance(message, Stepped) and message.report.step == step
-        engine.answer(number, Answer.GO_ON)
+        engine.answer(number, NextMove.GO_ON)
     assert isinstance(message, Stepped)
     pid = int(message.report.metrics["quick/pid"])
     at_gate(engine, number, Path(os.environ[FOLDER_VARIABLE]) / f"waiting-{pid}")

@@ -14,13 +14,14 @@ import pytest
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.stages import Stage
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.report import StepReport
 from tests.tuner import quick_study, quick_trainer
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import trial_row
 from tuner.control.forks import CHANGEABLE, check, choose, fork_files, stages
-from tuner.engine.protocol import Answer, Ended, NoRoom, Stepped, TrialSpec
+from tuner.engine.protocol import Ended, NoRoom, Stepped, TrialSpec
 from tuner.engine.trial import run_trial
 from tuner.files.checkpoints import fork_copy
 from tuner.judge.guard import GuardSettings, GuardState, observe
@@ -221,10 +222,10 @@ def steps_of(spec: TrialSpec, stop_at: int | None) -> list[Stepped]:
     """Run a trial and return its steps; with `stop_at` it saves there and leaves."""
     steps: list[Stepped] = []
 
-    def ask(stepped: Stepped | NoRoom) -> Answer:
+    def ask(stepped: Stepped | NoRoom) -> NextMove:
         assert isinstance(stepped, Stepped)
         steps.append(stepped)
-        return Answer.LEAVE if stepped.report.step == stop_at else Answer.GO_ON
+        return NextMove.LEAVE if stepped.report.step == stop_at else NextMove.GO_ON
 
     ended = run_trial(spec, ask)
     assert (ended == Ended()) == (stop_at is None)
@@ -390,11 +391,11 @@ def test_a_full_disk_where_a_stage_ends_is_waited_for(tmp_path: Path, monkeypatc
     (tmp_path / quick_trainer.FULL).touch()
     heard: list[Stepped | NoRoom] = []
 
-    def ask(message: Stepped | NoRoom) -> Answer:
+    def ask(message: Stepped | NoRoom) -> NextMove:
         heard.append(message)
         if isinstance(message, NoRoom):
             (tmp_path / quick_trainer.FULL).unlink()
-        return Answer.GO_ON
+        return NextMove.GO_ON
 
     whole = run(tmp_path / "whole", LAST, stages=(of(CONFIG, 112),))
     spec = trial_spec(tmp_path / "one", LAST, "cramped", stages=(of(CONFIG, 112),))

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from ppo_core.data.task import RewardPart
+from ppo_core.distributed.leading import NextMove
 from ppo_core.report import StepReport
 from ppo_core.rewards import endpoint
 from tests.processes import spawned
@@ -28,18 +29,7 @@ from tuner.control.controller import NO_PLACE
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.local import LocalEngine
 from tuner.engine.process import HangTimeout
-from tuner.engine.protocol import (
-    Answer,
-    Ended,
-    Entered,
-    Lost,
-    NoRoom,
-    Phase,
-    PrepareTask,
-    Progress,
-    Stepped,
-    WorkerSettings,
-)
+from tuner.engine.protocol import Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped, WorkerSettings
 from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
@@ -166,7 +156,7 @@ def test_a_long_save_is_not_a_hang_until_its_own_limit(tmp_path: Path, monkeypat
         for _ in range(4):
             ((_, message),) = heard(engine)
             assert isinstance(message, Stepped)
-            engine.answer(0, Answer.GO_ON)
+            engine.answer(0, NextMove.GO_ON)
         at_gate(engine, 0, tmp_path / f"waiting-{int(message.report.metrics['quick/pid'])}")
         clock.now += 99.0
         assert list(engine.events(0.0)) == []
@@ -188,7 +178,7 @@ def test_a_worker_that_spoke_while_others_were_heard_lives(tmp_path: Path, monke
         assert engine._busy[0].worker.pipe.poll(SECONDS)
         clock.now += 10_000.0  # this process was busy with trial 1
         assert list(hearing) == []
-        engine.answer(1, Answer.GO_ON)
+        engine.answer(1, NextMove.GO_ON)
         said = run_out(engine, jobs=2)
         assert said[0][-1] == said[1][-1] == Ended()
 
@@ -359,7 +349,7 @@ def nursing(engine: LocalEngine, folder: Path) -> list[psutil.Process]:
     engine.start(own_spec(folder / "0", "nursing"))
     ((_, message),) = heard(engine)
     assert isinstance(message, Stepped)
-    engine.answer(0, Answer.GO_ON)
+    engine.answer(0, NextMove.GO_ON)
     return [psutil.Process(int(message.report.metrics[f"quick/{name}"])) for name in ("pid", "forked", "program")]
 
 
@@ -391,12 +381,12 @@ def test_closing_ends_the_workers_children_too(tmp_path: Path) -> None:
 CONTROLLER = """
 import pathlib, pickle, sys
 from tuner.engine.local import LocalEngine
-from tuner.engine.protocol import Answer
+from tuner.engine.protocol import NextMove
 if __name__ == "__main__":
     with LocalEngine(1) as engine:
         engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))
         ((_, message),) = engine.events(240.0)
-        engine.answer(0, Answer.GO_ON)
+        engine.answer(0, NextMove.GO_ON)
         print(*(int(message.report.metrics[f"quick/{name}"]) for name in ("pid", "forked", "program")), flush=True)
         while True:
             list(engine.events(600.0))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ppo_core.distributed.leading import NextMove
 from ppo_core.report import Sample, StepReport
 from tests.tuner.quick_study import ROOT, quick_spec
 from tuner.engine.protocol import (
-    Answer,
     Ended,
     Entered,
     Failed,
@@ -30,10 +30,10 @@ from tuner.study.status import Reason
 REPORT = StepReport(
     3, 48, {"eval/reward": 1.5, "objective/kl_exact": float("inf")}, (Sample(0, "a", "b", 1.0, 2.0, 3),)
 )
-MESSAGES: list[Message | Job | Answer] = [
+MESSAGES: list[Message | Job | NextMove] = [
     PrepareTask("reviews", Path("x")),
     TrialSpec(1, {"seed": 3}, "reviews", "a:b", "cpu", 2, Path("x"), quick_spec().guard, 4.5, resume_from=Path("y")),
-    *Answer,
+    *NextMove,
     Progress("words", 0.25),
     Prepared(),
     *map(Entered, Phase),

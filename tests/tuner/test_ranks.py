@@ -16,6 +16,7 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.distributed import world as worlds_module
+from ppo_core.distributed.leading import NextMove
 from ppo_core.distributed.world import World
 from ppo_core.errors import ConfigError, NoRoomError
 from tests.ppo_core.command_folder import EXHAUST_AT, KILL_RANK, REPOSITORY, fill
@@ -25,7 +26,7 @@ from tests.waiting import until
 from tuner.control.run import _most_workers
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
-from tuner.engine.protocol import Answer, NoRoom, Stepped, TrialSpec, WorkerSettings
+from tuner.engine.protocol import NoRoom, Stepped, TrialSpec, WorkerSettings
 from tuner.engine.trial import run_trial
 from tuner.judge.guard import GuardSettings
 from tuner.study.spec import PPO_TRAINER, StudySpec
@@ -203,11 +204,11 @@ def trial_without_room(world: World) -> list[str]:
             raise NoRoomError("the disk is full")
         write(path, *args, **more)
 
-    def ask(message: Stepped | NoRoom) -> Answer:
+    def ask(message: Stepped | NoRoom) -> NextMove:
         said.append(message.message if isinstance(message, NoRoom) else f"step {message.report.step}")
         if isinstance(message, NoRoom):
             time.sleep(0.5)  # while which the others are told to wait ten times
-        return Answer.GO_ON
+        return NextMove.GO_ON
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(checkpoint, "write", refused)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import ConfigError
 from tests.processes import free_port
 from tests.tuner.conformance import check_engine
@@ -24,7 +25,7 @@ from tests.tuner.test_orders import placed
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
 from tuner.engine.base import Engine, EngineNeeds
-from tuner.engine.protocol import Answer, Ended, Lost, Message, Stepped, WorkerSettings
+from tuner.engine.protocol import Ended, Lost, Message, Stepped, WorkerSettings
 from tuner.engine.ray import RayCluster, RayEngine
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
@@ -113,7 +114,7 @@ def test_a_worker_that_is_silent_for_too_long_is_killed(tmp_path: Path) -> None:
         for _, message in engine.events(1.0):
             said.append(message)
             if isinstance(message, Stepped):
-                engine.answer(0, Answer.GO_ON)
+                engine.answer(0, NextMove.GO_ON)
         return isinstance(said[-1], Lost) if said else False
 
     settings = WorkerSettings(step_seconds=2.0, step_factor=1.0)
@@ -188,7 +189,7 @@ def test_what_jobs_wait_for_is_told_once_and_idle_actors_are_ended(tmp_path: Pat
         for number, message in engine.events(0.1):
             said.append(message)
             if isinstance(message, Stepped):
-                engine.answer(number or 0, Answer.GO_ON)
+                engine.answer(number or 0, NextMove.GO_ON)
 
     def heard(engine: Engine, ended: int) -> bool:
         hear(engine)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ppo_core.distributed.leading import NextMove
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.test_worker import trial_spec
 from tuner.engine import gpu
-from tuner.engine.protocol import Answer, Ended, Failed, Lost, Message, Stepped
+from tuner.engine.protocol import Ended, Failed, Lost, Message, Stepped
 from tuner.engine.ray_node import TOKEN, NodeSetup, NodeWorker, sources
 from tuner.files import trial_log
 
@@ -68,7 +69,7 @@ def test_a_job_runs_in_a_worker_of_the_node(setup: NodeSetup, tmp_path: Path) ->
     node, word = NodeWorker(setup), None
     said: list[Message] = [node.exchange(trial_spec(tmp_path / "0"))]
     while not isinstance(said[-1], Ended | Failed | Lost):
-        word = Answer.GO_ON if isinstance(said[-1], Stepped) else None
+        word = NextMove.GO_ON if isinstance(said[-1], Stepped) else None
         said.append(node.exchange(word))
     assert said[-1] == Ended()
     assert [message.report.step for message in said if isinstance(message, Stepped)] == list(range(11))

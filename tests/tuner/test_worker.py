@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from ppo_core import checkpoint
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, RewardOutage, TaskError
 from ppo_core.report import SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
-from tuner.engine.protocol import Answer, Ended, Failed, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.engine.protocol import Ended, Failed, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
 from tuner.engine.trial import import_factory, read_test, run_trial, with_evaluation
 from tuner.judge.judge import answer, guarded
 
@@ -34,11 +35,11 @@ def trial_spec(folder: Path, trainer: str = "factory", learning_rate: float = 1e
 class Script:
     """Answers step by step as told, else as the scheduler would, and keeps what came up."""
 
-    def __init__(self, answers: dict[int, Answer] | None = None) -> None:
+    def __init__(self, answers: dict[int, NextMove] | None = None) -> None:
         self.answers = answers or {}
         self.heard: list[Stepped] = []
 
-    def __call__(self, message: Stepped | NoRoom) -> Answer:
+    def __call__(self, message: Stepped | NoRoom) -> NextMove:
         assert isinstance(message, Stepped)
         self.heard.append(message)
         default = answer(guarded(message), None, must_leave=False)
@@ -65,7 +66,7 @@ def test_a_trial_reports_every_step_and_keeps_its_newest_two_checkpoints_and_its
 def test_a_trial_keeps_its_best_checkpoint_within_the_kl_budget(tmp_path: Path) -> None:
     # 1.4 nats a step and a reward that rises with them: 8.4 at step 6, and over the budget of 10 at steps 9 and 10.
     spec = trial_spec(tmp_path, learning_rate=3.5e-4)
-    run_trial(spec, Script({8: Answer.LEAVE}))
+    run_trial(spec, Script({8: NextMove.LEAVE}))
     assert saved_steps(tmp_path)[-1] == "step-000008" and checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000006"
     assert run_trial(replace(spec, resume_from=checkpoint.latest(tmp_path)), Script()) == Ended()
     assert saved_steps(tmp_path)[-2:] == ["step-000009", "step-000010"]
@@ -83,9 +84,9 @@ def test_where_any_checkpoint_may_be_the_answer_a_trial_keeps_some_for_other_bud
 
 
 def test_a_trial_that_is_stopped_where_it_is_the_best_saves_that(tmp_path: Path) -> None:
-    run_trial(trial_spec(tmp_path), Script({6: Answer.STOP}))
+    run_trial(trial_spec(tmp_path), Script({6: NextMove.STOP}))
     assert saved_steps(tmp_path)[-1] == "step-000006"
-    run_trial(trial_spec(tmp_path / "none"), Script({5: Answer.STOP}))
+    run_trial(trial_spec(tmp_path / "none"), Script({5: NextMove.STOP}))
     assert saved_steps(tmp_path / "none")[-1] == "step-000003", "what was not evaluated is no better"
 
 
@@ -94,7 +95,7 @@ def test_where_there_is_no_room_for_it_a_trial_that_is_stopped_ends_all_the_same
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "full").touch()
-    assert run_trial(trial_spec(tmp_path, "cramped"), Script({6: Answer.STOP})) == Ended()
+    assert run_trial(trial_spec(tmp_path, "cramped"), Script({6: NextMove.STOP})) == Ended()
     assert saved_steps(tmp_path)[-1] == "step-000003"
 
 
@@ -121,17 +122,17 @@ def test_a_trial_whose_checkpoints_find_no_room_does_not_begin(tmp_path: Path, m
     assert script.heard == []
 
 
-@pytest.mark.parametrize(("answer", "end", "saved"), [(Answer.GO_ON, Ended, 10), (Answer.STOP, Left, 3)])
+@pytest.mark.parametrize(("answer", "end", "saved"), [(NextMove.GO_ON, Ended, 10), (NextMove.STOP, Left, 3)])
 def test_a_trial_without_room_tries_again_or_is_left_as_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer, end: type, saved: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: NextMove, end: type, saved: int
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "full").touch()
     lacks: list[str] = []
 
-    def ask(message: Stepped | NoRoom) -> Answer:
+    def ask(message: Stepped | NoRoom) -> NextMove:
         if isinstance(message, Stepped):
-            return Answer.GO_ON
+            return NextMove.GO_ON
         lacks.append(message.message)
         if len(lacks) == 3:
             (tmp_path / "full").unlink()
@@ -139,7 +140,7 @@ def test_a_trial_without_room_tries_again_or_is_left_as_it_is_told(
 
     assert isinstance(run_trial(trial_spec(tmp_path, "cramped"), ask), end)
     assert lacks == [f"cannot write the checkpoint {tmp_path}/step-000006: No space left on device"] * (
-        3 if answer is Answer.GO_ON else 1
+        3 if answer is NextMove.GO_ON else 1
     )
     assert saved_steps(tmp_path)[-1] == f"step-{saved:06d}"
 
@@ -151,9 +152,9 @@ def test_a_trial_begins_when_there_is_room_for_its_checkpoints(tmp_path: Path, m
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(total=2**30, free=free.pop(0)))
     heard: list[Stepped | NoRoom] = []
 
-    def ask(message: Stepped | NoRoom) -> Answer:
+    def ask(message: Stepped | NoRoom) -> NextMove:
         heard.append(message)
-        return Answer.GO_ON
+        return NextMove.GO_ON
 
     assert run_trial(trial_spec(tmp_path), ask) == Ended()
     assert [type(message) for message in heard[:3]] == [NoRoom, NoRoom, Stepped] and free == []
@@ -162,26 +163,26 @@ def test_a_trial_begins_when_there_is_room_for_its_checkpoints(tmp_path: Path, m
 def test_a_checkpoint_is_saved_only_after_its_step_was_answered(tmp_path: Path) -> None:
     seen = {}
 
-    def ask(message: Stepped | NoRoom) -> Answer:
+    def ask(message: Stepped | NoRoom) -> NextMove:
         assert isinstance(message, Stepped)
         seen[message.report.step] = saved_steps(tmp_path)
-        return Answer.GO_ON
+        return NextMove.GO_ON
 
     run_trial(trial_spec(tmp_path), ask)
     assert seen[3] == ["step-000000"] and seen[4] == ["step-000000", "step-000003"]
 
 
 def test_checkpoints_are_saved_at_latest_after_checkpoint_seconds(tmp_path: Path) -> None:
-    run_trial(trial_spec(tmp_path, checkpoint_seconds=0.0), Script({8: Answer.STOP}))
+    run_trial(trial_spec(tmp_path, checkpoint_seconds=0.0), Script({8: NextMove.STOP}))
     assert saved_steps(tmp_path) == ["step-000003", "step-000006", "step-000007"], "the newest two, and its front"
 
 
 def test_a_trial_says_when_it_begins_to_save_and_to_step_again(tmp_path: Path) -> None:
     said: list[Phase | int] = []
 
-    def ask(message: Stepped) -> Answer:
+    def ask(message: Stepped) -> NextMove:
         said.append(message.report.step)
-        return {2: Answer.SAVE, 4: Answer.LEAVE}.get(message.report.step, Answer.GO_ON)
+        return {2: NextMove.SAVE, 4: NextMove.LEAVE}.get(message.report.step, NextMove.GO_ON)
 
     run_trial(trial_spec(tmp_path / "a"), ask, said.append)
     saving, stepping = Phase.SAVING, Phase.STEPPING
@@ -205,10 +206,10 @@ def test_a_steps_own_seconds_hold_neither_saving_nor_waiting(tmp_path: Path, mon
     monkeypatch.setattr(QuickTrainer, "save", slow_save)
     heard: list[Stepped] = []
 
-    def ask(message: Stepped) -> Answer:
+    def ask(message: Stepped) -> NextMove:
         heard.append(message)
         clock[0] += 50.0
-        return Answer.GO_ON
+        return NextMove.GO_ON
 
     run_trial(trial_spec(tmp_path, checkpoint_seconds=1e9), ask)
     assert {message.step_seconds for message in heard} == {3.0}
@@ -216,7 +217,7 @@ def test_a_steps_own_seconds_hold_neither_saving_nor_waiting(tmp_path: Path, mon
 
 
 def test_a_trial_told_to_leave_is_left_there_and_goes_on_as_if_unbroken(tmp_path: Path) -> None:
-    unbroken, first, second = Script(), Script({5: Answer.LEAVE}), Script()
+    unbroken, first, second = Script(), Script({5: NextMove.LEAVE}), Script()
     run_trial(trial_spec(tmp_path / "a"), unbroken)
     assert run_trial(trial_spec(tmp_path / "b"), first) == Left()
     left_at = checkpoint.latest(tmp_path / "b")
@@ -226,7 +227,7 @@ def test_a_trial_told_to_leave_is_left_there_and_goes_on_as_if_unbroken(tmp_path
 
 
 def test_a_trial_told_to_stop_ends_there(tmp_path: Path) -> None:
-    script = Script({4: Answer.STOP})
+    script = Script({4: NextMove.STOP})
     assert run_trial(trial_spec(tmp_path), script) == Ended()
     assert [report.step for report in script.reports] == [0, 1, 2, 3, 4]
 
@@ -259,7 +260,7 @@ def test_an_evaluation_that_an_outage_keeps_from_being_made_ends_the_attempt(
 
 
 def test_the_guard_remembers_across_a_checkpoint(tmp_path: Path) -> None:
-    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script({6: Answer.LEAVE}))
+    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script({6: NextMove.LEAVE}))
     script = Script()
     run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT, resume_from=checkpoint.latest(tmp_path)), script)
     reason = script.heard[-1].reason
@@ -299,7 +300,7 @@ def torch_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("torch_threads")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_torch_runs_with_the_threads_of_the_trial(tmp_path: Path, threads: int) -> None:
-    script = Script({0: Answer.STOP})
+    script = Script({0: NextMove.STOP})
     run_trial(trial_spec(tmp_path, "threaded", threads=threads), script)
     metrics = script.reports[0].metrics
     assert (metrics["quick/threads_made"], metrics["quick/threads"]) == (threads, threads)
@@ -314,7 +315,7 @@ def test_numbers_of_a_trainers_own_kind_go_up_as_plain_floats(tmp_path: Path, mo
         return replace(report, metrics=metrics)
 
     monkeypatch.setattr(QuickTrainer, "advance", with_tensor)
-    script = Script({0: Answer.STOP})
+    script = Script({0: NextMove.STOP})
     run_trial(trial_spec(tmp_path), script)
     assert script.reports[0].metrics["quick/tensor"] == 2.5
     assert {type(value) for value in script.reports[0].metrics.values()} == {float}

@@ -26,7 +26,7 @@ OPTIONAL = ("ray", "psycopg", "bitsandbytes")
 _ASK = "import json; from tuner.cli.doctor import gpus; print(json.dumps(gpus()))"
 
 
-class Finding(NamedTuple):
+class Check(NamedTuple):
     """One line of what was found; its state is `ok`, `warn` or `fail`."""
 
     state: str
@@ -42,24 +42,24 @@ def doctor(args: argparse.Namespace) -> int:
     return int(any(finding.state == "fail" for finding in found))
 
 
-def versions() -> Finding:
+def versions() -> Check:
     """Return what is installed."""
     there = {each.name.lower(): each.version for each in distributions()} | {"python": sys.version.split()[0]}
     named = [f"{name} {there.get(name, 'not installed')}" for name in (*NEEDED, *OPTIONAL)]
-    return Finding("ok" if there.keys() >= set(NEEDED) else "fail", "versions", ", ".join(named))
+    return Check("ok" if there.keys() >= set(NEEDED) else "fail", "versions", ", ".join(named))
 
 
-def devices() -> list[Finding]:
+def devices() -> list[Check]:
     """Return what torch finds to train on: asked in a process of its own, since a stuck driver would hang this one."""
     try:
         answer = subprocess.check_output([sys.executable, "-c", _ASK], text=True, timeout=60)
     except subprocess.SubprocessError:  # its error is on stderr
-        return [Finding("fail", "devices", "torch failed, or did not answer within a minute; see nvidia-smi")]
-    cpu = Finding("ok", "CPU", f"{os.cpu_count()} cores, {size(psutil.virtual_memory().available)} of memory free")
-    return [*(Finding(*each) for each in json.loads(answer.splitlines()[-1])), cpu]
+        return [Check("fail", "devices", "torch failed, or did not answer within a minute; see nvidia-smi")]
+    cpu = Check("ok", "CPU", f"{os.cpu_count()} cores, {size(psutil.virtual_memory().available)} of memory free")
+    return [*(Check(*each) for each in json.loads(answer.splitlines()[-1])), cpu]
 
 
-def gpus() -> list[Finding]:
+def gpus() -> list[Check]:
     """Return the GPUs that torch finds; called in the process that `devices` asks."""
     import torch
 
@@ -68,14 +68,14 @@ def gpus() -> list[Finding]:
         about, (free, total) = torch.cuda.get_device_properties(index), torch.cuda.mem_get_info(index)
         bf16 = "bf16" if about.major >= 8 else "no bf16"
         state = "ok" if about.major >= 8 and free > total / 2 else "warn"
-        found.append(Finding(state, f"GPU {index}", f"{about.name}, {size(free)} of {size(total)} free, {bf16}"))
+        found.append(Check(state, f"GPU {index}", f"{about.name}, {size(free)} of {size(total)} free, {bf16}"))
     if found:
-        return [*found, Finding("ok", "MPS", mps_line())]
+        return [*found, Check("ok", "MPS", mps_line())]
     state = "warn" if shutil.which("nvidia-smi") else "ok"
-    return [Finding(state, "GPU", f"torch {torch.__version__} sees none; runs use the CPU")]
+    return [Check(state, "GPU", f"torch {torch.__version__} sees none; runs use the CPU")]
 
 
-def store(where: str) -> Finding:
+def store(where: str) -> Check:
     """Return whether the store can be used; nothing is written to it."""
     try:
         path = connect.file_of(schema.parse_url(where))
@@ -84,17 +84,17 @@ def store(where: str) -> Finding:
         with storage.opened(where) as opened:
             studies = f"studies: {len(opened.studies())}"
     except PPOTunerError as error:
-        return Finding("fail", "store", str(error))
+        return Check("fail", "store", str(error))
     if path is not None and not os.access(path, os.W_OK):
-        return Finding("fail", "store", f"{path} cannot be written")
-    return Finding("ok", "store", f"{schema.without_secrets(where)}, schema {schema.SCHEMA_VERSION}, {studies}")
+        return Check("fail", "store", f"{path} cannot be written")
+    return Check("ok", "store", f"{schema.without_secrets(where)}, schema {schema.SCHEMA_VERSION}, {studies}")
 
 
-def folder(about: str, path: Path) -> Finding:
+def folder(about: str, path: Path) -> Check:
     """Return whether a path, or the nearest folder above it that is there, can be written and has room."""
     try:
         with tempfile.TemporaryFile(dir=existing(path)):
             free = shutil.disk_usage(existing(path)).free
     except OSError as error:
-        return Finding("fail", about, f"{existing(path)} cannot be written: {error.strerror}")
-    return Finding("ok" if free >= 5e9 else "warn", about, f"{path}, {size(free)} of disk space free")
+        return Check("fail", about, f"{existing(path)} cannot be written: {error.strerror}")
+    return Check("ok" if free >= 5e9 else "warn", about, f"{path}, {size(free)} of disk space free")

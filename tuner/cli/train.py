@@ -9,7 +9,7 @@ from ppo_core.cli import training
 from ppo_core.cli.arguments import DESCRIPTION, RunParser
 from ppo_core.cli.command_line import import_from_working_folder, refuse_unknown
 from ppo_core.cli.new_run import Start
-from ppo_core.cli.run_folder import ConfirmedReading, Origin
+from ppo_core.cli.run_folder import ConfirmedReading, RunOrigin
 from ppo_core.cli.training import Program
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import leading
@@ -84,7 +84,7 @@ def _start(where: str, study: str, number: str) -> Start:
         store.close()
 
 
-def _origin(store: Store, view: StudyView, trial: TrialRow) -> Origin:
+def _origin(store: Store, view: StudyView, trial: TrialRow) -> RunOrigin:
     """Return a trial with what confirms its configuration, as plain data."""
     number = trial.number if trial.role is not Role.CONFIRM or trial.parent is None else trial.parent
     readings = [
@@ -93,7 +93,7 @@ def _origin(store: Store, view: StudyView, trial: TrialRow) -> Origin:
         for each in one.configurations
         if each.trial.number == number
     ]
-    return Origin(view.row.name, number, tuple(reading for reading in readings if reading is not None))
+    return RunOrigin(view.row.name, number, tuple(reading for reading in readings if reading is not None))
 
 
 def _reading(one: Confirmation, each: Confirmed) -> ConfirmedReading | None:

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from ppo_core.cli.command_line import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.output import report_line
 from tuner.confirm.plan import Plan, missing
@@ -40,7 +41,6 @@ from tuner.control.retry import FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT, TrialWat
 from tuner.control.session import OpenStudy
 from tuner.engine.base import Engine, JobId
 from tuner.engine.protocol import (
-    Answer,
     Ended,
     Entered,
     Failed,
@@ -571,10 +571,10 @@ class TrialLoop:
         for number in self._room.waiting:
             if self._must_leave() or self._study.rows[number].wanted is not None:
                 self._room.answered(number)
-                self._engine.answer(number, Answer.STOP)
+                self._engine.answer(number, NextMove.STOP)
             elif self._room.is_due(number):
                 self._room.answered(number)
-                self._engine.answer(number, Answer.GO_ON)
+                self._engine.answer(number, NextMove.GO_ON)
 
     def _leave(self, number: int) -> None:
         """Apply pending orders to a trial whose worker left it; they may have changed meanwhile.

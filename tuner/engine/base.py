@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from tuner.engine.protocol import Answer, Job, Message, WorkerSettings
+from ppo_core.distributed.leading import NextMove
+from tuner.engine.protocol import Job, Message, WorkerSettings
 
 JobId = int | None
 """A job's id: a trial's number, or None for the task's preparation."""
@@ -46,8 +47,8 @@ class Engine(Protocol):
         """Wait up to `timeout` seconds for messages and yield them, each with its job."""
         ...
 
-    def answer(self, number: int, answer: Answer) -> None:
-        """Answer a trial's last report."""
+    def answer(self, number: int, answer: NextMove) -> None:
+        """NextMove a trial's last report."""
         ...
 
     def resize(self, workers: int) -> None:

@@ -12,22 +12,11 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.process import LATE_SECONDS, HangTimeout, WorkerProcess, end_all
-from tuner.engine.protocol import (
-    Answer,
-    Ended,
-    Failed,
-    Job,
-    Left,
-    Lost,
-    Message,
-    Prepared,
-    PrepareTask,
-    Read,
-    WorkerSettings,
-)
+from tuner.engine.protocol import Ended, Failed, Job, Left, Lost, Message, Prepared, PrepareTask, Read, WorkerSettings
 
 _DEFAULTS = WorkerSettings()
 
@@ -157,8 +146,8 @@ class LocalEngine:
             raise ConfigError(f"trial {job.number} asks for {job.ranks} processes, and trials have {self._ranks} here")
         self._give(job.number, job)
 
-    def answer(self, number: int, answer: Answer) -> None:
-        """Answer a trial's last report."""
+    def answer(self, number: int, answer: NextMove) -> None:
+        """NextMove a trial's last report."""
         busy = self._busy[number]
         busy.worker.give(answer)  # where it died, `events` tells
         busy.watch.answered(self._clock())

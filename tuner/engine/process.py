@@ -17,10 +17,10 @@ from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 
+from ppo_core.distributed.leading import NextMove
 from tuner.engine.protocol import (
     GPU_VARIABLE,
     SHARED_BY_VARIABLE,
-    Answer,
     Entered,
     Job,
     Lost,
@@ -96,7 +96,7 @@ class WorkerProcess:
             self.pipe.send(sys.path)
 
     @property
-    def end_signal(self) -> "int | connection.Connection[Job | Answer, Message]":
+    def end_signal(self) -> "int | connection.Connection[Job | NextMove, Message]":
         """A waitable that becomes ready when the process dies."""
         # The pipe stays open for as long as a forked child of the worker lives.
         return self.pipe if self._pidfd is None else self._pidfd
@@ -111,7 +111,7 @@ class WorkerProcess:
             return False
         return True
 
-    def give(self, word: Job | Answer) -> bool:
+    def give(self, word: Job | NextMove) -> bool:
         """Send a job or an answer; return False if the process is dead."""
         if self.is_dead():  # a forked child of it may hold the pipe open
             return False

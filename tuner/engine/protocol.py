@@ -11,7 +11,6 @@ from ppo_core import checkpoint
 from ppo_core.config import declare
 from ppo_core.config.declare import Bounds, HyperValue
 from ppo_core.config.stages import Stage
-from ppo_core.distributed.leading import Answer as Answer
 from ppo_core.errors import PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
 from ppo_core.report import SplitReading, StepReport
 from tuner.judge.guard import GuardSettings
@@ -70,7 +69,7 @@ def checked(name: str, value: object, where: str) -> float:
     return declare.number(value, WORKER_SETTINGS[name]["valid"], where)
 
 
-# Down: jobs for a worker, and an `Answer` to each of its reports.
+# Down: jobs for a worker, and a `NextMove` to each of its reports.
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The trial made a step, and waits for an `Answer`."""
+    """The trial made a step, and waits for a `NextMove`."""
 
     report: StepReport
     seconds: float
@@ -190,7 +189,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """No room for the trial's checkpoints; waits for an `Answer`: GO_ON to retry, STOP to leave."""
+    """No room for the trial's checkpoints; waits for a `NextMove`: GO_ON to retry, STOP to leave."""
 
     message: str
     """One line on the file and the cause."""

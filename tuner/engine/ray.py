@@ -26,11 +26,11 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.process import LATE_SECONDS, HangTimeout
 from tuner.engine.protocol import (
-    Answer,
     Ended,
     Failed,
     Job,
@@ -291,8 +291,8 @@ class RayEngine:
             relay = self._new_relay(share, node)
             self._greet(_Busy(None, job, relay))
 
-    def answer(self, number: int, answer: Answer) -> None:
-        """Answer a trial's last report."""
+    def answer(self, number: int, answer: NextMove) -> None:
+        """NextMove a trial's last report."""
         busy = next(busy for busy in self._busy if busy.id == number)
         self._exchange(busy, answer)
         if busy.watch is not None:
@@ -388,7 +388,7 @@ class RayEngine:
         busy.watch = HangTimeout(self._needs.settings, busy.job, self._clock())
         self._exchange(busy, busy.job)
 
-    def _exchange(self, busy: _Busy, word: Job | Answer | None) -> None:
+    def _exchange(self, busy: _Busy, word: Job | NextMove | None) -> None:
         self._expect(busy, busy.relay.actor.exchange.remote(word))
 
     def _expect(self, busy: _Busy, call: Any) -> None:

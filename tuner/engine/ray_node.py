@@ -21,16 +21,11 @@ from multiprocessing import connection
 from pathlib import Path
 
 from ppo_core import __version__
+from ppo_core.distributed.leading import NextMove
 from ppo_core.errors import ConfigError
 from tuner.engine.gpu import unseen_gpus
 from tuner.engine.process import WorkerProcess
-from tuner.engine.protocol import (
-    Answer,
-    Job,
-    Lost,
-    Message,
-    PrepareTask,
-)
+from tuner.engine.protocol import Job, Lost, Message, PrepareTask
 
 TOKEN = ".run"
 """File in the study's folder with this run's token, which nodes read to prove that they see the folder."""
@@ -97,9 +92,9 @@ class NodeWorker:
         """Check the node's requirements before its first job."""
         return Greeting(socket.gethostname(), self._problem())
 
-    def exchange(self, word: Job | Answer | None) -> Message:
+    def exchange(self, word: Job | NextMove | None) -> Message:
         """Give the worker process a job or an answer, if any, and return its next message."""
-        if isinstance(word, Answer):
+        if isinstance(word, NextMove):
             if self._process is not None:
                 self._process.give(word)  # where it died, its next message says so
         elif word is not None:

@@ -16,11 +16,11 @@ from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
-from ppo_core.distributed.leading import by_first
+from ppo_core.distributed.leading import NextMove, by_first
 from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerError, is_outage, nearest
 from ppo_core.report import StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
-from tuner.engine.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.engine.protocol import Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
 from tuner.judge.guard import GUARD, GuardState, WatchState, observe, watch
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ WATCH = "budget_watch"
 """Key in a checkpoint's `extra` of the KL budget watch's state."""
 OWN_FRONT = 3
 """Number of checkpoints that a running trial keeps because they are best under other KL budgets."""
-Ask = Callable[[Stepped | NoRoom], Answer]
+Ask = Callable[[Stepped | NoRoom], NextMove]
 
 
 def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
@@ -39,7 +39,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     called before a checkpoint is saved and before the next step.
     """
 
-    def asked(message: Stepped | NoRoom) -> Answer:
+    def asked(message: Stepped | NoRoom) -> NextMove:
         return by_first(lambda: ask(message))
 
     clock = _Clock()
@@ -56,7 +56,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
         state, reason = observe(spec.guard, state, report, staged.config.whole_episodes())
         watched, is_near = watch(watched, report, spec.kl_budget)
         answer = asked(Stepped(report, clock.lap(), clock.step(), reason, is_near_budget=is_near))
-        if answer is Answer.EVALUATE:
+        if answer is NextMove.EVALUATE:
             clock.begin_step()
             report, has_raised = with_evaluation(staged.trainer, report)
             report = with_plain_floats(report)
@@ -64,15 +64,15 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
         if ends_stage := staged.ends_stage(report):
             state = state.with_new_patience()
         extra = {GUARD: state.to_dict(), WATCH: watched.to_dict()}
-        if answer is Answer.STOP:
+        if answer is NextMove.STOP:
             if by_first(partial(keeper.is_new_best, report)):
                 _save_last(keeper, staged.trainer, report, extra, enter)
             break
-        is_due = answer in (Answer.SAVE, Answer.LEAVE) or report.is_evaluation or ends_stage
+        is_due = answer in (NextMove.SAVE, NextMove.LEAVE) or report.is_evaluation or ends_stage
         if is_due or by_first(partial(keeper.is_due, report)):
             if _with_room(partial(_save, keeper, staged.trainer, report, extra, enter), asked) is None:
                 return Left()
-            if answer is Answer.LEAVE:
+            if answer is NextMove.LEAVE:
                 return Left()
             enter(Phase.STEPPING)
         clock.begin_step()
@@ -120,7 +120,7 @@ def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
         try:
             return work()
         except NoRoomError as error:
-            if ask(NoRoom(str(error))) is Answer.STOP:
+            if ask(NoRoom(str(error))) is NextMove.STOP:
                 return None
 
 

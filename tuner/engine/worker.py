@@ -27,10 +27,10 @@ from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import launch as launched
+from ppo_core.distributed.leading import NextMove
 from tuner.engine.gpu import limit_memory
 from tuner.engine.process import WorkerProcess, end_all
 from tuner.engine.protocol import (
-    Answer,
     Entered,
     Failed,
     Job,
@@ -105,7 +105,7 @@ class Controller(Protocol):
         """Send a message."""
         ...
 
-    def ask(self, report: Stepped | NoRoom) -> Answer:
+    def ask(self, report: Stepped | NoRoom) -> NextMove:
         """Report a step or a lack of disk space, and wait for the answer."""
         ...
 
@@ -113,13 +113,13 @@ class Controller(Protocol):
 class PipeToController:
     """The worker's end of its pipe; the process exits when the pipe closes."""
 
-    def __init__(self, pipe: "connection.Connection[Message, Job | Answer]") -> None:
+    def __init__(self, pipe: "connection.Connection[Message, Job | NextMove]") -> None:
         self._pipe = pipe
 
     def next_job(self) -> Job:
         """Wait for a job."""
         job = self._receive()
-        assert not isinstance(job, Answer)
+        assert not isinstance(job, NextMove)
         return job
 
     def emit(self, message: Message) -> None:
@@ -129,21 +129,21 @@ class PipeToController:
         except OSError:
             sys.exit(0)
 
-    def ask(self, report: Stepped | NoRoom) -> Answer:
+    def ask(self, report: Stepped | NoRoom) -> NextMove:
         """Report a step or a lack of disk space, and wait for the answer."""
         self.emit(report)
         answer = self._receive()
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, NextMove)
         return answer
 
-    def _receive(self) -> Job | Answer:
+    def _receive(self) -> Job | NextMove:
         try:
             return self._pipe.recv()
         except (EOFError, OSError):
             sys.exit(0)
 
 
-def main(pipe: "connection.Connection[Message, Job | Answer]", held: Sequence[int]) -> None:
+def main(pipe: "connection.Connection[Message, Job | NextMove]", held: Sequence[int]) -> None:
     """Do the jobs from the pipe until it closes, keeping the file descriptors in `held` open."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides
     for each in (pipe.fileno(), *held):

@@ -34,7 +34,7 @@ LEAST_EVALUATIONS = 4
 
 
 @dataclass(frozen=True)
-class Reading:
+class Measurement:
     """Reading of one sign of health."""
 
     sign: Rule
@@ -96,18 +96,18 @@ class Course:
         return None if first is None else first["episode"] / self.total
 
     @cached_property
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[Measurement]:
         """Readings of all signs of health, in declared order."""
         return [self._reading(SIGNS[name]) for name in HEALTH]
 
-    def _reading(self, sign: Rule) -> Reading:
+    def _reading(self, sign: Rule) -> Measurement:
         found = values((row for row in self.steps if row["step"] > 0), str(sign.metric))
         is_ended = self.blame is not None and self.reason is not None and self.reason.metric == sign.metric
         first = statistics.median(found[:LATEST]) if sign.relative_to and found else 1.0
         if len(found) < sign.steps or first <= 0:
-            return Reading(sign, None, is_ended)
+            return Measurement(sign, None, is_ended)
         value = statistics.median(found[-LATEST:]) / first
-        return Reading(sign, value, is_ended or sign.is_broken(value))
+        return Measurement(sign, value, is_ended or sign.is_broken(value))
 
     @cached_property
     def evaluations(self) -> list[Step]:

@@ -37,7 +37,7 @@ RULE = (
 
 
 @dataclass(frozen=True)
-class Reading:
+class Symptom:
     """One reading that may worsen while reward rises."""
 
     name: str
@@ -57,7 +57,7 @@ class Finding:
     rise: float
     """Gain of eval reward; NaN where it is too early."""
     rise_se: float
-    readings: tuple[Reading, ...]
+    readings: tuple[Symptom, ...]
     """KL, length, repetition and entropy; empty where it is too early."""
 
     @property
@@ -97,18 +97,18 @@ def eval_kls(steps: Iterable[Step]) -> list[float]:
     return values((row for row in steps if row["step"] > 0), "eval/kl")
 
 
-def _readings(steps: Sequence[Step], kl_budget: float) -> Iterator[Reading]:
+def _readings(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
     kls = eval_kls(steps)
     if not kls:
-        yield Reading("KL", None)
+        yield Symptom("KL", None)
     else:
         is_over = SIGNS["kl_end"].is_broken(kls[-1], kl_budget)
         side = "over" if is_over else "within"
         text = f"KL ends at {kls[-1]:.1f} {KL_UNIT}, {side} the budget of {kl_budget:g}"
-        yield Reading("KL", is_over, f"{kls[-1]:.1f}", text)
+        yield Symptom("KL", is_over, f"{kls[-1]:.1f}", text)
     ends = _first_and_last(steps, LENGTH)
     if ends is None or ends[0] <= 0:
-        yield Reading("length", None)
+        yield Symptom("length", None)
     else:
         share = ends[1] / ends[0]
         grows, shrinks = SIGNS["longer"].is_broken(share), SIGNS["shorter"].is_broken(share)
@@ -117,20 +117,20 @@ def _readings(steps: Sequence[Step], kl_budget: float) -> Iterator[Reading]:
         yield _moved("length", grows or shrinks, numbers, f"length {way}", " tokens")
     ends = _first_and_last(steps, REPETITION)
     if ends is None:
-        yield Reading("repetition", None)
+        yield Symptom("repetition", None)
     else:
         repeats = SIGNS["repeats"].is_broken(ends[1] - ends[0])
         yield _moved("repetition", repeats, [f"{end:.0%}" for end in ends], "repetition goes")
     ends = _first_and_last(steps, ENTROPY)
     if ends is None or ends[0] <= 0:
-        yield Reading("entropy", None)
+        yield Symptom("entropy", None)
     else:
         narrows = SIGNS["narrows"].is_broken(ends[1], ends[0])
         yield _moved("entropy", narrows, [f"{end:.2f}" for end in ends], "entropy goes", " nats/token")
 
 
-def _moved(name: str, is_worse: bool, ends: Sequence[str], way: str, unit: str = "") -> Reading:
-    return Reading(name, is_worse, " → ".join(ends), f"{way} from {ends[0]} to {ends[1]}{unit}")
+def _moved(name: str, is_worse: bool, ends: Sequence[str], way: str, unit: str = "") -> Symptom:
+    return Symptom(name, is_worse, " → ".join(ends), f"{way} from {ends[0]} to {ends[1]}{unit}")
 
 
 def _first_and_last(steps: Sequence[Step], names: tuple[str, str]) -> tuple[float, float] | None:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from tuner.engine.protocol import Answer, Stepped
+from ppo_core.distributed.leading import NextMove
+from tuner.engine.protocol import Stepped
 from tuner.judge.scoring import Evaluations
 from tuner.search.choose import own_rung
 from tuner.store import TrialRow
@@ -82,7 +83,7 @@ def _is_evaluated(stepped: Stepped) -> bool:
     return stepped.report.is_evaluation or stepped.is_again
 
 
-def answer(decision: Decision, wanted: Wanted | None, *, must_leave: bool) -> Answer:
+def answer(decision: Decision, wanted: Wanted | None, *, must_leave: bool) -> NextMove:
     """Return a worker's answer to a report: rules come first, then orders, then the strategy.
 
     Args:
@@ -91,9 +92,9 @@ def answer(decision: Decision, wanted: Wanted | None, *, must_leave: bool) -> An
         must_leave: True if no trial is to run now.
     """
     if decision.action is Action.EVALUATE:
-        return Answer.EVALUATE
+        return NextMove.EVALUATE
     if decision.action is Action.STOP or wanted is Wanted.STOP:
-        return Answer.STOP
+        return NextMove.STOP
     if decision.action is Action.PAUSE or wanted is Wanted.PAUSE or must_leave:
-        return Answer.LEAVE
-    return Answer.GO_ON
+        return NextMove.LEAVE
+    return NextMove.GO_ON

@@ -63,7 +63,7 @@ class ListedTrial:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PublishedRecipe:
     """Published hyperparameters."""
 
     source: str
@@ -71,12 +71,12 @@ class Recipe:
     values: Mapping[str, float]
 
 
-def _recipe(source: str, **values: float) -> Recipe:
-    return Recipe(source, {"gamma": 1.0, "cliprange": 0.2, **values})
+def _recipe(source: str, **values: float) -> PublishedRecipe:
+    return PublishedRecipe(source, {"gamma": 1.0, "cliprange": 0.2, **values})
 
 
 # A recipe gives no kl_coef if its source has no single number. TRL and its ancestors give the critic the policy's rate.
-RECIPES: Mapping[str, Recipe] = {
+RECIPES: Mapping[str, PublishedRecipe] = {
     "trl": _recipe(
         "TRL 1.12.0 (2026), trl/experimental/ppo and examples/scripts/ppo/ppo_tldr.py: TL;DR, 1B",
         learning_rate=3e-6, value_learning_rate=3e-6, batch_size=512, mini_batch_size=512, num_ppo_epochs=4,

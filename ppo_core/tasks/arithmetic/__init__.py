@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ppo_core.config.declare import Range
-from ppo_core.data.task import Advice, Progress, RewardPart, Task, TaskAssets
+from ppo_core.data.task import Advised, OnProgress, RewardPart, Task, TaskAssets
 from ppo_core.tasks import shipped_prompts
 
 DATA = Path(__file__).parent / "data"
@@ -11,7 +11,7 @@ DATA = Path(__file__).parent / "data"
 REWARD = RewardPart("exact", "function", "ppo_core.tasks.arithmetic.reward:exact")
 
 
-def prepare(progress: Progress | None = None) -> TaskAssets:
+def prepare(progress: OnProgress | None = None) -> TaskAssets:
     """Return the path of the policy that ships with the package, the reward and the prompts."""
     return TaskAssets(str(DATA / "policy"), (REWARD,), shipped_prompts(DATA / "prompts"))
 
@@ -30,19 +30,19 @@ TASK = Task(
         "temperature": 1.0,
     },
     advised={
-        "learning_rate": Advice(
+        "learning_rate": Advised(
             Range(3e-5, 3e-3, "log"),
             "0.1 million weights bear rates a hundred times those of a 1B model; the low end learns little in a few "
             "thousand episodes, the high end forgets how to add",
         ),
-        "value_learning_rate": Advice(
+        "value_learning_rate": Advised(
             Range(1e-4, 1e-2, "log"), "the critic has a few thousand episodes to learn from, so its rate must be high"
         ),
-        "batch_size": Advice(Range(32, 256, "log2"), "6,144 episodes are 24 to 192 rollout batches"),
-        "mini_batch_size": Advice(Range(8, 32, "log2"), "1 to 32 optimizer steps per PPO epoch"),
-        "num_ppo_epochs": Advice(Range(1, 6), "each pass costs time, and a response is only about three tokens"),
-        "kl_target": Advice(Range(0.4, 2, "log"), "around this task's KL budget of 1.5 nats"),
-        "kl_coef": Advice(
+        "batch_size": Advised(Range(32, 256, "log2"), "6,144 episodes are 24 to 192 rollout batches"),
+        "mini_batch_size": Advised(Range(8, 32, "log2"), "1 to 32 optimizer steps per PPO epoch"),
+        "num_ppo_epochs": Advised(Range(1, 6), "each pass costs time, and a response is only about three tokens"),
+        "kl_target": Advised(Range(0.4, 2, "log"), "around this task's KL budget of 1.5 nats"),
+        "kl_coef": Advised(
             Range(0.005, 0.2, "log"), "answers that were right four times in ten cost about a nat to make certain"
         ),
     },

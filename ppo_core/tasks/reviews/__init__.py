@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from ppo_core.config.declare import Range
-from ppo_core.data.task import Advice, Progress, RewardPart, Task, TaskAssets
+from ppo_core.data.task import Advised, OnProgress, RewardPart, Task, TaskAssets
 from ppo_core.tasks import shipped_prompts
 
 DATA = Path(__file__).parent / "data"
 """The trained models, the prompts and their manifest, which ship with the package."""
 
 
-def prepare(progress: Progress | None = None) -> TaskAssets:
+def prepare(progress: OnProgress | None = None) -> TaskAssets:
     """Return the paths of the models that ship with the package, and the prompts."""
     # It was trained on beginnings of texts without EOS, so it has never read one.
     reward = RewardPart("enthusiasm", "model", str(DATA / "reward_model"), append_eos=False)
@@ -31,21 +31,21 @@ TASK = Task(
         "temperature": 1.0,
     },
     advised={
-        "learning_rate": Advice(
+        "learning_rate": Advised(
             Range(1e-5, 3e-3, "log"),
             "0.4 million weights bear rates about fifty times those of a 1B model; both ends fail here, one by "
             "learning nothing, one by leaving the reference",
         ),
-        "value_learning_rate": Advice(
+        "value_learning_rate": Advised(
             Range(1e-4, 1e-2, "log"), "the critic has a few thousand episodes to learn from, so its rate must be high"
         ),
-        "batch_size": Advice(
+        "batch_size": Advised(
             Range(32, 128, "log2"), "1,920 episodes are 15 to 60 rollout batches; larger ones leave too few"
         ),
-        "mini_batch_size": Advice(Range(8, 32, "log2"), "1 to 16 optimizer steps per PPO epoch"),
-        "num_ppo_epochs": Advice(Range(1, 6), "at the upper rates one pass is already much, and each pass costs time"),
-        "kl_target": Advice(Range(2, 8, "log"), "around this task's KL budget of 6 nats"),
-        "kl_coef": Advice(
+        "mini_batch_size": Advised(Range(8, 32, "log2"), "1 to 16 optimizer steps per PPO epoch"),
+        "num_ppo_epochs": Advised(Range(1, 6), "at the upper rates one pass is already much, and each pass costs time"),
+        "kl_target": Advised(Range(2, 8, "log"), "around this task's KL budget of 6 nats"),
+        "kl_coef": Advised(
             Range(0.01, 0.3, "log"),
             "the score's standard deviation is about 1 and the last nats within the budget earn about 0.1 each",
         ),
