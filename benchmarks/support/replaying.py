@@ -14,8 +14,9 @@ from itertools import accumulate
 from typing import Any
 
 from ppo_core.config.kl_budget import is_within
+from ppo_core.distributed.leading import NextMove
 from tuner.engine.protocol import Stepped
-from tuner.judge.judge import NOTHING_DECIDED, Action, Decision, judge
+from tuner.judge.judge import NOTHING_DECIDED, Decision, judge
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import Evaluations, outcome, rung_score
 from tuner.search.choose import New, Promote, choose
@@ -160,9 +161,9 @@ class Legs:
                         known.append((seconds, float(step.evaluation["eval/reward"])))
                 elif evaluated.reason is None:
                     missing += 1
-            if decision.action in (Action.STOP, Action.PAUSE):
+            if decision.action in (NextMove.STOP, NextMove.LEAVE):
                 break
-        if decision.action is Action.PAUSE:
+        if decision.action is NextMove.LEAVE:
             seconds += self.costs.pause
         row = replace(begun, episodes=trace.steps[last].first.report.episode)
         left = self._left(row, evaluations, decision, trace)
@@ -172,7 +173,7 @@ class Legs:
     def _report(self, step: TraceStep, row: TrialRow) -> tuple[Decision, Stepped | None]:
         """Return what is done after a step, and its report if it was evaluated or asked to be."""
         decision = judge(self.spec, row, self._seen(step.first))
-        if decision.action is not Action.EVALUATE:
+        if decision.action is not NextMove.EVALUATE:
             return decision, step.first if step.first.report.is_evaluation else None
         return judge(self.spec, row, self._seen(step.again)), step.again
 
@@ -197,7 +198,7 @@ class Legs:
     def _left(self, row: _Row, evaluations: Evaluations, decision: Decision, trace: Trace) -> _Row:
         """Return the row of a trial that has left its worker, as the controller would have it."""
         ended = Status.FAILED if trace.has_failed else Status.COMPLETED
-        status = {Action.PAUSE: Status.PAUSED, Action.STOP: Status.PRUNED}.get(decision.action, ended)
+        status = {NextMove.LEAVE: Status.PAUSED, NextMove.STOP: Status.PRUNED}.get(decision.action, ended)
         row = replace(row, **vars(outcome(evaluations, self.spec, status, decision.reason)))
         if status is not Status.PAUSED:
             return row

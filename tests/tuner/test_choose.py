@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from ppo_core import checkpoint
+from ppo_core.distributed.leading import NextMove
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import NAME, curves, outcomes, quick_spec, rows, run, storage
 from tests.tuner.trial_rows import trial_row
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
-from tuner.judge.judge import Action, judge, why_paused
+from tuner.judge.judge import judge, why_paused
 from tuner.judge.scoring import evaluations_of, extent, rung_score, trial_value
 from tuner.search.choose import (
     New,
@@ -122,12 +123,12 @@ def test_trials_that_people_asked_for_neither_rest_nor_count() -> None:
     report = StepReport(3, 192, {"objective/kl_exact": 1.0, "eval/reward": 1.0, "eval/kl": 1.0})
     stepped = Stepped(report, 1.0, 1.0, None)
     started = trial_row(0, config=CONFIG, status=Status.RUNNING)
-    assert judge(make_spec(), started, stepped).action is Action.PAUSE
+    assert judge(make_spec(), started, stepped).action is NextMove.LEAVE
     for role in ({"origin": Origin.ENQUEUED}, {"role": Role.FORK}, {"is_promoted": True}):
-        assert judge(make_spec(), replace(started, **role), stepped).action is Action.GO_ON
+        assert judge(make_spec(), replace(started, **role), stepped).action is NextMove.GO_ON
     bare = replace(stepped, report=StepReport(3, 192, {"objective/kl_exact": 1.0}))
-    assert judge(make_spec(), started, bare).action is Action.EVALUATE
-    assert judge(make_spec(), started, replace(bare, is_again=True)).action is Action.PAUSE
+    assert judge(make_spec(), started, bare).action is NextMove.EVALUATE
+    assert judge(make_spec(), started, replace(bare, is_again=True)).action is NextMove.LEAVE
 
 
 def test_how_many_promotions_the_budget_can_pay() -> None:
@@ -234,7 +235,7 @@ class Simulated:
         report = StepReport(step, episode, {"objective/kl_exact": 1.0, **metrics})
         decision = judge(self.spec, row, Stepped(report, 1.0, 1.0, None))
         row = replace(row, episodes=episode, value=reward, kl=1.0, end_kl=1.0)
-        if decision.action is Action.PAUSE:
+        if decision.action is NextMove.LEAVE:
             seen = self.evaluations[number]
             assert why_paused(self.spec, row, seen) == decision.reason, "one that a kill leaves here is paused, too"
             score = rung_score(seen, self.spec.kl_budget, self.spec.total_episodes)
@@ -290,10 +291,10 @@ def test_the_guard_comes_first_and_what_it_ends_is_evaluated_once_more() -> None
     bare = {"objective/kl_exact": 90.0}
     reason = Reason("kl_hard", "KL 90 nats is far over the limit", "objective/kl_exact", 90.0, 60.0, 1, 3)
     first = judge(make_spec(), row, Stepped(StepReport(3, 192, bare), 1.0, 1.0, reason))
-    assert first.action is Action.EVALUATE
+    assert first.action is NextMove.EVALUATE
     for metrics in ({**bare, "eval/reward": 1.0, "eval/kl": 90.0}, bare):
         ended = judge(make_spec(), row, Stepped(StepReport(3, 192, metrics), 1.0, 1.0, reason, is_again=True))
-        assert (ended.action, ended.reason) == (Action.STOP, reason), "evaluated or not"
+        assert (ended.action, ended.reason) == (NextMove.STOP, reason), "evaluated or not"
 
 
 # Through the controller
@@ -431,7 +432,7 @@ def test_a_study_keeps_its_strategy(tmp_path: Path) -> None:
 def test_a_trial_that_a_person_resumes_past_its_rung_runs_to_its_end() -> None:
     row = replace(resting(0, 0.5), status=Status.WAITING, paused_by=None, is_promoted=True)
     stepped = Stepped(StepReport(4, 256, {"objective/kl_exact": 1.0}), 1.0, 1.0, None)
-    assert judge(make_spec(), row, stepped).action is Action.GO_ON
+    assert judge(make_spec(), row, stepped).action is NextMove.GO_ON
 
 
 def test_what_stopped_says_how_far_the_study_is(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ from tuner.engine.protocol import (
 from tuner.files import trial_log
 from tuner.files.checkpoints import TrialFiles, kept_at_rung
 from tuner.files.disk import most_kept
-from tuner.judge.judge import NOTHING_DECIDED, Action, Decision, answer, judge, why_paused
+from tuner.judge.judge import NOTHING_DECIDED, Decision, answer, judge, why_paused
 from tuner.judge.scoring import (
     EVALUATION_METRICS,
     Evaluations,
@@ -540,16 +540,16 @@ class TrialLoop:
         running, study = self._running[number], self._study
         decision = judge(study.spec, running.row, message)
         wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds)
-        if decision.action is Action.GO_ON and message.report.is_evaluation:
+        if decision.action is NextMove.GO_ON and message.report.is_evaluation:
             decision = self._pruned(number, message.report.episode) or decision
         running.decision = decision
-        running.wanted = None if decision.action in (Action.STOP, Action.EVALUATE) else wanted
+        running.wanted = None if decision.action in (NextMove.STOP, NextMove.EVALUATE) else wanted
         if decision.reason is not None:
             self._note(number, f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
             self._note(number, report_line(message.report, running.iterations))
         self._engine.answer(number, answer(decision, running.wanted, must_leave=self._must_leave()))
-        if decision.action is not Action.EVALUATE:  # it is reported with its evaluation
+        if decision.action is not NextMove.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, running.iterations, decision.reason))
 
     def _pruned(self, number: int, episode: int) -> Decision | None:
@@ -560,7 +560,7 @@ class TrialLoop:
         ids = [row.id for row in study.rows if row.teaches]
         evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
         reason = why_pruned(study.spec, study.rows, evaluations, number)
-        return None if reason is None else Decision(Action.STOP, reason)
+        return None if reason is None else Decision(NextMove.STOP, reason)
 
     def _must_leave(self) -> bool:
         """Return True if all trials must leave their workers."""
@@ -583,7 +583,7 @@ class TrialLoop:
         """
         decision = self._running.pop(number).decision
         row, study = self._study.refresh(number), self._study
-        if decision.action is Action.PAUSE and row.wanted is None:
+        if decision.action is NextMove.LEAVE and row.wanted is None:
             self._pause_at_rung(row, evaluations_of(study.store, row), decision.reason)
         elif row.wanted is not None or study.row.paused_at is not None:
             self._reconcile(row)
@@ -602,7 +602,7 @@ class TrialLoop:
     def _end(self, number: int) -> None:
         """Judge a trial that completed or was pruned; one that an order ended leaves instead."""
         running, study = self._running[number], self._study
-        is_stopped = running.decision.action is Action.STOP
+        is_stopped = running.decision.action is NextMove.STOP
         if not is_stopped and running.wanted is Wanted.STOP:
             self._leave(number)
             return

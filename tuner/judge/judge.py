@@ -1,7 +1,6 @@
 """Decide what to do with a trial after a report; the controller carries it out."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 from ppo_core.distributed.leading import NextMove
 from tuner.engine.protocol import Stepped
@@ -12,22 +11,11 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Wanted
 
 
-class Action(Enum):
-    """The next move for a trial after a report."""
-
-    GO_ON = "go on"
-    EVALUATE = "evaluate"
-    """It reports the same step again, with an evaluation if possible."""
-    PAUSE = "pause"
-    """It saves a checkpoint, leaves its worker, and is promoted later or never."""
-    STOP = "stop"
-
-
 @dataclass(frozen=True)
 class Decision:
     """The next move for a trial after a report, with its reason."""
 
-    action: Action = Action.GO_ON
+    action: NextMove = NextMove.GO_ON
     reason: Reason | None = None
     """The rule that pauses or stops the trial."""
 
@@ -41,11 +29,11 @@ def judge(spec: StudySpec, trial: TrialRow, stepped: Stepped) -> Decision:
     The guard comes first. A trial that reached its rung is evaluated, and paused there.
     """
     decision, rung = guarded(stepped), own_rung(spec, trial)
-    if decision.action is not Action.GO_ON or rung is None or stepped.report.episode < rung:
+    if decision.action is not NextMove.GO_ON or rung is None or stepped.report.episode < rung:
         return decision
     if not _is_evaluated(stepped):
-        return Decision(Action.EVALUATE)
-    return Decision(Action.PAUSE, paused_at(stepped.report.episode))
+        return Decision(NextMove.EVALUATE)
+    return Decision(NextMove.LEAVE, paused_at(stepped.report.episode))
 
 
 def why_paused(spec: StudySpec, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
@@ -72,10 +60,10 @@ def guarded(stepped: Stepped) -> Decision:
     """
     reason = stepped.reason
     if reason is None:
-        return Decision(Action.EVALUATE) if stepped.is_near_budget and not _is_evaluated(stepped) else NOTHING_DECIDED
+        return Decision(NextMove.EVALUATE) if stepped.is_near_budget and not _is_evaluated(stepped) else NOTHING_DECIDED
     if not _is_evaluated(stepped):
-        return Decision(Action.EVALUATE)
-    return Decision(Action.STOP, reason)
+        return Decision(NextMove.EVALUATE)
+    return Decision(NextMove.STOP, reason)
 
 
 def _is_evaluated(stepped: Stepped) -> bool:
@@ -91,10 +79,10 @@ def answer(decision: Decision, wanted: Wanted | None, *, must_leave: bool) -> Ne
         wanted: What an order wants of the trial.
         must_leave: True if no trial is to run now.
     """
-    if decision.action is Action.EVALUATE:
+    if decision.action is NextMove.EVALUATE:
         return NextMove.EVALUATE
-    if decision.action is Action.STOP or wanted is Wanted.STOP:
+    if decision.action is NextMove.STOP or wanted is Wanted.STOP:
         return NextMove.STOP
-    if decision.action is Action.PAUSE or wanted is Wanted.PAUSE or must_leave:
+    if decision.action is NextMove.LEAVE or wanted is Wanted.PAUSE or must_leave:
         return NextMove.LEAVE
     return NextMove.GO_ON
