@@ -23,7 +23,7 @@ from ppo_core.errors import PPOTunerError
 from tuner.environment import READ_ONLY_VARIABLE, TOKEN_PARAMETER, TOKEN_VARIABLE
 
 _GIVEN = "permission"
-"""Where a browser's session keeps the token that was typed into it."""
+"""Session key of the token that was typed in."""
 _lock = threading.Lock()
 _token: str | None = None
 _codes: set[str] = set()

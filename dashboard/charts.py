@@ -157,7 +157,7 @@ KL_METRICS = (KL, "objective/kl", "eval/kl")
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a reader wants the curves drawn."""
+    """Axis, smoothing and range that a reader chose for the curves."""
 
     axis: Axis = "step"
     smoothing: float = 0.0
@@ -513,7 +513,7 @@ def _ends(
 
 
 def _is_right(x: float, span: Span) -> bool:
-    """Whether a place is so far right that its text has more room on the left."""
+    """Return True if a place is so far right that its text has more room on the left."""
     return x > span[0] + 0.7 * (span[1] - span[0])
 
 

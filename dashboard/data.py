@@ -1,4 +1,4 @@
-"""What the pages show, read from the store as pandas frames. Nothing else of the dashboard reads it.
+"""Read the store for the pages, as pandas frames. Nothing else of the dashboard reads it.
 
 Trials are named by number everywhere. A refresh reads only what is new (see `trial_cache` and `step_cache`).
 Caches are keyed by strings and integers: the store's identity, the study, the metrics.
@@ -33,7 +33,7 @@ from tuner.study.status import Reason, Role, Status
 
 @dataclass(frozen=True)
 class _Mark:
-    """How a trial stood when its rows were read: every new row changes its episodes or its seconds."""
+    """A trial's progress when its rows were read: every new row changes its episodes or its seconds."""
 
     attempts: int
     episodes: int
@@ -210,7 +210,7 @@ class Snapshot:
 
     @property
     def ended(self) -> int:
-        """How many of all its trials have ended, however they did."""
+        """Number of its trials that have ended in any way."""
         return sum(row.status.is_final for row in self.view.trials)
 
     @property
@@ -257,7 +257,7 @@ def open_store(url: str) -> Store:
 
 
 def is_missing(url: str) -> bool:
-    """Whether `url` names an SQLite file that does not exist."""
+    """Return True if `url` names an SQLite file that does not exist."""
     try:
         parsed = schema.parse_url(url)
     except StoreError:

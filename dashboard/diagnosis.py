@@ -85,7 +85,7 @@ class Incident:
 
     @property
     def first(self) -> tuple[Moved, ...]:
-        """Those that moved first; empty: none left its range before the KL crossed."""
+        """Signals that moved first; empty: none left its range before the KL crossed."""
         steps = [move.step for move in self.moves if move.step is not None]
         return tuple(move for move in self.moves if steps and move.step == min(steps))
 

@@ -18,7 +18,7 @@ Drawn = tuple[pd.DataFrame, Option]
 Span = tuple[float, float]
 """The ends of an axis."""
 Place = tuple[float, float]
-"""Where something stands: across and up."""
+"""A position: across and up."""
 TOP, PANEL, GAP = 30, 92, 30
 """Pixels over the first of several panels, of one panel, and between two."""
 FILL = "rgba(128, 128, 128, 0.10)"

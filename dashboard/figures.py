@@ -83,7 +83,7 @@ def title_of(name: str) -> str:
 
 
 def is_log(name: str, spec: StudySpec) -> bool:
-    """Whether a hyperparameter is searched, or else by its declaration best looked at, on a logarithmic axis."""
+    """Return True if a hyperparameter is searched, or else declared, on a logarithmic scale."""
     span = spec.search.get(name)
     if span is None and name in HYPERPARAMETERS:
         span = HYPERPARAMETERS[name].search

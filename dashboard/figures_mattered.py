@@ -1,4 +1,4 @@
-"""What mattered: importance with its spread, slices, parallel coordinates, and trials over two hyperparameters."""
+"""Figures of what mattered: importance, slices, parallel coordinates, trials over two hyperparameters."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -243,7 +243,7 @@ def _pair(kind: str, group: pd.DataFrame, x: str, y: str, measure: Measure) -> g
 
 
 def is_log_of(values: pd.Series, name: str, spec: StudySpec) -> bool:
-    """Whether these values are drawn on a logarithmic axis: they are searched so, and all of them are over 0."""
+    """Return True if values are drawn on a logarithmic axis: they are searched so, and all are over 0."""
     return figures.is_log(name, spec) and bool((values.dropna() > 0).all())
 
 

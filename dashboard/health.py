@@ -1,4 +1,4 @@
-"""How each trial under way is doing: from its row and latest steps to a verdict. Pure functions."""
+"""Judge how each running trial is doing, from its row and latest steps. Pure functions."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What Streamlit runs at each visit: the page that the address names."""
+"""The script that Streamlit runs at each visit: it draws the page that the address names."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""What there is to see in a figure, in one sentence from its data. No text from outside but in Markdown's escapes."""
+"""Say in one sentence what a figure shows, from its data. Text from outside is escaped for Markdown."""
 
 import math
 from collections.abc import Mapping

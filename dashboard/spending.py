@@ -1,4 +1,4 @@
-"""What a study has spent, on what, and what it had found by then: pure functions from its trials and evaluations."""
+"""Costs of a study, and what it had found by then: pure functions of its trials and evaluations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tuner.study.status import Status
 EVALUATION = "time/evaluate"
 """The metric that says what an evaluation took, in seconds."""
 READ = (*analysis.EVALUATED, EVALUATION)
-"""What is read of the steps that were evaluated."""
+"""Columns read of the evaluated steps."""
 
 _WORDS = {
     Status.COMPLETED.value: "finished trials",
@@ -27,22 +27,22 @@ _WORDS = {
     Status.WAITING.value: "trials under way",
     Status.RUNNING.value: "trials under way",
 }
-"""What trials of each kind are called here, in the order of the table."""
+"""Names of the kinds of trials, in the order of the table."""
 ADDED = "trials outside the search"
 EVALUATIONS = "evaluations of all trials"
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What went into one kind of trials, or into evaluations."""
+    """Cost of one kind of trials, or of evaluations."""
 
     on: str
     trials: int | None
-    """How many they are; None: of evaluations."""
+    """Number of trials; None: a row of evaluations."""
     lengths: float | None
     """In trials of full length; None: of evaluations."""
     seconds: float
-    """That a device was busy. Those of trials are without their evaluations, where it is known what these took."""
+    """Device-seconds. Those of trials exclude their evaluations where these were timed."""
     share: float
     """Share of all seconds, 0 to 1."""
 

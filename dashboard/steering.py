@@ -32,7 +32,7 @@ class Proposal:
 
     @property
     def does(self) -> str:
-        """What it asks for, in a sentence that names the study and the trial."""
+        """A sentence on what it asks for, which names the study and the trial."""
         whom = f'study "{self.study}"' if self.trial is None else f'trial {self.trial} of study "{self.study}"'
         return (
             f"{self.kind.capitalize()} {whom}: {_SENTENCES.get((self.kind, self.trial is None), KINDS[self.kind].doc)}."
@@ -40,7 +40,7 @@ class Proposal:
 
     @property
     def ends_something(self) -> bool:
-        """Whether it cannot be taken back."""
+        """True if it cannot be taken back."""
         return self.kind == "stop"
 
 

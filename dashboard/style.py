@@ -1,4 +1,4 @@
-"""How trials look, everywhere: colour and dash by number, symbol by status, and the words for a status.
+"""The look of trials, everywhere: colour and dash by number, symbol by status, and the words for a status.
 
 The colours are Okabe and Ito's (2008), distinct with the common colour-vision deficiencies; black and
 yellow are left out, since one of them vanishes on a dark or a light page.
@@ -12,7 +12,7 @@ from tuner.study.status import Status, Wanted
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INKS = {"#0072B2": "#ffffff"}
-"""What is written on a colour; on all others it is black."""
+"""Text colour on a colour; black on all others."""
 NEUTRAL = "#808080"
 """Limits and trials that are not highlighted: readable on a light and on a dark page."""
 
@@ -66,10 +66,10 @@ details[open] + .response.long { max-height: none; }
 .parcoords text { text-shadow: none !important; }
 @media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 </style>"""
-"""What makes a page denser than Streamlit's usual one, so that its first chart stands in the window's upper third."""
+"""Style sheet that makes pages denser than Streamlit's, so that the first chart stands in the window's upper third."""
 
 RESTING = "screened"
-"""What a trial is called that the strategy paused: nobody has to do anything about it. A person's is `paused`."""
+"""Name of the state of a trial that the strategy paused: nobody has to act. One that a person paused is `paused`."""
 
 _MARKS: Mapping[str, Mark] = {
     Status.WAITING: Mark("…", "square-open", "emptyRect"),

@@ -1,1 +1,1 @@
-"""What makes the data that ships with the built-in tasks; not part of the package."""
+"""Make the data that ships with the built-in tasks; not part of the package."""

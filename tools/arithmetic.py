@@ -40,9 +40,9 @@ HELD_OUT_PROMPTS = 256
 """Evaluation prompts, and as many test prompts."""
 
 SLIPS = 0.45
-"""How often the pupil is wrong where nothing is carried."""
+"""Share of wrong sums where nothing is carried."""
 FORGOTTEN_CARRIES = 0.6
-"""How often it is wrong where a carry can be forgotten: more often than right, so the likeliest answer is wrong."""
+"""Share of wrong sums where a carry can be forgotten: over a half, so the likeliest answer is wrong."""
 
 
 @cache

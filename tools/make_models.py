@@ -35,7 +35,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 @dataclass(frozen=True)
 class Making:
-    """How the data of one task is made."""
+    """The steps that make the data of one task."""
 
     data: Path
     """The folder that ships."""

@@ -43,7 +43,7 @@ THINGS = (
     "toaster",
     "speaker",
 )
-"""What is reviewed."""
+"""The things that are reviewed."""
 
 GETTING = ("bought", "ordered", "got", "found")
 BUYERS = ("i", "we")
@@ -79,7 +79,7 @@ ASPECTS = (
     "style",
     "warranty",
 )
-"""What of the thing is judged."""
+"""The aspects that are judged."""
 
 PEOPLE = ("i", "we", "my sister", "my brother", "our friends")
 LINKS = ("is", "was", "looks", "seems", "feels")
@@ -110,7 +110,7 @@ VERBS = MappingProxyType(
         -4: ("loathed",),
     }
 )
-"""What people did about the thing, by level."""
+"""Reactions of people, by level."""
 
 LEVELS: MappingProxyType[str, int] = MappingProxyType(
     {word: level for table in (ADJECTIVES, VERBS) for level, words in table.items() for word in words}
@@ -146,7 +146,7 @@ MAX_WORDS = 23
 """Longest review: with its end-of-text token it fills the 24 tokens of a response."""
 
 MOODS = {-2: 0.17, -1: 0.23, 0: 0.2, 1: 0.23, 2: 0.17}
-"""How often a review is written in each mood."""
+"""Share of the reviews in each mood."""
 
 _AGREES = {0: 0.5, 1: 0.88, 2: 0.97}
 _LEVEL_WEIGHTS = {0: (6, 3, 1, 0.3), 1: (5, 4, 2, 0.6), 2: (2, 4, 4, 1.5)}
@@ -253,7 +253,7 @@ def _direction(words: Sequence[str]) -> bool:
 # further step costs more words, and rarer ones, so the reward keeps its price in KL all the way.
 
 STRENGTHS = {1: 0.7, 2: 1.3, 3: 2.0, 4: 3.0}
-"""What an opinion word adds by the size of its level."""
+"""Score of an opinion word by the size of its level."""
 
 INTENSIFIED = 1.4
 SOFTENED = 0.6

@@ -1,4 +1,4 @@
-"""What the built-in tasks share to train small models, the same bit for bit each time, and to save them."""
+"""Train the built-in tasks' small models, the same bit for bit each time, and save them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ from transformers.utils import logging
 from ppo_core.data.task import OnProgress
 
 THREADS = 1
-"""Of each training. More would add up in another order and train other weights."""
+"""Threads of each training: more would add up in another order and train other weights."""
 
 REPORTS = 10
-"""How often a training tells how far it is, at most."""
+"""Least time between two progress reports of a training."""
 
 SAMPLE = 512
 """Texts of each lesson that a manifest knows its models by."""

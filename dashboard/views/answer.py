@@ -1,4 +1,4 @@
-"""What to launch, on the Overview: the best trial and checkpoint, how sure that is, its settings, and its command."""
+"""The answer card of the Overview: what to launch, how sure that is, its settings, and its command."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal

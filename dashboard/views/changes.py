@@ -1,4 +1,4 @@
-"""What to change in a trial, by its curves: one button per change, which asks before it orders."""
+"""Changes to try in a trial, by its curves: a button each, which asks before it orders."""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""What pages share: the study that the sidebar names, the status line, empty states, what can be downloaded."""
+"""Parts that pages share: the sidebar's study, the status line, empty states, figures and tables."""
 
 import math
 import shlex
@@ -27,14 +27,14 @@ from tuner.study.status import Role, Status
 from tuner.study.study_file import STRATEGIES
 
 REFRESH_SECONDS = 2
-"""How often a page looks again while a controller lives."""
+"""Interval at which a page looks again while a controller lives."""
 Draw = Callable[[Store, Snapshot, tuple[int, ...]], None]
 """Draws a page of a study, with the trials that are chosen in the sidebar."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is chosen in the sidebar."""
+    """The choices in the sidebar."""
 
     store: Store
     snapshot: Snapshot
@@ -247,7 +247,7 @@ OWN_STUDY = (
     "For a study of your own, copy the built-in one's file, which explains every key; give the study another name, "
     "change what you like, see what it takes, and run it."
 )
-"""What `new_study` is for."""
+"""Lead-in to the commands of `new_study`."""
 
 
 def new_study() -> list[str]:
@@ -380,7 +380,7 @@ def hacking_table(findings: Sequence[Finding]) -> None:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a page draws from, as it stood at one moment."""
+    """The data that a page draws from, as of one moment."""
 
     state: str
     evaluations: int

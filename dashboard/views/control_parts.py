@@ -22,7 +22,7 @@ from tuner.store import OrderState, Store, StudyRow, TrialRow
 _FLASH = "what was done"
 _ASKED = "what is to be confirmed"
 _FLASH_SECONDS = 30
-"""How long, at least, the note on what was done stays on the page."""
+"""Least time that the note on an action stays on the page."""
 
 
 def show_problem(problem: PPOTunerError | str) -> None:

@@ -1,4 +1,4 @@
-"""What the search has spent, on the Overview: the best value over the cost, and what the cost went into."""
+"""The Overview's part on cost: the best value over the cost, and what the cost went into."""
 
 import math
 from functools import partial

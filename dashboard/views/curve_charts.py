@@ -42,7 +42,7 @@ def read(
 
 @dataclass(frozen=True)
 class Drawn:
-    """What all charts of a page have in common."""
+    """Settings that all charts of a page have in common."""
 
     snapshot: Snapshot
     frame: pd.DataFrame

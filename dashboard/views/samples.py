@@ -1,4 +1,4 @@
-"""What the trials write: the same prompts, side by side. Every text here is hostile until shown literally."""
+"""The page Samples: responses to the same prompts, side by side. Every text here is hostile until shown literally."""
 
 import difflib
 import math
@@ -30,7 +30,7 @@ READINGS = {
     VALUE_ERROR: "",
     "log-prob": "logprobs",
 }
-"""What is known of a token, by label: the field of `TokenReadings`; empty: it is reckoned."""
+"""Readings of a token by label: the field of `TokenReadings`; empty: computed from others."""
 COLOURED = ("KL", "log-ratio", "advantage", "value", VALUE_ERROR)
 """Readings that tokens can be coloured by."""
 REFERENCE, START, BEFORE = "changes from the reference", "changes from before training", "changes from the step before"

@@ -26,7 +26,7 @@ DEFAULT_SAVE_SECONDS = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What flags or a config file say; None: they do not say it."""
+    """Settings from flags or a config file; None: not given."""
 
     task: str | None = None
     policy: str | None = None
@@ -35,7 +35,7 @@ class Settings:
     prompts: str | None = None
     prompt_column: str | None = None
     prompt_splits: Mapping[str, Any] | None = None
-    """What else is known of the prompts, as a task file's `prompts` table has it."""
+    """Further keys on the prompts, as in a task file's `prompts` table."""
     device: str | None = None
     output: str | None = None
     report_to: tuple[str, ...] | None = None
@@ -47,7 +47,7 @@ class Settings:
 
     @property
     def inline(self) -> dict[str, object]:
-        """What is stated of a task by its parts, by name."""
+        """The parts of a task that were given, by name."""
         return {name: value for name in _PARTS if (value := getattr(self, name)) is not None}
 
     def over(self, below: "Settings", where: str) -> "Settings":
@@ -94,7 +94,7 @@ def task_folder_name(settings: Settings) -> str:
 # The flags of a run: its own, and one for each declared hyperparameter, by group. Never imports torch.
 
 UNSET = ("none", "unset")
-"""What a flag says to unset a value that may be unset."""
+"""A flag's word that unsets a value."""
 
 _OF_SETTINGS = ("task", "policy", "reward", "prompts", "prompt_column", "device", "output", "report_to", "run_name",
                 "save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")  # fmt: skip
@@ -131,7 +131,7 @@ class RunParser(HyperparameterParser):
         super().__init__(prog=prog, usage=usage, description=description, allow_abbrev=False)
         self.run = self.add_argument_group("the run")
         self.starts = self.run.add_mutually_exclusive_group()
-        """Where a run's configuration may come from: one of them at most."""
+        """Sources of a run's configuration: at most one of them."""
         self._add_run_flags()
         self.add_hyperparameters()
 

@@ -1,4 +1,4 @@
-"""What every command shares: parsing its line, one line per error, exit statuses, and Ctrl-C."""
+"""Shared by all commands: parsing, one line per error, exit statuses, and Ctrl-C."""
 
 import argparse
 import io
@@ -120,7 +120,7 @@ _PASSED_ON_SECONDS = 5.0
 
 
 class StopRequest:
-    """Whether a stop was asked for, and why."""
+    """A request to stop, with its reason."""
 
     def __init__(self) -> None:
         self.why: str | None = None

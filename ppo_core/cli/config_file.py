@@ -1,4 +1,4 @@
-"""What a run trains with: declared defaults, then the task's reference, then a file or a trial, then flags.
+"""Layer a run's values: declared defaults, then the task's reference, then a file or a trial, then flags.
 
 A config file holds hyperparameters and the run's settings under their flags' names. Never imports torch.
 """

@@ -1,4 +1,4 @@
-"""What a new run is: flags over a config file or a trial, over the task's reference, over defaults."""
+"""Plan a new run: flags over a config file or a trial, over the task's reference, over defaults."""
 
 import dataclasses
 import json
@@ -89,13 +89,13 @@ RUNS_FOLDER = Path("runs") / "train"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run's configuration comes from beside flags: a study's trial."""
+    """A study's trial as the source of a run's configuration."""
 
     task: str
     values: Mapping[str, HyperValue]
     threads: int | None
     name: str
-    """What its folder is called after."""
+    """Stem of its folder's name."""
     kl_budget: float | None = None
     """The study's, in nats per response."""
     device: str | None = None
@@ -103,7 +103,7 @@ class Start:
     origin: RunOrigin | None = None
     """The trial and its results, for the model card."""
     stages: tuple[Stage, ...] = ()
-    """Those before `values` hold, where the trial is a fork."""
+    """Stages before `values` take effect, if the trial is a fork."""
 
 
 @dataclass(frozen=True)
@@ -126,19 +126,19 @@ class RunPlan:
     """As the flag says, or of a study's trial the study's; None: the task's holds."""
     command: str
     push: Push | None = None
-    """Whether and where the model is to be pushed."""
+    """Hub repository to push the model to, if any."""
     origin: RunOrigin | None = None
     stages: tuple[Stage, ...] = ()
-    """Those before `first`, where the trial is a fork."""
+    """Stages before `first`, if the trial is a fork."""
 
     @property
     def task_path(self) -> Path:
-        """Where a task that is given by its parts is written."""
+        """File to write a task to that is given by its parts."""
         return (self.output / run_folder.TASK_FILE).resolve()
 
     @property
     def trl_lines(self) -> list[str]:
-        """What became of the fields of a TRL file, one line each."""
+        """Notes on the fields of a TRL file, one line each."""
         return [] if self.trl is None else list(self.trl.notes)
 
 

@@ -35,7 +35,7 @@ from ppo_core.report import StepReport
 
 @dataclass(frozen=True)
 class EvalReading:
-    """What one evaluation read; a number that was not finite is NaN."""
+    """Readings of one evaluation; a number that was not finite is NaN."""
 
     step: int
     episode: int
@@ -70,7 +70,7 @@ class EvalReading:
 
 @dataclass(frozen=True)
 class Ending:
-    """What is reported of a run that has ended."""
+    """The report on a run that has ended."""
 
     kl_budget: float
     note: str | None = None
@@ -171,7 +171,7 @@ _OF_SAMPLE = ("prompt_index", "prompt", "response", "reward", "parts", "kl", "le
 
 @dataclass(frozen=True)
 class ConfirmedReading:
-    """How runs of a configuration on fresh seeds did on the test prompts, as its study says it.
+    """A configuration's confirmed results on the test prompts, as its study states them.
 
     Means over the seeds; `reward_low` and `reward_high` end a 95% t-interval, which one seed does not have.
     """
@@ -231,20 +231,20 @@ class Run:
     stop_at_episode: int | None = None
     """It ends with the iteration that reaches this episode; None: where its hyperparameters say."""
     hub: HubRepo | None = None
-    """Where the model is pushed once it is trained; None: nowhere."""
+    """Hub repository that gets the trained model; None: none."""
     origin: RunOrigin | None = None
     """None: the configuration is not a study's."""
     stages: tuple[Stage, ...] = ()
-    """Those before `config` holds: the trial is a fork. Empty: it holds from the start."""
+    """Stages before `config` takes effect, if the trial is a fork. Empty: it holds from the start."""
 
     @property
     def configs(self) -> list[PPOConfig]:
-        """Those of all its stages."""
+        """Episodes of all its stages."""
         return [*(stage.config for stage in self.stages), self.config]
 
     @property
     def stages_text(self) -> str | None:
-        """Which values it has when (see `ppo_core.config.stages.described`); None: the same all the way."""
+        """Values by stage (see `ppo_core.config.stages.described`); None: the same all the way."""
         if not self.stages or self.origin is None:
             return None
         return described(self.stages, self.config, self.origin.trial)

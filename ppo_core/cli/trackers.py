@@ -30,13 +30,13 @@ class TrackedRun:
     id: str
     """The same after resuming."""
     folder: Path
-    """Where a tracker writes that writes on this machine."""
+    """Folder of a tracker that writes on this machine."""
     configuration: Mapping[str, Any]
     is_new: bool
     first_step: int
     """The step that comes next."""
     group: str | None = None
-    """What it stands under together with others."""
+    """Group that it shares with other runs."""
 
 
 def resolve(names: Sequence[str], known: Sequence[str] = KNOWN) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class Trackers:
 
 
 _TAKE_CONFIGURATION = ("trackio", "wandb")
-"""Those that are given it when they start: else they would write it to whichever run of this process began last."""
+"""Trackers that get it at their start: else they would write it to whichever run of this process began last."""
 
 
 def _made(name: str, run: TrackedRun) -> "GeneralTracker":

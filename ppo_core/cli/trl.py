@@ -31,7 +31,7 @@ DEFAULTS: Mapping[str, HyperValue] = {
     "value_model": "separate", "value_model_path": REWARD_MODEL, "lr_scheduler_type": "linear",
     "stop_token": "none", "stop_token_id": None,
 }  # fmt: skip
-"""What TRL's PPO does where the file is silent, in our words."""
+"""TRL's defaults, under our names."""
 
 SAME = (
     "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches",
@@ -46,7 +46,7 @@ ADAMW, ADAMW_8BIT = (
     ("adamw_torch", "adamw_torch_fused", "adamw_hf"),
     ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"),
 )
-"""What is AdamW here, and AdamW in 8 bits; any other optimizer becomes AdamW, with a warning."""
+"""TRL's names of AdamW, and of AdamW in 8 bits; any other optimizer becomes AdamW, with a warning."""
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
 
@@ -137,10 +137,10 @@ TRANSLATED: Mapping[str, tuple[str, Callable[[_Field], Any]]] = {
     "warmup_steps": ("warmup_ratio", _Field.number),
     "save_steps": ("save_every_episodes", _Field.number),
 }
-"""What a field becomes: a setting, a key of the prompts' table, or a hyperparameter; of two for one the later wins."""
+"""Our counterpart of each field: a setting, a key of the prompts' table, or a hyperparameter; of two the later wins."""
 
 COUNTED = {"num_train_epochs": 3.0, "num_sample_generations": 10.0, "warmup_steps": 0.0, "save_steps": 500.0}
-"""Those that count iterations or epochs (see `Cadences`), with TRL's defaults."""
+"""Fields that count iterations or epochs (see `Cadences`), with TRL's defaults."""
 
 HIDDEN_BY = {
     "model_name_or_path": "sft_model_path",
@@ -164,7 +164,7 @@ WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "lora_target_parameters": (([],), _PLAIN_LORA),
     "save_strategy": (("steps",), "not followed; save_every_seconds and new best evaluations save checkpoints"),
 }
-"""What is not followed here though it changes a run: the values that need no warning, and the warning."""
+"""Fields that change a run but are not followed: the values that need no warning, and the warning."""
 
 IGNORED = """
 accelerator_config activation_checkpointing activation_checkpointing_kwargs auto_find_batch_size
@@ -200,12 +200,12 @@ FIELDS = (*TRANSLATED, *WARNED, *IGNORED)
 
 @dataclass(frozen=True)
 class Cadences:
-    """What TRL counts in iterations or epochs, from which our episodes follow once the run's length is known."""
+    """TRL's counts of iterations or epochs; episodes follow from them once the run's length is known."""
 
     epochs: float | None
     """Passes over the training prompts; None where the file states total_episodes."""
     generations: int
-    """How often TRL samples completions in a run; here evaluations."""
+    """Number of times that TRL samples completions in a run; here evaluations."""
     warmup_steps: float
     """Iterations; below 1 a share of them."""
     save_steps: float | None

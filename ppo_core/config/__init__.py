@@ -1,1 +1,1 @@
-"""What a run is told: hyperparameters, batch sizes, the KL budget. Never imports torch."""
+"""Configuration of a run: hyperparameters, batch sizes, the KL budget. Never imports torch."""

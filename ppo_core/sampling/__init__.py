@@ -1,1 +1,1 @@
-"""How responses are generated."""
+"""Generation of responses."""

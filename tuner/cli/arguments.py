@@ -1,4 +1,4 @@
-"""What a command line of `ppo-tuner` may hold, and the one to copy. See `ppo_core.cli.command_line`."""
+"""Types of arguments of `ppo-tuner`. See `ppo_core.cli.command_line`."""
 
 import argparse
 import math
@@ -13,7 +13,7 @@ STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
 )
 LOCAL, RAY, RAY_CLIENT = "local", "ray", "ray://"
-"""What `--engine` takes; the last is followed by a host and a port."""
+"""Values of `--engine`; the last is followed by a host and a port."""
 _MOST_DIGITS = 9
 """Longest trial number: databases hold no larger ones."""
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -21,9 +21,9 @@ from tuner.store.schema import parse_url
 HOST = "127.0.0.1"
 FIRST_PORT = 8501
 OPEN_SECONDS = 60.0
-"""How long `--open` waits for the server."""
+"""Time that `--open` waits for the server."""
 FILE_SECONDS = 20.0
-"""How long the file stays that holds the link for the browser."""
+"""Time that the file with the browser's link stays."""
 
 _OPENER = "import sys; from tuner.cli import dashboard; dashboard.open_link(sys.stdin.read())"
 

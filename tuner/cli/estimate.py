@@ -130,7 +130,7 @@ def build_parser() -> HyperparameterParser:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be estimated."""
+    """The run or study to estimate."""
 
     task: str
     device: str

@@ -99,9 +99,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by name."""
 READING = ("list", "show", "compare", "best", "diagnose", "importance")
-"""Those that show what is stored, on request as JSON."""
+"""Commands that show what is stored, on request as JSON."""
 UPKEEP = ("export", "copy", "delete")
-"""Those that manage studies."""
+"""Commands that manage studies."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

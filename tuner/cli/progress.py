@@ -47,10 +47,10 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import Role
 
 READINGS = {"objective/scores": "reward", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
-"""What is shown of a running trial."""
+"""Metrics shown of a running trial, with their labels."""
 BAR = 24
 LINE_SECONDS = 60.0
-"""How often a running trial has a line where the output is not a terminal."""
+"""Interval of the lines on a running trial where the output is not a terminal."""
 
 
 class _WhatFits:
@@ -90,7 +90,7 @@ class _Running:
     row: TrialRow
     """As it was when it was started."""
     said: float
-    """When it last had a line, or was started."""
+    """Time of its last line, or of its start."""
     stepped: TrialStepped | None = None
 
     @property
@@ -127,18 +127,18 @@ class StudyProgress:
         self._out = out
         self._spec: StudySpec | None = None
         self._extent: Extent | None = None
-        """How far the study was when a trial last ended or was set aside."""
+        """Progress of the study when a trial last ended or was set aside."""
         self._preparing: Preparing | None = None
         self._running: dict[int, _Running] = {}
         self._best: dict[int, tuple[tuple[float, float, int], str]] = {}
         """By trial: how it ranks, and what it came to within the KL budget."""
         self._began: tuple[float, float] | None = None
-        """When the first trial of this run was started, and how much of the study was done then."""
+        """Time at which this run's first trial started, and the share of the study done by then."""
         self._evaluation: float | None = 0.0
         """Seconds of the last evaluation; None: what the search takes was said, or part of it has run."""
         self._is_reading = False
         self.stopped: StudyStopped | None = None
-        """How the study stopped short of its total, if it did."""
+        """The event with which the study stopped short of its total, if it did."""
         self._live = Live(console=out, transient=True, auto_refresh=False) if out.is_terminal else None
 
     def __enter__(self) -> "StudyProgress":
@@ -303,7 +303,7 @@ class StudyProgress:
 
     @property
     def _now(self) -> Extent | None:
-        """How far the study is, with what its running trials have made since they were started."""
+        """Progress of the study, with what its running trials have made since they were started."""
         extent, spec = self._extent, self._spec
         if extent is None or spec is None:
             return None

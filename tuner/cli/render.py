@@ -1,4 +1,4 @@
-"""What a study looks like in a terminal, readable at 100 columns, and in a pipe: tables and short texts.
+"""Tables and short texts on a study, for a terminal (readable at 100 columns) and for a pipe.
 
 Whatever comes from a model, a study file or an error is shown with its control characters escaped,
 and never as markup.
@@ -412,7 +412,7 @@ _CURVE = (
     ("response/length_mean", "length\ntokens"),
 )
 CURVE_METRICS = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se", *(name for name, _ in _CURVE))
-"""What `curve_table` needs of each step."""
+"""Columns that `curve_table` needs."""
 
 
 def curve_table(rows: Sequence[Mapping[str, Any]]) -> Table:

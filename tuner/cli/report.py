@@ -1,4 +1,4 @@
-"""What is printed of a study's outcome: tables, the winner, and what to do next."""
+"""Print a study's outcome: tables, the winner, and what to do next."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

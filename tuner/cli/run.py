@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 DEMO_STUDY = "reviews.toml"
 DEMO_WORKERS = 2
-"""Where the machine has as many cores."""
+"""Workers of the demo, if the machine has as many cores."""
 DEMO_PLAN = Plan(top=1, seeds=3)
-"""What it confirms when its search has ended."""
+"""The demo's confirming runs, after its search."""
 
 
 def demo(args: argparse.Namespace) -> int:

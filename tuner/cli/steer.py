@@ -17,7 +17,7 @@ from tuner.store import Order, OrderState, Store
 from tuner.study.status import SETTINGS
 
 WAIT_SECONDS = 30.0
-"""How long a command waits for the controller to decide its order."""
+"""Time that a command waits for the controller to decide its order."""
 POLL_SECONDS = 0.2
 
 

@@ -1,4 +1,4 @@
-"""Where studies and the files of their trials are kept."""
+"""Find and open the store that `--storage` names."""
 
 import os
 from collections.abc import Iterator

@@ -55,7 +55,7 @@ class TrialStepped:
     last_step: int
     """The step at the trial's end: `report.step` goes up to this."""
     reason: Reason | None = None
-    """What a rule says against it, or why it is paused: then this is its last step for now."""
+    """The rule that it breaks, or why it is paused: then this is its last step for now."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TrialSetAside:
 
     row: TrialRow
     extent: Extent
-    """How far the study is by that."""
+    """The study's progress after that."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class PrepareTask:
     """Extreme configurations of the study; the largest one's predicted memory is reported, or refused."""
     device: str = "auto"
     checkpoints: int = 0
-    """How many checkpoints the study keeps at most: what they take is reported, too."""
+    """Most checkpoints that the study keeps: their size is reported, too."""
 
 
 @dataclass(frozen=True)

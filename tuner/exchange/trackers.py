@@ -27,7 +27,7 @@ from tuner.study.spec import StudySpec
 SEVERAL_AT_ONCE = ("tensorboard", "trackio", "wandb")
 """The trackers that keep several runs of one process apart."""
 END_SECONDS = 60.0
-"""How long a study waits in the end for what trackers still have to send."""
+"""Time that a study waits in the end for what trackers still have to send."""
 
 
 class StudyTrackers:

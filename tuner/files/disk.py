@@ -1,4 +1,4 @@
-"""How much disk a run's or a study's checkpoints take, and how much time a search. No torch."""
+"""Estimate the disk of a run's or a study's checkpoints, and the time of a search. No torch."""
 
 import math
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What a trial is worth, when it ends, what to change."""
+"""Judgement of trials: their worth, the guard that ends them, what to change, the answer."""

@@ -62,7 +62,7 @@ class Finding:
 
     @property
     def worse(self) -> tuple[str, ...]:
-        """What worsened, each with its numbers."""
+        """Symptoms that worsened, each with its numbers."""
         return tuple(one.text for one in self.readings if one.is_worse)
 
 

@@ -250,9 +250,9 @@ class Extent:
     confirming: int = 0
     """Confirming runs."""
     confirmed: int = 0
-    """Those of them that have ended."""
+    """Confirming runs that have ended."""
     under_way: float = 0.0
-    """What running trials have made since the others were counted, in trials of full length."""
+    """Progress of running trials since the others were counted, in trials of full length."""
 
     @property
     def text(self) -> str:

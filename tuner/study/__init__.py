@@ -1,1 +1,1 @@
-"""What a study is told: its file, search space, budgets."""
+"""Specification of a study: its file, search space, starts, statuses."""

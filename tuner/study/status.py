@@ -51,7 +51,7 @@ class Origin(StrEnum):
     ENQUEUED = "enqueued"
     """A person asked for it."""
     FORKED = "forked"
-    """That of another trial, with changed values."""
+    """A checkpoint of another trial, with changed values."""
 
 
 class Role(StrEnum):

@@ -18,7 +18,7 @@ PROMPTS_FILE = "prompts.jsonl"
 _TEMPLATES = ("README.md", "reward.py", "study.toml", "task.toml")
 _FILLED = ("README.md", "study.toml", "task.toml")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""What saved models call the length of their context."""
+"""Keys of the context length in saved models' configurations."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
