@@ -28,10 +28,10 @@ from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
 from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import PROG
-from tuner.judge import scoring
 from tuner.judge.diagnose import LATEST
 from tuner.judge.guard import GuardSettings
 from tuner.judge.rules import RULES, SIGNS
+from tuner.search import told
 from tuner.store.rows import INTERRUPTED
 from tuner.study import study_file
 from tuner.study.status import Origin, Role, Status
@@ -282,7 +282,7 @@ def _trl() -> Iterator[str]:
 
 
 def _states() -> Iterator[str]:
-    _, table, *rest = (scoring.__doc__ or "").strip().split("\n\n")
+    _, table, *rest = (told.__doc__ or "").strip().split("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of tuner/judge/scoring.py has moved"
     known = {status.value for status in Status}

@@ -18,18 +18,8 @@ from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
 from tuner.judge.judge import judge, why_paused
 from tuner.judge.scoring import evaluations_of, extent, rung_score, trial_value
-from tuner.search.choose import (
-    New,
-    Promote,
-    Resume,
-    choose,
-    is_finished,
-    lengths,
-    new_trial,
-    own_rung,
-    promotable,
-    promotions,
-)
+from tuner.search.choose import New, Promote, Resume, choose, is_finished, lengths, own_rung, promotable, promotions
+from tuner.search.propose import new_trial
 from tuner.store import Store, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, PausedBy, Reason, Role, Status

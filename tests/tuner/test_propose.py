@@ -16,9 +16,9 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.search import propose as proposing
-from tuner.search.choose import New, new_trial
+from tuner.search.choose import New
 from tuner.search.prior import first_params, spread_params
-from tuner.search.propose import as_read, propose, require_usable
+from tuner.search.propose import as_read, new_trial, propose, require_usable
 from tuner.store import TrialRow
 from tuner.study.space import sampler_space
 from tuner.study.spec import StudySpec

@@ -78,12 +78,12 @@ from tuner.search.choose import (
     choose,
     is_finished,
     left_out,
-    new_trial,
     paused,
     promotable,
     promotions,
     runnable,
 )
+from tuner.search.propose import new_trial
 from tuner.search.prune import why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.study import folder as study_folder

@@ -2,7 +2,7 @@
 
 It is written through Optuna's public interface alone. Optuna numbers trials in the order in which they are added, so
 all trials are added, in order, and keep their numbers. A trial that has not ended is RUNNING. One that has ended is
-exported as the sampler reads it (the table in `tuner.judge.scoring`; trials that are not the search's own are FAIL),
+exported as the sampler reads it (the table in `tuner.search.told`; trials that are not the search's own are FAIL),
 except that Optuna's best trial must be ours. Optuna's `best_trial` is the COMPLETE trial of the highest value whose
 constraints are all at most 0. Ours is the best of those that neither failed nor broke and have a trained checkpoint
 within the KL budget. So of the search's own trials
@@ -25,15 +25,18 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import CategoricalDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.judge.best import best_trial
-from tuner.judge.scoring import Told, frozen, to_optuna
+from tuner.search.told import Told, frozen, to_optuna
+from tuner.search.warm_start import ListedTrial
 from tuner.store import Store, TrialRow, schema
-from tuner.study import space, study_file
+from tuner.study import space
+from tuner.study.space import Encoded
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role
 
@@ -143,10 +146,7 @@ def as_optuna(
         reference: See `reference_config`.
         evaluations: Rows of `episode`, `eval/reward` and `eval/kl`, as `Store.steps` returns them.
     """
-    if spec.listed:
-        encoded = study_file.for_people(spec.listed, row.params)
-    else:
-        encoded = space.for_people(spec.search, row.params)
+    encoded = _listed_for_people(spec.listed, row.params) if spec.listed else space.for_people(spec.search, row.params)
     trial = frozen(_told(row, spec), encoded)
     trial.datetime_start = datetime.fromtimestamp(row.started_at)
     trial.datetime_complete = None
@@ -177,6 +177,16 @@ def as_optuna(
         }
     trial.user_attrs = {name: value for name, value in attributes.items() if value is not None}
     return trial
+
+
+def _listed_for_people(listed: Sequence[ListedTrial], params: Mapping[str, HyperValue]) -> Encoded:
+    """Return a listed trial's params as Optuna's tools show them: each is one of the listed values.
+
+    A value that no trial lists, as a person may ask for, is left out: Optuna wants the same choices in all trials.
+    """
+    choices = {name: tuple(dict.fromkeys(t.params[name] for t in listed if name in t.params)) for name in params}
+    kept = {name: value for name, value in params.items() if value in choices[name]}
+    return kept, {name: CategoricalDistribution(choices[name]) for name in kept}
 
 
 def _told(row: TrialRow, spec: StudySpec) -> Told:

@@ -1,46 +1,17 @@
-"""Judge trials: value, KL constraint, screening score, and the report to a sampler. No torch.
-
-| status                  | Optuna state | value                       | constraint |
-|-------------------------|--------------|-----------------------------|------------|
-| waiting, running        | RUNNING      |                             |            |
-| screened                | COMPLETE     | predicted                   | satisfied  |
-| paused, not evaluated   | RUNNING      |                             |            |
-| paused by a person      | PRUNED       | so far                      | satisfied  |
-| completed               | COMPLETE     | of the trial                | satisfied  |
-| pruned: broken          | PRUNED       | so far, else the baseline's | 1          |
-| pruned: other rules     | PRUNED       | so far                      | satisfied  |
-| stopped by a person     | PRUNED       | so far                      | satisfied  |
-| failed                  | FAIL         |                             |            |
-| any, not of the search  | FAIL         |                             |            |
-
-A value comes from a checkpoint within the KL budget, so a satisfied constraint is its log(KL / budget), at most 0.
-
-A screened trial is reported with a predicted value: its value so far, plus its screening score times the median gain of
-finished trials. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
-trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
-The states of the table are those of an exported study, but a screened trial is RUNNING there.
-
-A fork's result is not due to its configuration alone, and a confirming run says nothing new about where to search. FAIL
-keeps their numbers.
-"""
+"""Judge trials: value, KL constraint, screening score, and a study's progress. No torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from optuna.trial import FrozenTrial, TrialState, create_trial
-
 from ppo_core.config.kl_budget import is_within, rank
 from ppo_core.output import counted
 from tuner.judge.rules import RULES
 from tuner.store import Outcome, Store, TrialRow
-from tuner.study.space import Encoded
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
-CONSTRAINT = "kl"
-"""Its name in Optuna; the value is log(KL / budget), see `violation`."""
 LEAST_VIOLATION = -5.0
 BROKEN_VIOLATION = 1.0
 
@@ -109,47 +80,6 @@ def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> floa
     if kl is None:
         return 0.0
     return min(0.0, max(LEAST_VIOLATION, math.log(kl) - math.log(kl_budget))) if kl > 0 else LEAST_VIOLATION
-
-
-@dataclass(frozen=True)
-class Told:
-    """A trial's report to a sampler (Optuna's "tell")."""
-
-    state: TrialState
-    value: float | None = None
-    constraint: float | None = None
-    """Finite for every trial that a sampler learns from."""
-
-
-def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
-    """Return a trial's report to a sampler, by the table above.
-
-    A completed trial that was never evaluated has no value, so it is reported as failed. A screened trial
-    has its value so far; the study's own sampler reads a predicted one (see `tuner.search.propose`).
-    """
-    if not row.teaches or row.status is Status.FAILED:
-        return Told(TrialState.FAIL)
-    constraint = violation(row.kl, spec.kl_budget, row.reason)
-    if row.is_at_rung and row.value is not None:
-        return Told(TrialState.COMPLETE, row.value, constraint)
-    if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
-        return Told(TrialState.RUNNING)
-    if row.status is Status.COMPLETED and row.value is None:
-        return Told(TrialState.FAIL)
-    state = TrialState.COMPLETE if row.status is Status.COMPLETED else TrialState.PRUNED
-    return Told(state, row.value, constraint)
-
-
-def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
-    """Convert to Optuna's trial."""
-    params, distributions = encoded
-    return create_trial(
-        state=told.state,
-        value=told.value,
-        params=params,
-        distributions=distributions,
-        constraints=None if told.constraint is None else {CONSTRAINT: told.constraint},
-    )
 
 
 def is_finite(value: Any) -> bool:

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
-from tuner.search.propose import propose
-from tuner.store import NewTrial, TrialRow
+from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
 
@@ -80,14 +79,6 @@ def is_finished(spec: StudySpec, rows: Rows) -> bool:
     if unended(spec, rows):
         return False
     return _promoted(spec, rows) is None and not _may_start(spec, rows)
-
-
-def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
-    """Return the trial to record for a choice, with proposed params if it has none."""
-    number = len(rows)
-    params = propose(spec, rows, number) if new.params is None else new.params
-    config = spec.config(params).to_dict()
-    return NewTrial(number, new.origin, config, as_stored(params, config), threads, label=new.label)
 
 
 def as_stored(params: Mapping[str, HyperValue], config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:

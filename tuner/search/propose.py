@@ -23,9 +23,10 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.data.lookup import import_module
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.rewards.batch import cut, one_line
-from tuner.judge.scoring import Told, frozen, to_optuna
+from tuner.search.choose import New, as_stored
 from tuner.search.prior import first_params, spread_params
-from tuner.store import TrialRow
+from tuner.search.told import Told, frozen, to_optuna
+from tuner.store import NewTrial, TrialRow
 from tuner.study.space import decoded, read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
@@ -61,11 +62,19 @@ def require_usable(spec: StudySpec) -> None:
         _ask(spec, len(trials), trials)
 
 
+def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
+    """Return the trial to record for a choice, with proposed params if it has none."""
+    number = len(rows)
+    params = propose(spec, rows, number) if new.params is None else new.params
+    config = spec.config(params).to_dict()
+    return NewTrial(number, new.origin, config, as_stored(params, config), threads, label=new.label)
+
+
 def as_read(spec: StudySpec, rows: Rows) -> list[FrozenTrial]:
     """Return the trials as the sampler reads them, a selection if there are many.
 
     A trial at a rung is read with a predicted value, and every trial with a value as COMPLETE (see
-    `tuner.judge.scoring`). One that lacks a dimension is FAIL, and keeps its number.
+    `tuner.search.told`). One that lacks a dimension is FAIL, and keeps its number.
     """
     space = sampler_space(spec.search)
     gain = _usual_gain(rows)

@@ -4,16 +4,20 @@ For the sampler a `log2` dimension is its integer exponent, so that each power o
 Optuna's tools show people it is the real value. A list of values is a categorical dimension in both.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
-
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from typing import TYPE_CHECKING, TypeAlias
 
 from ppo_core.config.declare import Choices, Dimension, HyperValue, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 
+if TYPE_CHECKING:  # Optuna takes half a second to load, and what reads a study does without it
+    from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+
 Search = Mapping[str, Dimension]
-Encoded = tuple[dict[str, HyperValue], dict[str, BaseDistribution]]
+Encoded: TypeAlias = "tuple[dict[str, HyperValue], dict[str, BaseDistribution]]"
 """Params and their distributions, in Optuna's form."""
 
 
@@ -110,6 +114,8 @@ def _clipped(name: str, value: float, span: Range) -> float | int:
 
 
 def _sampler_distribution(name: str, span: Dimension) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
     if isinstance(span, Choices):
         return CategoricalDistribution(span.values)
     if span.scale == "log2":
@@ -118,6 +124,8 @@ def _sampler_distribution(name: str, span: Dimension) -> BaseDistribution:
 
 
 def _numeric(name: str, low: float, high: float, log: bool) -> FloatDistribution | IntDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
     if HYPERPARAMETERS[name].kind is int:
         return IntDistribution(int(low), int(high), log=log)
     return FloatDistribution(low, high, log=log)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from optuna.distributions import CategoricalDistribution
-
 from ppo_core.config import declare
 from ppo_core.config.declare import (
     Bounds,
@@ -27,7 +25,6 @@ from ppo_core.data.task import BUILT_IN, Task
 from ppo_core.data.task_file import get_task, is_task_path, read_table
 from ppo_core.errors import ConfigError, TaskError, nearest
 from tuner.search.warm_start import RECIPES, STUDY, ListedTrial, moved
-from tuner.study.space import Encoded
 
 TOP_LEVEL: Mapping[str, str] = {
     "name": "results are stored under this name, and found again by it",
@@ -324,16 +321,6 @@ def changes(old: Sequence[ListedTrial], new: Sequence[ListedTrial]) -> list[str]
         if now != trial.to_dict():
             lines.append(f"trial {number}: {now}, was {trial.to_dict()}")
     return lines
-
-
-def for_people(listed: Sequence[ListedTrial], params: Mapping[str, HyperValue]) -> Encoded:
-    """Return a listed trial's params as Optuna's tools show them: each is one of the listed values.
-
-    A value that no trial lists, as a person may ask for, is left out: Optuna wants the same choices in all trials.
-    """
-    choices = {name: tuple(dict.fromkeys(t.params[name] for t in listed if name in t.params)) for name in params}
-    kept = {name: value for name, value in params.items() if value in choices[name]}
-    return kept, {name: CategoricalDistribution(choices[name]) for name in kept}
 
 
 def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:
