@@ -284,7 +284,7 @@ def _trl() -> Iterator[str]:
 def _states() -> Iterator[str]:
     _, table, *rest = (told.__doc__ or "").strip().split("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of tuner/judge/scoring.py has moved"
+    assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of tuner/search/told.py has moved"
     known = {status.value for status in Status}
     assert known == {word for row in rows[2:] for word in row[0].replace(",", " ").replace(":", " ").split()} & known
     yield "## What a trial can be"
