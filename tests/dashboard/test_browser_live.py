@@ -63,7 +63,7 @@ def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
     with (
         opened(browser, server, f"curves{QUERY}") as curves,
         opened(browser, server, QUERY) as overview,
-        opened(browser, server, f"reward_kl{QUERY}") as analysis,
+        opened(browser, server, f"reward_kl{QUERY}", height=700) as analysis,  # the page is longer than its window
     ):
         visits = (curves, overview, analysis)
         _choose_range(curves)

@@ -192,7 +192,7 @@ def test_a_damaged_checkpoint_of_a_fork_is_not_tried_again(tmp_path: Path, monke
 def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:
     save(tmp_path / "3", 6)
     killed = (
-        "import os, shutil, signal, sys; from pathlib import Path; from tuner import forks\n"
+        "import os, shutil, signal, sys; from pathlib import Path; from tuner.control import forks\n"
         "copy = shutil.copyfile\n"
         "def copyfile(*names):\n"
         "    copy(*names)\n"

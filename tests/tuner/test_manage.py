@@ -144,7 +144,7 @@ def test_a_folder_that_is_in_use_is_left_alone_and_so_is_the_lease(store: Store,
 
 @pytest.mark.parametrize(
     "where",
-    ["study_folder.shutil.rmtree", "study_folder.Path.rmdir", "store.Store.delete_study"],
+    ["study.folder.shutil.rmtree", "study.folder.Path.rmdir", "store.Store.delete_study"],
 )
 def test_a_deletion_that_was_cut_off_can_be_done_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
