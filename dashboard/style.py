@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tuner.store import TrialRow
+from tuner.store.rows import SCREENED
 from tuner.study.status import Status, Wanted
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -68,7 +69,7 @@ details[open] + .response.long { max-height: none; }
 </style>"""
 """Style sheet that makes pages denser than Streamlit's, so that the first chart stands in the window's upper third."""
 
-RESTING = "screened"
+RESTING = SCREENED
 """Name of the state of a trial that the strategy paused: nobody has to act. One that a person paused is `paused`."""
 
 _MARKS: Mapping[str, Mark] = {
@@ -150,7 +151,7 @@ def status_text(row: TrialRow) -> str:
     """
     if row.status is Status.RUNNING and row.wanted is not None and not row.is_interrupted:
         return {Wanted.STOP: "stopping", Wanted.PAUSE: "pausing"}[row.wanted]
-    return RESTING if row.is_at_rung else row.shown_status
+    return row.status_word
 
 
 def status_cell(row: TrialRow) -> str:

@@ -65,7 +65,7 @@ def trial_line(trial: TrialRow) -> str:
     of = lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params)
     parts = [
         f"trial {trial.number:>3}",
-        f"{trial.status:<9}",
+        f"{trial.status_word:<9}",
         f"best in budget {plus_minus(trial.value, trial.value_se):<13} at KL {measured(trial.kl):>5}",
         f"{trial.seconds:>5.0f} s",
     ]
@@ -97,7 +97,7 @@ def study_line(view: StudyView) -> str:
 def outcome_line(trial: TrialRow, kl: Measured | None) -> str:
     """Return one line on how a trial ended, or stands."""
     at = "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
-    texts = [trial.shown_status, f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at}"]
+    texts = [trial.status_word, f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at}"]
     if trial.end_kl is not None:
         texts.append(f"last evaluation {_last(trial)}")
     total = short(trial.config.get("total_episodes"))
@@ -187,7 +187,7 @@ def _why(trial: TrialRow) -> str:
 
 
 def _status(trial: TrialRow) -> Text:
-    return Text(trial.shown_status, style=STYLES[trial.status])
+    return Text(trial.status_word, style=STYLES[trial.status])
 
 
 def lineage(trial: TrialRow) -> str:

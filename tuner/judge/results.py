@@ -207,9 +207,8 @@ class Costs:
 def spent(store: Store, view: StudyView) -> Costs:
     by: dict[str, tuple[int, float]] = {}
     for trial in view.trials:
-        what = "screened" if trial.is_at_rung else trial.shown_status
-        count, seconds = by.get(what, (0, 0.0))
-        by[what] = (count + 1, seconds + trial.seconds)
+        count, seconds = by.get(trial.status_word, (0, 0.0))
+        by[trial.status_word] = (count + 1, seconds + trial.seconds)
     rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)
     evaluations = sum(row["time/evaluate"] or 0.0 for row in rows)
     return Costs(sum(trial.seconds for trial in view.trials), evaluations, by)

@@ -68,6 +68,7 @@ def _short(value: float, digits: int = DIGITS) -> float | None:
 LEASE_SECONDS = 60.0
 """A lease not renewed for this long may be taken over even if its process might still be alive elsewhere."""
 INTERRUPTED = "interrupted"
+SCREENED = "screened"
 """Status shown for a trial that has not ended and has no controller: the study's next run resumes it."""
 
 
@@ -218,6 +219,11 @@ class TrialRow:
     def shown_status(self) -> str:
         """The status as people and scripts see it: `interrupted`, or the stored one."""
         return INTERRUPTED if self.is_interrupted else self.status.value
+
+    @property
+    def status_word(self) -> str:
+        """The status in texts: `screened` where the strategy paused it at its rung; people pause trials, too."""
+        return SCREENED if self.is_at_rung else self.shown_status
 
 
 @dataclass(frozen=True)
