@@ -92,7 +92,7 @@ def _figures(store: Store, view: StudyView, answer: TrialRow | None) -> dict[str
     for metric in CURVES:
         found[f"{METRICS[metric].label} over episodes"] = figures.aligned(steps, metric, sorted(chosen), spec)
     if not importance.refusal(view.trials, spec):
-        ranked = importance.importances(importance.usable(view.trials, spec), spec, "reward")
+        ranked = importance.importances(importance.usable(view.trials, spec), spec)["reward"]
         found["What mattered for a high reward"] = figures_mattered.importance_bars(ranked)
     for figure in found.values():  # on a light or a dark page
         figure.update_layout(template="none", paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR)

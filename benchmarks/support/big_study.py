@@ -30,9 +30,9 @@ METRICS = (
     *("objective/kl_exact", "objective/kl", "objective/kl_coef", "objective/scores", "objective/scores_std"),
     *("objective/scores_q25", "objective/scores_q50", "objective/scores_q75", "objective/entropy"),
     *("policy/approxkl_avg", "policy/clipfrac_avg", "policy/entropy_avg", "loss/policy_avg", "loss/value_avg"),
-    *("val/ratio", "val/var_explained", "response/length_mean", "lr", "eval/reward", "eval/kl"),
+    *("val/ratio", "val/var_explained", "response/length_mean", "eval/reward", "eval/kl", "eval/kl_se"),
 )
-"""The twenty metrics of each step; the last two are an evaluation's."""
+"""The twenty metrics of each step; the last three are an evaluation's."""
 EVALUATE_EVERY = 20
 BATCH = 64
 _CHUNK = 100
@@ -45,17 +45,17 @@ def write(path: Path, trials: int, steps: int) -> tuple[Store, Lease, int]:
     store = Store.open(str(path), create=True)
     study = store.create_study(spec.name, spec.to_dict())
     lease = store.acquire(spec.name)
-    chance = np.random.default_rng(0)
     engine = create_engine(store.url)
     for start in range(0, trials, _CHUNK):
         numbers = range(start, min(start + _CHUNK, trials))
         with engine.begin() as connection:
-            rows = [_trial(study.id, spec, number, trials, steps, chance) for number in numbers]
+            rows = [_trial(study.id, spec, number, trials, steps) for number in numbers]
             connection.execute(insert(schema.trials), rows)
             query = select(schema.trials.c.id, schema.trials.c.number).where(schema.trials.c.number >= start)
             for trial_id, number in connection.execute(query).all():
                 last = steps // 2 if number == trials - 1 else steps
-                values = [step_values(report(number, step, steps)) for step in range(last + 1)]
+                ends = _ends(spread_params(spec.search, spec.seed, number))
+                values = [step_values(report(number, step, steps, *ends)) for step in range(last + 1)]
                 connection.execute(insert(schema.steps), _alike(trial_id, values))
     engine.dispose()
     running = store.trials(study)[-1].id
@@ -74,16 +74,26 @@ def write_optuna(path: Path, store: Store) -> None:
     storage.engine.dispose()
 
 
-def report(number: int, step: int, steps: int) -> StepReport:
-    """Return a step of a trial: all twenty metrics at an evaluation, else eighteen."""
-    chance = np.random.default_rng([number, step])
+def report(number: int, step: int, steps: int, kl: float = 6.0, reward: float = 1.0) -> StepReport:
+    """Return a step of a trial that ends at this KL and reward: all twenty metrics at an evaluation, else seventeen."""
+    chance, share = np.random.default_rng([number, step]), step / steps
     values = np.abs(chance.normal(1.0, 0.2, len(METRICS)))
     metrics = dict(zip(METRICS, values.tolist(), strict=True))
-    metrics["objective/kl_exact"] *= (4 + number % 13) * step / steps
+    metrics["objective/kl_exact"] *= kl * share
     metrics["val/ratio"] = 1 + 0.01 * metrics["val/ratio"]
-    if step % EVALUATE_EVERY:
-        del metrics["eval/reward"], metrics["eval/kl"]
-    return StepReport(step, BATCH * step, metrics)
+    metrics["objective/scores"] += _reward(reward, share) - 1
+    metrics |= {"eval/reward": _reward(reward, share), "eval/kl": kl * share, "eval/kl_se": 0.1}
+    return StepReport(step, BATCH * step, metrics if step % EVALUATE_EVERY == 0 else dict(list(metrics.items())[:-3]))
+
+
+def _ends(params: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the KL and reward that a trial ends at: the rate and β decide, and over 10 nats the reward falls again."""
+    kl = 6.0 * (params["learning_rate"] / 1e-4) ** 0.5 * (0.05 / params["kl_coef"]) ** 0.3
+    return kl, 2.0 - 2.0 * abs(np.log10(kl / 8)) + 0.5 * params["lam"] - 0.02 * params["num_ppo_epochs"]
+
+
+def _reward(end: float, share: float) -> float:
+    return float(end * (1 - np.exp(-4 * share)))
 
 
 def _alike(trial_id: int, rows: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -92,15 +102,17 @@ def _alike(trial_id: int, rows: list[dict[str, object]]) -> list[dict[str, objec
     return [dict.fromkeys(columns) | row | {"trial_id": trial_id} for row in rows]
 
 
-def _trial(
-    study_id: int, spec: StudySpec, number: int, trials: int, steps: int, chance: np.random.Generator
-) -> dict[str, object]:
+def _trial(study_id: int, spec: StudySpec, number: int, trials: int, steps: int) -> dict[str, object]:
     params = spread_params(spec.search, spec.seed, number)
     runs, now = number == trials - 1, time.time()
-    kl = 4.0 + number % 13
+    kl, reward = _ends(params)
     status = Status.RUNNING if runs else Status.PRUNED if kl > spec.kl_limit else Status.COMPLETED
     reason = Reason("kl_limit", f"KL was over {spec.kl_limit:g} nats", step=steps) if status is Status.PRUNED else None
-    done = {"value": float(chance.normal(1, 0.2)), "value_se": 0.03, "kl": kl, "violation": kl / 10 - 1}
+    best = int(min(1.0, (spec.kl_budget - 0.1) / kl) * steps) // EVALUATE_EVERY * EVALUATE_EVERY
+    done = {
+        "value": _reward(reward, best / steps), "value_se": 0.03, "kl": kl * best / steps, "value_step": best,
+        "end_reward": _reward(reward, 1.0), "end_kl": kl, "violation": float(np.log(kl / spec.kl_budget)),
+    }  # fmt: skip
     values: dict[str, object] = dict.fromkeys(done) if runs else dict(done)
     return values | {
         "study_id": study_id,

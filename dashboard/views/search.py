@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -22,7 +21,6 @@ from tuner.store import Store, TrialRow
 
 MOST_AXES = 8
 """Hyperparameters that the parallel coordinates begin with: more axes are hard to follow."""
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
 
 
@@ -80,20 +78,20 @@ def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int)
         return []
     key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at.at_rung}"
     ids = tuple((row.id, row.attempts, row.value) for row in usable)
-    ranked: list[str] = []
-    for place, outcome in zip(st.columns(2), OUTCOMES, strict=True):
-        with place, st.spinner("Resampling", show_time=True):
-            found = _resampled(key, ids, outcome, snapshot, usable)
-            ranked = ranked or [item.name for item in found]
-            kl, reward = (name.removeprefix("Eval ") for name in at.short)
-            st.markdown(f"**For a {f'high {reward.lower()}' if outcome == 'reward' else f'low {kl}'}**")
+    with st.spinner("Resampling", show_time=True):
+        found = _resampled(key, ids, snapshot, usable)
+    kl, reward = (name.removeprefix("Eval ") for name in at.short)
+    titles: dict[Outcome, str] = {"reward": f"high {reward.lower()}", "KL": f"low {kl}"}
+    for place, (outcome, title) in zip(st.columns(2), titles.items(), strict=True):
+        with place:
+            st.markdown(f"**For a {title}**")
             common.figure(
-                figures_mattered.importance_bars(found),
+                figures_mattered.importance_bars(found[outcome]),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
-            st.text(importance.certainty(found, len(usable)))
-    return ranked
+            st.text(importance.certainty(found[outcome], len(usable)))
+    return [item.name for item in found["reward"]]
 
 
 def _importance_help(left_out: int, *, at_rung: bool) -> str:
@@ -110,11 +108,10 @@ def _importance_help(left_out: int, *, at_rung: bool) -> str:
 def _resampled(
     study: str,
     ids: tuple[tuple[int, int, float | None], ...],
-    outcome: Outcome,
     _snapshot: Snapshot,
     _usable: Sequence[TrialRow],
-) -> list[Importance]:
-    return importance.importances(_usable, _snapshot.view.spec, outcome)
+) -> dict[Outcome, list[Importance]]:
+    return importance.importances(_usable, _snapshot.view.spec)
 
 
 # Trials over their hyperparameters: what is selected in one figure is marked in all.

@@ -43,7 +43,7 @@ SEARCH = StudySpec.from_dict(
 
 def test_what_decides_the_reward_stands_out_and_what_does_not_is_told_as_chance() -> None:
     trials = studied(40)
-    found = importance.importances(trials, SEARCH, "reward")
+    found = importance.importances(trials, SEARCH)["reward"]
     assert found[0].name == "learning_rate"
     assert found[0].share > 0.6 and found[0].is_sure
     assert sum(item.share for item in found) == pytest.approx(1)
@@ -53,9 +53,9 @@ def test_what_decides_the_reward_stands_out_and_what_does_not_is_told_as_chance(
 
 def test_the_same_trials_give_the_same_importance_and_kl_has_its_own() -> None:
     trials = studied(12)
-    first, again = (importance.importances(trials, SEARCH, "KL", resamples=5) for _ in range(2))
+    first, again = (importance.importances(trials, SEARCH, resamples=5)["KL"] for _ in range(2))
     assert first == again
-    assert not any(item.is_sure for item in importance.importances(trials, SEARCH, "KL", resamples=30))
+    assert not any(item.is_sure for item in importance.importances(trials, SEARCH, resamples=30)["KL"])
     assert "do not rely on this order" in importance.certainty(first, 12)
 
 
@@ -107,7 +107,9 @@ def test_where_trials_are_paused_the_command_says_at_which_part_of_their_episode
     build_cut(own_folder / "store.db").close()
     done = process("importance", CUT, "--storage", f"sqlite:///{own_folder / 'store.db'}")
     out = done.stdout
-    assert done.returncode == 0 and out.startswith("25 trials read at 10% to 13% of their episodes.")
+    assert (
+        done.returncode == 0 and not done.stderr and out.startswith("25 trials read at 10% to 13% of their episodes.")
+    )
     assert "What mattered for reward, at screening" in out
     assert len(re.findall(r"^ hyperparameter +share +likely +chance +verdict *$", out, re.MULTILINE)) == 2
     assert (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -124,7 +124,7 @@ def importance(args: argparse.Namespace) -> int:
     if refused:
         raise StudyError(f"{refused} The dashboard's page Compare plots the trials against each hyperparameter.")
     usable = importances.usable(trials, view.spec, at_rung=at.at_rung)
-    found = {outcome: importances.importances(usable, view.spec, outcome) for outcome in get_args(importances.Outcome)}
+    found = importances.importances(usable, view.spec)
     if args.json:
         lists = {outcome: [asdict(one) | {"is_sure": one.is_sure} for one in each] for outcome, each in found.items()}
         print(output.dumps({"study": view.row.name, "read": at.name, "trials": len(usable), **lists}))

@@ -98,30 +98,41 @@ def refusal(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = Fals
 
 
 def importances(
-    trials: Sequence[TrialRow], spec: StudySpec, outcome: Outcome, resamples: int = RESAMPLES, seed: int = 0
-) -> list[Importance]:
-    """Return every searched hyperparameter's importance for a high reward or a low KL, the largest first.
+    trials: Sequence[TrialRow], spec: StudySpec, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[Outcome, list[Importance]]:
+    """Return every searched hyperparameter's importance for a high reward and for a low KL, the largest first.
 
     `trials` are those that are `usable`. The same trials and seed give the same numbers.
     """
     observed = [
         frozen(Told(TrialState.COMPLETE, row.value or 0.0), for_sampler(spec.search, row.params)) for row in trials
     ]
-    loss = np.array([-(row.value or 0.0) if outcome == "reward" else row.kl or 0.0 for row in trials])
-    random = np.random.default_rng(seed)
-    measured = _divergences(observed, loss)
-    names = list(measured)
-    whole = _shares(measured, names)
-    drawn, shuffled = [], []
+    losses: dict[Outcome, np.ndarray] = {
+        "reward": np.array([-(row.value or 0.0) for row in trials]),
+        "KL": np.array([row.kl or 0.0 for row in trials]),
+    }
+    random, whole = np.random.default_rng(seed), _study(observed)
+    measured = {outcome: _divergences(whole, loss) for outcome, loss in losses.items()}
+    drawn: dict[Outcome, list[np.ndarray]] = {outcome: [] for outcome in losses}
+    shuffled: dict[Outcome, list[dict[str, float]]] = {outcome: [] for outcome in losses}
     for _ in range(resamples):
-        picks = random.integers(len(observed), size=len(observed))
-        drawn.append(_shares(_divergences([observed[i] for i in picks], loss[picks]), names))
-        shuffled.append(_divergences(observed, random.permutation(loss)))
+        picks, order = random.integers(len(observed), size=len(observed)), random.permutation(len(observed))
+        resampled = _study([observed[i] for i in picks])  # copying trials takes longer than judging them
+        for outcome, loss in losses.items():
+            drawn[outcome].append(_shares(_divergences(resampled, loss[picks]), list(measured[outcome])))
+            shuffled[outcome].append(_divergences(whole, loss[order]))
+    return {outcome: _with_spread(measured[outcome], drawn[outcome], shuffled[outcome]) for outcome in losses}
+
+
+def _with_spread(
+    measured: dict[str, float], drawn: Sequence[np.ndarray], shuffled: Sequence[dict[str, float]]
+) -> list[Importance]:
+    whole = _shares(measured, list(measured))
     lows, highs = np.quantile(drawn, [LOW, HIGH], axis=0)
     found = []
-    for place, name in enumerate(names):
+    for place, name in enumerate(measured):
         as_much = sum(values.get(name, 0.0) >= measured[name] for values in shuffled)
-        chance = (1 + as_much) / (1 + resamples)
+        chance = (1 + as_much) / (1 + len(shuffled))
         low, high = min(lows[place], whole[place]), max(highs[place], whole[place])
         found.append(Importance(name, float(whole[place]), float(low), float(high), chance))
     return sorted(found, key=lambda item: (-item.share, item.name))
@@ -140,11 +151,16 @@ def certainty(found: Sequence[Importance], count: int) -> str:
     )
 
 
-def _divergences(trials: Sequence[FrozenTrial], loss: np.ndarray) -> dict[str, float]:
-    """Return PED-ANOVA's number by hyperparameter; a low `loss` is good."""
+def _study(trials: Sequence[FrozenTrial]) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study()
     study.add_trials(trials)
-    share = min(0.5, max(BEST_SHARE, LEAST_BEST / len(trials)))
+    return study
+
+
+def _divergences(study: optuna.Study, loss: np.ndarray) -> dict[str, float]:
+    """Return PED-ANOVA's number by hyperparameter; a low `loss` is good."""
+    share = min(0.5, max(BEST_SHARE, LEAST_BEST / len(loss)))
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
