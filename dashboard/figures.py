@@ -25,6 +25,8 @@ from tuner.study.status import Status
 GREY = style.NEUTRAL
 FONT = {"color": GREY}
 FAINT = "rgba(128, 128, 128, 0.35)"
+MOST_WAYS = 200
+"""Grey ways that are drawn as lines."""
 USUAL = 0.95
 """Share of the evaluations that a linear KL axis shows: one blow-up would flatten all the rest."""
 PARAMS = "params_"
@@ -284,7 +286,16 @@ def over_the_axis(evaluated: pd.DataFrame, kl_budget: float) -> str:
 
 
 def _others(points: pd.DataFrame) -> go.Scatter:
-    """Return all grey ways as one line with gaps: thousands of traces would be slow."""
+    """Return all grey ways as one line with gaps: thousands of traces would be slow. More than `MOST_WAYS` would cover
+    the picture, and are a point each, at their last evaluation.
+    """
+    if points["trial"].nunique() > MOST_WAYS:
+        last = points.groupby("trial").tail(1)
+        marker = {"color": FAINT, "size": 4}
+        return go.Scatter(
+            x=last["x"], y=last["reward"], mode="markers", marker=marker, hoverinfo="skip", showlegend=False,
+            name="other trials",
+        )  # fmt: skip
     gap = points.groupby("trial", as_index=False).tail(1).assign(x=np.nan, reward=np.nan, step=np.inf)
     lines = pd.concat([points, gap]).sort_values(["trial", "step"], kind="stable")
     return go.Scatter(

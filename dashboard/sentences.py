@@ -30,8 +30,10 @@ def of_front(points: pd.DataFrame, kl_budget: float) -> str:
 
 
 def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
-    """Return where the best trials lie along one hyperparameter, or how KL goes with it."""
+    """Return where the best trials lie along one hyperparameter, or how KL goes with it; empty: no trial has both."""
     points = trials.dropna(subset=[PARAMS + name, measure])
+    if points.empty:
+        return ""
     values = points[PARAMS + name]
     if not figures_mattered.is_number(values):
         means = points.groupby(PARAMS + name)[measure].mean()

@@ -115,10 +115,8 @@ def _no_answer(view: StudyView, leader: TrialRow | None) -> str:
     if leader is None:
         return f"No trial has an evaluation within {budget} yet, but for the SFT policy's."
     value, kl = plus_minus(leader.value, leader.value_se), measured(leader.kl)
-    return (
-        f"No trial has ended yet. Trial {leader.number} leads: eval reward {value} at a KL of {kl} {KL_UNIT}, within "
-        f"{budget}."
-    )
+    ended = "No trial that ended is within it" if view.ended else "No trial has ended yet"
+    return f"{ended}. Trial {leader.number} leads: eval reward {value} at a KL of {kl} {KL_UNIT}, within {budget}."
 
 
 def _heading(found: Answer) -> None:

@@ -86,6 +86,12 @@ def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
     assert others.hoverinfo == "skip"
 
 
+def test_more_other_ways_than_can_be_told_apart_are_a_point_each_at_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MOST_WAYS", 1)
+    others = named(ways(), "other trials")
+    assert others.mode == "markers" and list(others.x) == [20, 0]
+
+
 def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() -> None:
     marks = {
         trace.legendgroup: trace for trace in ways((1,)).data if trace.customdata is not None and trace.legendgroup
