@@ -1,4 +1,4 @@
-"""Serve the dashboard so that the first visit waits for little: everything is imported, and the latest study read.
+"""Start the dashboard's server with all modules imported and the latest study read, so that the first visit is fast.
 
 `python -m dashboard` takes the options of `streamlit run`.
 """
@@ -24,8 +24,8 @@ def main() -> None:
     for module in pkgutil.iter_modules(views.__path__):
         importlib.import_module(f"{views.__name__}.{module.name}")
     gc.collect()
-    gc.freeze()  # the libraries stay: the collector need not look through them at every visit
-    # Beside the server, which a database that cannot be reached must not hold up.
+    gc.freeze()  # libraries stay loaded: keep the garbage collector from scanning them at every visit
+    # In a thread: an unreachable database must not delay the server.
     threading.Thread(target=read_ahead, daemon=True).start()
     app = Path(__file__).with_name("app.py")
     try:
@@ -33,12 +33,12 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.Abort:  # Ctrl-C is how it is meant to end
+    except click.Abort:  # Ctrl-C is the normal way to stop it
         sys.exit(0)
 
 
 def read_ahead() -> None:
-    """Read what the pages show first of the study that they show first; the pages show what is wrong with a store."""
+    """Warm the caches for the study that the pages open with; the pages themselves report a broken store."""
     with suppress(PPOTunerError):
         store = data.open_store(data.storage())
         for study in data.studies(store)[:1]:

@@ -27,7 +27,7 @@ _GIVEN = "permission"
 _lock = threading.Lock()
 _token: str | None = None
 _codes: set[str] = set()
-"""Each stands for the token once."""
+"""One-time codes, each accepted once in place of the token."""
 
 
 class NotPermitted(PPOTunerError, PermissionError):
@@ -39,7 +39,7 @@ def token() -> str:
     global _token
     with _lock:
         if _token is None:
-            # Taken out of the environment, which any process that a library starts would inherit.
+            # Removed from the environment, so that child processes do not inherit it.
             _token = os.environ.pop(TOKEN_VARIABLE, "") or _printed(secrets.token_urlsafe(24))
         return _token
 
@@ -50,7 +50,7 @@ def is_read_only() -> bool:
 
 
 class TokenKeeper:
-    """Answers a request whose address has the right token with the same address without it, and the token's cookie."""
+    """Middleware: replaces the right token in an address with a cookie, by a redirect."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -81,25 +81,25 @@ def _without_token(path: str, query: list[tuple[str, str]]) -> RedirectResponse:
 
 
 def _cookie_name() -> str:
-    """Return the cookie's name, which has the port: cookies of one host are shared by all of its ports."""
+    """Return the cookie's name. It contains the port, because cookies are shared by all ports of a host."""
     return f"ppo_tuner_token_{st.get_option('server.port')}"
 
 
 def give(text: str) -> None:
-    """Keep what was typed as the token for this browser's session."""
+    """Remember the typed token for this browser session."""
     st.session_state[_GIVEN] = text
 
 
 def keep_given() -> str:
-    """Return a script that has the browser fetch the cookie for the token that was typed, by a code that works once."""
+    """Return a script that fetches the cookie for a typed token, with a one-time code."""
     code = secrets.token_urlsafe(24)
     _codes.add(code)
     return f'<script>fetch("/?{TOKEN_PARAMETER}={code}")</script>'
 
 
 def given() -> str:
-    """Return the token that this browser's session has: typed, from the address, or from its cookie; else empty."""
-    if TOKEN_PARAMETER in st.query_params:  # not the right one, or this server has no `TokenKeeper`
+    """Return this session's token: typed, from the address, or from its cookie; empty if there is none."""
+    if TOKEN_PARAMETER in st.query_params:  # a wrong token, or a server without `TokenKeeper`
         give(st.query_params.pop(TOKEN_PARAMETER))
     return str(st.session_state.get(_GIVEN, "")) or _from_cookie()
 
@@ -107,12 +107,12 @@ def given() -> str:
 def _from_cookie() -> str:
     headers = st.context.headers
     if urlsplit(headers.get("Origin") or "").netloc != headers.get("Host"):
-        return ""  # a page of another server on this host, which the browser sends the cookie for, too
+        return ""  # another server on this host: the browser sends it the same cookie
     return st.context.cookies.get(_cookie_name(), "")
 
 
 def fits(given: str) -> bool:
-    """Return whether this is the token, in a time that does not depend on how much of it is right."""
+    """Compare with the token in constant time."""
     return hmac.compare_digest(given.encode(errors="replace"), token().encode())
 
 

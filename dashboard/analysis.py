@@ -1,4 +1,4 @@
-"""Figures computed from a study's frames: what pruning costs, trials by setting, noise, front."""
+"""Numbers computed from a study's frames: savings by pruning, trials by setting, lineage, the front."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from tuner.judge.rules import RULES
 from tuner.store import TrialRow
 from tuner.study.status import PERSON, PRUNER, Role, Status
 
-# Pruning and its cost: what was ended early, by which rule, what that saved, and whether it might have won.
+# Trials that were ended early: by which rule, and what that saved.
 
 SAVING = (Status.PRUNED, Status.STOPPED)
-"""Statuses of trials that were ended on purpose: what they had left was saved."""
+"""Statuses of trials that were ended on purpose; the rest of their episodes counts as saved."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Savings:
     trials: int
     episodes: int
     seconds: float
-    """NaN: no trial has completed whose pace could be taken."""
+    """NaN: no trial has completed, so the pace is unknown."""
     share: float
-    """Share, 0 to 1, of the episodes that all ended trials but failed ones would have run to their end."""
+    """Share, 0 to 1, of the full-length episodes of all ended trials except failed ones."""
 
 
 def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
@@ -59,7 +59,7 @@ def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def savings(trials: pd.DataFrame) -> Savings:
-    """Return what ending trials early saved in all."""
+    """Return the total savings of ending trials early."""
     early = ended_early(trials)
     ended = trials[trials["status"].isin((*SAVING, Status.COMPLETED))]
     whole, saved = float(ended["total_episodes"].sum()), int(early["episodes_saved"].sum())
@@ -67,8 +67,9 @@ def savings(trials: pd.DataFrame) -> Savings:
 
 
 def by_rule(early: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per rule: `rule`, `trials`, `share` (median of those run when it struck), `episodes_saved`,
-    `seconds_saved`; the rule that struck most first."""
+    """Return one row per rule, most trials first: `rule`, `trials`, `share` (median share of episodes run),
+    `episodes_saved`, `seconds_saved`.
+    """
     groups = early.groupby("rule", sort=False)
     found = pd.DataFrame(
         {
@@ -82,17 +83,17 @@ def by_rule(early: pd.DataFrame) -> pd.DataFrame:
 
 
 def rule_label(rule: str) -> str:
-    """Return a rule's declared name; a text from outside never gets through."""
+    """Return a rule's declared label, or our own words for any other text, which may be hostile."""
     if rule in RULES:
         return RULES[rule].label
     return {PERSON: "A person", PRUNER: "The pruner"}.get(rule, "Another rule")
 
 
-# Trials by one of their settings: a few that span its values, and what each one's line is called by it.
+# Trials by one setting: a few that span its values, and labels for their lines.
 
 BETA, TARGET = "kl_coef", "kl_target"
 MOST_NAMED = 4
-"""Settings that a sentence names."""
+"""Most settings named in a sentence."""
 MOST = 3
 """Trials by which the values of a setting are spanned: the lowest, the nearest to the middle, the highest."""
 
@@ -122,9 +123,9 @@ def settings(trials: pd.DataFrame, rows: Sequence[TrialRow]) -> list[str]:
 
 
 def also_differ(rows: Sequence[TrialRow], setting: str) -> str:
-    """Return a sentence on what trials differ in besides `setting`, the values furthest apart first; empty: nothing.
+    """Return a sentence on the other settings in which trials differ, largest ratio first; empty if none.
 
-    A target stands for β where it adapts, so the two are one.
+    With adaptive β its target stands for β.
     """
     named = {BETA, TARGET} if setting in (BETA, TARGET) else {setting}
     ratios = {name: _ratio(values) for name, values in differences(rows).items() if name not in {*named, "seed"}}
@@ -137,17 +138,16 @@ def also_differ(rows: Sequence[TrialRow], setting: str) -> str:
 
 
 def _ratio(values: Sequence[HyperValue]) -> float:
-    """Return how many times the smallest of some values the largest is; 1 where they are not all numbers over 0."""
+    """Return the largest value divided by the smallest; 1 unless all are positive numbers."""
     numbers = [value for value in values if isinstance(value, int | float) and value > 0]
     return max(numbers) / min(numbers) if len(numbers) == len(values) else 1.0
 
 
 def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
-    """Return the numbers of trials with the lowest, a middle and the highest value, of those that got under way.
+    """Return trials that span a setting: those with its lowest, middle (on a log scale) and highest value.
 
-    The middle is that of the logarithms. Trials that the strategy paused show little of a run: they count only where
-    there are not two others.
-    Of β: of the trials with a fixed one, and beside them the adaptive trial whose target is in the middle.
+    Screened trials count only if there are not two others. For β: trials with a fixed β, plus the adaptive one with the
+    middle target.
     """
     begun = [row for row in rows if row.episodes > 0 and row.status is not Status.FAILED]
     longer = [row for row in begun if not row.is_at_rung]
@@ -168,7 +168,7 @@ def _by_value(rows: Sequence[TrialRow], setting: str) -> list[Valued]:
 
 
 def _spread(trials: Sequence[Valued]) -> list[Valued]:
-    """Return `MOST` trials, in order, of those sorted by value: the nearest to places that are even on a log scale."""
+    """Pick `MOST` of the sorted trials, nearest to even places on a log scale."""
     if not trials:
         return []
     logs = np.log(np.maximum([value for value, _ in trials], 1e-6))
@@ -176,19 +176,19 @@ def _spread(trials: Sequence[Valued]) -> list[Valued]:
 
 
 def _number(row: TrialRow, setting: str) -> float | None:
-    """Return a value from the store, where it is what it is to be."""
+    """Return a trial's value of a setting as a number; None if it is none."""
     value = row.config.get(setting)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-# Is one trial better than another? The difference of their values against its noise.
+# Is one trial better than another? The difference against its noise, and lineage.
 
 NOISE = (
     "Each trial is one run, so none of these numbers includes what another seed would change. A value is the highest "
     "of several evaluations, so it is optimistic. All are on the same eval prompts, so a difference is paired by "
     f"prompt; over {ERRORS:g} of its standard errors it counts as more than noise."
 )
-"""Note on what the noise of a difference covers."""
+"""Note on the sources of noise that a difference's error covers."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Ancestor:
 
 
 def lineage(trials: Sequence[TrialRow], number: int) -> list[Ancestor]:
-    """Return how trial `number` came from a trial that was not a fork, its own fork last; empty: it is not a fork."""
+    """Return a fork's lineage from its first ancestor on, its own fork last; empty if it is not a fork."""
     row_of = {row.number: row for row in trials}
     steps: list[Ancestor] = []
     row = row_of.get(number)
@@ -224,13 +224,13 @@ def forks_of(trials: Sequence[TrialRow], number: int) -> list[int]:
     return [row.number for row in trials if row.role is Role.FORK and row.parent == number]
 
 
-# Which evaluated checkpoint is worth having: the Pareto front of eval reward against eval KL.
+# The Pareto front of eval reward against eval KL over all evaluated checkpoints.
 #
 # Every evaluation is a point: the policy as it was at that step. Step 0, the SFT policy, is where a trial
 # begins, and no checkpoint of it.
 
 EVALUATED = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se")
-"""Columns of a step that tell evaluations."""
+"""Columns of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -260,9 +260,9 @@ def evaluations(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def front(evaluated: pd.DataFrame) -> pd.DataFrame:
-    """Return the evaluations after step 0 that no other one beats (more reward at no more KL), by rising KL.
+    """Return the Pareto front: evaluations after step 0 that no other beats (more reward at no more KL), by rising KL.
 
-    Of equal ones the lower trial and step stays.
+    Ties go to the lower trial and step.
     """
     order = evaluated[evaluated["step"] > 0].sort_values(
         ["kl", "reward", "trial", "step"], ascending=[True, False, True, True]

@@ -1,6 +1,6 @@
-"""Live charts of a run: pure functions from step rows to ECharts options, put together of `dashboard.echarts`.
+"""Live charts of a run: pure functions from step rows to ECharts options, built from `dashboard.echarts`.
 
-No text from outside gets into a chart.
+Text from outside never enters a chart.
 """
 
 import math
@@ -35,14 +35,14 @@ BUDGETED = ("eval/kl", "eval/kl_se")
 NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LENGTH,), "seconds": (), "KL": (KL,)}
 """The metrics that a horizontal axis is made of."""
 LONGEST_GAP = 20
-"""Times the usual time between two reports of a trial: a longer one is a pause, and counts as one usual step."""
+"""A gap longer than this many usual gaps is a pause, and counts as one usual gap."""
 BAND_TRIALS = 60
-"""Trials that a band is made of: more of them would not change what it shows, only how long it takes to read them."""
+"""Trials used for a band; more would cost reading time and not change it."""
 
 EARLY = (Status.PRUNED, Status.FAILED, Status.STOPPED)
 """Statuses of trials that ended before their end."""
 WHOLE = (0, 100)
-"""All of the horizontal axis, in percent of the longest trial."""
+"""The whole horizontal axis, in percent of the longest trial."""
 MOST_POINTS = 600
 """Points of one drawn line."""
 
@@ -69,8 +69,10 @@ def points_of(curves: pd.DataFrame, metric: str, axis: Axis = "step", smoothing:
 
 
 def positions(curves: pd.DataFrame, axis: Axis) -> pd.Series:
-    """Return where each row lies on a horizontal axis. `tokens` are response tokens so far: mean length x episodes;
-    `seconds` those of the trial since its first report, without pauses (see `LONGEST_GAP`).
+    """Return each row's position on an axis.
+
+    `tokens`: response tokens so far, mean length x episodes; `seconds`: since the trial's first report, without pauses
+    (see `LONGEST_GAP`).
     """
     by_trial = curves.groupby("trial")
     if axis == "tokens":
@@ -84,27 +86,27 @@ def positions(curves: pd.DataFrame, axis: Axis) -> pd.Series:
 
 
 def representatives(numbers: Sequence[int], chosen: Collection[int], most: int = BAND_TRIALS) -> list[int]:
-    """Return at most `most` of the trials that are not chosen, spread evenly over the numbers.
+    """Return at most `most` trials that are not chosen, spread evenly over the numbers.
 
-    Another choice changes only itself: the rest's steps have been read.
+    They do not change with the choice, so their steps are already cached.
     """
     spread = range(len(numbers)) if len(numbers) <= most else [place * len(numbers) // most for place in range(most)]
     return [numbers[place] for place in spread if numbers[place] not in set(chosen)]
 
 
 def smoothed(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
-    """Return `points` with y as a trial's exponential mean, `weight` (0 to 1) being the past's share.
+    """Return `points` with y as each trial's exponential moving average; `weight` (0 to 1) is the past's share.
 
-    Early points are not drawn towards 0; gaps stay gaps.
+    The average is debiased; gaps stay gaps.
     """
     means = frame.groupby("trial")["y"].transform(lambda y: y.ewm(alpha=1 - weight, ignore_na=True).mean())
     return frame.assign(y=means.where(frame["y"].notna()))
 
 
 def thinned(line: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
-    """Return one trial's points, at most `most` (8 or more).
+    """Thin one trial's points to at most `most` (8 or more).
 
-    Each bucket keeps its lowest and highest point and a gap, so that spikes and missing stretches survive.
+    Each bucket keeps its lowest point, its highest point and a gap, so spikes and missing stretches survive.
     """
     if len(line) <= most:
         return line
@@ -117,9 +119,9 @@ def thinned(line: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
 
 
 def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
-    """Return `x`, `low`, `high`, between which the middle 80% of the points in `frame` lie, and `mean`, by bucket of x.
+    """Return a band by bucket of x: `low` and `high` around the middle 80% of the points, and their `mean`.
 
-    A bucket where under half of the trials that lasted so far have a point is left out: it would show those few.
+    Buckets in which fewer than half of the remaining trials have a point are left out.
     """
     numbers = frame.dropna(subset="y")
     width = max((numbers["x"].max() - numbers["x"].min()) / buckets, 1)
@@ -140,24 +142,24 @@ def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
 # One metric over the run. Labels and units come from the declared metrics.
 
 MOST_LIMITS = 1.5
-"""A linear KL axis ends at this many times the guard's limit: one blow-up of 200 nats would flatten all the rest."""
+"""A linear KL axis ends at this multiple of the guard's limit: one blow-up would flatten the rest."""
 NEAR_LIMIT = 0.7
-"""Share of the guard's limit from which on a KL axis shows the limit, too: under it a curve would lie on the axis."""
+"""A KL axis includes the guard's limit once a curve exceeds this share of it."""
 LOG_FLOOR = 0.1
-"""Lowest value of a logarithmic axis; less is drawn there, since step 0's KL is exactly 0 and has no logarithm."""
+"""Lower end of a logarithmic axis; smaller values are drawn there, since step 0 has a KL of 0."""
 MOST_LINES = 20
-"""Lines in colour; more cannot be distinguished."""
+"""Most lines in colour."""
 MOST_SPREADS = 3
-"""Highlighted trials up to which each one's distribution is drawn behind its line."""
+"""Most highlighted trials for which the spread is drawn behind the line."""
 MOST_IN_ALL = 6_000
-"""Points of a whole chart: a refresh sends them all."""
+"""Most points in a chart: a refresh sends them all."""
 KL_METRICS = (KL, "objective/kl", "eval/kl")
-"""Metrics that budget, limit and target are drawn into: nats per response."""
+"""Metrics in nats per response, whose charts show budget, limit and target."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Axis, smoothing and range that a reader chose for the curves."""
+    """The reader's choice of axis, smoothing and range."""
 
     axis: Axis = "step"
     smoothing: float = 0.0
@@ -166,21 +168,21 @@ class Drawing:
     window: tuple[int, int] = WHOLE
     """The shown part of the horizontal axis, in percent of the longest trial."""
     by: str = ""
-    """The setting that lines are named by besides their number; empty: none."""
+    """Setting whose value labels each line; empty: none."""
     grouped: bool = False
-    """The trials with each value of that setting, or with the lower and the upper half, are one line and a band."""
+    """True: one line and band per value of that setting, or for its lower and upper half."""
     linked: bool = False
-    """All charts are one, so that a cursor in one is in all."""
+    """True: one combined chart with a common cursor."""
 
 
 def needed(metrics: Sequence[str], axis: Axis) -> tuple[str, ...]:
-    """Return the columns that charts of these metrics are made of, in the declared order."""
+    """Return the columns needed to chart these metrics, in declared order."""
     wanted = {*metrics, *BUDGETED, *NEEDED[axis], *(name for metric in metrics for name in quantiles(metric))}
     return tuple(name for name in METRICS if name in wanted)
 
 
 def quantiles(metric: str) -> tuple[str, ...]:
-    """Return the metrics that tell the distribution of `metric`; none: only its mean is known."""
+    """Return the quantile metrics of `metric`; empty if only its mean is reported."""
     names = tuple(f"{metric}_{suffix}" for suffix in QUANTILES)
     return names if all(name in METRICS for name in names) else ()
 
@@ -199,9 +201,9 @@ def curve(
     rests: Mapping[int, RungPause] | None = None,
     groups: Mapping[int, str] | None = None,
 ) -> Option:
-    """Return one metric over the run for every trial of `frame`, with every early end and every pause at a rung marked.
+    """Chart one metric over the run for every trial, with early ends and pauses at a rung marked.
 
-    What a fork has from its parent is dotted; a smoothed line has what was measured behind it.
+    The inherited part of a fork is dotted; smoothed lines have the raw values behind them.
 
     Args:
         frame: Step rows (see `dashboard.data.curves`).
@@ -228,7 +230,7 @@ def curve(
     names, targets, looks = names or {}, targets or {}, style.looks(chosen)
     declared = METRICS[metric]
     evaluations = _evaluations(frame, trials, metric, looks, drawing, top, kl_budget)
-    # An evaluation's metric has points: those that say which are within the budget, or else its line's own.
+    # An evaluation metric shows points: those told apart by the budget, else its line's own.
     with_points = metric.startswith("eval/") and not evaluations
     if groups:
         behind, lines = _means(points, groups, metric, span[1])
@@ -243,7 +245,7 @@ def curve(
         if value <= top
     ]
     limits += [echarts.limit(value, name, at_end=is_kl) for name, value in targets.items() if value <= top]
-    rested = {number: rest for number, rest in (rests or {}).items() if number in lines}  # no part in a band alone
+    rested = {number: rest for number, rest in (rests or {}).items() if number in lines}  # not those inside the band
     pauses, others = _pauses(frame, points, trials, looks, span, top, names, rested)
     vertical: Option = {"name": declared.unit or declared.label}
     if is_kl:
@@ -268,7 +270,7 @@ def curve(
 
 
 def said(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapping[Any, str]) -> str:
-    """Return a sentence on where the lines of some trials or groups end; empty: there are none.
+    """Describe in a sentence where the lines end; empty if there are none.
 
     Args:
         points: As the chart draws them (see `points_of`).
@@ -317,7 +319,7 @@ def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
 
 
 def _kl_top(points: pd.DataFrame, left: float, right: float, levels: Mapping[str, float], is_log: bool) -> float:
-    """Return where a KL axis ends: over the curves and the budget, and over the guard's limit where they come near."""
+    """Return the top of a KL axis: above curves and budget, and above the guard's limit if curves come near it."""
     budget, limit = min(levels.values(), default=1.0), max(levels.values(), default=1.0)
     highest = float(np.fmax(points.loc[points["x"].between(left, right), "y"].max(), budget))
     most = np.inf if is_log else MOST_LIMITS * limit
@@ -327,7 +329,7 @@ def _kl_top(points: pd.DataFrame, left: float, right: float, levels: Mapping[str
 
 
 def _clear_sides(points: pd.DataFrame, levels: Mapping[str, float], span: Span) -> dict[str, bool]:
-    """Return by a level's name whether its text, at the right end, is clearer of the curves below its line."""
+    """Return for each level whether its label, at the right end, has more room below the line."""
     numbers = points.dropna(subset="y")
     near = numbers[numbers["x"] >= span[0] + 0.7 * (span[1] - span[0])]["y"]
     heights = [*numbers["y"], *levels.values()]
@@ -347,8 +349,8 @@ def _lines(
     right: float,
     with_points: bool,
 ) -> tuple[list[Drawn], dict[int, Drawn]]:
-    """Return the band of too many grey trials to distinguish and what forks inherited, and by number every other line,
-    grey ones first; `right` is where the chart ends.
+    """Return what lies behind (the band of many grey trials, inherited parts of forks), and the other lines by number,
+    grey ones first; `right` is the chart's right end.
     """
     others = points[~points["trial"].isin(looks)]
     sparse = metric.startswith("eval/")
@@ -378,17 +380,19 @@ def _lines(
         if number not in looks:
             lines[number] = echarts.behind(echarts.line(kept, name, FAINT, width=1.2, with_points=is_single))
             continue
-        width, opacity = (1.2, 0.6) if number in resting else (2.0, 1.0)  # a paused trial is quieter than an ended one
+        width, opacity = (1.2, 0.6) if number in resting else (2.0, 1.0)  # paused trials are fainter than ended ones
         line = echarts.line(
             kept, name, looks[number].colour, width=width, opacity=opacity, dash=looks[number].dash,
             with_points=is_single or with_points,
         )  # fmt: skip
-        lines[number] = line if number in marked else echarts.named_at_end(line, called, right)  # else a symbol is
+        lines[number] = (
+            line if number in marked else echarts.named_at_end(line, called, right)
+        )  # otherwise its symbol is labelled
     return behind, lines
 
 
 def _measured(points: pd.DataFrame, looks: Mapping[int, style.Look]) -> list[Drawn]:
-    """Return the faded lines of what was measured, behind smoothed ones."""
+    """Return the raw values as faded lines, for behind the smoothed ones."""
     most = max(60, min(MOST_POINTS, MOST_IN_ALL // (2 * max(len(looks), 1))))
     own = {number: thinned(points[points["trial"] == number], most) for number in looks}
     return [
@@ -425,9 +429,9 @@ def _evaluations(
     top: float,
     kl_budget: float | None,
 ) -> list[Option]:
-    """Return the bright trials' evaluations as points: hollow and pale over the KL budget, a star where one counts.
+    """Return the highlighted trials' evaluations as points: hollow over the KL budget, a star for the one that counts.
 
-    In a chart of training KL they are eval KL, which is what the budget is about.
+    In a chart of training KL they show eval KL, which the budget limits.
     """
     height = "eval/kl" if metric in KL_METRICS else metric
     if kl_budget is None or not height.startswith("eval/") or not {height, *BUDGETED} <= set(frame.columns):
@@ -452,13 +456,13 @@ def _evaluations(
 
 
 def _called(number: int, names: Mapping[int, str]) -> str:
-    """Return a trial's number and what else it is called."""
+    """Return a trial's number and label."""
     by = names.get(number, "")
     return f"{number}: {by}" if by else f"{number}"
 
 
 def _spreads(frame: pd.DataFrame, metric: str, looks: Mapping[int, style.Look], drawing: Drawing) -> list[Drawn]:
-    """Return the distributions of a few highlighted trials, as wide as they were measured, never smoothed."""
+    """Return the measured spread of a few highlighted trials, unsmoothed."""
     names = quantiles(metric)
     if not names or not set(names) <= set(frame.columns) or len(looks) > MOST_SPREADS or drawing.axis == "KL":
         return []
@@ -482,10 +486,10 @@ def _ends(
     top: float,
     names: Mapping[int, str],
 ) -> list[Option]:
-    """Return a mark for each trial that was pruned, stopped or failed, as one series a status, the grey ones first.
+    """Return a mark for each trial that ended early, as one series per status, grey ones first.
 
-    It is on the curve, at the step that the reason names, else at the last one; where the curve has a gap there, as
-    high as the last number before. Over the axis it stands on its `top`, with its height in the text.
+    It lies on the curve at the step named in the reason, else at the last step; in a gap it takes the last known
+    height. Above the axis it is drawn at the `top`, with its value in the text.
     """
     found: dict[tuple[bool, Status], list[Option]] = {}
     lines = dict(iter(points.groupby("trial")))
@@ -497,7 +501,7 @@ def _ends(
         if heights.empty:
             continue
         x, y = float(line["x"].iloc[-1]), float(heights.iloc[-1])
-        # A rule's declared name; any other text in its place is left out.
+        # Only a rule's declared label; any other text is left out.
         rule = f" {RULES[trial.rule].label}" if trial.rule in RULES else ""
         text = f"{rule}: {y:.3g}" if y > top else rule
         is_bright = trial.number in looks
@@ -513,7 +517,7 @@ def _ends(
 
 
 def _is_right(x: float, span: Span) -> bool:
-    """Return True if a place is so far right that its text has more room on the left."""
+    """Return True if a label at this position has more room on its left."""
     return x > span[0] + 0.7 * (span[1] - span[0])
 
 
@@ -527,9 +531,9 @@ def _pauses(
     names: Mapping[int, str],
     rests: Mapping[int, RungPause],
 ) -> tuple[list[Drawn], list[Option]]:
-    """Return marks on the curves wherever the strategy paused a trial: bright ones, and the grey ones as one series.
+    """Return a mark at each pause at a rung: single ones for highlighted trials, one series for grey ones.
 
-    That of a trial that still rests says so beside it; others have their screening score in the tooltip alone.
+    Trials still paused are labelled; others show their screening score in the tooltip.
     """
     found, greys, mark = [], list[Place](), style.mark(style.RESTING)
     resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
@@ -551,14 +555,14 @@ def _pauses(
 
 
 def resting_text(score: float | None) -> str:
-    """Return how a trial stands that the strategy paused: `screened (score 0.67)`."""
+    """Return the status text of a screened trial: `screened (score 0.67)`."""
     return style.RESTING if score is None else f"{style.RESTING} (score {score:.2f})"
 
 
 def zoomed(frame: pd.DataFrame, axis: Axis, span: Span) -> tuple[int, int]:
-    """Return a part of the horizontal axis that was selected on a chart, in percent of the longest trial.
+    """Convert a selection on the axis to percent of the longest trial.
 
-    It is at least 1%; a click, which selects nothing, shows all of it.
+    At least 1%; an empty selection (a click) is the whole axis.
     """
     longest = float(positions(frame, axis).max())
     low, high = (min(max(100 * place / longest, 0.0), 100.0) for place in span)
@@ -574,11 +578,11 @@ def _edges(points: pd.DataFrame, drawing: Drawing) -> Span:
     return low, max(high, low + 1)
 
 
-# What a study had found by what it had spent.
+# Best value over cost.
 
 
 def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Option:
-    """Return the best value so far over the device-seconds that all trials had taken by then.
+    """Chart the best value so far over the device-seconds spent by all trials.
 
     Args:
         found: Where it rose, in order: `seconds`, `value`, and whose it was: `trial`, `step`.
@@ -592,7 +596,7 @@ def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Optio
     drawn = []
     if risen:
         points, series = echarts.line(pd.DataFrame([*first, *risen, *last], columns=["x", "y"]), "Best so far", colour)
-        drawn.append((points, series | {"step": "end"}))  # a height holds until the next point
+        drawn.append((points, series | {"step": "end"}))  # a step function
     drawn += [
         echarts.point(f"Trial {trial:.0f} at step {step:.0f}", (x, y), y, colour, style.mark(Status.COMPLETED))
         for x, y, trial, step in found[["seconds", "value", "trial", "step"]].itertuples(index=False)
@@ -606,13 +610,13 @@ def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Optio
 # A trial's incident: one small panel a signal, all over the same steps.
 
 MOVED = "#D55E00"
-"""Vermilion, as far as possible from the trials' usual grey and blue."""
+"""Vermilion: stands out from the usual grey and blue."""
 
 
 def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines: Mapping[str, float]) -> Option:
-    """Return KL and every measured signal of trial `number`; `lines` are drawn into the KL.
+    """Chart KL and every measured signal of a trial in panels; `lines` are drawn into the KL panel.
 
-    A grey line marks the crossing in each, a coloured one where the signal left its usual range, which is shaded.
+    A grey line marks the crossing; a coloured one marks where a signal left its usual range, which is shaded.
     """
     metrics = [KL, *(signal.metric for signal in SIGNALS)]
     shown = [metric for metric in metrics if metric == KL or steps[metric].notna().any()]
@@ -621,7 +625,7 @@ def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines:
     for metric in shown:
         points = thinned(steps[["step", metric]].rename(columns={"step": "x", metric: "y"}))
         limits = []
-        if metric == KL:  # named at either end, so that close ones stay apart
+        if metric == KL:  # labels at alternating ends, so that close ones do not overlap
             heights = enumerate(lines.items())
             limits = [echarts.limit(at, f"{name} {at:g}", at_end=place % 2 == 1) for place, (name, at) in heights]
         if found is not None:

@@ -28,12 +28,12 @@ from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
 from tuner.study.status import Reason, Role, Status
 
-# Step rows that are kept in memory between refreshes, so that each reads only what is new.
+# Cache of step rows, so that a refresh reads only new ones.
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """A trial's progress when its rows were read: every new row changes its episodes or its seconds."""
+    """A trial's progress when its rows were last read; every new row changes episodes or seconds."""
 
     attempts: int
     episodes: int
@@ -43,10 +43,10 @@ class _Mark:
 
 
 class StepCache:
-    """The rows of one set of metrics in one study. May be used by several threads.
+    """Cached step rows of one study for one set of metrics.
 
-    A new attempt drops the rows after its checkpoint and writes them again, so a trial whose attempts went up is read
-    whole. Any other trial is read from its newest row on, and only if something was recorded of it since.
+    Thread-safe. A new attempt replaces the rows after its checkpoint, so a trial with a new attempt is read again from
+    the start. Other trials are read from their newest row on, and only if they have progressed.
     """
 
     def __init__(self, metrics: Sequence[str], *, evaluations_only: bool = False) -> None:
@@ -103,7 +103,7 @@ def _frame(rows: list[tuple[object, ...]], numbers: dict[int, int], metrics: Seq
     return frame.astype(whole | dict.fromkeys(("at", *metrics), float)).rename(columns={"trial_id": "trial"})
 
 
-# A study's trials that are kept in memory between refreshes, so that each reads only what may have changed.
+# Cache of a study's trials, so that a refresh reads only what may have changed.
 
 _COLUMNS = [
     *("number", "id", "origin", "status", "kind", "shown_status", "rule", "reason", "stop_step", "fork_step"),
@@ -124,7 +124,7 @@ _NUMBERS = ("stop_step", "fork_step", "value", "value_se", "kl", "value_step", "
 
 
 class TrialCache:
-    """The trials of one study. May be used by several threads."""
+    """Cached trials of one study. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -175,12 +175,12 @@ def _values(row: TrialRow) -> dict[str, Any]:
     }
 
 
-# What the pages show, read from the store as pandas frames. Nothing else of the dashboard reads it.
+# Reading the store for the pages.
 
 CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 """Step metrics that the pages draw."""
 RESTING_SECONDS = 15
-"""For how long a study that nothing runs is taken to be as it was, in the list of all studies."""
+"""Seconds for which the list of studies does not read a stopped study again."""
 
 MOST_OF_A_COMMAND = 1_000
 """Characters."""
@@ -205,12 +205,12 @@ class Snapshot:
 
     @property
     def total(self) -> int | None:
-        """Trials that the study is to have (see `total`)."""
+        """Planned number of trials (see `total`)."""
         return total(self.view)
 
     @property
     def ended(self) -> int:
-        """Number of its trials that have ended in any way."""
+        """Number of trials that have ended."""
         return sum(row.status.is_final for row in self.view.trials)
 
     @property
@@ -231,7 +231,7 @@ class Snapshot:
 
 
 def total(view: StudyView) -> int | None:
-    """Return the trials that a study is to have, more where it once was to have more; None: as its budget allows."""
+    """Return the planned number of trials, at least those that exist; None: limited by the budget alone."""
     return None if view.spec.trials is None else max(view.spec.trials, len(view.trials))
 
 
@@ -266,14 +266,14 @@ def is_missing(url: str) -> bool:
 
 
 def studies(store: Store) -> list[StudyRow]:
-    """Return the studies, the one to look at first in front: running ones, then the newest."""
+    """Return the studies, running ones first, then the newest."""
     return sorted(store.studies(), key=lambda study: (study.is_held, study.id), reverse=True)
 
 
 def view(store: Store, study: StudyRow) -> StudyView | None:
-    """Return a study with its trials, for the list of all; None: this program cannot read what is stored of it.
+    """Return a study with its trials for the list of studies; None if this version cannot read it.
 
-    One that nothing runs is read again after `RESTING_SECONDS`, or at once where its row changed.
+    A stopped one is read again after `RESTING_SECONDS`, or when its row changes.
     """
     try:
         if study.is_held:
@@ -287,7 +287,7 @@ def view(store: Store, study: StudyRow) -> StudyView | None:
 
 
 def snapshot(store: Store, name: str) -> Snapshot:
-    """Return the study `name` as it stands.
+    """Return the current state of the study `name`.
 
     Raises:
         StudyError: there is none.
@@ -299,7 +299,7 @@ def snapshot(store: Store, name: str) -> Snapshot:
 
 
 def under_budget(store: Store, snapshot: Snapshot, kl_budget: float) -> Snapshot:
-    """Return a study as its trials are judged under a KL budget, from their stored evaluations."""
+    """Return a study with its trials valued under another KL budget, from their stored evaluations."""
     if kl_budget == snapshot.view.spec.kl_budget:
         return snapshot
     key = f"{stamp(store, snapshot, [row.number for row in snapshot.view.trials])}|{kl_budget}"
@@ -331,7 +331,7 @@ def curves(
 
 
 def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
-    """Return a text that changes whenever what is drawn of the trials `numbers` may have: figures are kept by it."""
+    """Return a cache key for figures that changes whenever these trials change."""
     drawn = set(numbers)
     rows = [row for row in snapshot.view.trials if row.number in drawn]
     changing = [
@@ -342,9 +342,9 @@ def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
 
 
 def samples(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> pd.DataFrame:
-    """Return every kept sample of the trials `numbers`: what it answered to which prompt, at which step.
+    """Return all stored samples of these trials.
 
-    `parts` are the reward's by name. Token readings are not read here: see `tokens`.
+    `parts` are the reward's parts by name. Token readings are read by `tokens`.
     """
     number_of = {row.id: row.number for row in snapshot.view.trials if row.number in numbers}
     rows = [{**row, "trial": number_of[row["trial_id"]]} for row in store.samples(number_of)]
@@ -369,7 +369,7 @@ def _opened(url: str, identity: str) -> Store:
 
 
 def _identity(url: URL) -> str:
-    """Tell a file from one that later takes its place: an open store keeps its inode from being used again."""
+    """Identify a file, also if another one replaces it: an open store keeps its inode from being reused."""
     if url.get_backend_name() != "sqlite" or not Path(url.database or "").exists():
         return ""
     status = Path(url.database or "").stat()
@@ -400,7 +400,7 @@ def _judged(key: str, kl_budget: float, _store: Store, _snapshot: Snapshot) -> S
     return Snapshot.of(judged_under(_store, _snapshot.view, kl_budget))
 
 
-# What a study has cost and found, one row a study: pure functions from its view.
+# Summary of a study for the list: pure functions of its view.
 
 Shown = State | Literal["stopping", "stalled"]
 
@@ -416,17 +416,17 @@ WORDS: Mapping[Shown, str] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Time that trials took, which is not the clock's where several ran at once."""
+    """Device time: trials side by side each count."""
 
     hours: float
     seconds_a_trial: float | None
-    """Mean over the trials that have ended; None: none has."""
+    """Mean over ended trials; None if there are none."""
     pruned_share: float | None
-    """Share of the time that went into pruned trials, 0 to 1; None: no time was spent."""
+    """Share of device time spent on pruned trials, 0 to 1; None if nothing was spent."""
 
 
 def cost(view: StudyView) -> Cost:
-    """Return what the study's trials cost so far."""
+    """Return the study's cost so far."""
     spent = sum(row.seconds for row in view.trials)
     ended = [row.seconds for row in view.trials if row.status.is_final]
     pruned = sum(row.seconds for row in view.trials if row.status is Status.PRUNED)
@@ -434,8 +434,10 @@ def cost(view: StudyView) -> Cost:
 
 
 def shown_state(view: StudyView) -> Shown:
-    """Return the study's state; `stalled`: its controller lives, and has given no sign of it for a while; `stopping`:
-    its run ends once each running trial has finished its step.
+    """Return the study's state.
+
+    `stalled`: its controller is alive but has been silent for a while; `stopping`: it ends after each running trial's
+    current step.
     """
     if view.state == "running" and (silence(view) or 0.0) > LEASE_SECONDS:
         return "stalled"
@@ -453,13 +455,13 @@ def silence(view: StudyView) -> float | None:
 
 
 def last_sign(view: StudyView) -> float:
-    """Return when something last happened in the study, in seconds since the epoch."""
+    """Return the time of the study's last activity, in seconds since the epoch."""
     ended = [row.ended_at for row in view.trials if row.ended_at is not None]
     known = [view.row.lease_renewed_at, view.row.finished_at, view.row.paused_at, *ended]
     return max([view.row.created_at, *(at for at in known if at is not None)])
 
 
-# The commands to show that make an evaluated checkpoint again or continue from it. See `tuner.control.forks`.
+# Commands that recreate a checkpoint or continue from it (see `tuner.control.forks`).
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> str:
@@ -475,9 +477,9 @@ def train_for_real(study: str, trial: TrialRow) -> str:
 
 
 def go_on(study: str, trial: TrialRow, episode: int) -> str:
-    """Return the command that forks a trial at a kept checkpoint: for as long again where that is its last episode.
+    """Return the command that forks a trial at a kept checkpoint.
 
-    Elsewhere a changed value is left to be filled in.
+    At the trial's last episode it doubles the length; elsewhere the changed value is left to fill in.
     """
     total = int(trial.config.get("total_episodes") or 0)
     changed = f"total_episodes={2 * total}" if episode >= total else "NAME=VALUE"

@@ -1,11 +1,11 @@
-"""The signals that moved first when a trial's KL went over its limit, and advice on a study. Pure functions.
+"""Which signal moved first when a trial's KL went over its limit, and advice on a study.
 
-The crossing is the first step whose exact KL is over the guard's limit, else over the budget. Of the steps before it
-the first third, at least `LEAST` of them, says what is usual of each signal: its median, plus and minus the largest of
-`SPREADS` median absolute deviations (scaled to a normal's standard deviation), a tenth of the median, and
-`FLOOR`. A signal has left at the first later step, up to the crossing, from which it stays out of that range on its
-side for `STAYS` readings in a row (or for all there are up to the crossing). Those that left at the earliest step moved
-first. It is an order in time, which no cause follows from by itself.
+Pure functions. The crossing is the first step whose exact KL is over the guard's limit, else over the budget. The first
+third of the steps before it (at least `LEAST`) gives each signal's usual range: its median, plus and minus the largest
+of `SPREADS` median absolute deviations (scaled to a normal's standard deviation), a tenth of the median, and `FLOOR`. A
+signal has left its range at the first later step, up to the crossing, from which it stays outside on one side for
+`STAYS` readings in a row (or for all that are left). Those that left earliest moved first. This is an order in time,
+not a cause.
 """
 
 import math
@@ -31,25 +31,25 @@ SPREADS = 4.0
 SHARE = 0.1
 FLOOR = 1e-9
 STAYS = 2
-_NORMAL = 1.4826  # median absolute deviations of a normal distribution in one standard deviation
+_NORMAL = 1.4826  # scales a median absolute deviation to a normal's standard deviation
 
 Side = Literal["up", "down", "either"]
 
 
 @dataclass(frozen=True)
 class Signal:
-    """A metric that is watched before the crossing, and the side on which leaving its range tells something."""
+    """A watched metric, and the side on which leaving its range is a sign."""
 
     metric: str
     side: Side
     meaning: str
-    """The reading of such a move. It has no limit and no advice: those are in `tuner.judge.rules`."""
+    """Meaning of such a move; limits and advice are in `tuner.judge.rules`."""
 
 
 SIGNALS = (
     Signal("policy/clipfrac_avg", "up", "the updates grew"),
     Signal("policy/entropy_avg", "either", "the policy is collapsing, or coming apart"),
-    # A schedule lowers it, which no blow-up comes of.
+    # Schedules lower it, which never causes a blow-up.
     Signal("lr", "up", "the learning rate rose"),
     Signal("objective/kl_coef", "either", "an adaptive β has relaxed, or is reacting already"),
     Signal("response/length_mean", "either", "KL is a sum over tokens"),
@@ -66,14 +66,14 @@ class Moved:
     high: float
     """Its usual range, in its unit."""
     step: int | None
-    """From which step on it was out of it; None: it never was."""
+    """First step outside its range; None: it stayed inside."""
     value: float | None
     """Its reading there."""
 
 
 @dataclass(frozen=True)
 class Incident:
-    """A KL that crossed a line, and what its signals did before."""
+    """A crossing of a KL limit, and the signals before it."""
 
     line: Literal["limit", "budget"]
     step: int
@@ -91,9 +91,9 @@ class Incident:
 
 
 def find(steps: pd.DataFrame, *, limit: float, budget: float) -> Incident | None:
-    """Return the incident of one trial's steps (see `dashboard.data.curves`), or None where its KL stayed low.
+    """Return the incident in a trial's steps (see `dashboard.data.curves`), or None if its KL stayed low.
 
-    Its moves are empty where the KL crossed before there were steps enough to say what is usual.
+    Its moves are empty if the crossing came too early to know the usual ranges.
     """
     steps = steps[steps["step"] > 0].sort_values("step")
     lines: Sequence[tuple[Literal["limit", "budget"], float]] = (("limit", limit), ("budget", budget))
@@ -164,7 +164,7 @@ GLYPHS: Mapping[Verdict, str] = {"suspect": "▲", "clean": "✓", "no rise": "�
 
 
 def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
-    """Return one row per trial: its verdict, its rise of reward, and what of each reading was measured."""
+    """Return one row per trial: verdict, rise of reward, and each reading that was measured."""
     rows = []
     for one in findings:
         rise = "" if math.isnan(one.rise) else f"{one.rise:+.2f} ± {one.rise_se:.2f}"
@@ -174,7 +174,7 @@ def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
 
 
 def hacking_said(findings: Sequence[Finding]) -> str:
-    """Return what to see in the table of `hacking_rows`."""
+    """Describe the table of `hacking_rows` in a sentence."""
     suspect = [str(one.trial) for one in findings if one.verdict == "suspect"]
     if not suspect:
         return "In none of these trials does reward rise while something else worsens."
@@ -193,13 +193,13 @@ HACKING_MEANS = (
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do."""
+    """A next step."""
 
     level: Literal["error", "warning", "info"]
     text: str
     """Our own words alone."""
     command: tuple[str, ...] = ()
-    """The words of the `ppo-tuner` command that does it, if one does."""
+    """Words of the `ppo-tuner` command for it, if any."""
 
 
 def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card]) -> list[Advice]:
@@ -231,7 +231,7 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
 
 
 def _why_finished(view: StudyView) -> str:
-    """Return the reason why nothing is left to run, and what a higher budget would buy."""
+    """Say why nothing is left to run, and what a higher budget would allow."""
     extent = view.extent
     if extent.budget is None:
         why = "All trials have ended."

@@ -1,7 +1,8 @@
-"""Parts of a live chart as ECharts options. Streamlit updates one in place, so it keeps its zoom while a study runs.
+"""Building blocks of live charts, as ECharts options.
 
-An option is JSON without code, so an area lies on an unseen line that it is stacked on, and limits hang on a series
-without points. No text from outside gets into one: ECharts' tooltips are HTML.
+Streamlit updates a chart in place, so it keeps its zoom while a study runs. Options are JSON without code: an area is
+stacked on an invisible line, and limits belong to a series without points. Text from outside never enters one, because
+ECharts' tooltips are HTML.
 """
 
 from collections.abc import Sequence
@@ -20,12 +21,12 @@ Span = tuple[float, float]
 Place = tuple[float, float]
 """A position: across and up."""
 TOP, PANEL, GAP = 30, 92, 30
-"""Pixels over the first of several panels, of one panel, and between two."""
+"""Heights in pixels: above the first panel, of a panel, and between two."""
 FILL = "rgba(128, 128, 128, 0.10)"
 TAG = "#6b6b6b"
-"""The ground of texts that are of no trial: white on it is 5.3 : 1."""
+"""Background of labels that belong to no trial; white text on it has a contrast of 5.3 : 1."""
 FAINT = "rgba(128, 128, 128, 0.45)"
-"""Grey that shows on light and on dark pages: an area, and a line behind others."""
+"""Greys visible on light and dark pages: for areas, and for background lines."""
 
 _STAR = "path://M10,1 L12.7,7 L19,7.6 L14.2,11.9 L15.6,18.2 L10,14.9 L4.4,18.2 L5.8,11.9 L1,7.6 L7.3,7 Z"
 _LENS = "path://M6,1 a5,5 0 1,0 0.01,0 M9.6,9.6 L14,14"
@@ -57,9 +58,9 @@ def one_panel(
 
 
 def zoomable(option: Option) -> Option:
-    """Return a chart with a button after which a drag selects a part of the horizontal axis.
+    """Add a button after which a drag selects a part of the horizontal axis, which Streamlit reports to the page.
 
-    Streamlit tells the page what was selected. ECharts' own zoom would be lost at the next refresh.
+    ECharts' own zoom would be lost at the next refresh.
     """
     title = "Zoom: press, then drag over a part of the run"
     brush = {"type": ["lineX"], "icon": {"lineX": _LENS}, "title": {"lineX": title}}
@@ -70,9 +71,9 @@ def zoomable(option: Option) -> Option:
 
 
 def stacked(options: Sequence[Option], titles: Sequence[str], height: int) -> Option:
-    """Return charts of one panel over each other as one of `height` pixels a panel: a cursor in one is in all of them.
+    """Stack charts of one panel into one, `height` pixels per panel, with a common cursor.
 
-    Streamlit neither names a group of charts nor hands out their instances, so charts of their own cannot share it.
+    Streamlit cannot link the cursors of separate charts.
     """
     merged: Option = options[0] | {
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
@@ -138,9 +139,9 @@ def axis(title: str, span: Span, *, pointer: str = "{value}", is_whole: bool = T
 
 
 def _still(drawn: Sequence[Drawn]) -> Option:
-    """Return what every live chart has: its data, in 4 bytes a number, so that a refresh sends less; nothing moves.
+    """Return the base of every live chart: its data as 4-byte floats, to keep refreshes small, and no animation.
 
-    Streamlit's own tool bar saves its picture and its data.
+    Streamlit's tool bar saves picture and data.
     """
     return {"animation": False, "dataset": [{"source": source.astype("float32")} for source, _ in drawn]}
 
@@ -174,7 +175,7 @@ def line(
 
 
 def behind(drawn: Drawn) -> Drawn:
-    """Return a line that lies behind the others and says nothing."""
+    """Return a line behind the others, without a tooltip."""
     return drawn[0], drawn[1] | _UNTOUCHED | {"z": 2}
 
 
@@ -182,12 +183,12 @@ def named_at_end(drawn: Drawn, text: str, right: float) -> Drawn:
     """Return a line with a text at its end; `right` is where the chart ends."""
     source, series = drawn
     label = {"show": True, "formatter": text, "distance": 6, **_tag(series["lineStyle"]["color"])}
-    at_edge = source["x"].iloc[-1] >= right  # where texts pile up, and make room for each other
+    at_edge = source["x"].iloc[-1] >= right  # labels collect there, and are moved apart
     return source, series | {"endLabel": label} | ({"labelLayout": {"moveOverlap": "shiftY"}} if at_edge else {})
 
 
 def area(name: str, edges: pd.DataFrame, colour: str, opacities: tuple[float, ...]) -> list[Drawn]:
-    """Return areas on top of each other, behind the lines: the lowest edge unseen, and what lies over it filled.
+    """Return stacked areas behind the lines: the lowest edge invisible, those above filled.
 
     Args:
         name: Of the stack.
@@ -222,9 +223,9 @@ def limit(
     colour: str = style.NEUTRAL,
     width: float = 1.5,
 ) -> Option:
-    """Return a dashed line across a panel, at a height, or `is_upright` at a place of the horizontal axis.
+    """Return a dashed line across a panel at a height, or `is_upright` at a position.
 
-    Its text stands at the left end, or `at_end` at the right; over the line, or `is_below` where curves run above it.
+    Its label is at the left end, or `at_end` at the right; above the line, or `is_below` it.
     """
     side = "end" if is_upright else f"inside{'End' if at_end else 'Start'}{'Bottom' if is_below else 'Top'}"
     return {
@@ -236,7 +237,7 @@ def limit(
 
 
 def marks(limits: Sequence[Option], shaded: Span | None) -> Option:
-    """Return what a series carries for its panel: limits, and what is shaded from one height to another."""
+    """Return limits, and a shaded range of heights, as attributes of a series."""
     exact = -1  # ECharts would draw a line at its value rounded to two places
     found: Option = {"markLine": {"silent": True, "symbol": "none", "precision": exact, "data": list(limits)}}
     if shaded is not None:
@@ -246,7 +247,7 @@ def marks(limits: Sequence[Option], shaded: Span | None) -> Option:
 
 
 def limits_alone(limits: Sequence[Option], shaded: Span | None = None) -> Option:
-    """Return a series without points that carries a panel's limits."""
+    """Return an empty series that carries a panel's limits."""
     return _UNTOUCHED | {"type": "line", "name": "Limits", "data": []} | marks(limits, shaded)
 
 
@@ -268,7 +269,7 @@ def early_ends(status: Status, ends: Sequence[Option], *, is_bright: bool) -> Op
 def early_end(
     number: int, place: Place, colour: str, words: tuple[str, str], *, is_bright: bool, on_left: bool
 ) -> Option:
-    """Return the mark where a trial ended early; `words` are what it is called, and by which rule it ended."""
+    """Return the mark where a trial ended early; `words` are its name and the rule that ended it."""
     return {
         "name": f"Trial {number}",
         "value": list(place),
@@ -287,7 +288,7 @@ def point(
     *,
     on_left: bool = False,
 ) -> Drawn:
-    """Return a point as a series of its own: its tooltip says `name` and `value`, and `words` stand beside it."""
+    """Return a single point as a series; `name` and `value` are in its tooltip, `words` beside it."""
     side = "left" if on_left else "right"
     return pd.DataFrame({"x": [place[0]], "y": [place[1]], "value": [value]}), {
         "type": "scatter",
@@ -296,12 +297,12 @@ def point(
         "z": 5,
         "encode": {"x": "x", "y": "y", "tooltip": ["value"]},
         "label": {"show": bool(words[0]), "position": side, **_words(*words, colour)},
-        "labelLayout": {"hideOverlap": True},  # those of trials at one rung; the tooltip has all
+        "labelLayout": {"hideOverlap": True},  # trials at one rung overlap; the tooltip has them all
     }
 
 
 def evaluations(number: int, kind: str, places: Sequence[Place], colour: str) -> Option:
-    """Return evaluations of a trial that are `within` the KL budget, `over` it, or the one that is `counted`."""
+    """Return a trial's evaluations of one kind: `within` the KL budget, `over` it, or the one that is `counted`."""
     if kind == "over":
         look = _symbol(style.Mark("", "", "emptyCircle"), colour, size=6, border=1)
         look["itemStyle"] = look["itemStyle"] | {"opacity": 0.6}
@@ -333,7 +334,10 @@ def points_behind(places: Sequence[Place], mark: style.Mark) -> Option:
 
 
 def _symbol(mark: style.Mark, colour: str, *, size: int, border: int) -> Option:
-    """Return how a point looks; ECharts would fill an empty symbol with white, which shines on a dark page."""
+    """Return a point's style.
+
+    Hollow symbols are drawn transparent: ECharts would fill them with white, which shines on a dark page.
+    """
     symbol = mark.echarts
     look: Option = {"color": colour}
     if symbol.startswith("empty"):
@@ -343,13 +347,13 @@ def _symbol(mark: style.Mark, colour: str, *, size: int, border: int) -> Option:
 
 
 def _words(called: str, more: str, colour: str) -> Option:
-    """Return the text beside a symbol: what a trial is called on its colour, then more on grey."""
+    """Return the label beside a symbol: the trial's name on its colour, then more on grey."""
     rich = {"number": _tag(colour), "more": _tag(TAG)}
     return {"formatter": f"{{number|{called}}}" + (f"{{more|{more.strip()}}}" if more else ""), "rich": rich}
 
 
 def _tag(colour: str) -> Option:
-    """Return how a text looks that lines must not run through, on light and on dark pages: on a coloured ground."""
+    """Return the style of a label with a coloured background, readable on light and dark pages and over lines."""
     ink = "#ffffff" if colour == TAG else style.ink(colour)
     weight = "normal" if colour == TAG else "bold"
     return {

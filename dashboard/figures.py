@@ -1,6 +1,6 @@
-"""Plotly figures as pure functions from frames, for views that are drawn once and explored.
+"""Plotly figures as pure functions from frames, for views that are drawn once.
 
-No text from outside but studies' names, which are drawn literally.
+The only text from outside is the names of studies, drawn literally.
 """
 
 import html
@@ -20,17 +20,17 @@ from ppo_core.metrics import METRICS
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
-# What Plotly figures have in common: axes by their declarations, legend, colours that show on light and dark pages.
+# Shared by all figures: axes, legend, colours for light and dark pages.
 
 GREY = style.NEUTRAL
 FONT = {"color": GREY}
 FAINT = "rgba(128, 128, 128, 0.35)"
 MOST_WAYS = 200
-"""Grey ways that are drawn as lines."""
+"""Most trials drawn as grey lines."""
 USUAL = 0.95
-"""Share of the evaluations that a linear KL axis shows: one blow-up would flatten all the rest."""
+"""Share of evaluations within a linear KL axis: one blow-up would flatten the rest."""
 PARAMS = "params_"
-"""Before a searched hyperparameter's name, in a snapshot's columns."""
+"""Prefix of searched hyperparameters in a snapshot's columns."""
 
 
 def lay_out(figure: go.Figure, *, x: str, y: str, height: int = 430, **more: Any) -> go.Figure:
@@ -46,19 +46,19 @@ def lay_out(figure: go.Figure, *, x: str, y: str, height: int = 430, **more: Any
 
 
 def kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, **line: Any) -> None:
-    """Draw a KL as a named vertical line; `line` is how it looks where it is not dashed."""
+    """Draw a KL as a labelled vertical line; `line` overrides its style."""
     figure.add_vline(
         x=kl,
         line={"color": GREY, "dash": "dash", "width": 1.5} | line,
         annotation={"text": f"{text} {kl:g}", "font": FONT},
         annotation_position="bottom left" if text == "KL budget" else "bottom right",
     )
-    if log_kl:  # a shape stands at its value there, but a text at its logarithm
+    if log_kl:  # on a log axis a shape takes the value, but an annotation its logarithm
         figure.layout.annotations[-1].x = np.log10(kl)
 
 
 def baseline_line(figure: go.Figure, reward: float) -> None:
-    """Draw the SFT policy's eval reward as a named horizontal line."""
+    """Draw the SFT policy's eval reward as a labelled horizontal line."""
     figure.add_hline(
         y=reward,
         line={"color": GREY, "dash": "dot", "width": 1.5},
@@ -80,7 +80,7 @@ def legend_entry(kind: str) -> go.Scatter:
 
 
 def title_of(name: str) -> str:
-    """Return a hyperparameter's label with its unit, by its declaration; a name that is not declared is left as `?`."""
+    """Return a hyperparameter's declared label with its unit; `?` for an undeclared name."""
     return HYPERPARAMETERS[name].title if name in HYPERPARAMETERS else "?"
 
 
@@ -107,7 +107,7 @@ def colours(numbers: Sequence[int]) -> list[str]:
     return [style.colour(int(number)) for number in numbers]
 
 
-# What every trial is worth against its eval KL: where it ended, or at its best checkpoint.
+# Value against eval KL, one point per trial.
 
 FILL = "rgba(128, 128, 128, 0.10)"
 
@@ -115,12 +115,12 @@ FILL = "rgba(128, 128, 128, 0.10)"
 def reward_against_kl(
     trials: pd.DataFrame, *, kl_budget: float, baseline: float | None, best: int | None, chosen: Collection[int] = ()
 ) -> go.Figure:
-    """Return every trial's value against the eval KL that it was read at, their front, the budget, and the best named.
+    """Plot each trial's value against its eval KL, with the front, the budget, and the best trial labelled.
 
-    Trials that the strategy paused are small and pale.
+    Screened trials are small and pale.
     """
     measured = trials.dropna(subset=["value", "kl"]).sort_values("kl")
-    # Neighbours by KL have their numbers on different sides.
+    # alternate above and below, so that neighbours' numbers do not overlap
     measured["side"] = [("top center", "bottom center")[place % 2] for place in range(len(measured))]
     figure = go.Figure()
     named = set(chosen) | {best} if chosen or len(measured) > style.DISTINCT else set(measured["number"])
@@ -150,13 +150,13 @@ def reward_against_kl(
 
 
 def front_of(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials whose value no other one beats at no more KL, as `analysis.front` does evaluations."""
+    """Return the Pareto front of the trials' values, as `analysis.front` does for evaluations."""
     measured = trials.dropna(subset=["value", "kl"]).rename(columns={"number": "trial", "value": "reward"})
     return analysis.front(measured.assign(step=1))
 
 
 def _points_of(kind: str, group: pd.DataFrame, named: Collection[int | None]) -> go.Scatter:
-    """Return the trials of one of `style.KINDS`; the `named` ones are bright, with number and standard error."""
+    """Return the trials of one kind as points; the `named` ones are bright, with number and standard error."""
     numbers = [int(number) for number in group["number"]]
     return go.Scatter(
         x=group["kl"],
@@ -186,18 +186,18 @@ def _points_of(kind: str, group: pd.DataFrame, named: Collection[int | None]) ->
 
 
 def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | None:
-    """Return a range with room for the numbers above and below the points; None leaves it to Plotly."""
+    """Return an axis range with room for labels; None leaves it to Plotly."""
     if not heights:
         return None
     margin = share * (max(heights) - min(heights)) or 0.5
     return [min(heights) - margin, max(heights) + margin]
 
 
-# Curves of a few trials over the same episodes, one metric a figure.
+# Curves of a few trials over episodes, one figure per metric.
 
 
 def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: StudySpec) -> go.Figure:
-    """Return one metric of the trials over episodes, the budget drawn into a KL."""
+    """Plot one metric of the trials over episodes; a KL with the budget."""
     points, declared = charts.points_of(frame, metric, "episodes"), METRICS[metric]
     figure, looks = go.Figure(), style.looks(numbers)
     for number in numbers:
@@ -222,12 +222,12 @@ def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: Stud
             annotation_position="top left",
         )
         top = MOST_LIMITS * spec.kl_limit
-        if points["y"].max() > top:  # one blow-up would flatten all the rest
+        if points["y"].max() > top:  # one blow-up would flatten the rest
             figure.update_yaxes(range=[0, top])
     return lay_out(figure, x="Episodes", y=declared.title, height=340)
 
 
-# Eval reward against eval KL over a trial's evaluations, and the front over all of them.
+# Eval reward against eval KL: each trial's trajectory, and the front of all evaluations.
 
 
 def trajectories(
@@ -241,11 +241,11 @@ def trajectories(
     star: str = "best checkpoint",
     log_kl: bool = False,
 ) -> go.Figure:
-    """Return the way of every trial from one evaluation to the next, and the front of all evaluations.
+    """Plot every trial's trajectory over its evaluations, and the front of all evaluations.
 
-    The `chosen` trials are in colour with their numbers, the others grey. Where a trial was ended early stands the
-    symbol of its status, with the guard's rule in the tooltip; where it was screened, its screening score. The `best`
-    checkpoint has a star, which `star` names. What lies over the budget is shaded.
+    The `chosen` trials are in colour with their numbers, the others grey. An early end has the symbol of its status,
+    with the guard's rule in the tooltip; a screened trial has its screening score. The `best` checkpoint is a star,
+    which `star` names. The range over the budget is shaded.
     """
     figure, looks = go.Figure(), style.looks(chosen)
     right = _right(evaluated, spec.kl_budget, log_kl)
@@ -258,7 +258,7 @@ def trajectories(
             figure.add_trace(_way(number, look, line, number in resting))
     for kind in (*map(str, EARLY), style.RESTING):
         ends = _ends(shown, trials[trials["kind"] == kind])
-        ends["x"] = ends["x"].clip(upper=right)  # far ones stand at the axis's end
+        ends["x"] = ends["x"].clip(upper=right)  # distant ones are drawn at the axis's end
         if len(ends):
             figure.add_traces([_marks(kind, ends, looks), legend_entry(kind)])
     if len(front):
@@ -286,8 +286,9 @@ def over_the_axis(evaluated: pd.DataFrame, kl_budget: float) -> str:
 
 
 def _others(points: pd.DataFrame) -> go.Scatter:
-    """Return all grey ways as one line with gaps: thousands of traces would be slow. More than `MOST_WAYS` would cover
-    the picture, and are a point each, at their last evaluation.
+    """Return all grey trajectories as one line with gaps: thousands of traces would be slow.
+
+    More than `MOST_WAYS` would cover the figure, and are shown as points at their last evaluations.
     """
     if points["trial"].nunique() > MOST_WAYS:
         last = points.groupby("trial").tail(1)
@@ -330,7 +331,7 @@ def _way(number: int, look: style.Look, line: pd.DataFrame, is_resting: bool) ->
 
 
 def _ends(points: pd.DataFrame, early: pd.DataFrame) -> pd.DataFrame:
-    """Return each early or resting trial's last evaluation, with its rule's label and its screening score."""
+    """Return each ended or screened trial's last evaluation, with its rule's label and its screening score."""
     last = points.groupby("trial").tail(1)
     rules = early[["number", "rule", "rung_score"]].assign(rule=[rule_label(rule) for rule in early["rule"]])
     return last.merge(rules, left_on="trial", right_on="number")
@@ -338,7 +339,7 @@ def _ends(points: pd.DataFrame, early: pd.DataFrame) -> pd.DataFrame:
 
 def _marks(kind: str, ends: pd.DataFrame, looks: Mapping[int, style.Look]) -> go.Scatter:
     bright = ends["trial"].isin(looks)
-    # Of a failure the rule says nothing that its reason would not say better.
+    # the rule of a failure adds nothing to its reason
     why = {Status.FAILED: ": an error", style.RESTING: " (score %{customdata[4]:.2f})"}.get(kind, ": %{customdata[1]}")
     return go.Scatter(
         x=ends["x"],
@@ -393,10 +394,10 @@ def _star(best: Checkpoint, looks: Mapping[int, style.Look], name: str, log_kl: 
 
 
 def _name_best(figure: go.Figure, best: Checkpoint, name: str, right: float, log_kl: bool) -> None:
-    """Name the starred checkpoint beside its point, on the side where a narrow page has room for it."""
+    """Label the starred checkpoint, on the side with room on a narrow page."""
     kl = max(best.kl, LOG_FLOOR)
     share = np.log(kl / LOG_FLOOR) / np.log(right / LOG_FLOOR) if log_kl else best.kl / right
-    # Left of the front is nothing, since nothing beats it; right of it is the least below.
+    # Left of the front there are no points.
     place = {"ax": 34, "ay": 44, "xanchor": "left"} if share < 0.4 else {"ax": -34, "ay": -12, "xanchor": "right"}
     figure.add_annotation(
         x=np.log10(kl) if log_kl else best.kl,
@@ -407,16 +408,16 @@ def _name_best(figure: go.Figure, best: Checkpoint, name: str, right: float, log
 
 
 def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool) -> float:
-    """Return where a KL axis ends: a linear one over 19 in 20 of the evaluations, and twice the budget at least."""
+    """Return the right end of a KL axis: a linear one covers 19 in 20 evaluations, and at least twice the budget."""
     usual = float(np.fmax(points["kl"].quantile(1.0 if log_kl else USUAL, interpolation="lower"), 2 * kl_budget))
     return 1.1 * min(usual, float(np.fmax(points["kl"].max(), kl_budget)))
 
 
-# Several studies over each other: their names are written literally.
+# Several studies in one figure; their names are drawn literally.
 
 
 def fronts(of: Mapping[str, pd.DataFrame], kl_budget: float) -> go.Figure:
-    """Return the front of each study by name, and the KL budget."""
+    """Plot the front of each study, and the KL budget."""
     figure = go.Figure()
     for place, (name, front) in enumerate(of.items()):
         line = _front(front.assign(x=front["kl"])).update(
@@ -430,7 +431,7 @@ def fronts(of: Mapping[str, pd.DataFrame], kl_budget: float) -> go.Figure:
 
 
 def in_common(of: Mapping[str, pd.DataFrame], name: str) -> go.Figure:
-    """Return the value of each study's trials over one hyperparameter."""
+    """Plot the values of each study's trials over one hyperparameter."""
     figure, column = go.Figure(), PARAMS + name
     for place, (study, trials) in enumerate(of.items()):
         points = trials.dropna(subset=[column, "value"])
@@ -450,5 +451,5 @@ def in_common(of: Mapping[str, pd.DataFrame], name: str) -> go.Figure:
 
 
 def _literal(name: str) -> str:
-    """Return a name as Plotly, which reads tags and templates, draws it literally."""
+    """Escape a name: Plotly interprets tags and templates."""
     return html.escape(safe_text.one_line(name)).replace("%{", "% {")

@@ -19,14 +19,14 @@ Measure = Literal["value", "kl"]
 TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRICS["eval/kl"].title}
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
 SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.95, 9))
-"""Without its ends, which vanish on a dark or a light page; no trial has one of its colours."""
+"""Without its ends, which vanish on a dark or a light page. Differs from the colours of trials."""
 MOST_TICKS = 6
 
 
 def importance_bars(found: Sequence[Importance]) -> go.Figure:
-    """Return one bar per hyperparameter, the largest on top, with its spread over resamples.
+    """Plot one bar per hyperparameter, largest on top, with its spread over resamples.
 
-    What is not more than chance is pale.
+    Bars that may be chance are pale.
     """
     rows = list(reversed(found))
     figure = go.Figure(
@@ -62,9 +62,9 @@ def slice_points(
     *,
     with_budget: bool = True,
 ) -> go.Figure:
-    """Return every measured trial's reward or KL over one hyperparameter, with symbols by status.
+    """Plot each trial's reward or KL over one hyperparameter, with symbols by status.
 
-    `title` says what is read of it, where that is not a plain evaluation. The budget is drawn into a KL `with_budget`.
+    `title` names the measure if it is not a plain evaluation. `with_budget` draws the budget into a KL.
     """
     column = PARAMS + name
     points = trials.dropna(subset=[column, measure])
@@ -118,11 +118,10 @@ def parallel(
     labels: tuple[str, str] = ("Eval KL", "Eval reward"),
     marked: Collection[int] = (),
 ) -> go.Figure:
-    """Return parallel coordinates of the hyperparameters, KL and reward; the colour is the reward.
+    """Plot hyperparameters, KL and reward as parallel coordinates, coloured by reward.
 
-    `labels` are what KL and reward are called. All lines but those of the trials `marked` are dim.
-
-    Where a hyperparameter was not searched in a trial, its line runs below the axis' numbers, at "not set".
+    `labels` name KL and reward. If trials are `marked`, all others are dim. A hyperparameter that was not searched in a
+    trial is at "not set", below the axis.
     """
     measured = trials.dropna(subset=["value", "kl"])
     dimensions = [_dimension(measured[PARAMS + name], name, spec) for name in names]
@@ -145,7 +144,7 @@ def parallel(
             },
             labelfont={"color": figures.GREY, "size": 12},
             tickfont={"color": figures.GREY, "size": 12},
-            rangefont={"color": "rgba(0, 0, 0, 0)"},  # the ends of a logarithmic axis would read as exponents
+            rangefont={"color": "rgba(0, 0, 0, 0)"},  # hidden: on a log axis they are exponents
             labelangle=-20,
         )
     )
@@ -175,23 +174,23 @@ def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
 
 
 def number_text(value: float) -> str:
-    """Return a number in three digits, an exponent without zeros: `1e-5`."""
+    """Format a number with three digits and a short exponent: `1e-5`."""
     return f"{value:.0f}" if value % 1 == 0 else f"{value:.3g}".replace("e-0", "e-")
 
 
 def is_number(values: pd.Series) -> bool:
-    """Return whether all values that are set are numbers, and not words, or true or false."""
+    """Return True if all values that are set are numbers, not words or booleans."""
     return bool(numbers_of(values).notna().sum() == values.notna().sum())
 
 
 def numbers_of(values: pd.Series) -> pd.Series:
-    """Return values as numbers; NaN where one is a word, or true or false."""
+    """Return values as numbers; NaN for words and booleans."""
     is_truth = values.map(lambda value: isinstance(value, bool))
     return pd.to_numeric(values.mask(is_truth), errors="coerce").astype(float)
 
 
 def _ticks(numbers: pd.Series, log: bool) -> list[float]:
-    """Return where an axis has ticks: at its few values, else at round numbers."""
+    """Return an axis's ticks: its values if they are few, else round numbers."""
     low, high = float(numbers.min()), float(numbers.max())
     if numbers.nunique() <= MOST_TICKS and (numbers % 1 == 0).all():
         return sorted(map(float, numbers.unique()))
@@ -208,7 +207,7 @@ def _ticks(numbers: pd.Series, log: bool) -> list[float]:
 
 
 def pair(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec) -> go.Figure:
-    """Return the trials over two hyperparameters; the colour is their reward or KL, the symbol their status."""
+    """Plot the trials over two hyperparameters, coloured by reward or KL, with symbols by status."""
     points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
     scale = {"colorscale": SCALE, "colorbar": {"title": {"text": "reward" if measure == "value" else "KL"}}}
     figure = go.Figure(layout={"coloraxis": scale | {"cmin": points[measure].min(), "cmax": points[measure].max()}})
@@ -243,7 +242,7 @@ def _pair(kind: str, group: pd.DataFrame, x: str, y: str, measure: Measure) -> g
 
 
 def is_log_of(values: pd.Series, name: str, spec: StudySpec) -> bool:
-    """Return True if values are drawn on a logarithmic axis: they are searched so, and all are over 0."""
+    """Return True if the axis is logarithmic: searched on a log scale, and all values positive."""
     return figures.is_log(name, spec) and bool((values.dropna() > 0).all())
 
 

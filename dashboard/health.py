@@ -18,14 +18,14 @@ Health = Literal[
 READ = (KL, "objective/scores", "eval/reward")
 """Metrics that a card shows."""
 NEAR = 0.8
-"""Share of the guard's limit from which on a KL is near it."""
+"""A KL over this share of the guard's limit is near it."""
 TIMES_USUAL = 5.0
-"""A trial is stalled that is silent for this many of its usual step times, and for `LEAST_SECONDS`."""
+"""A trial is stalled once it is silent for this many of its usual step times, and for `LEAST_SECONDS`."""
 LEAST_SECONDS = 60.0
 START_SECONDS = 600.0
-"""Preparing a task and the first evaluation may take this long before a trial without a step is stalled."""
+"""Time allowed for preparing the task and the first evaluation."""
 RECENT = 20
-"""Steps whose median time is the usual one."""
+"""Number of latest steps whose median is the usual step time."""
 
 HEALTH_MARKS: dict[Health, tuple[str, Literal["green", "orange", "red", "gray", "blue"]]] = {
     "healthy": ("✓", "green"),
@@ -42,7 +42,7 @@ HEALTH_MARKS: dict[Health, tuple[str, Literal["green", "orange", "red", "gray", 
 
 @dataclass(frozen=True)
 class Card:
-    """One trial under way."""
+    """State of one unfinished trial."""
 
     number: int
     health: Health
@@ -58,11 +58,11 @@ class Card:
     silent: float
     """Seconds since its last report, or since it began or was queued."""
     usual: float | None
-    """Seconds that a step usually takes; None: too few yet."""
+    """Usual seconds per step; None: too few steps."""
 
 
 def cards(rows: Sequence[TrialRow], steps: pd.DataFrame, *, limit: float, now: float) -> list[Card]:
-    """Return a card for each of `rows` that is under way, what needs a look first: none that the strategy paused.
+    """Return a card for each unfinished trial, those that need attention first; none for screened trials.
 
     Args:
         rows: Trials of one study.

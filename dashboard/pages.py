@@ -39,22 +39,22 @@ def main() -> None:
     # An emoji, since the browser would fetch a Material icon from outside.
     st.set_page_config(page_title="PPO Tuner", page_icon="📈", layout="wide")
     st.html(style.SHEET)
-    access.given()  # takes a token that is not the right one out of the address
+    access.given()  # removes a wrong token from the address
     choice: list[Choice] = []
     pages = [
         st.Page(_page(module, choice), title=title, icon=icon, url_path=module, default=place == 0)
         for place, (module, title, icon) in enumerate(PAGES)
     ]
     shown = st.navigation(pages)
-    # Drawn here, and not by each page: Streamlit takes what a page's own widgets are bound to out of links to others.
+    # Drawn here, not by each page: Streamlit drops a page's own query parameters from links to other pages.
     choice.append(common.choose())
     shown.run()
 
 
 def _page(module: str, choice: "Sequence[Choice]") -> Callable[[], None]:
-    """Return a page that imports its module when it is shown, so that no page waits for the libraries of another.
+    """Return a page that imports its module when shown, so that it need not wait for other pages' libraries.
 
-    `choice` holds what is chosen in the sidebar by then.
+    `choice` holds the sidebar's choice by then.
     """
 
     def page() -> None:

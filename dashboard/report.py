@@ -36,7 +36,7 @@ from tuner.store.schema import without_secrets
 
 CURVES = ("objective/kl_exact", "eval/reward")
 PROMPTS = 3
-"""Prompts whose samples are shown."""
+"""Number of prompts with samples."""
 _GRID, _CLEAR = "rgba(128, 128, 128, 0.25)", "rgba(0, 0, 0, 0)"
 
 
@@ -59,7 +59,7 @@ def report(store: Store, name: str) -> str:
 
 
 def _template() -> Template:
-    """Return the page's template: what is put in has invisible characters spelled out, and is then escaped."""
+    """Return the page's template; values are made visible and escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -76,7 +76,7 @@ def _template() -> Template:
 
 
 def _figures(store: Store, view: StudyView, answer: TrialRow | None) -> dict[str, go.Figure]:
-    """Return figures by their titles: the front, curves of the trials worth a look, and what mattered."""
+    """Return figures by title: the front, curves of the main trials, and what mattered."""
     evaluated = analysis.evaluations(StepCache(analysis.EVALUATED, evaluations_only=True).read(store, view.trials))
     if evaluated.empty:
         return {}
@@ -94,7 +94,7 @@ def _figures(store: Store, view: StudyView, answer: TrialRow | None) -> dict[str
     if not importance.refusal(view.trials, spec):
         ranked = importance.importances(importance.usable(view.trials, spec), spec)["reward"]
         found["What mattered for a high reward"] = figures_mattered.importance_bars(ranked)
-    for figure in found.values():  # on a light or a dark page
+    for figure in found.values():  # for light and dark pages
         figure.update_layout(template="none", paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR)
         figure.update_xaxes(gridcolor=_GRID, automargin=True).update_yaxes(gridcolor=_GRID, automargin=True)
     return found

@@ -1,8 +1,8 @@
-"""Text that somebody else wrote (generations, prompts, names, error messages), made safe to look at.
+"""Make text from outside (generations, prompts, names, error messages) safe to show.
 
-It goes only into elements that never interpret it (`st.text`, `st.code(language=None)`, `st.dataframe`), but for a
-button's help (see `in_markdown`) and for texts with parts marked (see `marked`).
-What those would draw invisibly, or would let reorder the text around it, is spelled out here.
+It is shown only by elements that do not interpret it (`st.text`, `st.code(language=None)`, `st.dataframe`), except in a
+button's help (see `in_markdown`) and in marked text (see `marked`). Characters that would be invisible, or reorder
+text, are spelled out.
 """
 
 import re
@@ -19,9 +19,9 @@ LINES = 40
 
 _INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
-"""Drawn as nothing, though they count as letters, marks or symbols."""
+"""Invisible, though classed as letters, marks or symbols."""
 _FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""The last four are the wide forms, which spreadsheets of some languages take for the others."""
+"""The last four are full-width forms, which some spreadsheets treat the same."""
 _MARKS = re.compile(r"[!-/:-@\[-`{-~]")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -43,11 +43,11 @@ def spelled(text: str) -> str:
 
 
 Piece = tuple[str, str, str]
-"""A part of a text, its CSS, and what is said of it where it is pointed at; the last two are our own words."""
+"""A piece of text, its CSS and its tooltip; the last two are our own words."""
 
 
 def marked(pieces: Iterable[Piece]) -> str:
-    """Return a text as HTML for `st.html`, in which nothing but our own marks is markup; control characters as ever."""
+    """Return HTML for `st.html` in which only our own marks are markup."""
     return "".join(
         f'<span style="{escape(css)}" title="{escape(said)}">{shown}</span>' if css or said else shown
         for shown, css, said in ((escape(spelled(text)), css, said) for text, css, said in pieces)
@@ -60,18 +60,18 @@ def one_line(text: str, limit: int = 120) -> str:
 
 
 def cell(text: str) -> str:
-    """Return `text` made visible for a table that can be exported: no spreadsheet takes it for a formula."""
+    """Return `text` made visible for an exportable table: no spreadsheet will read it as a formula."""
     shown = one_line(text, LIMIT)
     return f"'{shown}" if shown.lstrip().startswith(_FORMULA_STARTS) else shown
 
 
 def in_markdown(text: str) -> str:
-    """Return `text` made visible on one line, with every mark escaped, for a button's help: that is Markdown."""
+    """Return `text` made visible on one line, with Markdown escaped, for a button's help."""
     return _MARKS.sub(r"\\\g<0>", one_line(text, LIMIT))
 
 
 def file_name(text: str) -> str:
-    """Return `text` as a part of a file's name: without separators, and not hidden."""
+    """Return `text` as part of a file name: no separators, not hidden."""
     return _NOT_IN_NAMES.sub("-", text[:100]).lstrip(".-") or "study"
 
 

@@ -1,4 +1,4 @@
-"""Say in one sentence what a figure shows, from its data. Text from outside is escaped for Markdown."""
+"""Describe figures in one sentence each, from their data. Text from outside is escaped for Markdown."""
 
 import math
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from dashboard.figures_mattered import Measure, number_text
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 
 BEST = 5
-"""Trials that are taken for the best."""
+"""Number of best trials compared with all."""
 WEAK = 0.3
-"""Rank correlation below which KL hardly goes with a hyperparameter."""
+"""Weakest rank correlation that is mentioned."""
 
 
 def of_front(points: pd.DataFrame, kl_budget: float) -> str:
-    """Return what a front (see `analysis.front`) reaches within the KL budget, within half of it, and over it."""
+    """Describe what a front (see `analysis.front`) reaches within the KL budget, within half of it, and over it."""
     inside = points[points["kl"] <= kl_budget]
     if inside.empty:
         return f"No checkpoint is within the KL budget of {kl_budget:g} nats."
@@ -30,7 +30,9 @@ def of_front(points: pd.DataFrame, kl_budget: float) -> str:
 
 
 def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
-    """Return where the best trials lie along one hyperparameter, or how KL goes with it; empty: no trial has both."""
+    """Describe where the best trials lie along one hyperparameter, or how KL changes with it; empty without such
+    trials.
+    """
     points = trials.dropna(subset=[PARAMS + name, measure])
     if points.empty:
         return ""
@@ -51,7 +53,9 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
 
 
 def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
-    """Return in which of the hyperparameters the best trials lie closest together; empty: none is a number."""
+    """Name the hyperparameters in which the best trials lie closest together and furthest apart; empty if none is a
+    number.
+    """
     points = trials.dropna(subset=["value", "kl"])
     best = points.nlargest(BEST, "value").index
     widths = {}
@@ -71,7 +75,7 @@ def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
 
 
 def of_pair(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
-    """Return which trial is the highest, and where it lies."""
+    """Name the highest trial and its place."""
     points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
     top = points.loc[points[measure].idxmax()]
     what = "reward" if measure == "value" else "KL"
@@ -80,7 +84,7 @@ def of_pair(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
 
 
 def of_studies(fronts: Mapping[str, pd.DataFrame], kl_budget: float) -> str:
-    """Return which study's front reaches the most within the KL budget, and how far it is over the next one's."""
+    """Name the study whose front reaches most within the KL budget, and its lead."""
     found = {name: points[points["kl"] <= kl_budget]["reward"].max() for name, points in fronts.items()}
     order = sorted((name for name in found if not math.isnan(found[name])), key=lambda name: -found[name])
     if not order:
@@ -91,7 +95,7 @@ def of_studies(fronts: Mapping[str, pd.DataFrame], kl_budget: float) -> str:
 
 
 def of_common(values: Mapping[str, pd.DataFrame], name: str) -> str:
-    """Return at which value of a hyperparameter each study's best trial lies."""
+    """Give each study's best value of a hyperparameter."""
     said = []
     for study, trials in values.items():
         points = trials.dropna(subset=[PARAMS + name, "value"])

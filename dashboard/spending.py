@@ -1,4 +1,4 @@
-"""Costs of a study, and what it had found by then: pure functions of its trials and evaluations."""
+"""A study's cost, and its best value over cost: pure functions of its trials and evaluations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
 EVALUATION = "time/evaluate"
-"""The metric that says what an evaluation took, in seconds."""
+"""Metric with an evaluation's duration in seconds."""
 READ = (*analysis.EVALUATED, EVALUATION)
 """Columns read of the evaluated steps."""
 
@@ -42,16 +42,16 @@ class Spent:
     lengths: float | None
     """In trials of full length; None: of evaluations."""
     seconds: float
-    """Device-seconds. Those of trials exclude their evaluations where these were timed."""
+    """Device-seconds; those of trials exclude timed evaluations."""
     share: float
     """Share of all seconds, 0 to 1."""
 
 
 def on_what(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec) -> list[Spent]:
-    """Return what the study's trials have cost by what became of them, finished ones first, evaluations last.
+    """Return the cost by the trials' outcome, finished ones first, evaluations last.
 
-    `curves` has the evaluated steps with `READ` (see `dashboard.data.curves`). Forks, repeats and what people enqueued
-    are beside the search: the budget does not count them.
+    `curves` has the evaluated steps with `READ` (see `dashboard.data.curves`). Trials that people added are outside the
+    search's budget.
     """
     total = sum(row.seconds for row in rows) or 1.0
     evaluated = _own(rows, curves).groupby("trial")[EVALUATION].sum().to_dict()
@@ -70,10 +70,10 @@ def on_what(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec) -> 
 
 
 def best_so_far(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec) -> pd.DataFrame:
-    """Return each time that a better value within the KL budget was known: `seconds`, `value`, `trial`, `step`.
+    """Return each improvement of the best value within the KL budget: `seconds`, `value`, `trial`, `step`.
 
-    `seconds` are those of all trials by then, in the order in which their evaluations were recorded. Trials
-    that failed or broke count as little as they do for the best trial.
+    `seconds` are those spent by all trials until then, in the order in which evaluations were recorded. Failed and
+    broken trials do not count, as for the best trial.
     """
     known = _at_evaluations(rows, curves)
     values = _evaluations_within(rows, known, spec)
@@ -83,9 +83,9 @@ def best_so_far(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec)
 
 
 def _at_evaluations(rows: Sequence[TrialRow], curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the evaluations in the order of their recording, with the `seconds` that all trials had taken by then.
+    """Return the evaluations in order of recording, with the `seconds` spent by all trials until then.
 
-    A trial's seconds but for its evaluations are spread evenly over its episodes.
+    A trial's seconds without its evaluations are spread evenly over its episodes.
     """
     own = _own(rows, curves).sort_values(["trial", "step"], kind="stable")
     by_trial = own.groupby("trial")
@@ -103,14 +103,14 @@ def _at_evaluations(rows: Sequence[TrialRow], curves: pd.DataFrame) -> pd.DataFr
 
 
 def _own(rows: Sequence[TrialRow], curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the evaluated steps that trials made themselves: a fork's first ones are copies of its parent's."""
+    """Return the evaluated steps without those that forks copied from their parents."""
     first = curves["trial"].map({row.number: -1 if row.fork_step is None else row.fork_step for row in rows})
     own = curves[curves["step"] > first]
     return own.assign(**{EVALUATION: own[EVALUATION].fillna(0.0)})
 
 
 def _begun_at(rows: Sequence[TrialRow], curves: pd.DataFrame) -> dict[int, int]:
-    """Return the episode that each trial began at: 0, or of a fork its parent's."""
+    """Return each trial's first episode: 0, or where a fork began."""
     begun = dict.fromkeys((row.number for row in rows), 0)
     for row in rows:
         if row.fork_step is not None:

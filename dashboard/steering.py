@@ -1,4 +1,4 @@
-"""Orders as the dashboard places them: proposed, confirmed by a person, and placed once."""
+"""Orders from the dashboard: proposed, confirmed by a person, placed once."""
 
 import uuid
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ class Proposal:
     study: str
     kind: str
     trial: int | None = None
-    """The number of the trial that it is about; None: the study."""
+    """Number of the trial concerned; None: the study."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Under which it is placed: however often it is confirmed, that makes one order."""
+    """Makes repeated confirmations a single order."""
 
     @property
     def does(self) -> str:
-        """A sentence on what it asks for, which names the study and the trial."""
+        """A sentence on its effect that names study and trial."""
         whom = f'study "{self.study}"' if self.trial is None else f'trial {self.trial} of study "{self.study}"'
         return (
             f"{self.kind.capitalize()} {whom}: {_SENTENCES.get((self.kind, self.trial is None), KINDS[self.kind].doc)}."
@@ -40,7 +40,7 @@ class Proposal:
 
     @property
     def ends_something(self) -> bool:
-        """True if it cannot be taken back."""
+        """True if it cannot be undone."""
         return self.kind == "stop"
 
 
@@ -59,7 +59,7 @@ _SENTENCES = {
 def propose(
     store: Store, view: StudyView, kind: str, trial: int | None = None, arguments: Mapping[str, Any] | None = None
 ) -> Proposal:
-    """Return an order to be confirmed, where the study as it stands would take it.
+    """Return an order to confirm, checked against the current study.
 
     Raises:
         ConfigError, StudyError: it would be refused; the message says why, and what is allowed.
@@ -69,7 +69,7 @@ def propose(
 
 
 def refusal(store: Store, view: StudyView, kind: str, trial: int | None = None) -> str | None:
-    """Return why the study as it stands would refuse an order without arguments; None: it would take it."""
+    """Return why the study would now refuse an order without arguments, or None."""
     try:
         propose(store, view, kind, trial)
     except PPOTunerError as problem:
@@ -78,7 +78,7 @@ def refusal(store: Store, view: StudyView, kind: str, trial: int | None = None) 
 
 
 def place(store: Store, proposal: Proposal, token: str) -> Order:
-    """Place a confirmed order, and return it; placed again it is the same order.
+    """Place a confirmed order and return it; placing it again has no effect.
 
     Raises:
         NotPermitted: the token is missing or wrong, or the dashboard is read-only.

@@ -1,7 +1,7 @@
-"""The look of trials, everywhere: colour and dash by number, symbol by status, and the words for a status.
+"""The look of trials on all pages: colour and dash by number, symbol by status, and status words.
 
-The colours are Okabe and Ito's (2008), distinct with the common colour-vision deficiencies; black and
-yellow are left out, since one of them vanishes on a dark or a light page.
+The colours are Okabe and Ito's (2008), distinguishable with common colour-vision deficiencies; black and yellow are
+left out because each vanishes on a dark or a light page.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,14 +13,14 @@ from tuner.study.status import Status, Wanted
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INKS = {"#0072B2": "#ffffff"}
-"""Text colour on a colour; black on all others."""
+"""Text colour by background; black on all others."""
 NEUTRAL = "#808080"
-"""Limits and trials that are not highlighted: readable on a light and on a dark page."""
+"""For limits and background trials; readable on light and dark pages."""
 
 
 @dataclass(frozen=True)
 class Dash:
-    """One line style in each library's words."""
+    """A line style in each library's terms."""
 
     echarts: str | tuple[int, ...]
     plotly: str
@@ -38,9 +38,9 @@ _DASHES = (
 )
 
 DISTINCT = len(COLOURS) * len(_DASHES)
-"""Trials that look different before colours and dashes repeat."""
+"""Number of distinct looks."""
 AT_A_GLANCE = 8
-"""Trials that are in colour where nobody chose any: more lines than that are a tangle."""
+"""Most trials in colour by default."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ details[open] + .response.long { max-height: none; }
 .parcoords text { text-shadow: none !important; }
 @media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 </style>"""
-"""Style sheet that makes pages denser than Streamlit's, so that the first chart stands in the window's upper third."""
+"""Style sheet for pages denser than Streamlit's default."""
 
 RESTING = SCREENED
-"""Name of the state of a trial that the strategy paused: nobody has to act. One that a person paused is `paused`."""
+"""Kind of a screened trial, which needs no action; one that a person paused is `paused`."""
 
 _MARKS: Mapping[str, Mark] = {
     Status.WAITING: Mark("…", "square-open", "emptyRect"),
@@ -84,7 +84,7 @@ _MARKS: Mapping[str, Mark] = {
 }
 
 KINDS = tuple(map(str, _MARKS))
-"""Every status, and `RESTING`: the kinds of trials that look different."""
+"""Kinds of trials with a look of their own: every status, and `RESTING`."""
 MEANINGS = {
     **{status.value: status.meaning for status in Status},
     RESTING: "Ran to its rung, a tenth of its episodes, and is paused there; may be promoted.",
@@ -111,14 +111,14 @@ class Look:
 
 
 def ink(colour: str) -> str:
-    """Return the colour of texts on one of `COLOURS`: at least 5 : 1, which texts in these colours are not on white."""
+    """Return the text colour on one of `COLOURS`, with a contrast of at least 5 : 1."""
     return INKS.get(colour, "#000000")
 
 
 def looks(shown: Collection[int]) -> dict[int, Look]:
-    """Return the looks of trials that are shown together by number, no two alike among the first `DISTINCT`.
+    """Return looks by number for trials shown together, no two alike among the first `DISTINCT`.
 
-    Each has that of its number, unless a lower one in the picture has it: then the next that none of them has.
+    Each has its number's look, unless a lower number has it already: then the next free one.
     """
     numbers = sorted(set(shown))
     free = set(range(DISTINCT)) - {number % DISTINCT for number in numbers}
@@ -146,8 +146,8 @@ def kind(row: TrialRow) -> str:
 
 
 def status_text(row: TrialRow) -> str:
-    """Return how a trial stands, in a word or three: its status, `RESTING`, or that it was interrupted; what an order
-    wants of one that runs: `stopping`.
+    """Return a trial's status in one to three words: its status, `RESTING`, or interrupted; `stopping` or `pausing` if
+    ordered.
     """
     if row.status is Status.RUNNING and row.wanted is not None and not row.is_interrupted:
         return {Wanted.STOP: "stopping", Wanted.PAUSE: "pausing"}[row.wanted]
@@ -155,7 +155,7 @@ def status_text(row: TrialRow) -> str:
 
 
 def status_cell(row: TrialRow) -> str:
-    """Return how a trial stands, with its symbol."""
+    """Return a trial's status with its symbol."""
     return f"{mark(kind(row)).glyph} {status_text(row)}"
 
 

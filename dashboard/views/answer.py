@@ -82,7 +82,7 @@ def _answer(view: StudyView, found: Answer | None, baseline: float | None, leade
 
 
 def _figures(view: StudyView, found: Answer, baseline: float | None) -> tuple[Figure, ...]:
-    """Return the answer's reward and KL; on fresh seeds where it is confirmed."""
+    """Return the answer's reward and KL, on fresh seeds if confirmed."""
     one, trial, budget = found.confirmed, found.trial, f"budget {view.spec.kl_budget:g}"
     gained = f"trial {found.number}, {found.badge}"
     reward = trial.value if one is None or one.reward is None else one.reward.mean
@@ -153,7 +153,7 @@ _COLOURS: Mapping[Badge, Literal["green", "blue", "orange"]] = {
 
 
 def changed_settings(view: StudyView, best: TrialRow) -> pd.DataFrame | str:
-    """Return the settings in which a trial differs from the reference, or from the first trial; or that none do."""
+    """Return the settings that differ from the reference (or the first trial), or a sentence if none do."""
     first = next((row for row in view.trials if row.origin is Origin.REFERENCE), view.trials[0])
     name = "the reference" if first.origin is Origin.REFERENCE else f"trial {first.number}"
     changed = {one: pair for one, pair in results.differences([first, best]).items() if one != "seed"}

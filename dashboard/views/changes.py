@@ -1,4 +1,4 @@
-"""Changes to try in a trial, by its curves: a button each, which asks before it orders."""
+"""Suggested changes for a trial, each with a button that asks for confirmation."""
 
 import streamlit as st
 
@@ -23,7 +23,7 @@ from tuner.store import Store, TrialRow
 
 
 def draw(store: Store, snapshot: Snapshot, number: int) -> None:
-    """Draw what the rules find in a trial's curves, with the change that each advises."""
+    """Draw the findings in a trial's curves, each with its advised change."""
     trial = next((row for row in snapshot.view.trials if row.number == number), None)
     if trial is None or not trial.episodes:
         return

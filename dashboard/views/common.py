@@ -27,7 +27,7 @@ from tuner.study.status import Role, Status
 from tuner.study.study_file import STRATEGIES
 
 REFRESH_SECONDS = 2
-"""Interval at which a page looks again while a controller lives."""
+"""Refresh interval while a controller is alive."""
 Draw = Callable[[Store, Snapshot, tuple[int, ...]], None]
 """Draws a page of a study, with the trials that are chosen in the sidebar."""
 
@@ -52,7 +52,7 @@ def problems_shown() -> Iterator[None]:
         yield
     except PPOTunerError as problem:
         _show(problem)
-        st.stop()  # also what comes after the part of the page that met it
+        st.stop()  # stops the rest of the page, too
 
 
 def open_store() -> Store:
@@ -61,7 +61,7 @@ def open_store() -> Store:
 
 
 def choose() -> Choice:
-    """Draw the sidebar, and return what is chosen in it; without a study, draw why in the page's place, and stop."""
+    """Draw the sidebar and return the choice; without a study, explain why and stop."""
     with problems_shown():
         store = open_store()
         name = sidebar.choose_study(store)
@@ -74,7 +74,7 @@ def choose() -> Choice:
 
 
 def of_a_study(choice: Choice, draw: Draw, *, under_own_budget: bool = False) -> None:
-    """Draw a page of what is chosen; a user's problem is shown in its place.
+    """Draw a page for the chosen study; a user's problem is shown in its place.
 
     Args:
         choice: What is chosen in the sidebar.
@@ -93,8 +93,8 @@ def again(store: Store, drawn: Snapshot) -> Snapshot:
 
 
 def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.AT_A_GLANCE) -> tuple[int, ...]:
-    """Return the trials drawn in colour: those chosen, else all where they are few, else the default ones, what runs,
-    and the best that completed.
+    """Return the trials in colour: the chosen ones, else all if they are few, else the default ones, the running ones,
+    and the best completed ones.
     """
     if chosen:
         return chosen[:most]
@@ -108,7 +108,7 @@ def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.A
 
 
 def refresh_every(view: StudyView) -> int | None:
-    """Return the seconds between two checks; None: nothing runs the study, so that it stays as it is."""
+    """Return the refresh interval in seconds; None if no controller runs the study."""
     return REFRESH_SECONDS if view.row.is_held else None
 
 
@@ -116,20 +116,20 @@ _WHOLE_PAGE = "whole page"
 
 
 def ask_for_the_whole_page() -> None:
-    """Have all of the page drawn again: for what is chosen within a part that draws itself, and matters to the rest."""
+    """Request a rerun of the whole page, after a choice inside a fragment that affects the rest."""
     st.session_state[_WHOLE_PAGE] = True
 
 
 def draw_the_whole_page_if_asked() -> None:
-    """Draw all of the page again if that was asked for: at the beginning of each part that draws itself."""
+    """Rerun the whole page if requested; called at the start of each fragment."""
     if st.session_state.pop(_WHOLE_PAGE, False):
         st.rerun()
 
 
 def live(snapshot: Snapshot, draw: Callable[[Store, Snapshot], None], head: DeltaGenerator | None = None) -> None:
-    """Draw what changes while the study runs: now from `snapshot`, then again and again from what is new.
+    """Draw live content: now from `snapshot`, then from fresh data at each refresh.
 
-    The status line is drawn into `head`; None: nowhere, since the page has it already.
+    The status line is drawn into `head`, if given.
     """
     st.fragment(_look, run_every=refresh_every(snapshot.view))(snapshot, [snapshot], draw, head)
 
@@ -137,20 +137,20 @@ def live(snapshot: Snapshot, draw: Callable[[Store, Snapshot], None], head: Delt
 def _look(
     drawn: Snapshot, fresh: list[Snapshot], draw: Callable[[Store, Snapshot], None], head: DeltaGenerator | None
 ) -> None:
-    """Draw once; `drawn` is what the rest of the page shows, `fresh` holds what the page has read just now."""
+    """Draw once; `drawn` is the rest of the page's snapshot, `fresh` a newly read one, if any."""
     with problems_shown():
         draw_the_whole_page_if_asked()
         store = open_store()
         snapshot = fresh.pop() if fresh else again(store, drawn)
         if snapshot.view.state != drawn.view.state:
-            st.rerun()  # the whole page: with or without its timer
+            st.rerun()  # rerun the whole page, to start or stop its timer
         if head is not None:
             with head:
                 status(snapshot.view)
         draw(store, snapshot)
 
 
-# The line at the top of every page: the study's state, how far it is, and when this was read.
+# The status line at the top of every page.
 
 _BADGES: dict[Shown, tuple[str, str, Literal["green", "blue", "orange", "red"]]] = {
     "running": ("running", ":material/play_arrow:", "green"),
@@ -179,14 +179,14 @@ _TAB = {"running": "▶", "stopping": "■", "paused": "‖", "finished": "✓",
 
 
 def tab_title(view: StudyView) -> str:
-    """Return what the browser's tab says: the study's state and name, and how many trials the guard stopped."""
+    """Return the browser tab's title: state, name, and number of trials that the guard stopped."""
     pruned = sum(len(numbers) for numbers in kl_prunings(view.trials).values())
     guard = f" ✕{pruned}" if pruned else ""
     return f"{_TAB[data.shown_state(view)]}{guard} {safe_text.one_line(view.row.name)} - PPO Tuner"
 
 
 def time_left(view: StudyView) -> str:
-    """Return about how long the search still takes, by the device-seconds that it took so far."""
+    """Estimate the search's remaining time from the device-seconds spent so far."""
     done = view.extent.done
     if not 0.02 < done < 1:
         return "Time left: not known yet" if done < 1 else "About to end"
@@ -195,14 +195,14 @@ def time_left(view: StudyView) -> str:
 
 
 def status_text(view: StudyView, at: float) -> str:
-    """Return the study's name, how far it is, and when that was read."""
+    """Return the study's name, progress and time of reading."""
     silence = data.silence(view)
     silent = f", no sign of life for {duration(silence or 0.0)}" if data.shown_state(view) == "stalled" else ""
     return f"{safe_text.one_line(view.row.name)}: {view.extent.text}{silent}. Updated {_clock(at)}"
 
 
 def _about(view: StudyView) -> str:
-    """Return what the status line's question mark tells."""
+    """Return the status line's help text."""
     spec, row = view.spec, view.row
     where = f"Its controller is process {row.lease_pid} on {row.lease_host or 'an unknown host'}"
     several = "" if row.workers is None else f", {counted(row.workers, 'trial')} at a time"
@@ -223,7 +223,7 @@ def trial_link(number: int, label: str) -> None:
 
 
 def _trial() -> None:
-    """Stand for the page that the link leads to: its address is what counts."""
+    """Placeholder: `st.page_link` needs a page with this address."""
 
 
 def guide(title: str, text: str, commands: list[str], problem: str = "") -> None:
@@ -251,14 +251,14 @@ OWN_STUDY = (
 
 
 def new_study() -> list[str]:
-    """Return the commands that make a study of one's own from the built-in one's file, and run it."""
+    """Return the commands that copy the built-in study's file and run the copy."""
     built_in = str(resources.files("studies") / "reviews.toml")
     copy = safe_text.one_line(shlex.join(["cp", built_in, "my-study.toml"]), data.MOST_OF_A_COMMAND)
     return [copy, *(data.command([word, "my-study.toml"]) for word in ("estimate", "run"))]
 
 
 def not_begun(snapshot: Snapshot, title: str, text: str) -> None:
-    """Draw the empty state of a study that has nothing to show yet; `text` says what is to come."""
+    """Draw the empty state of a new study; `text` says what will appear."""
     lead = f"{text} If the study is not running, resume it:"
     guide(title, lead, [data.command(["run", snapshot.view.row.name])])
 
@@ -300,14 +300,11 @@ def _show(problem: PPOTunerError) -> None:
         guide("This store cannot be shown", text, [default, demo], str(problem))
 
 
-# The chosen trials as an analysis page needs them: those that have started, and no more than it has room for.
+# The chosen trials of a page: those that have started, as many as fit.
 
 
 def begun(snapshot: Snapshot, chosen: tuple[int, ...], most: int | None = None) -> tuple[int, ...]:
-    """Return the chosen trials that have started, in order of their choice, at most `most`; empty: nothing is chosen.
-
-    What is left out of the choice is shown.
-    """
+    """Return the chosen trials that have started, in order of choice, at most `most`, and say what was left out."""
     there = {row.number for row in snapshot.view.trials}
     missing = [str(number) for number in chosen if number not in there]
     if missing:
@@ -319,7 +316,7 @@ def begun(snapshot: Snapshot, chosen: tuple[int, ...], most: int | None = None) 
     return found
 
 
-# Figures and tables as every page draws them.
+# Figures and tables, shared by all pages.
 
 CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
 
@@ -329,7 +326,7 @@ def figure(
 ) -> None:
     """Draw a Plotly figure; its tool bar saves a PNG.
 
-    `says` is what to see in it, as Markdown. `on_select` is called when points are selected.
+    `says` describes it, as Markdown. `on_select` is called when points are selected.
     """
     st.plotly_chart(drawn, key=key, config=CONFIG, alt=alt, on_select=on_select, selection_mode=("points", "box"))
     if says:
@@ -337,26 +334,26 @@ def figure(
 
 
 Figure = tuple[str, str, str | None, str]
-"""One figure of a page: label, value, note below it, help."""
+"""One number on a page: label, value, note below it, help."""
 
 
 def figures(shown: Sequence[Figure]) -> None:
-    """Draw figures beside each other."""
+    """Draw numbers beside each other."""
     with st.grid(len(shown), min_column_width=130):
         for label, value, note, help_text in shown:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
 
 
 MOST_ROWS = 16
-"""Rows of the longest table that is drawn whole."""
+"""Most rows of a table without a scroll bar."""
 MARKS = {"✓": "rgba(0, 158, 115, 0.18)", "▲": "rgba(230, 159, 0, 0.35)", "✕": "rgba(213, 94, 0, 0.45)"}
-"""The ground of a cell by its first character: what is in order, what is worth a look, and what is bad."""
+"""Background of a cell by its first character: fine, worth a look, bad."""
 
 
 def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None, *, marked: bool = False) -> None:
-    """Draw a table whose texts are safe cells already; its tool bar saves it as CSV.
+    """Draw a table of already safe texts; its tool bar saves it as CSV.
 
-    Columns that `columns` does not configure have their name for a title; cells that are `marked` are in colour.
+    Columns without configuration have their name as title; `marked` cells are coloured.
     """
     titles = {name: f"{name[:1].upper()}{name[1:]}" for name in rows.columns}
     drawn = rows.style.map(lambda cell: f"background-color: {MARKS.get(str(cell)[:1], '')}") if marked else rows
@@ -367,7 +364,7 @@ def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None
 
 
 def hacking_table(findings: Sequence[Finding]) -> None:
-    """Draw the signs of reward hacking, one row a trial; what worsened is marked."""
+    """Draw the signs of reward hacking, one row per trial, with worsened readings marked."""
     st.text(diagnosis.hacking_said(findings))
     rows = diagnosis.hacking_rows(findings)
     columns = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)}
@@ -375,21 +372,21 @@ def hacking_table(findings: Sequence[Finding]) -> None:
     st.caption(diagnosis.HACKING_MEANS)
 
 
-# The status line of a page whose figures stand still, so that a zoom stays: a button draws them again.
+# Status line of pages that do not refresh by themselves, so that a zoom stays; a button redraws them.
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The data that a page draws from, as of one moment."""
+    """State of the data that a page shows."""
 
     state: str
     evaluations: int
     ended: int
-    """Trials of the study that have ended."""
+    """Number of ended trials."""
 
 
 def line(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> None:
-    """Draw the status line; while the study runs, look for more, and offer to draw the page again.
+    """Draw the status line; while the study runs, watch for new data and offer to redraw the page.
 
     Args:
         store: Where the study is.
@@ -402,13 +399,13 @@ def line(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = Non
 
 
 def standing(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> Standing:
-    """Return how the study and the evaluations of the trials `numbers` (None: of all) stand."""
+    """Return the state of the study and of these trials' evaluations (None: all)."""
     evaluated = data.curves(store, snapshot, analysis.EVALUATED, numbers=numbers, evaluations_only=True)
     return Standing(data.shown_state(snapshot.view), len(analysis.evaluations(evaluated)), snapshot.ended)
 
 
 def news(drawn: Standing, now: Standing) -> str:
-    """Return what is new since the page was drawn; empty: nothing."""
+    """Describe what is new since the page was drawn; empty if nothing."""
     said = [
         f"{more} new {thing}{'s' if more > 1 else ''}{what}"
         for more, thing, what in (
@@ -424,14 +421,14 @@ def news(drawn: Standing, now: Standing) -> str:
 def _look_again(
     name: str, drawn: Standing, drawn_at: float, fresh: list[Snapshot], numbers: Collection[int] | None
 ) -> None:
-    """Look once; `fresh` holds what the page has read just now. It never draws the rest of the page by itself."""
+    """Check once; `fresh` holds a newly read snapshot, if any. Never redraws the page by itself."""
     with problems_shown():
         store = open_store()
         snapshot = fresh.pop() if fresh else data.snapshot(store, name)
         with st.container(horizontal=True, vertical_alignment="center"):
             status(snapshot.view, drawn_at)
             more = news(drawn, standing(store, snapshot, numbers))
-            # It is there without news, too: as it came, it would push the figures down under the reader.
+            # Always there: appearing later, it would push the figures down.
             held = snapshot.view.row.is_held
             label = f"{more}: refresh" if more else "Up to date"
             if (more or held) and st.button(label, icon=":material/refresh:", key="redraw", disabled=not more):

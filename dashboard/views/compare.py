@@ -1,4 +1,4 @@
-"""Compare: a few trials against each other, in tables: settings, outcomes, differences, lineage, commands."""
+"""Compare a few trials in tables: settings, outcomes, differences, lineage, commands."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,9 +18,9 @@ from tuner.store import Store, TrialRow
 from tuner.study.status import Role
 
 LEAST, MOST = 2, 6
-"""Trials that are compared."""
+"""Most trials compared."""
 BESIDE = 3
-"""Trials up to which the tables of settings and outcomes fit beside each other."""
+"""Most trials for which both tables fit side by side."""
 
 
 def page(choice: common.Choice) -> None:
@@ -69,7 +69,7 @@ _WITHIN = {None: NOTHING, True: "yes", False: "no"}
 
 
 def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dict[int, Difference | None]:
-    """Draw the outcomes, and return how each trial's value differs from the first one's."""
+    """Draw the outcomes; return each trial's difference in value from the first."""
     st.subheader(
         "Outcomes",
         anchor=False,
@@ -99,7 +99,7 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
 
 
 def _over_the_first(rows: Sequence[TrialRow], found: Mapping[int, Difference | None]) -> None:
-    """Say how far each trial's reward is over the first one's."""
+    """Describe each trial's reward relative to the first."""
     base, *others = rows
     for row in others:
         difference = found[row.number]
@@ -130,7 +130,7 @@ def _signed(mean: float, error: float | None) -> str:
 
 
 def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
-    """Say where each trial comes from, where any of them is a fork or was forked."""
+    """Describe the trials' lineage, if any is a fork or was forked."""
     trials = snapshot.view.trials
     lines = []
     for row in rows:
@@ -166,7 +166,7 @@ def _name(row: TrialRow) -> str:
 
 
 def _columns(rows: Sequence[TrialRow]) -> dict[str, Any]:
-    """Return columns of one width, in which a value with its standard error is whole."""
+    """Return columns wide enough for a value with its standard error."""
     return {_name(row): st.column_config.TextColumn(_name(row).capitalize(), width=115) for row in rows}
 
 

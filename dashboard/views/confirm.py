@@ -44,7 +44,7 @@ def _not_confirmed(snapshot: Snapshot) -> None:
 
 
 def _chosen(found: Sequence[Confirmation]) -> Confirmation:
-    """Return the confirmation at the length that the link names; the longest unless it names one."""
+    """Return the confirmation of the length in the link, else the longest."""
     by_length = {f"{one.total_episodes:,}": one for one in found}
     if len(found) == 1:
         return found[0]
@@ -92,7 +92,7 @@ def _intervals_help(snapshot: Snapshot, found: Confirmation) -> str:
 
 
 def _beside(found: Confirmation) -> list[str]:
-    """Return what else was read, in sentences."""
+    """Return further results, in sentences."""
     said = []
     if found.baseline is not None and found.baseline.reward is not None:
         before = plus_minus(found.baseline.reward, found.baseline.reward_se)
@@ -123,7 +123,7 @@ def table(found: Confirmation) -> pd.DataFrame:
 
 
 def intervals(found: Confirmation) -> go.Figure:
-    """Return the configurations' rewards: a point a seed, and the mean with its interval; the highest on top."""
+    """Plot the rewards: a point per seed, and the mean with its interval, highest on top."""
     shown = [one for one in reversed(found.configurations) if one.reward is not None]
     figure = go.Figure()
     for one in shown:

@@ -1,4 +1,4 @@
-"""The page that acts: on a study and its trials, with the commands that run it and a log of what was asked."""
+"""Control: actions on a study and its trials, the commands that run it, and the action log."""
 
 import functools
 
@@ -24,14 +24,14 @@ from tuner.judge.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
 from tuner.study.status import KINDS, SETTINGS
 
-# The log of orders: what was asked, by whom, and what became of it.
+# The action log.
 
 REFRESH_SECONDS = 2
 _GLYPHS = {OrderState.WAITING: "… waiting", OrderState.DONE: "✓ done", OrderState.REFUSED: "✕ refused"}
 
 
 def log_section(store: Store, view: StudyView) -> None:
-    """Draw the part; it is drawn again by itself while something runs the study."""
+    """Draw the log; it refreshes while a controller runs the study."""
     live = st.fragment(_log, run_every=REFRESH_SECONDS if view.row.is_held else None)
     live(store, view.row.name)
 
@@ -63,7 +63,7 @@ def _log(store: Store, name: str) -> None:
 
 
 def rows(orders: list[Order], study: StudyRow) -> pd.DataFrame:
-    """Return the table's cells, the latest order first, safe to show and to export."""
+    """Return the log's cells, latest first, safe to show and to export."""
     return pd.DataFrame(
         {
             "order": [order.id for order in orders],
@@ -86,14 +86,14 @@ def _outcome(order: Order, study: StudyRow) -> str:
     return why_it_waits(study) if order.state is OrderState.WAITING else order.outcome or ""
 
 
-# Steering a study and one of its trials: each button leads to a confirmation that names what it is about.
+# Actions on a study and one of its trials; each asks for confirmation.
 
 _STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop study", "retry": "Retry all failed"}
 _TRIAL_BUTTONS = {"stop": "Stop after this step", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
 
 
 def steer_section(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
-    """Draw the part; the status line is drawn into `head`."""
+    """Draw the actions; the status line is drawn into `head`."""
     _study(store, snapshot, head)
     _trial(store, snapshot.view)
     with st.expander("Change the study's settings"):
@@ -113,13 +113,13 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
 
 
 def _follow(was_held: bool, store: Store, snapshot: Snapshot) -> None:
-    """Draw the whole page again where a controller came or went: its buttons are those of another state."""
+    """Rerun the page when a controller starts or ends, since its buttons depend on that."""
     if snapshot.view.row.is_held != was_held:
         st.rerun()
 
 
 def _run_it(view: StudyView) -> None:
-    """Show the commands that run or confirm a study that nothing runs, and look until something has run it."""
+    """Show the commands that run or confirm a stopped study, and watch until it runs."""
     name, is_finished = view.row.name, view.state == "finished"
     st.write("The search has ended. To carry out actions that wait:" if is_finished else "To resume the study:")
     common.show_commands([data.command(["run", name])])
@@ -130,7 +130,7 @@ def _run_it(view: StudyView) -> None:
 
 
 def _until_run(name: str, drawn: int) -> None:
-    """Draw the whole page again once a controller has held the study since it was drawn, even if it has ended."""
+    """Rerun the page once a controller has held the study, even if it has ended since."""
     with common.problems_shown():
         if common.open_store().study(name).lease_token != drawn:
             st.rerun()
@@ -169,7 +169,7 @@ def _settings(store: Store, view: StudyView) -> None:
 
 
 def _number(name: str, text: str) -> int | float | str:
-    """Return what was typed as a number where it is one; else the order's own check tells what is allowed."""
+    """Convert typed text to a number if possible; otherwise the order's check reports it."""
     try:
         return float(text) if name in ("budget", "kl_budget") else int(text)
     except ValueError:
@@ -180,7 +180,7 @@ def _number(name: str, text: str) -> int | float | str:
 
 PARTS = ("Steer", "New trial")
 _KEEP = "token to keep"
-"""The key of whether a token was typed just now, which the browser has yet to keep."""
+"""Session key: a token was typed, and the browser has not stored it yet."""
 
 
 def page(choice: common.Choice) -> None:
@@ -213,7 +213,7 @@ def _of_a_study(part: str, head: DeltaGenerator, store: Store, snapshot: Snapsho
 
 
 def _permission() -> None:
-    """Say what this browser may do; ask for the token where it was not given."""
+    """Show this session's permission; ask for a missing token."""
     if access.is_read_only():
         st.text("This dashboard is read-only: it acts on nothing.")
         return

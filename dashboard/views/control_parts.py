@@ -22,7 +22,7 @@ from tuner.store import OrderState, Store, StudyRow, TrialRow
 _FLASH = "what was done"
 _ASKED = "what is to be confirmed"
 _FLASH_SECONDS = 30
-"""Least time that the note on an action stays on the page."""
+"""Time for which the note on an action stays."""
 
 
 def show_problem(problem: PPOTunerError | str) -> None:
@@ -33,7 +33,7 @@ def show_problem(problem: PPOTunerError | str) -> None:
 
 
 def draw_flash() -> None:
-    """Say what was done just now."""
+    """Show the note on the last action."""
     done, until = st.session_state.get(_FLASH, ("", 0.0))
     if time.monotonic() < until:
         with st.container(border=True):
@@ -41,9 +41,9 @@ def draw_flash() -> None:
 
 
 def act_button(place: DeltaGenerator, label: str, key: str, help: str, refusal: str | None = None) -> bool:
-    """Draw a button that leads to a confirmation, and return whether it was pressed.
+    """Draw an action's button and return True if pressed.
 
-    If the order would be refused, the button is disabled and its help says why.
+    It is disabled, with the reason as help, if the order would be refused.
     """
     text = help if refusal is None else safe_text.in_markdown(refusal)
     return place.button(label, key=key, help=text, disabled=refusal is not None or not access.may_order())
@@ -62,7 +62,7 @@ def confirm_order(
 
 
 def draw_asked() -> None:
-    """Draw the confirmation that is asked for, if there is one."""
+    """Draw the pending confirmation, if any."""
     if _ASKED in st.session_state:
         st.session_state[_ASKED]()
 
@@ -72,7 +72,7 @@ def _put_away() -> None:
 
 
 def _answered(done: str = "") -> None:
-    """End the confirmation, and draw the page again with what was done."""
+    """Close the confirmation and rerun the page with a note."""
     _put_away()
     if done:
         st.session_state[_FLASH] = done, time.monotonic() + _FLASH_SECONDS
@@ -100,7 +100,7 @@ def _order_dialog(store: Store, proposal: Proposal) -> None:
 
 
 def _place(store: Store, proposal: Proposal) -> str:
-    """Place an order, and return in a sentence what becomes of it."""
+    """Place an order and return its outcome as a sentence."""
     order = steering.place(store, proposal, access.given())
     study = store.study(proposal.study)
     if order.state is not OrderState.WAITING or study.is_held:
@@ -127,7 +127,7 @@ def arguments_text(arguments: Mapping[str, Any]) -> str:
 def value_field(
     place: DeltaGenerator, hyper: Hyperparameter, key: str, value: HyperValue, allowed: str = "", empty: str = ""
 ) -> str | None:
-    """Draw the field of one hyperparameter and return what stands in it, or None where it is empty."""
+    """Draw a hyperparameter's field and return its text, or None if empty."""
     help_text = f"{hyper.doc} Allowed: {allowed or hyper.allowed}."
     if hyper.choices or hyper.kind is bool:
         options = list(hyper.choices) or ["true", "false"]
@@ -145,7 +145,7 @@ def value_field(
 
 
 def label_of(name: str) -> str:
-    """Return a hyperparameter's name and label, for a list to choose from."""
+    """Return a hyperparameter's name and label, for a selector."""
     return f"{name} ({HYPERPARAMETERS[name].label})"
 
 
@@ -164,9 +164,9 @@ def trial_choice(view: StudyView, key: str, label: str = "Trial") -> int | None:
 
 
 def trial_line(view: StudyView, row: TrialRow) -> None:
-    """Draw how a trial stands, again and again while something runs the study.
+    """Draw a trial's status, refreshed while a controller runs the study.
 
-    Once it stands otherwise the whole page is drawn again: its buttons are those of another status.
+    A changed status reruns the page, since its buttons depend on it.
     """
     st.fragment(_trial_line, run_every=common.refresh_every(view))(view.row.name, row.number, _standing(row))
 
@@ -186,7 +186,7 @@ def _standing(row: TrialRow) -> tuple[str, str | None]:
 
 
 def trial_text(row: TrialRow) -> str:
-    """Return how a trial stands, in a sentence."""
+    """Return a trial's status as a sentence."""
     label = f' "{safe_text.one_line(row.label)}"' if row.label else ""
     wanted = "" if row.wanted is None else f"; to {row.wanted} after this step"
     episodes = f"{row.episodes:,} of {row.config['total_episodes']:,} episodes"
@@ -198,20 +198,20 @@ def _status(row: TrialRow) -> str:
 
 
 def _first(chosen: object, numbers: Collection[int]) -> int | None:
-    """Return the place of the one trial that was chosen on the other pages; None: none was, or several."""
+    """Return the index of the single trial chosen on other pages; None unless there is exactly one."""
     if isinstance(chosen, list) and len(chosen) == 1 and chosen[0] in numbers:
         return list(numbers).index(chosen[0])
     return None
 
 
-# New trials by order: a copy of a trial with changes, or a fork at a checkpoint that is kept.
+# New trials: a changed copy of a trial, or a fork at a kept checkpoint.
 
 WAYS = ("Copy with changes", "Fork at a checkpoint")
 COLUMNS = 2
 
 
 def section(store: Store, view: StudyView) -> None:
-    """Draw the part."""
+    """Draw the form for new trials."""
     way = st.segmented_control(
         "How", WAYS, default=WAYS[0], required=True, key="way", bind="query-params", persist_state="session",
         label_visibility="collapsed",
@@ -261,9 +261,9 @@ def _range_text(view: StudyView, name: str) -> str:
 
 
 def _left_to_state(view: StudyView, typed: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the values that are not trial 0's: those may lie outside of the ranges, and hold when they are left out.
+    """Return the values that differ from trial 0's, which apply when left out and may lie outside the ranges.
 
-    Of β and its target a trial has one; the other one's field is empty.
+    A trial has either β or its target; the other field is empty.
     """
     usual = view.spec.reference_params()
     return {name: text for name, text in typed.items() if text is not None and not _is(name, text, usual.get(name))}
@@ -291,7 +291,7 @@ def _fork(store: Store, view: StudyView, row: TrialRow) -> None:
     more = {"total_episodes": 2 * total} if at_end else {}
     if at_end:
         st.write(f"This checkpoint is at the trial's last episode, {total:,}: give the fork more episodes.")
-    key = f"{row.number} at its end" if at_end else f"{row.number}"  # where it begins decides what is chosen at first
+    key = f"{row.number} at its end" if at_end else f"{row.number}"  # the default choice depends on where it begins
     names = st.multiselect(
         "Changed hyperparameters",
         CHANGEABLE,

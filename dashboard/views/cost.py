@@ -1,4 +1,4 @@
-"""The Overview's part on cost: the best value over the cost, and what the cost went into."""
+"""Cost section of the Overview: best value over cost, and cost by outcome."""
 
 import math
 from functools import partial
@@ -15,7 +15,7 @@ from tuner.store import Store
 
 
 def draw(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
-    """Draw the part, which reads every evaluation of the study only once it is opened."""
+    """Draw the section; it reads the study's evaluations only when opened."""
     part = st.expander("Cost: best value over device time, and what the time went into", key="cost", on_change="rerun")
     if part.open:
         with part:

@@ -1,4 +1,4 @@
-"""Live charts of metrics over the run: which trials are in colour, what is drawn behind them, and how it is said."""
+"""Live charts of metrics over the run: which trials are in colour, what is behind them, and captions."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ from tuner.store import Store, TrialRow
 from tuner.study.status import Origin, Status
 
 SHOWN_FIRST = (KL, "eval/reward", "objective/scores")
-"""Metrics shown where nobody chose any."""
+"""Default metrics."""
 ROLLOUT_KLS = tuple(metric for metric in KL_METRICS if not metric.startswith("eval/"))
 
 
@@ -42,7 +42,7 @@ def read(
 
 @dataclass(frozen=True)
 class Drawn:
-    """Settings that all charts of a page have in common."""
+    """Data and settings shared by all charts of a page."""
 
     snapshot: Snapshot
     frame: pd.DataFrame
@@ -62,7 +62,7 @@ class Drawn:
         *,
         with_others: bool = True,
     ) -> "Drawn":
-        """Read what is drawn; the other trials are grey behind those in colour, or left out."""
+        """Read the data. Other trials are grey in the background, or left out."""
         drawing = drawing or Drawing(axis="episodes")
         bright, others, frame = read(store, snapshot, chosen, metrics, drawing.axis)
         if not with_others:
@@ -77,7 +77,7 @@ class Drawn:
 
 
 def draw(drawn: Drawn, metrics: Sequence[str], *, height: int, full_width: int = 0) -> None:
-    """Draw the first `full_width` charts over the whole width, the others in pairs."""
+    """Draw the charts, the first `full_width` ones over the whole width, the others in pairs."""
     baseline = data.baseline(drawn.frame)
     shown = [metric for metric in metrics if not drawn.frame[metric].isna().all()]
     if drawn.drawing.linked and len(shown) > 1:
@@ -113,7 +113,7 @@ def _chart(drawn: Drawn, metric: str, baseline: float | None, height: int) -> No
 
 
 def _made(drawn: Drawn, metric: str, baseline: float | None) -> tuple[Option, str]:
-    """Return a metric's chart, and what to see in it."""
+    """Return a metric's chart and caption."""
     lines = levels(drawn.snapshot, metric, baseline)
     return _shown(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
 
@@ -123,16 +123,16 @@ def _echarts(option: Option, key: str, drawn: Drawn, height: int, alt: str) -> N
     st.echarts_chart(option, key=key, height=height, alt=alt, on_select=partial(_zoom, key, drawn))
 
 
-# The shown part of the run: a drag on a chart or the slider of Curves sets it for all charts, and it stays.
+# The shown part of the run, set for all charts by a drag or the slider on Curves.
 
 WINDOW = "window"
-"""The key of the shown part, in percent of the longest trial."""
+"""Session key of the shown part, in percent of the longest trial."""
 _NEW_WINDOW = "new window"
-"""The key of one that was chosen on a chart, until the page is drawn again."""
+"""Session key of a part chosen on a chart, until the next rerun."""
 
 
 def window() -> tuple[int, int]:
-    """Return the shown part of the run. Called before the slider is drawn, so that it and the link have a new one."""
+    """Return the shown part of the run. Call before drawing the slider, so that slider and link get a new value."""
     if _NEW_WINDOW in st.session_state:
         st.session_state[WINDOW] = st.session_state.pop(_NEW_WINDOW)
     low, high = st.session_state.get(WINDOW, WHOLE)
@@ -140,7 +140,7 @@ def window() -> tuple[int, int]:
 
 
 def whole_run_button(shown: tuple[int, int]) -> None:
-    """Draw what part of the run is shown, and the button that shows all of it; nothing where all is shown."""
+    """Show which part of the run is visible, with a button for all of it; nothing if all is visible."""
     low, high = shown
     if shown != WHOLE:
         label = f"Zoomed in on {low}% to {high}% of the run: show all"
@@ -148,7 +148,7 @@ def whole_run_button(shown: tuple[int, int]) -> None:
 
 
 def _zoom(key: str, drawn: Drawn) -> None:
-    """Show the part of the run that was selected on a chart."""
+    """Apply a selection on a chart."""
     areas = st.session_state[key].selection.areas
     if areas:
         low, high = areas[0]["coord_range"]
@@ -161,7 +161,7 @@ def _set_window(span: tuple[int, int]) -> None:
 
 
 def _help(drawn: Drawn, metric: str) -> str:
-    """Return what a chart's question mark tells: the metric, and how to read the lines."""
+    """Return a chart's help: the metric, and how to read the lines."""
     count, others = len(drawn.snapshot.view.trials) - len(drawn.bright), len(drawn.others)
     band = ""
     if others > style.DISTINCT:
@@ -176,7 +176,7 @@ def _help(drawn: Drawn, metric: str) -> str:
 
 
 def _spread_text(drawn: Drawn, metric: str) -> str:
-    """Return what the areas behind the lines are, or what draws them; empty: this metric has none."""
+    """Explain the areas behind the lines, or how to get them; empty if the metric has none."""
     names = charts.quantiles(metric)
     if not names or drawn.frame[list(names)].isna().all(axis=None) or drawn.drawing.axis == "KL":
         return ""
@@ -186,7 +186,7 @@ def _spread_text(drawn: Drawn, metric: str) -> str:
 
 
 def in_colour(drawn: Drawn, chosen: tuple[int, ...]) -> str:
-    """Return which trials are in colour, why those, and what their points are."""
+    """Caption: which trials are in colour, why, and what the points mean."""
     return f"{_in_colour(drawn, chosen)} {POINTS}".strip()
 
 
@@ -194,7 +194,7 @@ POINTS = "Points are evaluations: hollow ones are over the KL budget, and ★ is
 
 
 def _in_colour(drawn: Drawn, chosen: tuple[int, ...]) -> str:
-    """Return which trials are in colour, and why those; empty: all are."""
+    """Caption: which trials are in colour, and why; empty if all are."""
     if len(chosen) > len(drawn.bright):
         return f"In colour: the first {len(drawn.bright)} of the {len(chosen)} chosen trials."
     if not chosen and len(drawn.bright) == len(drawn.snapshot.view.trials):
@@ -205,7 +205,7 @@ def _in_colour(drawn: Drawn, chosen: tuple[int, ...]) -> str:
 
 
 def _named(row: TrialRow, best: TrialRow | None, pruned: Collection[int]) -> str:
-    """Return a trial's number, and what it stands for."""
+    """Return a trial's number and role."""
     kinds = {
         "reference": row.origin is Origin.REFERENCE,
         "best": best is not None and row.number == best.number,
@@ -218,7 +218,7 @@ def _named(row: TrialRow, best: TrialRow | None, pruned: Collection[int]) -> str
 
 @st.cache_resource(max_entries=200, show_spinner=False)
 def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) -> tuple[Option, str]:
-    """Return the chart that `key` tells apart from every other one, and what to see in it."""
+    """Return the cached chart for `key`, and its caption."""
     drawing, grouped = _drawn.drawing, _groups(_drawn)
     points = charts.points_of(_drawn.frame, _metric, drawing.axis, drawing.smoothing)
     names: dict[Any, str] = {number: f"trial {number}" for number in _drawn.bright}
@@ -254,11 +254,11 @@ def _of_frame(drawn: Drawn) -> list[TrialRow]:
 
 GROUPED = "Lines are the means of the trials with each value, areas the middle 80% of them."
 MOST_VALUES = 4
-"""Values of a setting that are a group each; of more the lower and the upper half are."""
+"""Most values of a setting that form groups of their own; more are split into a lower and an upper half."""
 
 
 def _groups(drawn: Drawn) -> dict[int, str]:
-    """Return each trial's group by the chosen setting; nothing where trials are not grouped."""
+    """Return each trial's group by the chosen setting; empty if not grouped."""
     by = drawn.drawing.by
     if not by or not drawn.drawing.grouped:
         return {}
@@ -273,13 +273,13 @@ def _groups(drawn: Drawn) -> dict[int, str]:
 
 
 def _names(drawn: Drawn) -> dict[int, str]:
-    """Return what the bright trials are called by the chosen setting; nothing where none is chosen."""
+    """Return labels for the highlighted trials by the chosen setting; empty if none is chosen."""
     by = drawn.drawing.by
     return {row.number: analysis.name(row, by) for row in drawn.rows} if by else {}
 
 
 def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> dict[str, float]:
-    """Return the horizontal lines of a metric's chart by name: budget and limit; the SFT baseline."""
+    """Return a chart's horizontal lines by name: budget and limit, or the SFT baseline."""
     spec = snapshot.view.spec
     if metric in KL_METRICS:
         return {f"KL budget {spec.kl_budget:g}": spec.kl_budget, f"Guard stops at {spec.kl_limit:g}": spec.kl_limit}
@@ -289,8 +289,7 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
 
 
 def targets(snapshot: Snapshot, bright: Sequence[int], frame: pd.DataFrame) -> dict[str, float]:
-    """Return the KL targets of the bright trials that have a step, by name; of many, none. Those that share one are one
-    line."""
+    """Return the KL targets of the highlighted trials by name, equal ones once; empty if they are many."""
     begun = set(bright) & set(frame["trial"])
     of: dict[float, list[int]] = {}
     for row in snapshot.view.trials:

@@ -1,4 +1,4 @@
-"""The page of curves: KL, reward and every other declared metric over the run; PPO's health."""
+"""Curves: KL, reward and all other metrics over the run; PPO health."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -78,7 +78,7 @@ def _draw(
 
 
 def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
-    """Return the metrics and how to draw them; all of it is in the link."""
+    """Draw the controls; return the metrics and how to draw them. All choices are in the link."""
     metrics = st.multiselect(
         "Metrics", by_group(), key=CHOSEN_METRICS, bind="query-params", format_func=label, width=300,
         label_visibility="collapsed", placeholder="KL, eval reward, score",
@@ -121,35 +121,35 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
 
 
 def metrics_of(picked: Sequence[str]) -> tuple[str, ...]:
-    """Return the metrics that are picked by themselves or with their group, each once."""
+    """Return the picked metrics and those of picked groups, each once."""
     found = ([name for name in by_group() if _group(name) == one] or [one] for one in picked)
     return tuple(dict.fromkeys(metric for metrics in found for metric in metrics if metric in METRICS))
 
 
 def by_group() -> list[str]:
-    """Return every declared metric but the quantiles, which are drawn with their mean, each group behind its name."""
+    """Return all metrics except quantiles (drawn with their mean), each group after its name."""
     own = {f"{name}_{suffix}" for name in METRICS for suffix in QUANTILES if charts.quantiles(name)}
     order = [*GROUPS.values(), "Run"]
     return sorted([*order, *(name for name in METRICS if name not in own)], key=lambda name: order.index(_group(name)))
 
 
 def label(picked: str) -> str:
-    """Return a metric's group and label, or that all of a group are meant; no two are alike."""
+    """Return a metric's group and label, or `all` for a whole group; unique."""
     return f"{_group(picked)}: {METRICS[picked].label if picked in METRICS else 'all'}"
 
 
 def _group(metric: str) -> str:
-    """Return the group of a metric; of a group itself."""
+    """Return a metric's group; a group is its own."""
     if metric not in METRICS:
         return metric
     return GROUPS.get(metric.partition("/")[0] if "/" in metric else "", "Run")
 
 
-# PPO's health: each highlighted trial's signs (see `tuner.judge.rules`), with what to change.
+# PPO health: signs of each highlighted trial (see `tuner.judge.rules`), with advice.
 
 
 def draw_health(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw the signs of the trials that the curves have in colour."""
+    """Draw the signs of the highlighted trials."""
     numbers = common.highlighted(snapshot, chosen, MOST_LINES)
     steps = data.curves(store, snapshot, HEALTH_METRICS, numbers=numbers)
     rows = {row.number: row for row in snapshot.view.trials}
@@ -177,16 +177,16 @@ def draw_health(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> No
 
 
 def health_rows(found: Mapping[int, Sequence[Measurement]], ended: Collection[int]) -> pd.DataFrame:
-    """Return one row per trial, with the names of the signs that are out, and one column per metric.
+    """Return one row per trial: the signs out of range, and one column per metric.
 
-    In trials that the guard `ended` a sign that is out is bad, elsewhere it is worth a look.
+    In trials that the guard `ended` such a sign is bad, elsewhere worth a look.
     """
     rows = []
     for number, readings in found.items():
         out = dict.fromkeys(one.sign.label for one in readings if one.is_out)
         bad, said = ("✕", "bad") if number in ended else ("▲", "worth a look")
         cells: dict[str, Any] = {"trial": number, "health": f"{bad} {said}: {', '.join(out)}" if out else "✓ ok"}
-        for one in sorted(readings, key=lambda one: one.is_out):  # of two signs of one metric that which is out
+        for one in sorted(readings, key=lambda one: one.is_out):  # if a metric has two signs, show the one out of range
             mark = "✓" if one.value is not None else "–"
             mark = bad if one.is_out else mark
             cells[str(one.sign.metric)] = mark if one.value is None else f"{mark} {one.value:.3g}"
@@ -195,7 +195,7 @@ def health_rows(found: Mapping[int, Sequence[Measurement]], ended: Collection[in
 
 
 def advice(found: Mapping[int, Sequence[Measurement]]) -> list[str]:
-    """Return one line per sign that is out of its range: in which trials, and what to change."""
+    """Return one line per sign out of range: its trials, and what to change."""
     by_sign: dict[str, list[int]] = {}
     for number, readings in found.items():
         for one in readings:
@@ -220,16 +220,17 @@ def _health_columns() -> dict[str, Any]:
     return columns
 
 
-# The click on the Curves page that shows KL under different β.
+# One click shows KL for different β.
 
 
 NAMED_BY, CHOSEN_METRICS = "by", "metric"
-"""Keys of the Curves page: the setting that names lines, and the metrics."""
+"""Widget keys: the setting that labels lines, and the metrics."""
 
 
 def button(snapshot: Snapshot) -> None:
-    """Draw the button where the study has more than one β. A click chooses trials that span β, names lines by it, and
-    shows KL first.
+    """Draw the button if the study has several β.
+
+    It chooses trials that span β, labels lines by it, and shows KL first.
     """
     if trials := _spanning(snapshot):
         st.button(

@@ -1,4 +1,4 @@
-"""One trial's incident: KL and what may have moved it, on one axis of steps, and which of them moved first."""
+"""What moved first in one trial: KL and its signals over the same steps."""
 
 from typing import Any
 
@@ -13,14 +13,13 @@ from tuner.judge.rules import KL
 from tuner.store import Store
 
 LATEST = 5
-"""Trials pruned for their KL among which one with an answer is looked for."""
+"""Most KL-pruned trials to search for one with a finding."""
 READ = (KL, *(signal.metric for signal in SIGNALS))
 
 
 def line(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw a line on what moved first in one trial; nothing where no KL went over a line.
-
-    It is the first chosen one, else the latest that was pruned for its KL and has an answer, else the last.
+    """Draw one line on what moved first, for the first chosen trial, else the latest KL-pruned trial with a finding,
+    else the last; nothing if no KL crossed a limit.
     """
     number = _first(store, snapshot, chosen)
     found = _found(store, snapshot, number)
@@ -42,7 +41,7 @@ def _first(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
 
 
 def _found(store: Store, snapshot: Snapshot, number: int) -> Incident | None:
-    """Return the incident of a trial; None: its KL stayed low."""
+    """Return a trial's incident; None if its KL stayed low."""
     spec = snapshot.view.spec
     key = f"{data.stamp(store, snapshot, [number])}|{spec.kl_limit}|{spec.kl_budget}"
     return _looked_for(key, store, snapshot, number)
@@ -50,7 +49,7 @@ def _found(store: Store, snapshot: Snapshot, number: int) -> Incident | None:
 
 @st.cache_resource(max_entries=200, show_spinner=False)
 def _looked_for(key: str, _store: Store, _snapshot: Snapshot, _number: int) -> Incident | None:
-    """Return the incident of a trial whose steps and lines `key` identifies."""
+    """Return a trial's incident, cached by `key`."""
     spec = _snapshot.view.spec
     steps = data.curves(_store, _snapshot, READ, numbers=[_number])
     return diagnosis.find(steps, limit=spec.kl_limit, budget=spec.kl_budget)
@@ -94,7 +93,7 @@ _RULE = (
 
 
 def incident_rows(found: Incident) -> pd.DataFrame:
-    """Return one row per signal, what moved first in front."""
+    """Return one row per signal, those that moved first on top."""
     rows = [
         {
             "signal": METRICS[move.signal.metric].title,

@@ -1,4 +1,4 @@
-"""The first page: what to launch, its curves, how the study stands, what runs, every trial."""
+"""Overview: what to launch, curves, progress, running trials, all trials."""
 
 import streamlit as st
 
@@ -17,7 +17,7 @@ from tuner.store import Store, TrialRow
 from tuner.study.status import Status
 
 BASELINE_FROM = 8
-"""Trials whose first evaluation is the SFT policy's: it is the same in all of them."""
+"""Trials read for the SFT policy's evaluation, which is the same in all."""
 CHARTS = SHOWN_FIRST[:2]
 """KL and eval reward."""
 
@@ -29,7 +29,7 @@ def page(choice: common.Choice) -> None:
 
 def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     live = st.fragment(_live, run_every=common.refresh_every(snapshot.view))
-    # The fragment's first run draws what the page has read just now; its later ones read again.
+    # The fragment's first run reuses the page's snapshot; later runs read a new one.
     live(snapshot, [snapshot], chosen)
     if _is_large(snapshot):
         trials_table.draw(snapshot, chosen)
@@ -42,14 +42,14 @@ def _is_large(snapshot: Snapshot) -> bool:
 
 
 def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...]) -> None:
-    """Draw what changes while the study runs; `drawn` is what the rest of the page shows."""
+    """Draw the live part; `drawn` is the snapshot of the rest of the page."""
     with common.problems_shown():
         common.draw_the_whole_page_if_asked()
         store = common.open_store()
         snapshot = fresh.pop() if fresh else common.again(store, drawn)
         started = bool(snapshot.view.trials)
         if snapshot.view.state != drawn.view.state or started != bool(drawn.view.trials):
-            st.rerun()  # the whole page: with or without its timer and sections
+            st.rerun()  # rerun the whole page, to change its timer and sections
         common.status(snapshot.view)
         if not started:
             text = "The study is recorded, and its first trial has not started: loading a task takes seconds."
@@ -73,7 +73,7 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...]) -> No
 
 
 def _leader(store: Store, view: StudyView) -> TrialRow | None:
-    """Return the best trial by what has been evaluated so far, those that run included; None: none is in the budget."""
+    """Return the best trial by evaluations so far, running ones included; None if none is within the budget."""
     return best_trial(with_running(store, view.trials, view.spec), view.spec.kl_budget)
 
 
@@ -95,7 +95,7 @@ def _baseline(store: Store, snapshot: Snapshot) -> float | None:
     return data.baseline(steps)
 
 
-# The figures: how far the study is, and what it cost.
+# Progress and cost.
 
 
 def _cards(snapshot: Snapshot) -> None:
@@ -131,7 +131,7 @@ def _progress(snapshot: Snapshot) -> tuple[Figure, ...]:
 
 
 def _budget(view: StudyView) -> tuple[Figure, ...]:
-    """Return the card of a study with a budget; none of one that has a number of trials alone."""
+    """Return the card on the search budget; none if only the number of trials is limited."""
     extent = view.extent
     if extent.budget is None:
         return ()
@@ -142,12 +142,12 @@ def _budget(view: StudyView) -> tuple[Figure, ...]:
 
 
 def _at_rung(view: StudyView) -> str:
-    """Return how many trials the strategy paused; empty: none."""
+    """Return the number of screened trials as text; empty if none."""
     return f"{view.extent.resting} screened" if view.extent.resting else ""
 
 
 def _promoted(view: StudyView) -> str:
-    """Return what the card's help adds where the strategy pauses trials; empty: it pauses none."""
+    """Return the card's help on screening; empty if the strategy does not screen."""
     if not view.spec.pauses_trials:
         return ""
     promoted = counted(sum(row.is_promoted for row in view.trials), "trial")

@@ -1,4 +1,4 @@
-"""Reward and KL: every trial's way from one evaluation to the next, and what is the best under a KL budget."""
+"""Reward and KL: every trial's trajectory, and the best checkpoint under a KL budget."""
 
 import math
 
@@ -52,7 +52,7 @@ def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | No
 
 
 def _where(snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
-    """Draw whether the best checkpoint is kept and how to get it, and how lucky it may be."""
+    """Draw whether the best checkpoint is kept, how to get it, and how much luck may be in it."""
     study, kept = snapshot.view.row, forks.find(snapshot.view.row, at.trial, at.step)
     trial = next(row for row in snapshot.view.trials if row.number == at.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
@@ -75,7 +75,7 @@ def _where(snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
 
 
 def _end_note(view: StudyView, trial: TrialRow) -> str:
-    """Return that the trial of the best checkpoint itself ends over the budget, where it does."""
+    """Return a caution if the best checkpoint's trial ends over the budget; else empty."""
     if ends_within(trial, view.spec) is not False:
         return ""
     return (

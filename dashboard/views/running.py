@@ -1,4 +1,4 @@
-"""The trials that run now: a card for each with a verdict, what needs attention first; and what happened last."""
+"""Running trials, a card each, those needing attention first; and the latest events."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ MOST_CARDS = 12
 
 
 def draw(cards: Sequence[Card], limit: float) -> None:
-    """Draw the live cards; nothing where no trial is under way."""
+    """Draw the cards of unfinished trials, if any."""
     if not cards:
         return
     st.subheader(
@@ -47,7 +47,7 @@ def _card(card: Card, limit: float) -> None:
 
 
 def lines(card: Card, limit: float) -> list[str]:
-    """Return what a card says, line by line."""
+    """Return a card's text, line by line."""
     kl = "no KL yet" if card.kl is None else f"KL {card.kl:.1f} of {limit:g} {METRICS['eval/kl'].unit}"
     reward = "" if card.reward is None else f"eval reward {card.reward:.2f}"
     score = "" if card.score is None else f"score {card.score:.2f}"
@@ -59,7 +59,7 @@ def lines(card: Card, limit: float) -> list[str]:
 
 
 def read(store: Store, snapshot: Snapshot) -> list[Card]:
-    """Return the cards of the trials that have started and not ended."""
+    """Return the cards of unfinished trials."""
     row = snapshot.view.row
     going = [trial.number for trial in snapshot.view.trials if not trial.status.is_final]
     steps = data.curves(store, snapshot, health.READ, numbers=going)
@@ -69,11 +69,11 @@ def read(store: Store, snapshot: Snapshot) -> list[Card]:
 
 
 LATEST = 8
-"""Trials whose latest event is shown."""
+"""Number of latest events shown."""
 
 
 def happened(store: Store, snapshot: Snapshot) -> None:
-    """Draw which trials started or ended last, and why."""
+    """Draw the latest starts and ends of trials, with reasons."""
     if not snapshot.view.trials:
         return
     st.subheader("What happened", anchor=False, help="Trials that started or ended last.")
@@ -98,5 +98,5 @@ def happened(store: Store, snapshot: Snapshot) -> None:
 
 
 def _when(row: TrialRow) -> str:
-    """Return when a trial ended, or else started: `ended 3 min ago`."""
+    """Return a trial's latest event: `ended 3 min ago`."""
     return f"started {ago(row.started_at)}" if row.ended_at is None else f"ended {ago(row.ended_at)}"

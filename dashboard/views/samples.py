@@ -19,7 +19,7 @@ from tuner.judge import hacking
 from tuner.store import Store
 from tuner.study.status import Origin
 
-# What is marked in a response: its tokens by a reading, or the words that differ from another response.
+# Marks in a response: tokens coloured by a reading, or words that differ from another response.
 
 VALUE_ERROR = "value error"
 READINGS = {
@@ -30,24 +30,24 @@ READINGS = {
     VALUE_ERROR: "",
     "log-prob": "logprobs",
 }
-"""Readings of a token by label: the field of `TokenReadings`; empty: computed from others."""
+"""Token readings by label, with their field of `TokenReadings`; empty if computed from others."""
 COLOURED = ("KL", "log-ratio", "advantage", "value", VALUE_ERROR)
-"""Readings that tokens can be coloured by."""
+"""Readings by which tokens can be coloured."""
 REFERENCE, START, BEFORE = "changes from the reference", "changes from before training", "changes from the step before"
 CHANGES = (REFERENCE, START, BEFORE)
-"""Responses that another one's words can be held against."""
+"""Responses to compare words with."""
 
 _OVER, _UNDER = "213, 94, 0", "0, 114, 178"
 """Vermilion and blue of Okabe and Ito (2008), distinct with the common colour-vision deficiencies."""
 _DEEPEST = 0.65
-"""Opacity of the largest reading: the text on it stays readable on a light and on a dark page."""
+"""Opacity of the largest reading; text on it stays readable on light and dark pages."""
 _ADDED = "background-color: rgba(0, 158, 115, 0.3); text-decoration: underline"
 _REMOVED = "background-color: rgba(213, 94, 0, 0.25); text-decoration: line-through"
 _FOUND = "background-color: rgba(230, 159, 0, 0.5)"
 
 
 def changed(text: str, base: str) -> list[Piece]:
-    """Return a response with the words that were added to `base` and those that were removed from it marked."""
+    """Return a response with added and removed words marked, relative to `base`."""
     before, after = (re.findall(r"\s*\S+", one[: safe_text.WHOLE]) for one in (base, text))
     matcher = difflib.SequenceMatcher(None, [word.strip() for word in before], [word.strip() for word in after])
     pieces: list[Piece] = []
@@ -61,7 +61,7 @@ def changed(text: str, base: str) -> list[Piece]:
 
 
 def base_of(every: pd.DataFrame, row: Any, against: str, reference: int | None) -> str | None:
-    """Return the response that one is held against; None: there is none."""
+    """Return the response to compare with, or None."""
     own = every[(every["prompt_index"] == row.prompt_index) & (every["step"] <= row.step)].sort_values("step")
     own = own[own["trial"] == (reference if against == REFERENCE else row.trial)]
     if against != REFERENCE:
@@ -70,9 +70,9 @@ def base_of(every: pd.DataFrame, row: Any, against: str, reference: int | None) 
 
 
 def tokens_of(tokens: TokenReadings, reading: str, largest: float, reward: float = math.nan) -> list[Piece]:
-    """Return a response's tokens, coloured by `reading`; `largest` is what gets the deepest colour.
+    """Return a response's tokens coloured by `reading`; `largest` gets the deepest colour.
 
-    Each says all its readings; `reward` is the response's, from which the critic's error follows.
+    The tooltips have all readings; the critic's error needs the response's `reward`.
     """
     known = {name: values for name in READINGS if (values := _values(tokens, name, reward))}
     gap = "" if any(text[:1].isspace() for text in tokens.texts) else " "
@@ -84,7 +84,7 @@ def tokens_of(tokens: TokenReadings, reading: str, largest: float, reward: float
 
 
 def found(text: str, wanted: str) -> list[Piece]:
-    """Return a response with every place marked where it has what was looked for, in capitals or not."""
+    """Return a response with all matches of the search marked, ignoring case."""
     parts = re.split(f"({re.escape(wanted)})", text, flags=re.IGNORECASE) if wanted else [text]
     return [(part, _FOUND if place % 2 else "", "") for place, part in enumerate(parts)]
 
@@ -92,9 +92,9 @@ def found(text: str, wanted: str) -> list[Piece]:
 def largest_reading(
     readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None = None
 ) -> float:
-    """Return the largest size of a reading among responses, so that they share one scale; 0 if there is none.
+    """Return a reading's largest magnitude among responses, for a common scale; 0 if there is none.
 
-    `rewards` are the responses', without which the critic's error is not known.
+    The critic's error needs the responses' `rewards`.
     """
     given = [math.nan] * len(readings) if rewards is None else rewards
     pairs = [(tokens, reward) for tokens, reward in zip(readings, given, strict=True) if tokens is not None]
@@ -103,14 +103,14 @@ def largest_reading(
 
 
 def _values(tokens: TokenReadings, reading: str, reward: float) -> list[float]:
-    """Return a reading of each token; empty: it is not known."""
+    """Return a reading for each token; empty if unknown."""
     if reading != VALUE_ERROR:
         return list(getattr(tokens, READINGS[reading]))
     return [] if math.isnan(reward) else [value - reward for value in tokens.values]
 
 
 def shades(values: Sequence[float], largest: float) -> list[str]:
-    """Return each value's background as CSS: orange over 0, blue under, as deep as it is near `largest`."""
+    """Return each value's background as CSS: orange above 0, blue below, deepest at `largest`."""
     return [_shade(float(value) / largest if largest else 0.0) for value in values]
 
 
@@ -120,23 +120,23 @@ def _shade(share: float) -> str:
     return f"background-color: rgba({_OVER if share > 0 else _UNDER}, {min(1.0, abs(share)) * _DEEPEST:.2f})"
 
 
-# What the trials write: the same prompts, side by side. Every text here is hostile until shown literally.
+# Responses of trials to the same prompts, side by side. All texts are hostile: show them literally.
 
 SIDE_BY_SIDE = 4
-"""Trials that fit beside each other."""
+"""Most trials side by side."""
 PROMPTS_A_PAGE = 3
 AT_STEP = "at step"
 WHEN = ("before training", "best in the budget", "last", AT_STEP, "every")
-"""Evaluations of a trial whose samples can be shown, beside each other's. `every`: up to `MOST_STEPS` of them."""
+"""Choices of evaluation; `every`: up to `MOST_STEPS` of them."""
 MOST_STEPS = 12
 LONG = 700
-"""Characters from which a text scrolls in a box of its own until it is opened, so that the others stay beside it."""
+"""Texts longer than this many characters scroll in a box until opened."""
 ORDERS = {"prompt": "By prompt", "reward": "Highest reward", "kl": "Highest KL", "gap": "Largest gap in reward"}
-"""Orders of prompts; by what their shown responses have."""
+"""Orders of prompts, by their shown responses."""
 
 
 def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
-    """Draw the samples of the first of some trials."""
+    """Draw samples of the trials, as many as fit."""
     st.subheader("Samples on the same prompts", anchor=False, help=_HELP)
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
@@ -212,7 +212,7 @@ def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
 
 
 def ordered(shown: pd.DataFrame, order: str) -> list[int]:
-    """Return the prompts of responses in one of `ORDERS`."""
+    """Return the prompts in one of `ORDERS`."""
     by = shown.groupby("prompt_index")
     if order == "prompt":
         return list(by.groups)
@@ -221,7 +221,7 @@ def ordered(shown: pd.DataFrame, order: str) -> list[int]:
 
 
 def _said(shown: pd.DataFrame, has: pd.DataFrame | None) -> str:
-    """Return what to see in the responses; `has` are those with what was looked for, if anything was."""
+    """Describe the responses in a sentence; `has` are those matching the search, if any."""
     said = [] if has is None else [f"{len(has)} of {len(shown)} responses have it."]
     for name, column in (("reward", "reward"), ("KL", "kl")):
         if shown[column].notna().any():
@@ -231,10 +231,10 @@ def _said(shown: pd.DataFrame, has: pd.DataFrame | None) -> str:
 
 
 def _choose_step(steps: Sequence[int]) -> int:
-    """Return the step up to which a trial's last evaluation is shown."""
+    """Return the chosen step; each trial's last evaluation up to it is shown."""
     if len(steps) == 1:
         return steps[0]
-    # A link's step is there already; one of other trials may be none of these.
+    # A step from a link may not be among these trials'.
     if st.session_state.get("step", steps[-1]) not in steps or not {"step"} & {*st.session_state, *st.query_params}:
         st.session_state["step"] = steps[-1]
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -252,9 +252,9 @@ def _set_step(step: int) -> None:
 
 
 def at_evaluation(samples: pd.DataFrame, when: str, best: Mapping[int, int | None], at: int = 0) -> pd.DataFrame:
-    """Return each trial's samples of one of its evaluations: its first, its last, its best, or the last up to `at`.
+    """Return each trial's samples of one evaluation: its first, last, best, or the last up to `at`.
 
-    `best` has the step that each trial's value is of, by number: at step 0 or None it has no best.
+    `best` maps a trial to the step of its value; none at step 0 or None.
     """
     kept = []
     for number, own in samples.groupby("trial"):
@@ -263,7 +263,7 @@ def at_evaluation(samples: pd.DataFrame, when: str, best: Mapping[int, int | Non
 
 
 def _step(own: pd.DataFrame, when: str, best: int | None, at: int) -> int:
-    """Return the step of one trial's evaluation; -1: it has none such."""
+    """Return the step of a trial's chosen evaluation, or -1."""
     if when == "best in the budget":
         return best or -1
     steps = own["step"] if when != AT_STEP else own.loc[own["step"] <= at, "step"]
@@ -271,9 +271,9 @@ def _step(own: pd.DataFrame, when: str, best: int | None, at: int) -> int:
 
 
 def _lines(samples: pd.DataFrame, when: Sequence[str], best: Mapping[int, int | None], at: int) -> list[pd.DataFrame]:
-    """Return the lines that stand below each other: each names `trial` and `step` of what is shown beside each other.
+    """Return the rows of the page: each lists `trial` and `step` shown side by side.
 
-    With `every`, trials are in line with each other by how many evaluations they have had.
+    With `every`, trials are aligned by their count of evaluations.
     """
     keys = samples[["trial", "step"]].drop_duplicates().sort_values(["trial", "step"])
     if "every" in when:
@@ -290,7 +290,7 @@ def _lines(samples: pd.DataFrame, when: Sequence[str], best: Mapping[int, int | 
 
 
 def _choose_prompt(prompts: Mapping[int, str]) -> int | None:
-    """Return the prompt that is chosen by its text; None: all, page by page. The link holds its index, not its text."""
+    """Return the chosen prompt; None for all, page by page. The link has its index, not its text."""
     linked = st.query_params.get("prompt", "")
     if "prompt" not in st.session_state and linked.isdecimal() and int(linked) in prompts:
         st.session_state["prompt"] = int(linked)
@@ -327,7 +327,7 @@ _HELP = (
 def _marked(
     row: Any, mark: str | None, wanted: str, tokens: TokenReadings | None, largest: float, base: str | None
 ) -> tuple[list[Piece], str]:
-    """Return a response with its marks, and what there is to say of them."""
+    """Return a marked response, and a note on the marks."""
     text, note = row.response[: safe_text.WHOLE], ""
     if len(row.response) > len(text):
         note = f"cut: {len(row.response):,} characters in all"
@@ -360,13 +360,13 @@ def _response(row: Any, pieces: Sequence[Piece], note: str) -> None:
 
 
 def _parts(parts: Mapping[str, float | None]) -> str:
-    """Return the reward's parts on one line; their names come from outside."""
+    """Return the reward's parts on one line; their names are text from outside."""
     return " · ".join(
         f"{safe_text.one_line(name)} {'–' if value is None else f'{value:.2f}'}" for name, value in parts.items()
     )
 
 
-# Samples: the same prompt across trials and evaluations, what each reward was made of, and the tokens behind it.
+# The page.
 
 
 def page(choice: common.Choice) -> None:
@@ -387,7 +387,7 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
 
 
 def _hacking(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
-    """Draw for each shown trial whether its reward rises while something worsens."""
+    """Draw signs of reward hacking for the shown trials."""
     st.subheader(
         "Reward hacking: does reward rise while something else worsens?",
         anchor=False,

@@ -1,4 +1,4 @@
-"""Search: what mattered, trials over their hyperparameters in figures that mark each other's, what was ended early."""
+"""Search: importance, linked figures of trials over hyperparameters, and early ends."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tuner.search.importance import Importance, Outcome
 from tuner.store import Store, TrialRow
 
 MOST_AXES = 8
-"""Hyperparameters that the parallel coordinates begin with: more axes are hard to follow."""
+"""Default number of axes of the parallel coordinates."""
 MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
 
 
@@ -49,7 +49,10 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
 
 
 def _fidelity(snapshot: Snapshot) -> Fidelity:
-    """Return where the trials are read, which is in the link; where there is a choice, at screening."""
+    """Return the point at which trials are compared; it is in the link.
+
+    Default: at screening, if the strategy screens.
+    """
     offered = {at.name: at for at in fidelity.offered(snapshot.view.spec)}
     if len(offered) == 1:
         return next(iter(offered.values()))
@@ -66,7 +69,7 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
 
 
 def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int) -> list[str]:
-    """Draw importances, and return the hyperparameters by them; empty: too few trials to tell."""
+    """Draw importances and return the hyperparameters in that order; empty if there are too few trials."""
     view, at_rung = snapshot.view, at.at_rung
     usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
     st.subheader(
@@ -114,13 +117,13 @@ def _resampled(
     return importance.importances(_usable, _snapshot.view.spec)
 
 
-# Trials over their hyperparameters: what is selected in one figure is marked in all.
+# Linked figures: a selection in one is marked in all.
 
 
 def _linked(snapshot: Snapshot, shown: Snapshot, at: Fidelity, names: list[str], chosen: tuple[int, ...]) -> None:
-    """Draw the figures of `shown`, the trials of `snapshot` as they are read `at` one place."""
+    """Draw the figures of `shown`: the trials of `snapshot`, compared `at` one point."""
     key = f"marked {snapshot.view.row.id}"
-    # What was chosen on another page is marked, too.
+    # Trials chosen on other pages are marked at first.
     marked = tuple(number for number in st.session_state.get(key, chosen) if number in set(shown.trials["number"]))
     _bar(key, marked)
     if shown.trials["value"].notna().sum() < 2 or not names:
@@ -137,7 +140,7 @@ def _linked(snapshot: Snapshot, shown: Snapshot, at: Fidelity, names: list[str],
 
 
 def _bar(key: str, marked: tuple[int, ...]) -> None:
-    """Draw which trials are marked, and what can be done with them: it stays in sight."""
+    """Draw the marked trials with their actions; it stays in view while scrolling."""
     with st.container(horizontal=True, vertical_alignment="center", key="marked"):
         if not marked:
             st.text("Drag over points in a figure to mark their trials in all.")
@@ -191,7 +194,7 @@ def _front_and_slices(
         help="Searched ones that vary; the most important for reward comes first.",
     )
     spec, best = snapshot.view.spec, snapshot.view.best()
-    # A trial's value is of its best checkpoint: so is its KL here, and not that of its end.
+    # Use the KL of the best checkpoint, as for the value, not that of the end.
     trials = shown.trials if at.at_rung else snapshot.trials
     titles: dict[Measure, str] = {"value": at.reward, "kl": at.kl}
     first, *others = st.columns(3)
@@ -269,7 +272,7 @@ def _pair(shown: Snapshot, names: list[str], marked: tuple[int, ...], key: str) 
         )
 
 
-# What was ended early
+# Early ends
 
 
 def _ended_early(snapshot: Snapshot) -> None:
@@ -323,14 +326,14 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-# The study in one file
+# The report
 
 
 def _report(store: Store, snapshot: Snapshot) -> None:
     name = snapshot.view.row.name
 
     def made() -> str:
-        from dashboard.report import report  # its libraries take a second, and few ask for it
+        from dashboard.report import report  # imported on demand: its libraries take a second
 
         return report(store, name)
 

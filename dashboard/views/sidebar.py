@@ -11,15 +11,15 @@ from ppo_core.output import KL_UNIT
 from tuner.store import Store
 
 STUDY, TRIALS, BUDGET = "study", "trial", "budget"
-"""Keys of the three, in the link and in the session."""
+"""Keys of the three choices, in link and session."""
 _BUDGET_OF = "budget of"
-"""The key of the study whose budget the session has."""
+"""Session key: the study to which the session's budget belongs."""
 MOST_DESCRIBED = 12
-"""Chosen trials with a line of their own."""
+"""Most chosen trials with a line of their own."""
 
 
 def choose_study(store: Store) -> str | None:
-    """Return the study's name from the selector; None: the store has none."""
+    """Return the selected study's name; None if the store has no studies."""
     names = [study.name for study in data.studies(store)]
     if not names:
         return None
@@ -34,13 +34,13 @@ def choose_study(store: Store) -> str | None:
         persist_state="session",
         help="Studies in this store, the running one or the latest one first.",
     )
-    if chosen is None:  # it was cleared, or the browser went back to an address that names none
+    if chosen is None:  # cleared, or Back to an address without one
         st.rerun()
     return chosen
 
 
 def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
-    """Return the chosen trials by number, which stay when the page changes; empty: none is chosen."""
+    """Return the chosen trials by number, kept across pages; empty if none."""
     numbers = range(len(snapshot.view.trials) if snapshot.total is None else snapshot.total)
     _say_unknown_trials(numbers)
     chosen = st.sidebar.multiselect(
@@ -69,13 +69,13 @@ def describe(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
 
 
 def choose_budget(snapshot: Snapshot) -> float:
-    """Return the KL budget that the pages judge trials by: the study's own unless the link names another."""
+    """Return the KL budget for all pages: the study's own, unless the link has another."""
     spec, name = snapshot.view.spec, snapshot.view.row.name
     top = max(spec.kl_limit, 2 * spec.kl_budget)
     step = 10.0 ** math.floor(math.log10(top / 100))
     digits = max(0, -math.floor(math.log10(step)))
     own = round(max(spec.kl_budget, step), digits + 2)
-    if st.session_state.setdefault(_BUDGET_OF, name) != name:  # not the budget of the study before
+    if st.session_state.setdefault(_BUDGET_OF, name) != name:  # not the previous study's budget
         st.session_state[_BUDGET_OF], st.session_state[BUDGET] = name, own
     lowest, highest = round(step, digits), round(math.ceil(top / step) * step, digits)
     _say_unknown_budget(lowest, highest)
@@ -96,7 +96,7 @@ def choose_budget(snapshot: Snapshot) -> float:
     return float(chosen)
 
 
-# What a link asks for and cannot have. It is read before its widget, which takes that out of the link.
+# Invalid values in a link; checked before the widgets, which remove them.
 
 
 def _say_unknown_trials(numbers: range) -> None:
@@ -118,12 +118,12 @@ def _listed(texts: list[str]) -> str:
 
 
 def _put_into_link(names: list[str]) -> None:
-    """Name the first study in the link where it names none that exists, so that the link keeps showing this one."""
+    """Put the first study into a link without a valid one, so that the link stays stable."""
     linked, first = st.query_params.get(STUDY), names[0]
     if linked is not None and linked not in [safe_text.one_line(name) for name in names]:
         st.query_params[STUDY] = safe_text.one_line(first)
         st.session_state["study not found"] = True
-        st.rerun()  # the selector would drop what the link named when this run began
+        st.rerun()  # otherwise the selector would drop the link's value
     if st.session_state.pop("study not found", False):
         st.warning("The study in the link is not in this store; this is its latest one.")
     if linked is None:

@@ -1,4 +1,4 @@
-"""Studies: all in the store with state, best and cost; several against each other, by front and by hyperparameter."""
+"""Studies: a table of all, with state, best and cost; and several compared by front and by hyperparameter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,13 +16,13 @@ from tuner.judge.results import StudyView
 from tuner.store import Store, StudyRow
 
 A_PAGE = 20
-"""Studies that are read and shown at a time."""
+"""Studies per page of the table."""
 SLOW_SECONDS = 10
-"""Between two reads of all studies."""
+"""Refresh interval of the table."""
 
 
 MOST = len(style.COLOURS)
-"""Studies that are compared."""
+"""Most studies compared."""
 
 
 def page(choice: common.Choice) -> None:
@@ -35,7 +35,7 @@ def page(choice: common.Choice) -> None:
 
 
 def _several(choice: common.Choice, names: list[str]) -> None:
-    """Draw a few studies against each other: by default the one in the sidebar, and the latest."""
+    """Compare a few studies: by default the sidebar's and the latest."""
     st.subheader("Across studies", anchor=False)
     first = list(dict.fromkeys([choice.snapshot.view.row.name, *names]))[:MOST]
     chosen = st.multiselect(
@@ -76,7 +76,7 @@ def _several(choice: common.Choice, names: list[str]) -> None:
 
 
 def _best(name: str, snapshot: Snapshot, points: pd.DataFrame, kl_budget: float) -> dict[str, object]:
-    """Return a study's best checkpoint within a KL budget, which is not there where it has none."""
+    """Return a table row with a study's best checkpoint within a KL budget, empty without one."""
     inside = analysis.trained_within(points, kl_budget).nlargest(1, "reward")
     row: dict[str, object] = {"study": _link(name), "task": safe_text.cell(snapshot.view.spec.task)}
     return (
@@ -87,7 +87,7 @@ def _best(name: str, snapshot: Snapshot, points: pd.DataFrame, kl_budget: float)
 
 
 def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
-    """Draw the trials of all studies over one hyperparameter that all of them searched."""
+    """Draw the studies' trials over a hyperparameter that all searched."""
     st.subheader("A hyperparameter in common", anchor=False)
     names = [
         name
@@ -133,7 +133,7 @@ def _table(store: Store) -> None:
 
 
 def table_of(studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
-    """Return one row per study, safe to show and to export; one that cannot be read has only its name."""
+    """Return one row per study, safe to show and to export; an unreadable study has only its name."""
     table = pd.DataFrame([_row(row, view) for row, view in studies])
     has_budget = "spent" in table.columns and table["spent"].fillna("").ne("").any()
     return table if has_budget else table.drop(columns="spent", errors="ignore")
@@ -159,7 +159,7 @@ def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
 
 
 def _ended(ended: int, total: int | None, resting: int) -> str:
-    """Return how many trials have ended, of how many where that is known, and how many were screened."""
+    """Return the numbers of ended, planned (if known) and screened trials."""
     return f"{ended}{'' if total is None else f' of {total}'}{f', {resting} screened' if resting else ''}"
 
 

@@ -1,4 +1,4 @@
-"""One trial: how it stands, its curves, what moved first, what to change, samples, where it comes from, its log."""
+"""One trial: status, curves, what moved first, what to change, samples, lineage, log."""
 
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
 
 
 def _choose(snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
-    """Return the trial, from the selector: by default the first that is chosen in the sidebar, else the best."""
+    """Return the selected trial: by default the first chosen in the sidebar, else the best."""
     rows, best = {row.number: row for row in snapshot.view.trials}, snapshot.view.best()
     first = next((number for number in chosen if number in rows), best.number if best else max(rows))
     number = st.selectbox(
@@ -83,7 +83,7 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
 
 
 def _figures(snapshot: Snapshot, row: TrialRow) -> tuple[common.Figure, ...]:
-    """Return what the trial came to: its value, where it ends, and what it took."""
+    """Return the trial's results: value, end, and cost."""
     spec, total = snapshot.view.spec, int(row.config.get("total_episodes") or 0)
     at = "no checkpoint" if row.value_step is None else f"step {row.value_step}, KL {measured(row.kl)}"
     ends = {None: None, True: f"within {spec.kl_budget:g}", False: f"over {spec.kl_budget:g}"}[ends_within(row, spec)]
@@ -99,7 +99,7 @@ def _figures(snapshot: Snapshot, row: TrialRow) -> tuple[common.Figure, ...]:
 
 
 def _log(snapshot: Snapshot, number: int) -> None:
-    """Draw the end of the trial's log, as far as this machine has it."""
+    """Draw the end of the trial's log, if it is on this machine."""
     folder = snapshot.view.row.folder
     said = "" if folder is None else trial_log.tail(Path(folder) / str(number), LOG_LINES)
     with st.expander("Log", icon=":material/terminal:"):

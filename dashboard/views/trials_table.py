@@ -1,4 +1,4 @@
-"""The table of trials: status and reason, value and KL, and what was searched."""
+"""The table of trials: status, reason, value, KL and searched values; it also selects trials."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,11 +22,11 @@ PREFIX = "params_"
 MOST_ROWS = 20
 """Rows shown without scrolling."""
 MOST_LIVE = 250
-"""Trials up to which the table is drawn at each refresh, and coloured: a larger one is too much to send each time."""
+"""Larger tables are neither refreshed live nor coloured: too much to send each time."""
 
 
 def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw the trials, the best first, those in front that are chosen; ticking a row chooses its trial on all pages."""
+    """Draw the table, chosen trials and the best on top; ticking a row chooses its trial on all pages."""
     row = st.container(horizontal=True, vertical_alignment="center")
     row.subheader("Trials", anchor=False, help=_HELP, width="content")
     with row:
@@ -43,7 +43,7 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     numbers = trials["number"].tolist()
     key = f"trials {best and best.number} {filters}"
     if _ticked(f"{key} {_version()}", numbers) not in (None, set(chosen) & set(numbers)):
-        st.session_state[_VERSION] = _version() + 1  # another table, since what is ticked was chosen elsewhere
+        st.session_state[_VERSION] = _version() + 1  # a new key, because the choice was changed elsewhere
     key = f"{key} {_version()}"
     rows_chosen = [place for place, number in enumerate(numbers) if number in chosen]
     with st.container(key="all trials"):
@@ -58,7 +58,10 @@ _VERSION = "version of the table"
 
 
 def _filtered(snapshot: Snapshot) -> tuple[pd.DataFrame, list[str]]:
-    """Return the trials that pass the filters (any of the kinds, all others), and the filters; the link has them."""
+    """Return the filtered trials and the filters, which are in the link.
+
+    Statuses are alternatives; all other filters must hold.
+    """
     trials, view = snapshot.trials, snapshot.view
     of_kind = {kind: trials["kind"] == kind for kind in style.KINDS}
     others = {
@@ -86,13 +89,13 @@ def _version() -> int:
 
 
 def _ticked(key: str, numbers: Sequence[int]) -> set[int] | None:
-    """Return the trials whose rows are ticked in the table of this key; None: it was not drawn yet."""
+    """Return the ticked trials of the table with this key; None if it was not drawn yet."""
     state = st.session_state.get(key)
     return None if state is None else {numbers[place] for place in state.selection.rows if place < len(numbers)}
 
 
 def _choose(key: str, numbers: Sequence[int], chosen: Sequence[int]) -> None:
-    """Choose the trials that are ticked, and leave those chosen that the table does not show."""
+    """Choose the ticked trials, and keep chosen ones that the table does not show."""
     ticked = _ticked(key, numbers) or set()
     kept = [number for number in chosen if number in ticked or number not in numbers]
     st.session_state[TRIALS] = [*kept, *(number for number in numbers if number in ticked and number not in kept)]
@@ -107,12 +110,12 @@ _HELP = (
 
 
 def _optional(snapshot: Snapshot) -> list[str]:
-    """Return the columns that say something in this study alone."""
+    """Return the optional columns that matter in this study."""
     return ["end_reward", "end_kl", *(["rung_score"] if snapshot.view.spec.pauses_trials else [])]
 
 
 def notes(view: StudyView) -> dict[int, str]:
-    """Return what is notable about trials besides their status, by number: the best, over the budget, a fork."""
+    """Return notes by trial number: best, over the budget, fork."""
     best = view.best()
     found = {}
     for row in view.trials:
@@ -132,9 +135,8 @@ def rows(
     optional: Sequence[str] = (),
     looks: Mapping[int, style.Look] | None = None,
 ) -> pd.DataFrame:
-    """Return the table's cells by column, safe to show and to export; `notes` by number, `optional` columns by name.
-
-    `looks` are those of the trials that the page's charts have in colour.
+    """Return the table's cells by column, safe to show and to export; `notes` by number, `optional` columns by name,
+    `looks` as in the page's charts.
     """
     shown = pd.DataFrame(
         {
@@ -161,7 +163,7 @@ def rows(
 
 
 def _safe(value: Any) -> Any:
-    """Return a searched value; an imported study may have any text in its place."""
+    """Return a searched value made safe: it may be text from outside."""
     return safe_text.cell(value) if isinstance(value, str) else value
 
 
@@ -172,7 +174,7 @@ def _searched(trials: pd.DataFrame) -> list[str]:
 
 
 def _looks(trials: pd.DataFrame, looks: Mapping[int, style.Look]) -> list[style.Look]:
-    """Return every trial's look: that of the page's charts, else its number's own."""
+    """Return each trial's look: the charts', else its number's."""
     return [looks.get(number) or style.looks([number])[number] for number in trials["number"]]
 
 

@@ -44,7 +44,7 @@ def heard(engine: LocalEngine) -> list[tuple[Any, Message]]:
 
 
 def run_out(engine: LocalEngine, jobs: int = 1) -> dict[Any, list[Message]]:
-    """NextMove as the scheduler would until so many jobs have ended; return what each said."""
+    """Answer as the controller would until so many jobs have ended; return what each said."""
     said: dict[Any, list[Message]] = {}
     while jobs:
         for job, message in heard(engine):

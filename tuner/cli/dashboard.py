@@ -29,7 +29,7 @@ _OPENER = "import sys; from tuner.cli import dashboard; dashboard.open_link(sys.
 
 
 def dashboard(args: argparse.Namespace) -> int:
-    """Become the dashboard's server; it ends with Ctrl-C."""
+    """Replace this process by the dashboard's server, which ends with Ctrl-C."""
     where = storage.location(args.storage)
     _check(where)
     chosen = _port(args.port)
@@ -48,7 +48,7 @@ def dashboard(args: argparse.Namespace) -> int:
 
 
 def _check(where: str) -> None:
-    """Raise StoreError where a file is not a store that can be shown; one that is not there yet may come."""
+    """Raise StoreError for a file that is not a readable store; a missing one may appear later."""
     url = parse_url(where)
     if url.get_backend_name() == "sqlite" and Path(url.database or "").exists():
         Store.open(where).close()
@@ -64,16 +64,16 @@ def streamlit_command(port: int) -> list[str]:
         *("--server.enableXsrfProtection", "true", "--server.enableStaticServing", "false"),
         *("--server.enableAgentApi", "false"),
         *("--server.fileWatcherType", "none", "--browser.gatherUsageStats", "false"),
-        # The KL budget has a default and is kept across pages, which Streamlit would log with its stack.
+        # Streamlit would log a stack trace for a widget with both a default and session state.
         *("--global.disableWidgetStateDuplicationWarning", "true"),
         *("--client.showErrorDetails", "none", "--client.showErrorLinks", "false", "--client.toolbarMode", "minimal"),
     ]
 
 
 def open_link(link: str) -> None:
-    """Open a link in the user's browser once its server listens.
+    """Open a link in the browser once its server listens.
 
-    By way of a file that only the user can read: a program's arguments can be read by every user of the machine.
+    It goes through a file that only the user can read, because command lines are visible to every user of the machine.
     """
     port = int(link.removeprefix(f"http://{HOST}:").partition("/")[0])
     deadline = time.monotonic() + OPEN_SECONDS
@@ -87,7 +87,7 @@ def open_link(link: str) -> None:
 
 
 def _open_later(link: str) -> None:
-    """Have a process of its own open the link: this one becomes the server."""
+    """Open the link from a child process, since this one becomes the server."""
     nothing = subprocess.DEVNULL
     opener = subprocess.Popen(
         [sys.executable, "-c", _OPENER], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, text=True

@@ -35,7 +35,7 @@ class Check(NamedTuple):
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Print what was found, one line each; return 1 where something that is needed is broken."""
+    """Print one line per check; return 1 if something required is broken."""
     found = [versions(), *devices(), store(storage.location(args.storage)), folder("runs folder", RUNS_FOLDER)]
     lines = [f"{finding.state:5}{finding.about}: {output.plain(finding.found)}" for finding in found]
     print(output.dumps([finding._asdict() for finding in found]) if args.json else "\n".join(lines))
@@ -50,7 +50,7 @@ def versions() -> Check:
 
 
 def devices() -> list[Check]:
-    """Return what torch finds to train on: asked in a process of its own, since a stuck driver would hang this one."""
+    """Return the devices that torch finds, asked in a child process because a stuck driver would hang this one."""
     try:
         answer = subprocess.check_output([sys.executable, "-c", _ASK], text=True, timeout=60)
     except subprocess.SubprocessError:  # its error is on stderr
@@ -76,7 +76,7 @@ def gpus() -> list[Check]:
 
 
 def store(where: str) -> Check:
-    """Return whether the store can be used; nothing is written to it."""
+    """Check that the store can be used; nothing is written."""
     try:
         path = connect.file_of(schema.parse_url(where))
         if path is not None and not path.exists():
@@ -91,7 +91,7 @@ def store(where: str) -> Check:
 
 
 def folder(about: str, path: Path) -> Check:
-    """Return whether a path, or the nearest folder above it that is there, can be written and has room."""
+    """Check that a path, or its nearest existing parent, is writable and has room."""
     try:
         with tempfile.TemporaryFile(dir=existing(path)):
             free = shutil.disk_usage(existing(path)).free

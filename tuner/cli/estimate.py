@@ -84,9 +84,9 @@ def estimate(argv: Sequence[str]) -> int:
 
 
 def _measure(config: PPOConfig, task: str, device: str) -> dict[str, float]:
-    """Return what the SFT policy's evaluation and the first iteration of a run take; nothing is saved.
+    """Measure the SFT policy's evaluation and a run's first iteration; nothing is saved.
 
-    The peak is how far memory rose over what this process held before, in bytes; on a GPU, the most that was allocated.
+    The peak is the rise of memory over this process's earlier use, in bytes; on a GPU, the most that was allocated.
     """
     from ppo_core.models.memory import peak_mib, resident
     from ppo_core.trainer import ppo_trainer
@@ -135,11 +135,11 @@ class _Asked:
     task: str
     device: str
     configs: Mapping[str, PPOConfig]
-    """By what they are; of a study the largest one decides."""
+    """By description; of a study's, the largest decides."""
     spec: StudySpec | None = None
 
     def disk(self, largest: "Estimate") -> Disk:
-        """Return what checkpoints take beside what is free."""
+        """Return the disk space of checkpoints, and what is free."""
         return disk(largest.checkpoint, largest.model, self.spec, shutil.disk_usage(existing(RUNS_FOLDER)).free)
 
 
@@ -174,7 +174,7 @@ def _study(what: str, where: str | None) -> StudySpec | None:
     if ":" in what or path.suffix or "/" in what:
         return None
     names: list[str] = []
-    with suppress(StoreError), storage.opened(where) as store:  # without a store there are no studies
+    with suppress(StoreError), storage.opened(where) as store:  # no store, no studies
         names = [row.name for row in store.studies()]
         if what in names and what in BUILT_IN:
             note = f'"{what}" is the task here; for the stored study of that name, give its file'
@@ -211,7 +211,7 @@ def _print(
     always = {**largest.held, "the process itself": place.process}
     for moment, parts in {"always": always, **largest.moments}.items():
         for part, count in parts.items():
-            if amount(count) != amount(0):  # what takes next to nothing is in the JSON
+            if amount(count) != amount(0):  # tiny parts are only in the JSON
                 table.add_row(moment, part, amount(count))
     out.print(table)
     for name, each in found.items():

@@ -1,4 +1,4 @@
-"""The command import-config: the start of a study that another trainer's configuration is."""
+"""The command import-config: print another trainer's configuration as a study's start."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ from tuner.study.spec import StudySpec
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a `[[start]]` table on stdout, and what it was made of on stderr."""
+    """Print a `[[start]]` table on stdout, and the source of each value on stderr."""
     path = Path(args.file)
     imported = read(path)
     label = f"{path.stem} ({imported.table.title})"
@@ -51,7 +51,7 @@ def _why_not(imported: Imported, name: str) -> str | None:
         require_numeric(HYPERPARAMETERS[name], name)
     except ConfigError as error:
         return str(error).removeprefix(f"{name}: ")
-    return inert(name, {**imported.values, "value_model": "shared"})  # which critic there is, is for the study to say
+    return inert(name, {**imported.values, "value_model": "shared"})  # the study decides on the critic
 
 
 def _origins(imported: Imported) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _origins(imported: Imported) -> Iterator[str]:
 
 
 def _in_study(spec: StudySpec, values: Mapping[str, float], label: str) -> Iterator[str]:
-    """Yield what becomes of the values in a study.
+    """Yield notes on how the values fit a study.
 
     Raises:
         ConfigError: the study lists its trials, or searches none of the values.

@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import_from_working_folder()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an old locale must not turn a "β" into a traceback
+            stream.reconfigure(errors="replace")  # so that printing "β" cannot fail in an old locale
     try:
         status = _run_command(arguments)
         sys.stdout.flush()
@@ -153,7 +153,7 @@ def _run_command(arguments: list[str]) -> int:
         raise ConfigError(f"flags come after the command: {to_copy([known[0], *words])}")
     if name is not None and name not in COMMANDS:
         raise ConfigError(f'unknown command "{name}"; available: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
-    if arguments[:1] in (["train"], ["estimate"]):  # have parsers of their own, with a flag a hyperparameter
+    if arguments[:1] in (["train"], ["estimate"]):  # these have their own parsers, with a flag per hyperparameter
         return _function(arguments[0])(arguments[1:])
     parser, commands = build_parser()
     args, rest = parser.parse_known_args(arguments)
@@ -170,7 +170,7 @@ def _is_text(argument: str) -> bool:
 
 
 def _function(name: str) -> Callable[..., int]:
-    """Return the function of a command, loading just what it needs."""
+    """Return a command's function, importing only its module."""
     command = COMMANDS[name]
     function: Callable[..., int] = getattr(importlib.import_module(f"tuner.cli.{command.module}"), command.function)
     return function

@@ -40,7 +40,7 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
-    """Ask, and return whether the study's name was typed; ConfigError if there is no terminal to ask on."""
+    """Ask for confirmation; True if the study's name was typed. ConfigError without a terminal."""
     if not sys.stdin.isatty():
         raise ConfigError(f'deleting study "{study.name}" needs a confirmation on a terminal; without one, give --yes')
     trials = len(store.trials(study))
@@ -137,7 +137,7 @@ def copy(args: argparse.Namespace) -> int:
 
 
 def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
-    """Yield where the checkpoints stay, and what that means for a run of the copy."""
+    """Yield notes on where the checkpoints stay, and how the copy resumes."""
     if study.folder is None:
         return
     stay, again = f"checkpoints stay in {study.folder}", "trials that have not ended restart from step 0"

@@ -1,7 +1,6 @@
-"""The progress of a study in the terminal: lines that stay, and below them a live view of what runs.
+"""A study's progress in the terminal: permanent lines, and below them a live view.
 
-Where the output is not a terminal there are only lines, without control characters, and once a minute one on each
-running trial.
+Without a terminal there are only lines, without control characters, and one per minute for each running trial.
 """
 
 import math
@@ -54,7 +53,7 @@ LINE_SECONDS = 60.0
 
 
 class _WhatFits:
-    """A stream that survives a full disk: the log of a run may be on it."""
+    """A stream that ignores a full disk, since a run's output may be redirected to it."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -88,7 +87,7 @@ class _Running:
     """A trial that a worker runs."""
 
     row: TrialRow
-    """As it was when it was started."""
+    """Its row when it started."""
     said: float
     """Time of its last line, or of its start."""
     stepped: TrialStepped | None = None
@@ -99,7 +98,7 @@ class _Running:
         return 0 if self.stepped is None else max(0, self.stepped.report.episode - self.row.episodes)
 
     def cells(self, spec: StudySpec) -> list[str]:
-        """Return its step, its last readings, and what speaks against it."""
+        """Return its step, latest readings, and any warning."""
         if self.stepped is None:
             return ["starting", ""]
         report, last = self.stepped.report, self.stepped.last_step
@@ -110,7 +109,7 @@ class _Running:
         return [f"step {report.step:>{len(str(last))}}/{last}", *readings, self._word(spec)]
 
     def _word(self, spec: StudySpec) -> str:
-        """Return what a rule says against it, else whether its KL is over the limit or the budget."""
+        """Return the rule that it breaks, else a note if its KL is over the limit or the budget."""
         assert self.stepped is not None
         if self.stepped.reason is not None:
             return output.plain(self.stepped.reason.message)
@@ -131,11 +130,11 @@ class StudyProgress:
         self._preparing: Preparing | None = None
         self._running: dict[int, _Running] = {}
         self._best: dict[int, tuple[tuple[float, float, int], str]] = {}
-        """By trial: how it ranks, and what it came to within the KL budget."""
+        """Rank and result within the KL budget, by trial."""
         self._began: tuple[float, float] | None = None
         """Time at which this run's first trial started, and the share of the study done by then."""
         self._evaluation: float | None = 0.0
-        """Seconds of the last evaluation; None: what the search takes was said, or part of it has run."""
+        """Seconds of the last evaluation; None once the search's cost was printed, or if it resumed."""
         self._is_reading = False
         self.stopped: StudyStopped | None = None
         """The event with which the study stopped short of its total, if it did."""
@@ -186,7 +185,7 @@ class StudyProgress:
                 self.stopped = event
             case _:
                 assert_never(event)
-        if self._live is not None:  # not by a thread of rich's: what it draws and what is said would mix
+        if self._live is not None:  # not in rich's thread, whose output would mix with printed lines
             self._live.update(self._view(), refresh=True)
 
     def _start(self, event: StudyStarted) -> None:
@@ -226,7 +225,7 @@ class StudyProgress:
             self.say(f"{'  '.join(cells)}  (study: {self._time_left()})")
 
     def _rank_evaluation(self, row: TrialRow, report: StepReport, spec: StudySpec) -> None:
-        """Take note of an evaluation within the KL budget. The SFT policy, and what confirms a trial, is none."""
+        """Rank an evaluation within the KL budget; the SFT policy and confirming runs do not count."""
         read = report.metrics.get
         reward, kl = read("eval/reward"), read("eval/kl")
         if row.role is Role.CONFIRM or not report.step or reward is None or kl is None or not math.isfinite(reward):
@@ -236,7 +235,7 @@ class StudyProgress:
             self._best[row.number] = min(found, self._best.get(row.number, found))
 
     def _rank(self, row: TrialRow) -> None:
-        """Take note of what a trial is worth that ended or was set aside."""
+        """Rank a trial that ended or was set aside."""
         rank = None if self._spec is None else best_rank(row, self._spec.kl_budget)
         self._best.pop(row.number, None)
         if rank is not None:
@@ -244,7 +243,7 @@ class StudyProgress:
             self._best[row.number] = rank, at
 
     def _tell_cost(self, row: TrialRow, report: StepReport, spec: StudySpec) -> None:
-        """Say once what the search takes, by the first iteration that was measured."""
+        """Print the search's cost once, estimated from the first measured iteration."""
         if self._evaluation is None or row.role is Role.CONFIRM:
             return
         seconds = iteration_seconds(report)
@@ -303,7 +302,7 @@ class StudyProgress:
 
     @property
     def _now(self) -> Extent | None:
-        """Progress of the study, with what its running trials have made since they were started."""
+        """Progress of the study, including its running trials."""
         extent, spec = self._extent, self._spec
         if extent is None or spec is None:
             return None
@@ -316,7 +315,7 @@ class StudyProgress:
         return replace(extent, under_way=made)
 
     def _time_left(self) -> str:
-        """Return the share of the study that is done, and about how long the rest takes at the pace of this run."""
+        """Return the share done and an estimate of the time left."""
         done = 0.0 if self._now is None else self._now.done
         text = f"{done:.0%} done"
         if self._began is None or not self._began[1] < done < 1:
@@ -326,9 +325,8 @@ class StudyProgress:
 
 
 def _count(row: TrialRow, extent: Extent) -> str:
-    """Return ` 3/18` of the search, `2 ended, 0.8 of 6` where a budget bounds it, or `confirmed 2/9` of what confirms.
-
-    Which of them depends on the trial that ended.
+    """Return the count for an ended trial: ` 3/18`, `2 ended, 0.8 of 6` with a budget, or `confirmed 2/9` for a
+    confirming run.
     """
     if row.role is Role.CONFIRM:
         return f"confirmed {extent.confirmed:>{len(str(extent.confirming))}}/{extent.confirming}"

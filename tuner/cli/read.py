@@ -180,9 +180,9 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def _print_log(args: argparse.Namespace, folder: Path, is_over: Callable[[], bool]) -> None:
-    """Print a log so far, and what is added to it, until the trial is over."""
+    """Print a log, and what is added until the trial is over."""
     with closing(trial_log.Follower(folder)) as follower:
-        was_over = is_over()  # asked before each reading: then nothing that was written before the end is missed
+        was_over = is_over()  # checked before each read, so that the last lines are not missed
         text = trial_log.earlier(folder) + follower.read()
         _write(text if args.lines is None else trial_log.last_lines(text, args.lines))
         while not was_over:
@@ -192,7 +192,7 @@ def _print_log(args: argparse.Namespace, folder: Path, is_over: Callable[[], boo
 
 
 def _goes_on(store: Store, args: argparse.Namespace) -> bool:
-    """Return whether more may come; where the trial has not ended and nothing runs it, say so."""
+    """Return True if more may come; report an unended trial that nothing runs."""
     study = store.study(args.study)
     trial = store.trial(study, args.trial)
     if trial.status.is_final:
@@ -213,7 +213,7 @@ def _study_folder(study: StudyRow) -> Path:
 
 
 def _where(study: StudyRow) -> str:
-    """Return where a folder may be that is not here."""
+    """Say where a missing folder may be."""
     if study.lease_host not in (None, socket.gethostname()):
         return f"is on host {study.lease_host}; look there"
     return "is not on this host: it is on the host that ran the study, or was removed"

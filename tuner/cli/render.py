@@ -95,7 +95,7 @@ def study_line(view: StudyView) -> str:
 
 
 def outcome_line(trial: TrialRow, kl: Measured | None) -> str:
-    """Return one line on how a trial ended, or stands."""
+    """Return one line on a trial's outcome so far."""
     at = "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
     texts = [trial.status_word, f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at}"]
     if trial.end_kl is not None:
@@ -108,18 +108,18 @@ def outcome_line(trial: TrialRow, kl: Measured | None) -> str:
 
 
 MOST_WHOLE = 24
-"""Characters up to which a value is kept on one line; a longer one is a text."""
+"""Longest value that is kept on one line."""
 
 
 class _Whole(Table):
-    """A table that breaks no value and no word as far as the terminal has room; in a pipe it breaks nothing."""
+    """A table that avoids breaking values and words; into a pipe it breaks nothing."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if options.max_width >= PIPE_WIDTH:
             return Table.__rich_console__(self._unbroken(), console, options)
         count = len(self.columns)
         for narrowest in (self._narrowest(str.splitlines), self._narrowest(str.split), [0] * count):
-            if sum(narrowest) + 2 * count + 1 <= options.max_width:  # a gap of two around each column
+            if sum(narrowest) + 2 * count + 1 <= options.max_width:  # plus a gap of two per column
                 break
         for column, width in zip(self.columns, narrowest, strict=True):
             column.min_width = width
@@ -142,7 +142,7 @@ class _Whole(Table):
         return table
 
     def _narrowest(self, parts: Callable[[str], list[str]]) -> list[int]:
-        """Return how wide each column is with its words, and of a column of values these parts, on one line."""
+        """Return each column's narrowest width without breaking a word, or in columns of values one of these parts."""
         found = []
         for column in self.columns:
             split = parts if column.justify == "right" else str.split
@@ -152,7 +152,7 @@ class _Whole(Table):
 
 
 def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """Return a table without rows; the columns in `right` hold values, which are kept on one line where they fit."""
+    """Return an empty table; columns in `right` hold values, kept on one line if they fit."""
     table = _Whole(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -201,7 +201,7 @@ def lineage(trial: TrialRow) -> str:
 
 
 def _called(trial: TrialRow) -> str:
-    """Return a trial's label, with what it is where a person added it."""
+    """Return a trial's label; trials that a person added are marked."""
     added = f"fork of {trial.parent}" if trial.role is Role.FORK else _ADDED.get(trial.origin, "")
     return ": ".join(text for text in (added, plain(trial.label)) if text)
 
@@ -210,7 +210,7 @@ _ADDED = {Origin.ENQUEUED: "enqueued"}
 
 
 def params_tables(trials: Sequence[TrialRow], spec: StudySpec, width: int = READABLE_WIDTH) -> list[Table]:
-    """Return the searched or listed values, one row per trial, as tables of a width that break no number."""
+    """Return the searched or listed values, one row per trial, split into tables that fit the width."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     columns = {_broken(name): [_cell(trial, name) for trial in trials] for name in names}
     called = [_called(trial) for trial in trials]
@@ -246,7 +246,7 @@ def _width(columns: Mapping[str, list[str]]) -> int:
 
 
 def _broken(name: str, width: int = 7) -> str:
-    """Return a hyperparameter's name broken after underscores, for a narrow column."""
+    """Break a hyperparameter's name after underscores, for a narrow column."""
     lines = [""]
     for piece in plain(name).replace("_", "_\0").split("\0"):
         if lines[-1] and len(lines[-1]) + len(piece) > width:
@@ -381,7 +381,7 @@ def answer_line(answer: ValueCheckpoint) -> str:
 
 
 def front_table(points: Sequence[FrontPoint]) -> Table:
-    """Return the table of the checkpoints that are kept for being the best under some KL budget."""
+    """Return the table of checkpoints kept because they are best under some KL budget."""
     columns = (f"budgets from\n{KL_UNIT}", "eval reward", f"eval KL\n{KL_UNIT}", "trial", "step")
     table = new_table(*columns, "checkpoint", title="Kept for other KL budgets", right=columns)
     for point in points:
@@ -397,7 +397,7 @@ def checkpoint_lines(kept: Mapping[int, Path]) -> list[str]:
 
 
 def _place(path: Path) -> str:
-    """Return a path as short as it can be copied."""
+    """Return a path as short as possible for copying."""
     here = Path.cwd()
     return plain(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
@@ -457,7 +457,7 @@ def _reading(name: str, value: float | None) -> str:
 
 
 def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]:
-    """Return the last evaluation's first samples: prompt, response, reward (of several parts: each part's) and KL."""
+    """Return the last evaluation's first samples: prompt, response, reward with its parts, and KL."""
     last = max((row["step"] for row in rows), default=None)
     chosen = [row for row in rows if row["step"] == last][:most]
     lines = [Text(f"Samples at step {last}", style="bold")] if chosen else []

@@ -27,7 +27,9 @@ from tuner.store import Store, TrialRow
 from tuner.study.status import Status
 
 MOST_LISTED, LISTED_EACH = 200, 50
-"""Beyond so many trials, tables list the best, the latest (so many of each), and those that have not ended."""
+"""With more trials than the first number, tables list only the best and the latest (the second number of each), and
+unended ones.
+"""
 
 
 def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = False) -> None:
@@ -134,7 +136,7 @@ def print_answer(out: Console, store: Store, view: StudyView, found: Answer, whe
 
 
 def print_launch(out: Console, found: Answer, where: str) -> None:
-    """Print how sure a study's answer is, what to know of it, and the commands that confirm and launch it."""
+    """Print an answer's certainty, its cautions, and the commands that confirm and launch it."""
     for line in (found.certainty, *found.cautions):
         out.print(line, soft_wrap=True)
     if found.confirm:
@@ -241,7 +243,7 @@ def _advice_on_causes(view: StudyView) -> str:
 
 
 def _moves(view: StudyView, advice: tuple[str, Mapping[str, str]]) -> str:
-    """Return what to change in the study's search, to some end."""
+    """Return the advice on the study's search for one cause."""
     end, moves = advice
     searched = [f"{move} {name}" for name, move in moves.items() if name in view.spec.search]
     if searched:

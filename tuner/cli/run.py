@@ -72,7 +72,7 @@ def _file(given: str) -> Path | None:
 
 
 def _is_name(given: str) -> bool:
-    """Return whether this may be a study's name, and not only a path."""
+    """Return True if this is a valid study name."""
     pattern, _ = study_file.NAME
     return pattern.fullmatch(given) is not None
 
@@ -144,7 +144,7 @@ def _print_confirmed(store: Store, name: str, found: Sequence[Confirmation], whe
     """Print confirmations, and then the study's answer, which follows from all of them."""
     out = output.console()
     answer = of_study(store, read_study(store, name))
-    for one in found:  # the answer has the verdict on the length that it is of
+    for one in found:  # the answer states the verdict for its own length
         told = answer is not None and answer.confirmed is not None and answer.confirmed.length == one.total_episodes
         trust.print_confirmation(out, one, with_verdict=not told)
     if answer is not None:
@@ -191,13 +191,13 @@ def _train(
         out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
         progress = stack.enter_context(StudyProgress(out))
         if args.json:
-            stack.enter_context(redirect_stdout(sys.stderr))  # what a tracker prints
+            stack.enter_context(redirect_stdout(sys.stderr))  # trackers print to stdout
         tracked = stack.enter_context(StudyTrackers(names, RUNS_FOLDER, progress))
         make_engine: MakeEngine = LocalEngine.of
         threads_per_trial = threads_per_worker
         if args.engine != LOCAL:
             cluster = _ray_cluster(args.engine)
-            progress.say(f"connecting to the Ray cluster: {output.plain(cluster.address)}")  # which may take a while
+            progress.say(f"connecting to the Ray cluster: {output.plain(cluster.address)}")  # may take a while
             stack.enter_context(cluster)
             progress.say(cluster.size_line)
             make_engine, threads_per_trial = cluster.engine, cluster.threads_per_trial
@@ -222,7 +222,7 @@ def _train(
 
 
 def _gpus(spec: StudySpec, args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the GPUs of this machine that workers are given one of each; none where Ray gives them.
+    """Return this machine's GPUs, one per worker; empty if Ray assigns them.
 
     Raises:
         ConfigError: torch does not see one of them, or there is none to share.

@@ -74,11 +74,11 @@ def _arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _decided(store: Store, view: StudyView, order: Order) -> Order:
-    """Return the order once it is decided; as it is, where no controller lives or none answers in time."""
+    """Wait for the order's decision; return it undecided if no controller answers."""
     deadline = time.monotonic() + WAIT_SECONDS
     while order.state is OrderState.WAITING and time.monotonic() < deadline:
         if not store.study(view.row.name).is_held:
-            return store.order(order.id)  # it may have been decided just before
+            return store.order(order.id)  # it may just have been decided
         time.sleep(POLL_SECONDS)
         order = store.order(order.id)
     return order

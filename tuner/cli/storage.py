@@ -15,9 +15,8 @@ def location(given: str | None) -> str:
 
 
 def flags(storage: str) -> list[str]:
-    """Return the flags that name this storage in a command to copy, without a password.
-
-    None where the command finds it by itself.
+    """Return the flags for this storage in a command to copy, without a password; empty if the command finds it by
+    itself.
     """
     if storage == location(None):
         return []

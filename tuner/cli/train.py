@@ -85,7 +85,7 @@ def _start(where: str, study: str, number: str) -> Start:
 
 
 def _origin(store: Store, view: StudyView, trial: TrialRow) -> RunOrigin:
-    """Return a trial with what confirms its configuration, as plain data."""
+    """Return a trial's origin and confirmed results, as plain data."""
     number = trial.number if trial.role is not Role.CONFIRM or trial.parent is None else trial.parent
     readings = [
         _reading(one, each)
@@ -117,7 +117,7 @@ def _require_same_task(args: argparse.Namespace, start: Start) -> None:
         )
 
 
-# The command that writes the beginnings of a task: `ppo-tuner new-task`.
+# `ppo-tuner new-task`
 
 
 def new_task(args: argparse.Namespace) -> int:
@@ -127,7 +127,7 @@ def new_task(args: argparse.Namespace) -> int:
         names = skeleton.write(folder, args.policy or skeleton.DEFAULT_POLICY)
     except PPOTunerError:
         raise
-    except OSError as error:  # it names a file of the folder's making
+    except OSError as error:  # it names a generated file
         raise TaskError(f"the task's folder {folder} cannot be written: {error.strerror or error}") from error
     print(f"wrote {folder}: {', '.join(names)}")
     note = skeleton.example_note(get_task(str(folder)))

@@ -48,7 +48,7 @@ class Engine(Protocol):
         ...
 
     def answer(self, number: int, answer: NextMove) -> None:
-        """NextMove a trial's last report."""
+        """Answer a trial's last report."""
         ...
 
     def resize(self, workers: int) -> None:

@@ -147,7 +147,7 @@ class LocalEngine:
         self._give(job.number, job)
 
     def answer(self, number: int, answer: NextMove) -> None:
-        """NextMove a trial's last report."""
+        """Answer a trial's last report."""
         busy = self._busy[number]
         busy.worker.give(answer)  # where it died, `events` tells
         busy.watch.answered(self._clock())

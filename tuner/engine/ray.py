@@ -99,14 +99,14 @@ class RayCluster:
         if self.address == _LOCAL:
             more = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it has a word of advice for each start
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it prints advice at each start
         _connect(self.address, **more)
         self._stdout = sys.stdout
         sys.stdout = _WithoutRay(sys.stdout)
         return self
 
     def __exit__(self, *_: object) -> None:
-        with redirect_stdout(io.StringIO()):  # it prints what its threads held back
+        with redirect_stdout(io.StringIO()):  # it prints its threads' pending output
             ray.shutdown()
         sys.stdout = self._stdout
 
@@ -292,7 +292,7 @@ class RayEngine:
             self._greet(_Busy(None, job, relay))
 
     def answer(self, number: int, answer: NextMove) -> None:
-        """NextMove a trial's last report."""
+        """Answer a trial's last report."""
         busy = next(busy for busy in self._busy if busy.id == number)
         self._exchange(busy, answer)
         if busy.watch is not None:
@@ -304,7 +304,7 @@ class RayEngine:
         A worker that has owed one for too long is killed, and `Lost`.
         """
         for busy, call, outcome in self._wait(timeout):
-            if busy in self._busy and busy.call is call:  # what was given up meanwhile is not heard
+            if busy in self._busy and busy.call is call:  # ignore calls given up meanwhile
                 message = self._hear(busy, outcome)
                 if message is not None:
                     yield busy.id, message

@@ -170,7 +170,7 @@ class TrialFiles:
         self.tidy(at_rung)
 
     def tidy(self, at_rung: Collection[int]) -> None:
-        """Delete the checkpoints that `tuner.files.checkpoints` no longer keeps; `at_rung` as in `settle`.
+        """Delete the checkpoints that the table below no longer keeps; `at_rung` as in `settle`.
 
         A trial started meanwhile looks up its checkpoint in a later piece of work.
         """
