@@ -75,7 +75,7 @@ def ppo_trainer(
     """
     world = process_group.joined()
     if world.size > 1:
-        free()  # an earlier trainer whose weights were sharded lies in cycles of references
+        free()  # frees an earlier trainer with sharded weights, which is held by reference cycles
     config, models = together(world, lambda: _prepared(config, task_name, device))
     trainer = together(world, lambda: PPOTrainer(config, models, world=world))
     if resume_from is not None:
@@ -127,7 +127,7 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
     update = ppo_epochs(
         state.network, state.optimizers, experience, config, state.step, state.chunks.training, state.world
     )
-    if state.step >= config.critic_warmup:  # before, the policy stands still whatever β is
+    if state.step >= config.critic_warmup:  # during the critic's warm-up β has no effect
         state.kl_controller.update(kl_exact, state.sizes.batch_size, _rates_ahead(state))
     state.optimizer_steps += update.steps - update.skipped
     state.step += 1
@@ -176,7 +176,7 @@ class PPOTrainer:
     ) -> None:
         _require_room(config, models)
         _require_whole_groups(config, world)
-        SamplingSettings.of(config, models.reference, models.tokenizer)  # what is wrong with them is raised here
+        SamplingSettings.of(config, models.reference, models.tokenizer)  # raises errors of the networks
         self.models = models
         self.state = RunState.begin(config, models, world)
         self.generator: Generator = (
@@ -318,8 +318,10 @@ class _Stopwatch:
 
 
 ROUNDING_KL = {"float32": 1e-3, "bf16": 0.05}
-"""More than what rounding leaves of the KL between two passes of the same weights, in nats per token. It is half the
-variance of the logits' errors: in float32 under TF32 at most some 0.02 of logits around 20, in bfloat16 some 0.2."""
+"""Largest KL that rounding can cause between two passes of the same weights, in nats per token.
+
+It is half the variance of the logits' errors: under TF32 at most 0.02 for logits around 20, in bfloat16 about 0.2.
+"""
 
 
 def _require_no_kl(baseline: StepReport, models: TaskModels, *, bf16: bool) -> None:
@@ -363,7 +365,10 @@ def _most_tokens(model: PreTrainedModel) -> tuple[float, str]:
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     ropes = getattr(config, "rope_parameters", None) or {}
-    of_layers = [ropes, *(rope for rope in ropes.values() if isinstance(rope, Mapping))]  # one, or one a kind of layer
+    of_layers = [
+        ropes,
+        *(rope for rope in ropes.values() if isinstance(rope, Mapping)),
+    ]  # one config, or one per kind of layer
     changes = [rope["original_max_position_embeddings"] for rope in of_layers if rope.get("rope_type") == "longrope"]
     most = min(changes, default=math.inf)
     if most < positions:

@@ -49,9 +49,9 @@ def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, worl
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Return (advantages, returns), each [B, T] and 0 where masked; nothing flows back from beyond a response.
+    """Return (advantages, returns), each [B, T] and 0 where masked; tokens after a response have no influence.
 
-    Each row's ones in `mask` must stand in one piece from the left, as a response's do.
+    The ones in each row of `mask` must be contiguous from the left.
     """
     require_same_shape("gae", 2, rewards=rewards, values=values, mask=mask)
     response = mask > 0

@@ -43,12 +43,11 @@ class StatisticsState(TypedDict):
 
 
 class RewardStatistics:
-    """Mean and standard deviation of scores: of all so far (`running`), of the first batch (`reference`), or unused.
+    """Mean and standard deviation of scores: `running` over all so far, `reference` over the first batch, or unused.
 
-    A batch (of all processes, in the order of their ranks) is counted before it is shaped, so the first one is shaped
-    by itself. Scores without spread (all equal, or a single one) are shifted to 0 and not scaled: dividing by almost
-    nothing would blow up the first score that differs. A reference batch without spread therefore leaves the scale
-    unchanged for good.
+    A batch (of all processes, in rank order) is counted before it is shaped, so the first one is shaped by itself.
+    Scores without spread (all equal, or only one) are shifted to 0 and not scaled: dividing by almost nothing would
+    blow up the first score that differs. A reference batch without spread therefore never changes the scale.
     """
 
     def __init__(self, mode: Normalization, world: World = ONE_PROCESS) -> None:
@@ -340,7 +339,7 @@ def rollout_metrics(
     mask = rollouts.sequences.response_mask
     tokens, lengths = world.sum(mask.sum()), world.gather(rollouts.lengths)
     scores, ended = world.gather(scores), world.gather(rollouts.ended)
-    in_reward = 0.0 if config.use_kl_loss else kl_coef  # as a loss, the KL is not part of what the policy is paid
+    in_reward = 0.0 if config.use_kl_loss else kl_coef  # as a loss term the KL is not part of the reward
     kls = world.gather(kl.sum(-1))
     penalty = -in_reward * kls
     rewards = scores + penalty

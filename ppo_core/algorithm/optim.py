@@ -92,7 +92,7 @@ class Optimizers:
         return sum(each(p) for own in self._parameters for p in own)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return AdamW's state by weight name; sharded state is whole in rank 0 (`sharding.to_first`)."""
+        """Return AdamW's state by weight name; sharded state is gathered in rank 0 (`sharding.to_first`)."""
         return {
             self._names[parameter]: {key: sharding.to_first(value) for key, value in optimizer.state[parameter].items()}
             for optimizer in self.both
@@ -180,7 +180,7 @@ def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, m
     return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
 
 
-@functools.lru_cache(maxsize=8)  # a run asks for its own at each iteration
+@functools.lru_cache(maxsize=8)  # asked for at each iteration
 def lr_factors(kind: Schedule, total: int, warmup_ratio: float, min_lr_rate: float) -> tuple[float, ...]:
     """Return the factors of a whole schedule (see `lr_factor`)."""
     return tuple(lr_factor(kind, iteration, total, warmup_ratio, min_lr_rate) for iteration in range(total))

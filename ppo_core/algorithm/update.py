@@ -130,12 +130,12 @@ class _Gradients:
         self.policy_learns = policy_learns
 
     def of(self, rows: Tensor, tokens: Tensor, size: int) -> Sums:
-        """Return the statistics' sums over the mini-batch `rows`, in parts of `size` rows of similar length.
+        """Return the statistics' sums over the mini-batch `rows`, `size` rows of similar length at a time.
 
-        Each micro-batch's loss is divided by `tokens`, those of the whole mini-batch, so that the size changes
-        nothing.
+        Each micro-batch's loss is divided by `tokens`, those of the whole mini-batch, so `size` does not change the
+        result.
         """
-        self.optimizers.clear()  # what an attempt that ran out of memory has left
+        self.optimizers.clear()  # drop the remains of an attempt that ran out of memory
         if size < len(rows):
             rows = rows[self.experience.sequences.attention_mask[rows].sum(-1).argsort(stable=True)]
         total = UpdateStatistics()

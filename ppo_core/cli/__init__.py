@@ -1,1 +1,1 @@
-"""The command that trains once: `python -m ppo_core`, and the ground that `ppo-tuner train` stands on."""
+"""The command that trains once: `python -m ppo_core`, shared with `ppo-tuner train`."""

@@ -18,7 +18,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.output import short
 from ppo_core.report import DEVICES
 
-# What is asked of a run beside its hyperparameters: task, device, output, trackers, checkpoints. No torch.
+# Settings of a run other than hyperparameters: task, device, output, trackers, checkpoints. No torch.
 
 DEFAULT_TASK = "reviews"
 DEFAULT_SAVE_SECONDS = 300.0
@@ -47,11 +47,11 @@ class Settings:
 
     @property
     def inline(self) -> dict[str, object]:
-        """The parts of a task that were given, by name."""
+        """The given parts of a task, by name."""
         return {name: value for name in _PARTS if (value := getattr(self, name)) is not None}
 
     def over(self, below: "Settings", where: str) -> "Settings":
-        """Return these settings over those `below`; a task and a task's parts replace each other.
+        """Merge these settings over those `below`; a task and a task's parts replace each other.
 
         Raises:
             ConfigError: these settings name a task and its parts, too; `where` says whose they are.
@@ -63,7 +63,7 @@ class Settings:
         return Settings(**{**kept, **_stated(self)})
 
     def require_whole_task(self) -> None:
-        """Raise ConfigError where a task is given by its parts and one is missing."""
+        """Raise ConfigError if a task is given by parts and one is missing."""
         missing = [f"--{name}" for name in ("policy", "reward", "prompts") if name not in self.inline]
         if self.inline and missing:
             given = ", ".join(f"--{name}" for name in self.inline if name != "prompt_splits")
@@ -71,7 +71,7 @@ class Settings:
 
 
 _AMBIGUOUS = ("task", "study", "model", "best_model", "policy")
-"""Names of files and folders that many have; the folder above tells more."""
+"""Common names, for which the parent folder's name says more."""
 _PARTS = ("policy", "reward", "prompts", "prompt_column", "prompt_splits")
 
 
@@ -81,7 +81,7 @@ def _stated(settings: Settings) -> dict[str, Any]:
 
 
 def task_folder_name(settings: Settings) -> str:
-    """Return what a run's folder is called after: its task, or its policy."""
+    """Return the name for a run's folder, from its task or policy."""
     name = settings.task or settings.policy or DEFAULT_TASK
     path = Path(name).expanduser()
     if not (path.exists() or "/" in name):
@@ -94,7 +94,7 @@ def task_folder_name(settings: Settings) -> str:
 # The flags of a run: its own, and one for each declared hyperparameter, by group. Never imports torch.
 
 UNSET = ("none", "unset")
-"""A flag's word that unsets a value."""
+"""Flag value that unsets a hyperparameter."""
 
 _OF_SETTINGS = ("task", "policy", "reward", "prompts", "prompt_column", "device", "output", "report_to", "run_name",
                 "save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")  # fmt: skip
@@ -113,7 +113,7 @@ class HyperparameterParser(Parser):
                 _add_hyperparameter(heading, declared)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Return what argparse does, of flags that may be written with - for _."""
+        """Parse as argparse does, treating - in flag names as _."""
         flags = self._option_string_actions
         words = []
         for word in sys.argv[1:] if args is None else args:
@@ -187,7 +187,7 @@ def core_parser() -> RunParser:
 
 
 def _add_hyperparameter(heading: argparse._ArgumentGroup, declared: Hyperparameter) -> None:
-    """Add a flag whose value the declaration checks later; what is not given is left out of the result."""
+    """Add a flag whose value is checked later by the declaration; absent flags are left out of the result."""
     unit = f", {declared.unit}" if declared.unit else ""
     text = f"{declared.doc} [{declared.allowed}{unit}; default: {short(declared.default, 6)}]"
     heading.add_argument(
@@ -201,7 +201,7 @@ def _add_hyperparameter(heading: argparse._ArgumentGroup, declared: Hyperparamet
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """Return the run's settings that the flags give."""
+    """Return the settings given by flags."""
     values: dict[str, Any] = {name: getattr(args, name) for name in _OF_SETTINGS}
     for name in ("reward", "report_to"):
         values[name] = None if values[name] is None else tuple(values[name])
@@ -209,7 +209,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def push_of(args: argparse.Namespace) -> Push | None:
-    """Return the push that the flags ask for; None: none.
+    """Return the requested push to the hub, or None.
 
     Raises:
         ConfigError: two repositories are named, or flags of a push are given without it.
@@ -228,7 +228,7 @@ def push_of(args: argparse.Namespace) -> Push | None:
 
 
 def hyperparameters_of(given: Mapping[str, Any]) -> dict[str, HyperValue]:
-    """Return the hyperparameters that flags give as texts, in the fields' types."""
+    """Convert hyperparameter flags from text to the fields' types."""
     values: dict[str, HyperValue] = {}
     for name, declared in HYPERPARAMETERS.items():
         if name in given:
@@ -238,6 +238,6 @@ def hyperparameters_of(given: Mapping[str, Any]) -> dict[str, HyperValue]:
 
 
 def flags_given(args: argparse.Namespace) -> list[str]:
-    """Return the flags that describe a new run, of those that were given."""
+    """Return the given flags that describe a new run."""
     own = [f"--{name}" for name in (*_OF_SETTINGS, *_OF_PUSH) if getattr(args, name) is not None]
     return own + [f"--{name}" for name in HYPERPARAMETERS if name in args]

@@ -21,7 +21,7 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError where argparse prints its usage and exits."""
+    """An argument parser that raises ConfigError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the mistake instead of printing it."""
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """Raise ConfigError for what `parse_known_args` left over, naming the nearest flag of `parser`."""
+    """Raise ConfigError for arguments that `parse_known_args` left over, naming the nearest flag of `parser`."""
     if not rest:
         return
     flag = next((text for text in rest if text.startswith("-")), None)
@@ -58,37 +58,37 @@ def positive(text: str) -> float:
     return number
 
 
-# What every command shares: one line per error, and the exit status that belongs to it.
+# Errors and exit statuses, shared by all commands.
 
 
 def import_from_working_folder() -> None:
-    """Let `module:attribute` name what lies in the working folder, as `python -m` does; workers inherit it."""
+    """Make modules in the working folder importable, as `python -m` does; workers inherit it."""
     folder = str(Path.cwd())
     if not sys.flags.safe_path and not {"", folder} & set(sys.path):
         sys.path.insert(0, folder)
 
 
 def status_of(error: PPOTunerError) -> int:
-    """Return the exit status of an error: 2 where the command line, a study, a task or a value has to be corrected."""
+    """Return an error's exit status: 2 for a mistake in the command line, a study, a task or a value; else 1."""
     return EXIT_USAGE if isinstance(error, ConfigError | TaskError) else EXIT_ERROR
 
 
 def run(name: str, work: Callable[[], int]) -> int:
-    """Do a command's `work` and return its exit status; `name` is the program's, before what it says on stderr.
+    """Run a command's `work` and return its exit status; `name` prefixes its messages on stderr.
 
-    0: done; 1: it failed; 2: a mistake in the command line, a configuration or a task; 130: interrupted;
-    141: what read the output ended.
+    0: done; 1: it failed; 2: a mistake in the command line, a configuration or a task; 130: interrupted; 141: the
+    output's reader ended.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an old locale must not turn a "β" into a traceback
+            stream.reconfigure(errors="replace")  # so that printing "β" cannot fail in an old locale
     import_from_working_folder()
     try:
         status = work()
         sys.stdout.flush()
         return status
     except PPOTunerError as error:
-        if launched.rank() == 0:  # the other processes of a launch meet the same
+        if launched.rank() == 0:  # the other processes of the launch report the same
             print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return status_of(error)
     except (MemoryError, RuntimeError) as error:
@@ -116,7 +116,9 @@ _REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM"}
 
 
 _PASSED_ON_SECONDS = 5.0
-"""A launcher passes on to its processes the Ctrl-C that they had from the terminal already."""
+"""A repeated signal within this time counts as one: launchers forward a Ctrl-C that their processes got from the
+terminal, too.
+"""
 
 
 class StopRequest:
@@ -141,7 +143,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Handle the signals for as long as the context lasts (only the main thread can; elsewhere none arrives)."""
+    """Handle the signals inside the context (in the main thread; elsewhere none arrive)."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

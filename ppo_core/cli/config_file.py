@@ -26,19 +26,19 @@ _OTHER_WAY = {
     "mini_batch_size": "num_mini_batches",
     "num_mini_batches": "mini_batch_size",
 }
-"""Two hyperparameters that state the same size."""
+"""Pairs of hyperparameters that state the same size."""
 
 _TEXTS = ("task", "policy", "prompts", "prompt_column", "device", "output", "run_name")
 _LISTS = ("reward", "report_to")
 _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")
 SETTINGS = tuple(item.name for item in fields(Settings) if item.name != "prompt_splits")
-"""The settings that a config file may hold."""
+"""Settings allowed in a config file."""
 
 
 def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
-    """Return the configuration of `layers` over the declared defaults, each layer over the ones before it.
+    """Merge `layers` over the declared defaults, later ones over earlier ones.
 
-    A layer that states a size in one way replaces what earlier layers say of it in the other way.
+    A layer that states a size in one way replaces earlier layers' values for the other way.
 
     Raises:
         ConfigError: the values together are not allowed.

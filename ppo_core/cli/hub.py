@@ -13,7 +13,7 @@ FLAG = "--push_to_hub"
 
 @dataclass(frozen=True)
 class Push:
-    """A push as the flags ask for it."""
+    """A requested push."""
 
     repo: str | None
     """`user/name`, or a name; None: the name of the run's folder."""
@@ -36,13 +36,13 @@ class HubRepo:
 
 
 def create(push: Push, name: str) -> HubRepo:
-    """Create the repository unless it exists, and return it; `name` is its name where the flags name none.
+    """Create the repository unless it exists, and return it; `name` is used if the flags name none.
 
     Raises:
         ConfigError: the name is not allowed, or there is no token.
         PPOTunerError: the hub cannot be reached, or refuses.
     """
-    from huggingface_hub import HfApi, get_token  # which takes a while to import
+    from huggingface_hub import HfApi, get_token  # slow to import
     from huggingface_hub.errors import HFValidationError
 
     if get_token() is None:
@@ -56,7 +56,7 @@ def create(push: Push, name: str) -> HubRepo:
 
 
 def upload(repo: HubRepo, folder: Path, message: str) -> str:
-    """Upload a model's folder, and return the address of its repository.
+    """Upload a model's folder and return its repository's address.
 
     Raises:
         PPOTunerError: it did not arrive; the message says where the model is, and how to push it later.
@@ -64,7 +64,7 @@ def upload(repo: HubRepo, folder: Path, message: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    disable_progress_bars()  # they would run into our lines
+    disable_progress_bars()  # progress bars would mix with our lines
     try:
         with _one_line(f"pushing the model to {repo.id} failed"):
             api = HfApi()
@@ -77,7 +77,7 @@ def upload(repo: HubRepo, folder: Path, message: str) -> str:
 
 @contextmanager
 def _one_line(failure: str) -> Iterator[None]:
-    """Raise PPOTunerError of one line for what the hub's library, or the connection below it, raises."""
+    """Convert errors of the hub's library, or of the connection, to a one-line PPOTunerError."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:

@@ -16,7 +16,7 @@ from ppo_core.output import KL_UNIT, counted, plus_minus, short
 
 CARD = "README.md"
 ADAPTERS = "adapter_config.json"
-"""A folder that holds it is adapters, which peft loads."""
+"""File that identifies a folder of adapters, to be loaded with peft."""
 PACKAGES = ("torch", "transformers", "peft")
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -64,7 +64,7 @@ def write(
 
 
 def _head(is_adapters: bool, assets: TaskAssets) -> ModelCardData:
-    # The hub refuses a card whose base model is a folder of somebody's machine.
+    # The hub refuses a local path as base model.
     is_id = _HUB_ID.fullmatch(assets.policy) is not None and not Path(assets.policy).exists()
     return ModelCardData(
         base_model=assets.policy if is_id else None,
@@ -94,7 +94,7 @@ def _reading(step: Mapping[str, Any], name: str) -> str:
 
 
 def _warnings(model: Path, run: Run, ending: Ending) -> list[str]:
-    """Return what the run's ending says of this one of its models."""
+    """Return the run's result for this model, in words."""
     found = []
     if ending.note is not None and model == run.best_model:
         found.append("This model is from the best checkpoint within the KL budget. "
@@ -107,7 +107,7 @@ def _warnings(model: Path, run: Run, ending: Ending) -> list[str]:
 
 
 def _origin(origin: RunOrigin) -> str:
-    """Return which trial the configuration is from, and what confirms it."""
+    """Return the configuration's trial and its confirmed results, in words."""
     text = f"The configuration is that of trial {origin.trial} of the study {_code(origin.study)}"
     if origin.changed:
         names = ", ".join(map(_code, origin.changed))
@@ -125,5 +125,5 @@ def _origin(origin: RunOrigin) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text as Markdown code, on one line and without what would end it."""
+    """Return a text as Markdown code on one line, without backticks."""
     return "`" + " ".join(text.replace("`", "'").replace("|", "\\|").split()) + "`"

@@ -33,7 +33,7 @@ from ppo_core.report import require_device
 
 
 def checked(settings: Settings, prefix: str) -> Preparation:
-    """Return the parts with absolute paths; relative ones begin at the working directory.
+    """Resolve the parts' paths, relative ones from the working directory.
 
     Raises:
         TaskError: a part is not there or not allowed, or is on a hub that cannot be reached; `prefix` stands before its
@@ -47,7 +47,7 @@ def checked(settings: Settings, prefix: str) -> Preparation:
 
 
 def task_file(parts: Preparation, config: PPOConfig) -> str:
-    """Return the TOML text of a task of these parts; its evaluations sample as the run of `config` does."""
+    """Return the TOML text of a task of these parts; evaluations sample like the run of `config`."""
     lines = ['doc = "Given by its parts on the command line."', f"policy = {_toml(parts.policy)}"]
     for part in parts.rewards:
         lines += ["", "[[reward]]", *(f"{key} = {_toml(getattr(part, key))}" for key in ("name", "kind", "where"))]
@@ -69,7 +69,7 @@ def _table(settings: Settings) -> Mapping[str, Any]:
 
 
 def _reward_name(where: str) -> str:
-    """Return what two rewards of the same name would share: a URL's host, a function, a folder."""
+    """Return a reward's default name: a URL's host, a function, a folder."""
     if "://" in where:
         return "http"
     _, colon, function = where.rpartition(":")
@@ -81,10 +81,10 @@ def _toml(value: str | int | float) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-# What a new run is: flags over a config file or a trial, over the task's reference, over defaults.
+# The plan of a new run.
 
 RUNS_FOLDER = Path("runs") / "train"
-"""The folder of runs that are given no --output."""
+"""Default parent of runs' folders."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Start:
     values: Mapping[str, HyperValue]
     threads: int | None
     name: str
-    """Stem of its folder's name."""
+    """Prefix of its folder's name."""
     kl_budget: float | None = None
     """The study's, in nats per response."""
     device: str | None = None
@@ -108,13 +108,13 @@ class Start:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A new run before its folder is made: everything that can be wrong about the flags and the file was found."""
+    """A new run, fully checked, before its folder is made."""
 
     settings: Settings
     parts: Preparation | None
-    """The task's, where it is given by them."""
+    """Set if the task is given by its parts."""
     first: PPOConfig
-    """The hyperparameters, but for what only the prepared task can tell."""
+    """The hyperparameters, apart from those that depend on the prepared task."""
     device: str
     output: Path
     below: Mapping[str, HyperValue]
@@ -123,7 +123,7 @@ class RunPlan:
     trl: TrlFile | None
     threads: int | None
     kl_budget: float | None
-    """As the flag says, or of a study's trial the study's; None: the task's holds."""
+    """From the flag, or from a study's trial; None: the task's."""
     command: str
     push: Push | None = None
     """Hub repository to push the model to, if any."""
@@ -133,7 +133,7 @@ class RunPlan:
 
     @property
     def task_path(self) -> Path:
-        """File to write a task to that is given by its parts."""
+        """Where to write the file of a task given by parts."""
         return (self.output / run_folder.TASK_FILE).resolve()
 
     @property
@@ -175,11 +175,11 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
 
 
 _OF_A_RUN = ("total_episodes", "seed")
-"""Hyperparameters that say how long a run is and which one of many, not what it does."""
+"""Hyperparameters that do not count as changes: a run's length and seed."""
 
 
 def _origin(start: Start | None, config: PPOConfig, stages: Sequence[Stage]) -> RunOrigin | None:
-    """Return where a configuration comes from, with what the run has otherwise in any of its stages."""
+    """Return the configuration's origin, with the values that this run changes in any stage."""
     if start is None or start.origin is None:
         return None
     theirs, mine = [start.values, *(s.values for s in start.stages)], [config.to_dict(), *(s.values for s in stages)]
@@ -193,7 +193,7 @@ def _origin(start: Start | None, config: PPOConfig, stages: Sequence[Stage]) -> 
 
 
 def resolve(plan: RunPlan, progress: OnProgress) -> Run:
-    """Return the run of `plan`, whose folder is there; a task given by its parts is written into it.
+    """Return the run of `plan` in its existing folder; a task given by parts is written there.
 
     Raises:
         PPOTunerError: the task cannot be used, or its reference does not go with the other values.
@@ -226,13 +226,13 @@ def resolve(plan: RunPlan, progress: OnProgress) -> Run:
 
 
 def _launched(config: PPOConfig) -> PPOConfig:
-    """Return the config as this launch's processes share it."""
+    """Return the config for this launch's number of processes."""
     return replace(config.spread_over(launched.size()), **launched.fsdp())
 
 
 @contextmanager
 def in_words_of_flags(plan: RunPlan) -> Iterator[None]:
-    """Let errors of a task that was given by its parts begin without the file that they were written to."""
+    """Remove the generated file's name from errors of a task given by parts."""
     try:
         yield
     except TaskError as error:
@@ -252,11 +252,11 @@ def refuse_flags(args: Namespace) -> None:
 
 
 def _task(name: str) -> Task:
-    """Return the task, or say what a study's file is for."""
+    """Return the task; explain if a study file was given instead."""
     path = Path(name).expanduser()
     content: Mapping[str, Any] = {}
     if path.suffix == ".toml" and path.is_file():
-        with suppress(ConfigError):  # get_task says what is wrong with it
+        with suppress(ConfigError):  # get_task reports the problem
             content = config_file.parse(path)
     if isinstance(content.get("task"), str) and {"name", "search", "trial", "trials"} & set(content):
         raise TaskError(f"{name} is a study, not a task; run it with: ppo-tuner run {shlex.quote(name)}")
@@ -277,7 +277,7 @@ def _below(path: Path | None, start: Start | None) -> tuple[Settings, Mapping[st
 
 
 def _config(plan: RunPlan, task: Task, progress: OnProgress) -> tuple[PPOConfig, int | None]:
-    """Return the run's hyperparameters, and the episodes between checkpoints that a file of TRL's asks for."""
+    """Return the run's hyperparameters, and the episodes between checkpoints if a TRL file states them."""
     if plan.trl is None:
         return config_file.layered(task.reference, plan.below, plan.flags), None
     assets = task.prepare(progress)

@@ -30,7 +30,7 @@ from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.output import KL_UNIT, dumps, plus_minus, short
 from ppo_core.report import StepReport
 
-# How a run's end compares with its start, its KL budget and its best checkpoint, in one line. Never imports torch.
+# A run's ending: compared with its start, its KL budget and its best checkpoint. Never imports torch.
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class EvalReading:
         return cls(step["step"], step["episode"], reward, next(errors), kl, next(errors))
 
     def is_within(self, kl_budget: float) -> bool:
-        """Return whether it is within the budget; see `ppo_core.config.kl_budget`."""
+        """Return True if it is within the budget; see `ppo_core.config.kl_budget`."""
         return is_within(self.kl, self.kl_se, kl_budget)
 
     @property
     def kl_text(self) -> str:
-        """Its KL in words, with the standard error where there is one."""
+        """Its KL in words, with the standard error if known."""
         return f"{plus_minus(self.kl, self.kl_se)} {KL_UNIT}"
 
     @property
@@ -74,14 +74,14 @@ class Ending:
 
     kl_budget: float
     note: str | None = None
-    """One line on what is wrong with the trained policy; None: nothing is."""
+    """One line on a problem of the trained policy, or None."""
     best: EvalReading | None = None
-    """The evaluation of the kept checkpoint that is better than the end; its model is saved, too."""
+    """Evaluation of a kept checkpoint that is better than the end, and whose model is saved, too; or None."""
     kl_course: str | None = None
-    """One line on where KL left the budget for good, or came back; None: it was within the budget all the way."""
+    """One line on when KL left the budget or came back; None: it never left."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `run.json` holds under `ending`."""
+        """Convert to the value of `ending` in `run.json`."""
         return asdict(self)
 
 
@@ -149,7 +149,7 @@ def _note(wrong: Sequence[str], start: EvalReading, end: EvalReading, best: Eval
 
 
 def _error(one: EvalReading, other: EvalReading) -> float:
-    """Return the standard error of the difference: an upper bound, since both were measured on the same prompts."""
+    """Return an upper bound of the difference's standard error; both were measured on the same prompts."""
     return math.hypot(one.reward_se, other.reward_se)
 
 
@@ -157,7 +157,7 @@ def _reward(reading: EvalReading) -> str:
     return plus_minus(reading.reward, reading.reward_se)
 
 
-# A run's output folder: what it holds, and how an interrupted run is found in it again. Never imports torch.
+# The run's folder.
 
 RUN_FILE, CONFIG_FILE, TASK_FILE = "run.json", "ppo_config.json", "task.toml"
 STEPS_FILE, SAMPLES_FILE = "steps.jsonl", "samples.jsonl"
@@ -189,18 +189,18 @@ class ConfirmedReading:
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """The study's trial that a run has its configuration from."""
+    """The study's trial that a run's configuration comes from."""
 
     study: str
     trial: int
     confirmed: tuple[ConfirmedReading, ...] = ()
-    """A reading a length; none: it was not confirmed."""
+    """One result per length; empty: not confirmed."""
     changed: tuple[str, ...] = ()
-    """Hyperparameters that the run has otherwise, but for its length and seed."""
+    """Values that the run changes, apart from length and seed."""
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> "RunOrigin":
-        """Return the origin that `run.json` holds."""
+        """Read an origin from `run.json`."""
         readings = tuple(ConfirmedReading(**one) for one in stored["confirmed"])
         return cls(stored["study"], stored["trial"], readings, tuple(stored["changed"]))
 
@@ -214,7 +214,7 @@ class Run:
     device: str
     output: Path
     threads: int | None
-    """CPU threads; None: torch's own choice, which is then kept for resuming."""
+    """CPU threads; None: torch's choice, recorded for resuming."""
     report_to: tuple[str, ...]
     run_name: str
     tracker_id: str
@@ -222,18 +222,18 @@ class Run:
     save_every_episodes: int | None
     save_every_seconds: float
     command: str
-    """The command line that began it."""
+    """The command line that started it."""
     resume_from: Path | None = None
     first_step: int = 0
-    """The step that comes next."""
+    """The next step."""
     kl_budget: float | None = None
     """Highest eval KL + one standard error of its best checkpoint, in nats per response; None: the task's."""
     stop_at_episode: int | None = None
-    """It ends with the iteration that reaches this episode; None: where its hyperparameters say."""
+    """Ends with the iteration that reaches this episode; None: at its full length."""
     hub: HubRepo | None = None
     """Hub repository that gets the trained model; None: none."""
     origin: RunOrigin | None = None
-    """None: the configuration is not a study's."""
+    """None: the configuration does not come from a study."""
     stages: tuple[Stage, ...] = ()
     """Stages before `config` takes effect, if the trial is a fork. Empty: it holds from the start."""
 
@@ -287,7 +287,7 @@ class Run:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Make a new run's folder; where the run ends before its first step, what was made is removed again.
+    """Make a new run's folder; it is removed again if the run ends before its first step.
 
     Raises:
         ConfigError: it is not empty, or cannot be written.
@@ -306,14 +306,14 @@ def claimed(folder: Path) -> Iterator[None]:
             for name in (RUN_FILE, CONFIG_FILE, TASK_FILE):
                 (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder / TRACKERS, ignore_errors=True)
-            with suppress(OSError):  # somebody else's file has come in between
+            with suppress(OSError):  # another process created a file meanwhile
                 for path in made:
                     path.rmdir()
         raise
 
 
 def write(run: Run, ending: Ending | None = None) -> None:
-    """Write what the run is, for resuming, and its hyperparameters; with how it ended, it is finished."""
+    """Write `run.json`, for resuming, and the hyperparameters; with an ending, the run is finished."""
     _replace(run.output / CONFIG_FILE, dumps(run.config.to_dict()) + "\n")
     stored = {name: getattr(run, name) for name in _STORED}
     stored |= {"kl_budget": run.kl_budget, "stop_at_episode": run.stop_at_episode}
@@ -325,9 +325,9 @@ def write(run: Run, ending: Ending | None = None) -> None:
 
 
 def resumed(folder: Path) -> Run:
-    """Return an interrupted run, ready to resume: from its newest undamaged checkpoint, or from its start.
+    """Return an interrupted run, ready to resume from its newest undamaged checkpoint or from its start.
 
-    What lies beyond that point (steps, damaged checkpoints) is removed: it will be made again.
+    Later steps and damaged checkpoints are removed; they will be made again.
 
     Raises:
         CheckpointError: the folder holds no run, or one that is finished.
@@ -343,7 +343,7 @@ def resumed(folder: Path) -> Run:
     config = PPOConfig.from_dict(stored["config"], str(folder / RUN_FILE))
     values = {name: stored[name] for name in _STORED}
     values["report_to"] = tuple(values["report_to"])
-    values |= {name: stored.get(name) for name in ("kl_budget", "stop_at_episode")}  # older runs do not say it
+    values |= {name: stored.get(name) for name in ("kl_budget", "stop_at_episode")}  # missing in older runs
     values["hub"] = HubRepo(**stored["hub"]) if stored.get("hub") else None
     values["origin"] = RunOrigin.of(stored["origin"]) if stored.get("origin") else None
     values["stages"] = tuple(Stage(**stage) for stage in stored.get("stages", ()))
@@ -351,7 +351,7 @@ def resumed(folder: Path) -> Run:
 
 
 def with_threads(run: Run, threads: int) -> Run:
-    """Return the run with the thread count that it has."""
+    """Return the run with its actual thread count."""
     return replace(run, threads=threads)
 
 
@@ -371,7 +371,7 @@ def record(run: Run, report: StepReport) -> None:
 
 
 def recorded(run: Run) -> Sequence[dict[str, Any]]:
-    """Return every step's line, those before an interruption included."""
+    """Return all steps' lines, including those before an interruption."""
     return [json.loads(line) for line in run.steps.read_text(encoding="utf-8").splitlines()]
 
 
@@ -392,15 +392,15 @@ def _stored(folder: Path) -> dict[str, Any]:
 
 
 def _keep_steps(path: Path, last: int) -> None:
-    """Drop the recorded lines after step `last`, and a last line that was not written to its end."""
+    """Drop recorded lines after step `last`, and an incomplete last line."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # a response may hold what else ends a line
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # responses may contain other line separators
     _replace(path, "".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= last))
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that it is never there half."""
+    """Write atomically."""
     new = path.with_name(path.name + ".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

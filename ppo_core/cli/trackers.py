@@ -1,7 +1,7 @@
-"""Handing a run's metrics to experiment trackers (TensorBoard, Weights & Biases, ...) through accelerate.
+"""Send a run's metrics to experiment trackers (TensorBoard, Weights & Biases, ...) through accelerate.
 
-The trackers are accelerate's own classes, used without an Accelerator: that would share the state of the one which
-finds the device. A resumed run continues the same run at trackers that can.
+Its tracker classes are used without an Accelerator, which would share the global state that holds the device. A resumed
+run continues the same run at trackers that support it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
 
 PROJECT = "ppo-tuner"
-"""The project that runs stand in at trackers that have projects."""
+"""Project name at trackers that have projects."""
 KNOWN = ("tensorboard", "wandb", "comet_ml", "aim", "mlflow", "clearml", "dvclive", "swanlab", "trackio")
-"""The trackers that accelerate hands metrics to; each is the name of its package, too."""
+"""Trackers supported by accelerate; each is also the name of its package."""
 ALL = "all"
 
 
@@ -40,14 +40,14 @@ class TrackedRun:
 
 
 def resolve(names: Sequence[str], known: Sequence[str] = KNOWN) -> tuple[str, ...]:
-    """Return the names of trackers, each once; `all` stands for every known one that is installed.
+    """Resolve tracker names, each once; `all` means every installed one.
 
     Raises:
         ConfigError: one is unknown or not installed.
     """
     if not names:
         return ()
-    from accelerate.tracking import get_available_trackers  # takes seconds to import
+    from accelerate.tracking import get_available_trackers  # slow to import
 
     installed = [str(name) for name in get_available_trackers() if str(name) in known]
     there_are = f"(installed: {', '.join(installed) or 'none'})"
@@ -64,10 +64,10 @@ def resolve(names: Sequence[str], known: Sequence[str] = KNOWN) -> tuple[str, ..
 
 
 class Trackers:
-    """The trackers of a run, started; no names: nothing happens."""
+    """A run's trackers; without names it does nothing."""
 
     def __init__(self, names: Sequence[str], run: TrackedRun) -> None:
-        """Start the trackers, and tell them its configuration where it is new.
+        """Start the trackers; a new run's configuration is logged.
 
         Raises:
             ConfigError: one of them does not start.
@@ -79,32 +79,32 @@ class Trackers:
                 tracker.start()
                 if run.is_new and name not in _TAKE_CONFIGURATION:
                     tracker.store_init_configuration(_stated(run))
-            except Exception as error:  # whatever the tracker's own library raises
+            except Exception as error:  # trackers raise errors of any class
                 self.finish()
                 raise ConfigError(f'report_to: tracker "{name}" does not start: {error}') from error
             self._started.append(tracker)
 
     def log(self, report: StepReport) -> None:
-        """Hand over a step's metrics, with its episode among them."""
+        """Log a step's metrics, including its episode."""
         self.log_values({"episode": report.episode, **report.metrics}, report.step)
 
     def log_values(self, values: Mapping[str, Any], step: int) -> None:
-        """Hand over numbers and texts of a step."""
+        """Log a step's numbers and texts."""
         for tracker in self._started:
             tracker.log(dict(values), step=step)
 
     def finish(self) -> None:
-        """Let every tracker write what it still holds."""
+        """Flush and close all trackers."""
         for tracker in self._started:
             tracker.finish()
 
 
 _TAKE_CONFIGURATION = ("trackio", "wandb")
-"""Trackers that get it at their start: else they would write it to whichever run of this process began last."""
+"""Trackers that get the configuration at their start; later they would write it to this process's most recent run."""
 
 
 def _made(name: str, run: TrackedRun) -> "GeneralTracker":
-    """Return accelerate's tracker of that name, with what makes it continue a resumed run."""
+    """Return accelerate's tracker, set up to continue a resumed run."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     made: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]

@@ -34,11 +34,11 @@ from ppo_core.report import StepReport, Trainer, iteration_seconds
 from ppo_core.sampling.sampler_check import AgreementWatch
 from ppo_core.tasks.skeleton import example_note
 
-# What is printed when a run begins to train. Never imports torch.
+# Lines printed at the start of a run. Never imports torch.
 
 
 def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
-    """Return what a run does, where it writes and with what, one line each."""
+    """Describe a run: what it trains, where it writes, with which settings; one line each."""
     changed = {n: v for n, v in run.config.to_dict().items() if v != HYPERPARAMETERS[n].default}
     said = [
         f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
@@ -56,7 +56,7 @@ def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
 
 
 def _length(run: Run) -> str:
-    """Return how long the run is, how often it is evaluated, and what became of the episodes that were asked for."""
+    """Describe the run's length and evaluations, and how the requested episodes were rounded."""
     config = run.config
     batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
     plural = "" if iterations == 1 else "s"
@@ -68,11 +68,11 @@ def _length(run: Run) -> str:
 
 
 FIRST_TIMED = 2
-"""The report, counted from 1, after which the time that is left is said: a new run's first is an evaluation."""
+"""Number of the report after which the remaining time is printed; a new run's first is an evaluation."""
 
 
 def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float, evaluation: float) -> float:
-    """Return how long a run takes from after `step` to `last_step`, at so many seconds an iteration and evaluation."""
+    """Return the seconds from after `step` to `last_step`, at so many per iteration and evaluation."""
     batch, every = config.batch_sizes(1).batch_size, config.eval_interval
     due = last_step * batch // every - step * batch // every
     evaluations = min(last_step - step, due + (last_step * batch % every >= batch))
@@ -80,7 +80,7 @@ def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float,
 
 
 def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> str | None:
-    """Return about how long a run still takes, by its last report; None where that is not known or nothing is left."""
+    """Estimate the remaining time from the last report, in words; None if unknown or nothing is left."""
     report = reports[-1]
     evaluations = [each.metrics["time/evaluate"] for each in reports if "time/evaluate" in each.metrics]
     iteration = iteration_seconds(report)
@@ -91,12 +91,12 @@ def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> st
     return f"about {output.duration(left)} left: {iterations} of {iteration:.1f} s, and evaluations"
 
 
-# One training run from its command line to its model: train, record and show each step, save, and report the end.
+# The run.
 
 
 @dataclass(frozen=True)
 class Program:
-    """The program that trains, for what it says and for commands to copy."""
+    """The program's name, for messages and commands to copy."""
 
     name: str
     to_copy: Callable[[Sequence[str]], str]
@@ -104,7 +104,7 @@ class Program:
 
 
 def train(args: Namespace, argv: Sequence[str], program: Program, start: Start | None = None) -> int:
-    """Train as the flags say, and return the exit status.
+    """Train according to the flags and return the exit status.
 
     Raises:
         PPOTunerError: something is not allowed, is not there, or does not fit into memory.
@@ -132,14 +132,14 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
 
 
 def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path | None) -> Trainer:
-    """Return the PPO trainer of a run; only here torch and transformers are loaded."""
-    from ppo_core.trainer import ppo_trainer  # what needs torch waits until everything else is checked
+    """Return a run's PPO trainer; torch and transformers are loaded only here."""
+    from ppo_core.trainer import ppo_trainer  # imported last: everything else was checked before
 
     return ppo_trainer(config, task, device=device, resume_from=resume_from)
 
 
 class _Session:
-    """A run for as long as this process works on it; of several processes, one each."""
+    """A run in progress in this process; each of several processes has one."""
 
     def __init__(self, run: Run, out: Console, stop: StopRequest, program: Program, progress: OnProgress) -> None:
         self._run = run
@@ -155,7 +155,7 @@ class _Session:
         self._agreement = AgreementWatch()
 
     def report(self, as_json: bool) -> int:
-        """Train, say how it ended, and return the exit status."""
+        """Train, report the end, and return the exit status."""
         leading.by_first(self._prepare)
         staged = self._staged()
         try:
@@ -167,7 +167,7 @@ class _Session:
                 print(f"{self._program.name}: {stopped}; to resume: {self._way_on}", file=sys.stderr)
             return EXIT_INTERRUPTED
         self._save_model(staged.trainer, self._run.model)
-        del staged  # before another trainer is loaded
+        del staged  # free it before another trainer is loaded
         ending, kept = leading.by_first(self._judged)
         if ending.best is not None:
             best = make_trainer(self._run.config, self._run.task, device=self._run.device, resume_from=kept)
@@ -176,7 +176,7 @@ class _Session:
         return EXIT_OK
 
     def _prepare(self) -> None:
-        """Prepare the task, and say the run's predicted peak before anything is loaded; OutOfMemory: it cannot fit."""
+        """Prepare the task and print the predicted peak before loading anything; OutOfMemory if it cannot fit."""
         from ppo_core.models.fits import memory_line
 
         self._assets = self._task.prepare(self._progress)
@@ -193,7 +193,7 @@ class _Session:
             _torch().set_num_threads(run.threads)
         from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()  # its bars for writing weights would run into our lines
+        disable_progress_bar()  # its progress bars would mix with our lines
 
         def make(config: PPOConfig, resume_from: Path | None) -> Trainer:
             return make_trainer(config, run.task, device=run.device, resume_from=resume_from)
@@ -201,7 +201,7 @@ class _Session:
         return StagedTrainer(run.stages, run.config, make, run.checkpoints, run.resume_from)
 
     def _steps(self, staged: StagedTrainer) -> str | None:
-        """Go through the steps until the last one, or until a stop is asked for; return why, or None."""
+        """Run the steps until the last, or until a stop is requested; return the reason for a stop, or None."""
         run, last = self._run, self._run.last_step
         keeper = CheckpointKeeper(
             run.checkpoints,
@@ -230,7 +230,7 @@ class _Session:
         return None
 
     def _begin(self, trainer: Trainer) -> None:
-        """Put the run on disk, start its trackers, and say what it does."""
+        """Write the run's files, start its trackers, and describe it."""
         room = checkpoint.disk_use(trainer, self._run.checkpoints)
         if room is not None:
             room.require_room()
@@ -238,11 +238,11 @@ class _Session:
             self._run = run_folder.with_threads(self._run, _torch().get_num_threads())
         run_folder.write(self._run)
         self._trackers = Trackers(self._run.report_to, self._run.tracked)
-        for line in lines(self._run, self._kl_budget, room):  # when nothing is left that could be refused
+        for line in lines(self._run, self._kl_budget, room):  # after all checks
             self._print(line)
 
     def _answer(self, report: StepReport, keeper: CheckpointKeeper, stop: str | None) -> NextMove:
-        """Record and show a step, and return what the run does next."""
+        """Record and print a step, and return the run's next move."""
         run, last, reports = self._run, self._run.last_step, self._reports
         reports.append(report)
         run_folder.record(run, report)
@@ -262,18 +262,18 @@ class _Session:
         return NextMove.SAVE if report.step > 0 and keeper.is_due(report) else NextMove.GO_ON
 
     def _shows_samples(self, report: StepReport) -> bool:
-        """Return whether it is the first step, the last one, or the first evaluation of the second half."""
+        """Return True for the first step, the last, and the first evaluation of the second half."""
         last = self._run.last_step
         second = [each for each in self._reports if each.is_evaluation and 2 * each.step >= last]
         return report.step in (0, last) or second[:1] == [report]
 
     def _judged(self) -> tuple[Ending, Path | None]:
-        """Return how the run ended, and its best checkpoint."""
+        """Return the run's ending and its best checkpoint."""
         steps, kept = run_folder.recorded(self._run), checkpoint.best(self._run.checkpoints, self._kl_budget)
         return judge(steps, self._kl_budget, None if kept is None else checkpoint.step_of(kept)), kept
 
     def _finish(self, ending: Ending, as_json: bool) -> None:
-        """Say how the run ended, remove its checkpoints, and push the model where that was asked for."""
+        """Report the end, remove checkpoints, and push the model if requested."""
         run, steps = self._run, run_folder.recorded(self._run)
         model_card.write(run.model, run, self._task, self._assets, steps, ending)
         self._print(f"saved the model in {run.model}")
@@ -295,7 +295,7 @@ class _Session:
                 print(output.dumps(_data(run, self._reports, ending) | {"hub": pushed}))
 
     def _push(self, ending: Ending) -> str | None:
-        """Push the model that is worth it where that was asked for, and return the address of its repository."""
+        """Push the better of the models if requested, and return its repository's address."""
         run = self._run
         if run.hub is None:
             return None
@@ -305,7 +305,7 @@ class _Session:
         return address
 
     def _save_model(self, trainer: Trainer, folder: Path) -> None:
-        leading.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))  # a part, left by an interruption
+        leading.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))  # incomplete, from an interruption
         trainer.save_model(folder)
 
     @property
@@ -317,7 +317,7 @@ class _Session:
         return self._program.to_copy(["--resume", str(self._run.output)])
 
     def _with_way_on(self, error: PPOTunerError) -> PPOTunerError:
-        """Return the error with the command that resumes, where its steps are on disk and the same sizes may do."""
+        """Add the resume command to the error, if steps are on disk and the same sizes may work."""
         if isinstance(error, OutOfMemory) or not self._run.steps.exists():
             return error
         return type(error)(f"{error}; to resume: {self._way_on}")
@@ -358,5 +358,5 @@ def _data(run: Run, reports: Sequence[StepReport], ending: Ending) -> dict[str, 
 
 
 def _tell_stop(name: str) -> None:
-    # In a signal's handler the stream may be in the middle of another line's writing: write past it.
+    # A signal handler may interrupt a write to the stream, so bypass it.
     os.write(2, f"\n{name}: saving a checkpoint after this step (again: end at once)\n".encode())

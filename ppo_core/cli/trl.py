@@ -1,8 +1,8 @@
-"""Reading a YAML that was written for TRL's PPO, as it is.
+"""Read a YAML file written for TRL's PPO, unchanged.
 
-A file is TRL's if it holds a field that only TRL has. Fields that it does not state have TRL's defaults, and the critic
-is TRL's: a network of its own that starts as the reward model, at the policy's learning rate. What depends on the
-number of iterations waits until that is known: see `Cadences`.
+A file is TRL's if it has a field that only TRL has. Fields that it does not state have TRL's defaults; the critic is
+TRL's: a separate network that starts as the reward model, at the policy's learning rate. Values that depend on the
+number of iterations are resolved later: see `Cadences`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from ppo_core.errors import ConfigError, nearest
 # WARNED and IGNORED, or else a hyperparameter of ours by the same name, which is taken as it is.
 
 REWARD_MODEL = "reward_model"
-"""The value_model_path of a critic that starts as the reward model."""
+"""Value of value_model_path for a critic that starts as the reward model."""
 
 DEFAULTS: Mapping[str, HyperValue] = {
     "learning_rate": 3e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_mini_batches": 1,
@@ -40,7 +40,7 @@ SAME = (
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "total_episodes", "bf16",
     "gradient_checkpointing", "use_peft", "lora_r", "lora_alpha", "use_rslora", "load_in_4bit", "attn_implementation",
 )  # fmt: skip
-"""The fields that are hyperparameters of ours by the same name."""
+"""Fields with a hyperparameter of the same name here."""
 
 ADAMW, ADAMW_8BIT = (
     ("adamw_torch", "adamw_torch_fused", "adamw_hf"),
@@ -52,7 +52,7 @@ SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
 @dataclass(frozen=True)
 class _Field:
-    """One field of a file, beside the others that are not null."""
+    """A field of the file, with all other fields that are not null."""
 
     key: str
     value: Any
@@ -137,17 +137,17 @@ TRANSLATED: Mapping[str, tuple[str, Callable[[_Field], Any]]] = {
     "warmup_steps": ("warmup_ratio", _Field.number),
     "save_steps": ("save_every_episodes", _Field.number),
 }
-"""Our counterpart of each field: a setting, a key of the prompts' table, or a hyperparameter; of two the later wins."""
+"""Our counterpart of each field: a setting, a key of the prompts table, or a hyperparameter; later ones win."""
 
 COUNTED = {"num_train_epochs": 3.0, "num_sample_generations": 10.0, "warmup_steps": 0.0, "save_steps": 500.0}
-"""Fields that count iterations or epochs (see `Cadences`), with TRL's defaults."""
+"""Fields in iterations or epochs (see `Cadences`), with TRL's defaults."""
 
 HIDDEN_BY = {
     "model_name_or_path": "sft_model_path",
     "num_train_epochs": "total_episodes",
     "num_sample_generations": "eval_every_episodes",
 }
-"""Fields without effect where another is given."""
+"""Fields overridden by another."""
 
 _PLAIN_LORA = "adapters here are LoRA on whole modules, without DoRA"
 _FLOAT32 = "models are loaded in float32"
@@ -164,7 +164,7 @@ WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "lora_target_parameters": (([],), _PLAIN_LORA),
     "save_strategy": (("steps",), "not followed; save_every_seconds and new best evaluations save checkpoints"),
 }
-"""Fields that change a run but are not followed: the values that need no warning, and the warning."""
+"""Fields that would change a run but are not followed: values that need no warning, and the warning."""
 
 IGNORED = """
 accelerator_config activation_checkpointing activation_checkpointing_kwargs auto_find_batch_size
@@ -192,31 +192,31 @@ torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores trackio_buck
 trackio_static_space_id train_sampling_strategy trust_remote_code use_bnb_nested_quant use_cache use_ipex
 use_liger_kernel use_mps_device world_size
 """.split()  # noqa: SIM905
-"""Ignored by TRL's PPO itself, or without an effect here on what is trained."""
+"""Ignored by TRL's PPO itself, or without effect on training here."""
 
 FIELDS = (*TRANSLATED, *WARNED, *IGNORED)
-"""Every field of TRL's that is not taken as it is."""
+"""All TRL fields that are not taken unchanged."""
 
 
 @dataclass(frozen=True)
 class Cadences:
-    """TRL's counts of iterations or epochs; episodes follow from them once the run's length is known."""
+    """TRL's counts of iterations or epochs; they become episodes once the run's length is known."""
 
     epochs: float | None
     """Passes over the training prompts; None where the file states total_episodes."""
     generations: int
-    """Number of times that TRL samples completions in a run; here evaluations."""
+    """How often TRL samples completions in a run; here, evaluations."""
     warmup_steps: float
-    """Iterations; below 1 a share of them."""
+    """Iterations; below 1: a share of the run."""
     save_steps: float | None
-    """Iterations between checkpoints, below 1 a share of them; None: no such cadence."""
+    """Iterations between checkpoints; below 1: a share of the run; None: not set."""
 
     def total_episodes(self, prompts: int) -> int | None:
-        """Return the run's length for that many training prompts, or None where the file states it."""
+        """Return the run's episodes for that many training prompts; None if the file states them."""
         return None if self.epochs is None else max(1, int(self.epochs * prompts))
 
     def values(self, config: PPOConfig) -> dict[str, HyperValue]:
-        """Return the hyperparameters that follow from the length of `config`'s run, spread over its processes."""
+        """Return the hyperparameters that follow from the run's length, for its processes."""
         batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
         every = max(1, iterations // self.generations) if self.generations else iterations
         values: dict[str, HyperValue] = {"eval_every_episodes": every * batch}
@@ -226,7 +226,7 @@ class Cadences:
         return values
 
     def save_every_episodes(self, config: PPOConfig) -> int | None:
-        """Return the episodes between checkpoints of `config`'s run, or None without such a cadence."""
+        """Return the episodes between checkpoints, or None if not set."""
         if self.save_steps is None:
             return None
         steps = self.save_steps if self.save_steps >= 1 else self.save_steps * config.num_iterations()
@@ -235,23 +235,23 @@ class Cadences:
 
 @dataclass(frozen=True)
 class TrlFile:
-    """A file of TRL's in our words."""
+    """A TRL file, translated."""
 
     settings: Settings
     values: Mapping[str, HyperValue]
     cadences: Cadences
     used: tuple[str, ...]
-    """Lines on what became of its fields."""
+    """Notes on its fields."""
     warnings: tuple[str, ...]
-    """Lines on fields that are not followed here, or followed differently than by TRL."""
+    """Warnings on fields that are not followed, or followed differently than by TRL."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """All these lines."""
+        """All notes and warnings."""
         return (*self.used, *self.warnings)
 
     def for_task(self, prompts: int, *, has_reward_model: bool) -> dict[str, HyperValue]:
-        """Return the values on a task with so many training prompts, with or without a reward model."""
+        """Return the values for a task with so many training prompts, with or without a reward model."""
         values = dict(self.values)
         total = self.cadences.total_episodes(prompts)
         if total is not None:
@@ -261,12 +261,12 @@ class TrlFile:
         return values
 
     def for_length(self, config: PPOConfig) -> dict[str, HyperValue]:
-        """Return what follows from the length and the rate of `config`'s run: cadences, and the shared rate."""
+        """Complete the values that depend on the run: cadences, and the critic's learning rate."""
         return {"value_learning_rate": config.learning_rate, **self.cadences.values(config)}
 
 
 def translated(key: str, given: Mapping[str, Any]) -> Any:
-    """Return what a field of `TRANSLATED` says beside the others that are given; None: nothing.
+    """Translate a field of `TRANSLATED`, given all others; None: nothing to set.
 
     Raises:
         ConfigError: its value is not allowed; the message begins with the field's name.
@@ -275,13 +275,13 @@ def translated(key: str, given: Mapping[str, Any]) -> Any:
 
 
 def is_trl(content: Mapping[str, Any]) -> bool:
-    """Return whether a config file's content has a field that only TRL has."""
+    """Return True if the content has a field that only TRL has."""
     only_trl = set(FIELDS) - set(HYPERPARAMETERS) - set(SETTINGS)
     return bool(only_trl & set(content)) or ("stop_token" in content and content["stop_token"] is None)
 
 
 def read(content: Mapping[str, Any], where: str) -> TrlFile:
-    """Return what a file of TRL's says; `where` names it in errors.
+    """Translate a TRL file; `where` names it in errors.
 
     Raises:
         ConfigError: an unknown key, or a value that is not allowed; the message names the key.
@@ -324,7 +324,7 @@ def _warned(given: Mapping[str, Any]) -> list[str]:
 
 
 def _used(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one line each on the fields that are taken, translated and ignored."""
+    """Yield one line on fields taken unchanged, one on translated and one on ignored fields."""
     warned = _warned(given)
     hidden = {key for key, by in HIDDEN_BY.items() if by in given}
     if "save_strategy" in warned:

@@ -21,18 +21,16 @@ logger = logging.getLogger(__name__)
 MOST_ROWS = 256
 """Rows of one pass, until memory runs out."""
 NO_LIMIT = 10**9
-"""Values of model_max_length from here on mean that the tokenizer knows no limit."""
+"""A model_max_length of at least this means no limit."""
 
 
 class RewardModel:
-    """A part that is a model, in eval mode; on a CPU in float32, else in the dtype it was saved in.
+    """A reward model, in eval mode; on a CPU in float32, else in the dtype it was saved in.
 
-    It reads prompt + response; of a chat, where its tokenizer has a chat template, the messages and the response as
-    the assistant's next one. What its positions cannot hold is cut off on the left.
-
-    With the part's `append_eos` it sees where a response ended: its own EOS comes after one that did, unless its
-    tokenizer closes every text by itself. A chat's last message is closed as the template does, where it does, and
-    left open where the response was cut.
+    It reads prompt + response; for a chat, if its tokenizer has a chat template, the messages with the response as the
+    assistant's next one. Text beyond its positions is cut off on the left. With `append_eos` it sees where a response
+    ended: its own EOS follows one that ended by itself, unless its tokenizer closes every text. A chat's last message
+    is closed as the template does; it stays open if the response was cut.
 
     Raises:
         TaskError: it cannot be loaded, or is not a reward model.
@@ -83,9 +81,9 @@ class RewardModel:
         return logits
 
     def _fill(self, rows: Sequence[list[int]]) -> int:
-        """Return the id that pads rows, known to the model: a decoder's head reads the last token unlike it.
+        """Return a padding id known to the model: a decoder's head reads the last token that differs from it.
 
-        If the model and its tokenizer name none, it is one with which no row ends.
+        If model and tokenizer name none, it is an id with which no row ends.
         """
         ends = {ids[-1] for ids in rows}
         fill = next(i for i in itertools.count() if i not in ends) if self._pad_id is None else self._pad_id
@@ -114,7 +112,7 @@ class RewardModel:
         try:
             text = str(self.tokenizer.apply_chat_template(messages, tokenize=False))
             return text if batch.ended[row] else text.removesuffix(self._endings.chat_closing)
-        except Exception as error:  # a template raises what it likes
+        except Exception as error:  # templates raise errors of any class
             raise RewardError(
                 f"{self.who}: its chat template refuses {batch.sample(row)}: {one_line(error)}"
             ) from error
@@ -207,7 +205,7 @@ def _chat_closing(tokenizer: PreTrainedTokenizerBase) -> str | None:
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": probe}]
     try:
         rendered = str(tokenizer.apply_chat_template(chat, tokenize=False))
-    except Exception:  # a template raises what it likes; what it refuses of the task's chats is an error there
+    except Exception:  # templates raise errors of any class; for the task's chats they are reported later
         return None
     _, found, closing = rendered.rpartition(probe)
     return closing if found else None
@@ -234,8 +232,8 @@ def _load(part: RewardPart, device: torch.device) -> tuple[PreTrainedTokenizerBa
 def _pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the padding id of the model, or of its tokenizer, or None.
 
-    By the model's own its head finds the last token, even if that is EOS, too. A tokenizer that pads with EOS alone
-    says nothing of the head, which would pass over the end of a text.
+    A head uses the model's own id to find the last token, even if that is EOS. A tokenizer that pads with EOS says
+    nothing about the head, which would skip a text's end.
     """
     tokens = model.get_input_embeddings().num_embeddings
     own, its = model.config.get_text_config().pad_token_id, tokenizer.pad_token_id
@@ -250,6 +248,8 @@ def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> in
     limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            limits.append(module.num_embeddings - module.padding_idx - 1)  # RoBERTa counts from padding_idx + 1
+            limits.append(
+                module.num_embeddings - module.padding_idx - 1
+            )  # RoBERTa's positions start at padding_idx + 1
     known = [int(limit) for limit in limits if limit is not None and 0 < limit < NO_LIMIT]
     return min(known, default=None)

@@ -46,7 +46,7 @@ TASK = Task(
             Range(0.005, 0.2, "log"), "answers that were right four times in ten cost about a nat to make certain"
         ),
     },
-    # To answer always what was right with probability p costs -log p: about 1 nat where p is 0.4.
+    # Always giving an answer that had probability p costs -log p: about 1 nat for p = 0.4.
     kl_budget=1.5,
     kl_limit=5.0,
     eval_temperature=1.0,

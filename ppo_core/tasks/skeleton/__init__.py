@@ -1,4 +1,4 @@
-"""A new task's folder: a task that runs as it is, to turn into your own."""
+"""Write a new task's folder: a working example to adapt."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def write(folder: Path, policy: str = DEFAULT_POLICY) -> list[str]:
 
 
 def example_note(task: Task) -> str | None:
-    """Return a line on the reward and prompts that are still the examples, for another policy than theirs; or None."""
+    """Return a warning if reward or prompts are still the examples although the policy is not; or None."""
     prepare = task.prepare
     if not isinstance(prepare, Preparation) or prepare.policy == DEFAULT_POLICY:
         return None
@@ -67,7 +67,7 @@ def _rows() -> list[str]:
 
 
 def _suited(policy: str) -> dict[str, object]:
-    """Return what of a task's values depends on its policy."""
+    """Return the values that depend on the policy."""
     if policy == DEFAULT_POLICY:
         return {
             "example": "",
@@ -91,7 +91,7 @@ def _suited(policy: str) -> dict[str, object]:
 
 
 def _response_length(policy: str) -> int:
-    """Return the default length, or as much as a policy on this disk has room for behind the longest prompt."""
+    """Return the default response length, or what fits into a local policy's context after the longest prompt."""
     if policy.startswith(TASK_PREFIX):
         return get_task(policy.removeprefix(TASK_PREFIX)).eval_response_length
     file = Path(policy) / "config.json"
@@ -99,9 +99,9 @@ def _response_length(policy: str) -> int:
         config = json.loads(file.read_text(encoding="utf-8"))
         config = config.get("text_config", config)
         positions = next(int(config[name]) for name in _POSITIONS if name in config)
-    except (OSError, ValueError, AttributeError, TypeError, StopIteration):  # on the hub, or it does not say
+    except (OSError, ValueError, AttributeError, TypeError, StopIteration):  # on the hub, or unknown
         return PPOConfig.response_length
-    longest = max(len(json.loads(row)["prompt"].encode()) for row in _rows()) + 2  # a token has a byte at least
+    longest = max(len(json.loads(row)["prompt"].encode()) for row in _rows()) + 2  # at least a byte per token
     return max(1, min(PPOConfig.response_length, positions - longest))
 
 
@@ -118,5 +118,5 @@ def _require_free(folder: Path) -> None:
 
 
 def _toml(text: str) -> str:
-    """Return the inside of a TOML string."""
+    """Escape text for a TOML string."""
     return json.dumps(text)[1:-1]

@@ -1,4 +1,4 @@
-"""An example: what an answer to a sum is worth. Put your own in its place; the task names the function."""
+"""An example reward: checks the answer to a sum. Replace it with your own; the task file names the function."""
 
 
 def exact(prompts: list[str], responses: list[str], answer: list[str]) -> list[float]:
