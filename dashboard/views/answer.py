@@ -96,7 +96,7 @@ def _figures(view: StudyView, found: Answer, baseline: float | None) -> tuple[Fi
             "Reward to launch" if found.confirmed else "Best eval reward",
             "–" if reward is None else f"{reward:.2f}",
             gained,
-            f"What to launch has it; on fresh seeds and the test prompts where it is confirmed. {RULE} Below: which "
+            f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed. {RULE} Below: which "
             "trial, how sure that is, and how far its eval reward is over the SFT policy's.",
         ),
         (
@@ -113,7 +113,7 @@ def _no_answer(view: StudyView, leader: TrialRow | None) -> str:
     """Return why there is no answer yet, and what leads so far."""
     budget = f"the KL budget of {view.spec.kl_budget:g} {KL_UNIT}"
     if leader is None:
-        return f"No trial has an evaluation within {budget} yet, but for the SFT policy's."
+        return f"No trial has an evaluation within {budget} yet, except the SFT policy's."
     value, kl = plus_minus(leader.value, leader.value_se), measured(leader.kl)
     ended = "No trial that ended is within it" if view.ended else "No trial has ended yet"
     return f"{ended}. Trial {leader.number} leads: eval reward {value} at a KL of {kl} {KL_UNIT}, within {budget}."

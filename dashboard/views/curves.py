@@ -203,7 +203,7 @@ def advice(found: Mapping[int, Sequence[Measurement]]) -> list[str]:
                 by_sign.setdefault(one.sign.name, []).append(number)
     return [
         f"Trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}: {SIGNS[name].label}. "
-        f"{METRICS[str(SIGNS[name].metric)].label} is to be {SIGNS[name].range}: try {SIGNS[name].change}."
+        f"{METRICS[str(SIGNS[name].metric)].label} should be {SIGNS[name].range}: try {SIGNS[name].change}."
         for name, numbers in by_sign.items()
     ]
 

@@ -155,8 +155,8 @@ def section(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
         default=["last"],
         key="when",
         bind="query-params",
-        help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one that the "
-        "trial's value is of, `at step` the last one up to a step.",
+        help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one behind "
+        "the trial's value, `at step` the last one up to a step.",
     )
     prompts = {int(index): str(text) for index, text in every.groupby("prompt_index")["prompt"].first().items()}
     with row:
@@ -334,7 +334,7 @@ def _marked(
     if mark in CHANGES:
         if base is not None:
             return changed(row.response, base), note
-        note = "nothing to hold it against"
+        note = "nothing to compare with"
     elif mark and tokens is None:
         note = "no token data for this sample"
     elif mark and tokens is not None:

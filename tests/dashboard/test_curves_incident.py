@@ -255,7 +255,7 @@ def test_a_trial_that_the_guard_ended_for_its_value_loss_is_not_ticked() -> None
 def test_the_same_advice_for_several_trials_is_said_once() -> None:
     high, _ = readings(policy__clipfrac_avg=[0.5])
     [line] = curves.advice({2: high, 5: high, 6: readings(policy__clipfrac_avg=[0.1])[0]})
-    assert line.startswith("Trials 2, 5: Updates too large. Clip fraction is to be at most 0.3")
+    assert line.startswith("Trials 2, 5: Updates too large. Clip fraction should be at most 0.3")
     assert curves.health_rows({2: high}, ())[CLIP].tolist() == ["▲ 0.5"]
 
 

@@ -95,7 +95,7 @@ def test_tokens_are_shaded_by_the_chosen_reading_and_say_all_of_them(
     [
         ("3", "KL", "no token data for this sample"),
         ("4", "value error", "no value error for its tokens: this trial has no critic"),
-        ("0", samples.BEFORE, "nothing to hold it against"),
+        ("0", samples.BEFORE, "nothing to compare with"),
     ],
 )
 def test_marks_that_are_not_known_are_said(
