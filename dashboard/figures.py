@@ -140,9 +140,10 @@ def reward_against_kl(
     if baseline is not None:
         baseline_line(figure, baseline)
     for row in measured[measured["number"] == best].itertuples():
+        side = 1 if row.kl < 0.4 * right else -1  # away from the nearer edge
         figure.add_annotation(
-            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", ax=-50, ay=-40, standoff=7,
-            arrowwidth=1.2, arrowcolor=GREY, bgcolor=FILL, borderpad=3, xanchor="right",
+            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", ax=50 * side, ay=40, standoff=7,
+            arrowwidth=1.2, arrowcolor=GREY, bgcolor=FILL, borderpad=3, xanchor="left" if side == 1 else "right",
         )  # fmt: skip
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
     figure.update_xaxes(range=[-0.03 * right, right])

@@ -28,10 +28,12 @@ PAGES = {
     "curves": ("curves", "canvas"),
     "trial": ("trial", "canvas"),
     "reward_kl": ("reward_kl", ".js-plotly-plot"),
+    "search": ("search", ".parcoords"),
     "samples": ("samples", "[data-testid=stCode], [data-testid=stText]"),
     "compare": ("compare", "[data-testid=stDataFrame]"),
     "confirm": ("confirm", ".js-plotly-plot"),
     "control": ("control", "[data-testid=stDataFrame]"),
+    "studies": ("studies", ".js-plotly-plot"),
 }
 """Each page's path, and what stands there once it is drawn."""
 

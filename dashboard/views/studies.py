@@ -167,16 +167,18 @@ def _study_columns() -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     return {
         "study": _link_column(),
-        "state": text("State", width=125, help="Not responding: its controller has been silent for a minute."),
+        "state": text("State", width=115, help="Not responding: its controller has been silent for a minute."),
         "ended": text("Trials ended", width=110, help="And how many were screened."),
         "spent": text("Search budget", width=100, help="In trials of full length; empty: limited by number of trials."),
         "best": number(
-            "Best eval reward", format="%.3f", width=130, help="Eval reward of the best trial within the KL budget."
+            "Best eval reward", format="%.3f", width=120, help="Eval reward of the best trial within the KL budget."
         ),
-        "kl": number("KL of best trial", format="%.2f", width=120, help=METRICS["eval/kl"].doc),
+        "kl": number("Its KL", format="%.2f", width=65, help=f"KL of the best trial. {METRICS['eval/kl'].doc}"),
         "budget": number("KL budget", format="%g", width=85, help=f"In {METRICS['eval/kl'].unit}."),
         "device": text("Device time", width=95, help="Trials that run side by side each count."),
-        "seconds": number("Seconds per ended trial", format="%.0f", width=165, help="Mean over trials that ended."),
-        "pruned": number("Time on pruned trials", format="%.0f%%", width=145, help="Share of all device time."),
+        "seconds": number("Seconds per trial", format="%.0f", width=120, help="Mean over trials that ended."),
+        "pruned": number(
+            "Pruned", format="%.0f%%", width=70, help="Share of all device time that went into pruned trials."
+        ),
         "sign": text("Last activity", width=105),
     }

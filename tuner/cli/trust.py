@@ -122,7 +122,7 @@ def importance(args: argparse.Namespace) -> int:
     trials = fidelity.read(view.trials, at, evaluated)
     refused = importances.refusal(trials, view.spec, at_rung=at.at_rung)
     if refused:
-        raise StudyError(f"{refused} The dashboard's page Compare plots the trials against each hyperparameter.")
+        raise StudyError(f"{refused} The dashboard's page Search plots the trials against each hyperparameter.")
     usable = importances.usable(trials, view.spec, at_rung=at.at_rung)
     found = importances.importances(usable, view.spec)
     if args.json:
