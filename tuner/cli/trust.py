@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -126,7 +126,9 @@ def importance(args: argparse.Namespace) -> int:
     usable = importances.usable(trials, view.spec, at_rung=at.at_rung)
     found = importances.importances(usable, view.spec)
     if args.json:
-        lists = {outcome: [asdict(one) | {"is_sure": one.is_sure} for one in each] for outcome, each in found.items()}
+        lists: dict[str, Any] = {
+            outcome: [asdict(one) | {"is_sure": one.is_sure} for one in each] for outcome, each in found.items()
+        }
         print(output.dumps({"study": view.row.name, "read": at.name, "trials": len(usable), **lists}))
         return 0
     out = output.console()
