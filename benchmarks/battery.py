@@ -18,21 +18,11 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # for tools/
 
 from support.battery import report, runs
 from support.battery.recipes import GROUP_SEEDS, recipes
-from support.common import commit
+from support.common import commit, run_command
 
 from ppo_core.errors import PPOTunerError
 
 LEDGER = runs.DATA / "ledger.jsonl"
-
-
-def main() -> int:
-    arguments = _parser().parse_args()
-    try:
-        status: int = arguments.run(arguments)
-    except PPOTunerError as error:
-        print(f"battery.py: {error}", file=sys.stderr)
-        status = 1
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -112,4 +102,4 @@ def _tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(_parser()))

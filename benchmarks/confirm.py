@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.common import run_command
 
 from ppo_core.errors import PPOTunerError
 from tuner.confirm.plan import Plan, due_step
@@ -224,18 +225,12 @@ def main() -> int:
     trains.add_argument("--episodes", type=int, default=640, help="length of a run (640)")
     trains.add_argument("--seeds", type=int, default=SEEDS, help=f"seeds of each configuration ({SEEDS})")
     trains.add_argument("--workers", type=int, default=2, help="runs at a time (2)")
-    trains.set_defaults(work=run)
+    trains.set_defaults(run=run)
     shows = commands.add_parser("show", help="draw studies, and count which claims hold")
     shows.add_argument("--studies", type=int, default=STUDIES, help=f"how many ({STUDIES})")
     shows.add_argument("--json", action="store_true", help="print one line of JSON instead")
-    shows.set_defaults(work=show)
-    arguments = parser.parse_args()
-    try:
-        arguments.work(arguments)
-    except PPOTunerError as error:
-        print(f"confirm.py: {error}", file=sys.stderr)
-        return 1
-    return 0
+    shows.set_defaults(run=show)
+    return run_command(parser)
 
 
 if __name__ == "__main__":

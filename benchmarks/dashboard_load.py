@@ -33,6 +33,8 @@ from tuner.environment import STORAGE_VARIABLE
 from tuner.store import Lease, Store
 
 SECONDS_AIMED_AT = {"click": 0.5}
+STEPS = 200
+"""Steps of each trial."""
 TIMES_THE_FLOOR = {"first_chart": 1.4, "first_chart_again": 1.2}
 BYTES_AIMED_AT = {"refresh_bytes": 100_000}
 OUR_CHARTS = '[data-testid="stEChartsChart"] canvas'
@@ -95,34 +97,31 @@ class Study:
     lease: Lease
     running: int
     number: int
-    steps: int
 
     def go_on(self, step: int) -> None:
         """Record one more step of the trial that runs."""
-        report = big_study.report(self.number, step, self.steps)
+        report = big_study.report(self.number, step, STEPS)
         self.store.add_step(self.lease, self.running, report, 1.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2_000, help="trials of the study (default: 2000)")
-    parser.add_argument("--steps", type=int, default=200, help="steps a trial (default: 200)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
     arguments = parser.parse_args()
-    for name, least in (("trials", 778), ("steps", 20)):  # trial 777 is clicked
-        if getattr(arguments, name) < least:
-            parser.error(f"--{name} = {getattr(arguments, name)} is not allowed; expected at least {least}")
+    if arguments.trials < 778:  # trial 777 is clicked
+        parser.error("expected at least 778 trials")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    result = measure(arguments.trials, arguments.steps)
+    result = measure(arguments.trials)
     print(json.dumps(asdict(result)) if arguments.json else table(result))
 
 
-def measure(trials: int, steps: int) -> Result:
+def measure(trials: int) -> Result:
     """Make the store, and measure both dashboards on it, one after the other."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder, "store.db")
-        store, lease, running = big_study.write(path, trials, steps)
-        study = Study(store, lease, running, trials - 1, steps)
+        store, lease, running = big_study.write(path, trials, STEPS)
+        study = Study(store, lease, running, trials - 1)
         theirs = Path(folder, "optuna.db")
         big_study.write_optuna(theirs, store)
         browser = launch(playwright)
@@ -136,7 +135,7 @@ def measure(trials: int, steps: int) -> Result:
             store.release(lease)
             store.close()
     aimed_at = {name: times * floor for name, times in TIMES_THE_FLOOR.items()} | SECONDS_AIMED_AT | BYTES_AIMED_AT
-    return Result(trials, steps, len(big_study.METRICS), floor, *sides, aimed_at)
+    return Result(trials, STEPS, len(big_study.METRICS), floor, *sides, aimed_at)
 
 
 def _one_chart(app: Path) -> AbstractContextManager[str]:
@@ -170,7 +169,7 @@ def _ours(browser: Browser, path: Path, study: Study, plain: str) -> tuple[float
         ]
         _open_whole(page, link)
         page.wait_for_timeout(3 * REFRESH_SECONDS * 1_000)
-        before, step = received.by_socket, study.steps // 2
+        before, step = received.by_socket, STEPS // 2
         for _ in range(WATCHED_SECONDS):
             step += 1
             study.go_on(step)

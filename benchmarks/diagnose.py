@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 from support import recorded
-from support.common import add_line, read_lines
+from support.common import add_line, read_lines, run_command
 from support.recorded import RecordedRun, Recording, guarded
 from support.recording import Planned, built_in_study, train
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.errors import PPOTunerError
 from tuner.confirm.result import t_interval
 from tuner.judge.diagnose import Course, Diagnosis, diagnose
 from tuner.search.prior import spread_params
@@ -167,17 +166,11 @@ def main() -> int:
     trains.add_argument("--cases", type=int, default=CASES, help=f"trials a rule ({CASES})")
     trains.add_argument("--seeds", type=int, default=SEEDS, help=f"seeds of each ({SEEDS})")
     trains.add_argument("--workers", type=int, default=2, help="runs at a time (2)")
-    trains.set_defaults(work=run)
+    trains.set_defaults(run=run)
     shows = commands.add_parser("show", help="what the changes came to, by rule")
     shows.add_argument("--json", action="store_true", help="print one line of JSON instead")
-    shows.set_defaults(work=show)
-    arguments = parser.parse_args()
-    try:
-        arguments.work(arguments)
-    except PPOTunerError as error:
-        print(f"diagnose.py: {error}", file=sys.stderr)
-        return 1
-    return 0
+    shows.set_defaults(run=show)
+    return run_command(parser)
 
 
 if __name__ == "__main__":

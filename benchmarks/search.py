@@ -15,25 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from support import comparing, live, recorded, recorded_summary, recording, replay_report
-from support.common import plain
+from support.common import plain, run_command
 from support.recording import DEFAULT_AMOUNTS, OTHER_AMOUNT, Amount
 from support.replaying import MEASURED
 from support.traces import traces_of
 
 from ppo_core.data.task import BUILT_IN
-from ppo_core.errors import PPOTunerError
 from tuner.study.spec import StudySpec
 from tuner.study.study_file import SAMPLERS, SamplerSpec
-
-
-def main() -> int:
-    arguments = _parser().parse_args()
-    try:
-        status: int = arguments.run(arguments)
-    except PPOTunerError as error:
-        print(f"search.py: {error}", file=sys.stderr)
-        status = 1
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,4 +126,4 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(_parser()))

@@ -113,8 +113,7 @@ def _trial(study_id: int, spec: StudySpec, number: int, trials: int, steps: int)
         "value": _reward(reward, best / steps), "value_se": 0.03, "kl": kl * best / steps, "value_step": best,
         "end_reward": _reward(reward, 1.0), "end_kl": kl, "violation": float(np.log(kl / spec.kl_budget)),
     }  # fmt: skip
-    values: dict[str, object] = dict.fromkeys(done) if runs else dict(done)
-    return values | {
+    return (dict.fromkeys(done) if runs else done) | {
         "study_id": study_id,
         "number": number,
         "origin": Origin.SAMPLED if number else Origin.REFERENCE,

@@ -1,12 +1,15 @@
-"""What several benchmarks need: rows of made-up trials, values in JSON, and which commit this is."""
+"""Shared by several benchmarks: their command line, rows of made-up trials, values in JSON, the commit."""
 
 import json
 import subprocess
+import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ppo_core.config.declare import HyperValue
+from ppo_core.errors import PPOTunerError
 from tuner.store import TrialRow
 from tuner.study.status import Origin, Status
 
@@ -19,6 +22,16 @@ def made_up(config: Mapping[str, HyperValue], params: Mapping[str, HyperValue], 
         "threads": 1, "started_at": 0.0, "ended_at": None,
     }  # fmt: skip
     return TrialRow(**fields | {"config": dict(config), "params": dict(params)} | more)
+
+
+def run_command(parser: ArgumentParser) -> int:
+    """Run the function that the chosen command sets as `run`, and return its exit status; an error is one line."""
+    arguments = parser.parse_args()
+    try:
+        return arguments.run(arguments) or 0
+    except PPOTunerError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
 
 
 def plain(value: Any) -> Any:
