@@ -93,7 +93,7 @@ def _ends(params: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _reward(end: float, share: float) -> float:
-    return float(end * (1 - np.exp(-4 * share)))
+    return end * (1 - np.exp(-4 * share))
 
 
 def _alike(trial_id: int, rows: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -111,7 +111,7 @@ def _trial(study_id: int, spec: StudySpec, number: int, trials: int, steps: int)
     best = int(min(1.0, (spec.kl_budget - 0.1) / kl) * steps) // EVALUATE_EVERY * EVALUATE_EVERY
     done = {
         "value": _reward(reward, best / steps), "value_se": 0.03, "kl": kl * best / steps, "value_step": best,
-        "end_reward": _reward(reward, 1.0), "end_kl": kl, "violation": float(np.log(kl / spec.kl_budget)),
+        "end_reward": _reward(reward, 1.0), "end_kl": kl, "violation": np.log(kl / spec.kl_budget),
     }  # fmt: skip
     return (dict.fromkeys(done) if runs else done) | {
         "study_id": study_id,
