@@ -122,10 +122,10 @@ def _trial(study_id: int, spec: StudySpec, number: int, trials: int, steps: int)
         "config": spec.config(params).to_dict() | {"total_episodes": BATCH * steps},
         "params": params,
         "episodes": BATCH * (steps // 2 if runs else steps),
-        "seconds": 1.0 * steps,
+        "seconds": steps,
         "attempts": 1,
         "threads": 1,
         "label": "",
-        "started_at": now - 60,
+        "started_at": now,
         "ended_at": None if runs else now,
     }
