@@ -9,10 +9,12 @@ import pandas as pd
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import is_within
+from tuner.judge.best import is_eligible
 from tuner.judge.paired import ERRORS
 from tuner.judge.results import differences
 from tuner.judge.rules import RULES
 from tuner.store import TrialRow
+from tuner.study.spec import StudySpec
 from tuner.study.status import PERSON, PRUNER, Role, Status
 
 # Trials that were ended early: by which rule, and what that saved.
@@ -282,6 +284,25 @@ def trained_within(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
     pairs = zip(evaluated["kl"], evaluated["kl_se"], strict=True)
     inside = np.array([is_within(kl, se, kl_budget) for kl, se in pairs], dtype=bool)
     return evaluated[inside & (evaluated["step"] > 0).to_numpy()]
+
+
+def best_so_far(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec) -> pd.DataFrame:
+    """Return each improvement of the search's best value: `seconds`, `value`, `trial`, `step`.
+
+    `seconds` are those that all trials of the search had spent by then, each trial's spread evenly over its episodes.
+    Failed and broken trials do not count, as for the best trial.
+    """
+    searched = {row.number: row for row in rows if row.counts}
+    own = curves[curves["trial"].isin(searched)].sort_values(["trial", "step"], kind="stable")
+    pace = own["trial"].map({number: row.seconds / max(1, row.episodes) for number, row in searched.items()})
+    new = own.groupby("trial")["episode"].diff().fillna(own["episode"]) * pace
+    ordered = own.assign(new=new).sort_values("at", kind="stable")
+    seconds = ordered["new"].cumsum()
+    sound = [number for number, row in searched.items() if is_eligible(row) or not row.status.is_final]
+    read = ordered.assign(seconds=seconds).rename(columns={name: name.removeprefix("eval/") for name in EVALUATED})
+    values = trained_within(read[read["trial"].isin(sound)].dropna(subset=["reward", "kl"]), spec.kl_budget)
+    risen = values[values["reward"] > values["reward"].cummax().shift(fill_value=-np.inf)]
+    return risen.rename(columns={"reward": "value"})[["seconds", "value", "trial", "step"]].reset_index(drop=True)
 
 
 def _checkpoint(row: pd.Series) -> Checkpoint:

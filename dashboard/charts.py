@@ -602,7 +602,7 @@ def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Optio
         for x, y, trial, step in found[["seconds", "value", "trial", "step"]].itertuples(index=False)
     ]
     limits = [] if baseline is None else [echarts.limit(baseline, f"SFT baseline {baseline:.2f}", at_end=True)]
-    across = echarts.axis("Device-seconds of all trials", (0.0, end), pointer="Device-seconds {value}")
+    across = echarts.axis("Device-seconds of the search", (0.0, end), pointer="Device-seconds {value}")
     vertical = {"name": METRICS["eval/reward"].unit}
     return echarts.one_panel(across, vertical, drawn, [echarts.limits_alone(limits)])
 

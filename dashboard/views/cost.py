@@ -7,10 +7,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, data, spending
+from dashboard import analysis, charts, data
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
+from tuner.judge.results import spent
 from tuner.store import Store
 
 
@@ -23,42 +24,45 @@ def draw(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
 
 
 def _draw(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
-    steps = data.curves(store, snapshot, spending.READ, evaluations_only=True)
     left, right = st.columns(2)
     with left:
-        st.markdown("**Best value so far, over the device time of all trials**")
-        _best_so_far(store, snapshot, steps, baseline)
+        st.markdown("**Best value so far, over the device time of the search**")
+        _best_so_far(store, snapshot, baseline)
     with right:
         st.markdown("**Where the device time went**")
-        spent = pd.DataFrame(spending.on_what(snapshot.view.trials, steps, snapshot.view.spec))
-        spent["share"] *= 100
-        st.dataframe(spent, key="spent", hide_index=True, placeholder="", column_config=_columns())
+        costs = spent(store, snapshot.view)
+        rows = [
+            (what, count, seconds, 100 * seconds / (costs.seconds or 1.0))
+            for what, (count, seconds) in costs.by.items()
+        ]
+        table = pd.DataFrame(rows, columns=["on", "trials", "seconds", "share"])
+        st.dataframe(table, key="spent", hide_index=True, column_config=_columns())
+        st.caption(f"{costs.evaluations / (costs.seconds or 1.0):.0%} of it went into evaluations.")
 
 
-def _best_so_far(store: Store, snapshot: Snapshot, steps: pd.DataFrame, baseline: float | None) -> None:
+def _best_so_far(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
     if steps.empty:
         st.caption("Starts with the first evaluation.")
         return
     stamp = data.stamp(store, snapshot, [row.number for row in snapshot.view.trials])
     key = f"{stamp}|{snapshot.view.spec.kl_budget}|{baseline}"
-    alt = "The best value within the KL budget over the device time of all trials"
+    alt = "The best value within the KL budget over the device time of the search"
     st.echarts_chart(_progress_chart(key, snapshot, steps, baseline), key="best so far", height=260, alt=alt)
 
 
 @st.cache_resource(max_entries=20, show_spinner=False)
 def _progress_chart(key: str, _snapshot: Snapshot, _steps: pd.DataFrame, _baseline: float | None) -> Option:
     view = _snapshot.view
-    found = spending.best_so_far(view.trials, _steps, view.spec)
-    return charts.progress(found, math.ceil(sum(row.seconds for row in view.trials)), _baseline)
+    found = analysis.best_so_far(view.trials, _steps, view.spec)
+    return charts.progress(found, math.ceil(sum(row.seconds for row in view.trials if row.counts)), _baseline)
 
 
 def _columns() -> dict[str, Any]:
     number = st.column_config.NumberColumn
-    lengths = "Their episodes, in trials of full length."
     return {
         "on": st.column_config.TextColumn("Spent on", width=165),
         "trials": number("Trials", format="%d", width=55),
-        "lengths": number("Full length", format="%.1f", width=75, help=lengths),
         "seconds": number("Device s", format="%.0f", width=75, help="Device time used."),
         "share": st.column_config.ProgressColumn(
             "Share", format="%.0f%%", max_value=100, width=95, color="gray", help="Of all device-seconds."

@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 
 from dashboard import analysis, diagnosis
 from tests.dashboard.fake_store import CUT_SPEC, Course, cut_rung
+from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.hacking import Finding
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import trial_value
@@ -18,7 +19,7 @@ from tuner.search import fidelity
 from tuner.search.choose import lengths
 from tuner.search.fidelity import RungPause
 from tuner.store import TrialRow
-from tuner.study.status import Origin, Role, Status
+from tuner.study.status import Origin, PausedBy, Role, Status
 
 NAN = math.nan
 
@@ -220,3 +221,43 @@ def test_savings_leave_failures_out() -> None:
     saved = analysis.savings(TRIALS)
     assert (saved.trials, saved.episodes, saved.seconds, saved.share) == (4, 2900, pytest.approx(290), 2900 / 5000)
     assert analysis.savings(TRIALS.iloc[:0]).share == 0
+
+
+# The best value so far, over what the search has spent.
+
+ROWS = [
+    trial_row(0, episodes=1920, seconds=96.0, value_step=10),
+    trial_row(1, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, episodes=192, seconds=12.0, value_step=3),
+    pruned(2, episodes=960, seconds=48.0, value_step=4),
+    trial_row(3, episodes=480, seconds=14.0, value_step=4, origin=Origin.FORKED, role=Role.FORK, fork_step=3),
+]
+
+
+def read_at(*rows: tuple[int, int, float, float, float]) -> pd.DataFrame:
+    """Evaluated steps of 64 episodes from (trial, step, reward, KL, at)."""
+    frame = pd.DataFrame(rows, columns=["trial", "step", "eval/reward", "eval/kl", "at"])
+    return frame.assign(**{"episode": 64 * frame["step"], "eval/reward_se": 0.03, "eval/kl_se": 0.5})
+
+
+STEPS = read_at(
+    (0, 0, 0.4, 0.0, 1.0), (0, 3, 0.9, 3.0, 2.0), (1, 0, 0.4, 0.0, 3.0), (1, 3, 1.1, 9.0, 4.0),
+    (2, 0, 0.4, 0.0, 5.0), (2, 10, 1.9, 9.8, 6.0), (3, 5, 2.5, 3.0, 7.0), (0, 30, 1.5, 9.0, 8.0),
+)  # fmt: skip
+
+
+def test_each_rise_of_the_best_value_is_at_what_the_search_had_spent_by_then() -> None:
+    found = analysis.best_so_far(ROWS, STEPS, CUT_SPEC)
+    assert found["trial"].tolist() == [0, 1, 0], "a KL of 9.8 with an error of 0.5 is over 10; a fork is no search"
+    assert found["value"].tolist() == [0.9, 1.1, 1.5]
+    # A rung is 192 episodes: 9.6 s of trial 0, 12 s of trial 1; trial 2 had 640 of 960 episodes, 32 s.
+    assert found["seconds"].tolist() == pytest.approx([9.6, 21.6, 9.6 + 12 + 32 + 86.4])
+
+
+def test_a_trial_that_failed_or_broke_raises_nothing_and_one_that_runs_counts() -> None:
+    own = STEPS[STEPS["trial"] == 0]
+    failed = trial_row(0, status=Status.FAILED, episodes=1920, value_step=3)
+    for row in (failed, pruned(0, "nonfinite", episodes=1920, value_step=3)):
+        assert analysis.best_so_far([row], own, CUT_SPEC).empty
+    running = trial_row(0, status=Status.RUNNING, value=None, kl=None, episodes=192, seconds=14.0)
+    found = analysis.best_so_far([running], own.iloc[:2], CUT_SPEC)
+    assert found[["seconds", "value"]].to_numpy().tolist() == [[14, 0.9]]

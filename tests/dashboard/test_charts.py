@@ -261,7 +261,7 @@ def test_the_best_so_far_is_a_line_of_steps_from_the_untrained_policy_to_all_tha
     risen = named(option, "Trial 7 at step 9")
     assert option["dataset"][risen["datasetIndex"]]["source"].to_numpy().tolist() == [[30, 1.5, 1.5]]
     assert [line["name"] for line in named(option, "Limits")["markLine"]["data"]] == ["SFT baseline 0.42"]
-    assert (option["xAxis"]["name"], option["xAxis"]["max"]) == ("Device-seconds of all trials", 80)
+    assert (option["xAxis"]["name"], option["xAxis"]["max"]) == ("Device-seconds of the search", 80)
 
 
 def test_without_a_value_there_is_no_line() -> None:
