@@ -83,6 +83,17 @@ def of_pair(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
     return f"The highest {what} of {len(points)} trials, {top[measure]:.3g}, is trial {top['number']:.0f}'s, at {at}."
 
 
+def of_progress(found: pd.DataFrame, spent: float) -> str:
+    """Describe when the best value (see `analysis.best_so_far`) last rose."""
+    if found.empty:
+        return "No trained checkpoint is within the KL budget yet."
+    last, times = found.iloc[-1], len(found)
+    return (
+        f"The best value rose {times} time{'s' if times > 1 else ''}, last at {last['seconds'] / spent:.0%} of the "
+        f"device time: {last['value']:.3g}, by trial {last['trial']:.0f}."
+    )
+
+
 def of_studies(fronts: Mapping[str, pd.DataFrame], kl_budget: float) -> str:
     """Name the study whose front reaches most within the KL budget, and its lead."""
     found = {name: points[points["kl"] <= kl_budget]["reward"].max() for name, points in fronts.items()}

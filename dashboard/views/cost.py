@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, charts, data
+from dashboard import analysis, charts, data, sentences
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
@@ -46,16 +46,18 @@ def _best_so_far(store: Store, snapshot: Snapshot, baseline: float | None) -> No
         st.caption("Starts with the first evaluation.")
         return
     stamp = data.stamp(store, snapshot, [row.number for row in snapshot.view.trials])
-    key = f"{stamp}|{snapshot.view.spec.kl_budget}|{baseline}"
+    option, says = _progress_chart(f"{stamp}|{snapshot.view.spec.kl_budget}|{baseline}", snapshot, steps, baseline)
     alt = "The best value within the KL budget over the device time of the search"
-    st.echarts_chart(_progress_chart(key, snapshot, steps, baseline), key="best so far", height=260, alt=alt)
+    st.echarts_chart(option, key="best so far", height=260, alt=alt)
+    st.caption(says)
 
 
 @st.cache_resource(max_entries=20, show_spinner=False)
-def _progress_chart(key: str, _snapshot: Snapshot, _steps: pd.DataFrame, _baseline: float | None) -> Option:
+def _progress_chart(key: str, _snapshot: Snapshot, _steps: pd.DataFrame, _baseline: float | None) -> tuple[Option, str]:
     view = _snapshot.view
     found = analysis.best_so_far(view.trials, _steps, view.spec)
-    return charts.progress(found, math.ceil(sum(row.seconds for row in view.trials if row.counts)), _baseline)
+    spent = sum(row.seconds for row in view.trials if row.counts)
+    return charts.progress(found, math.ceil(spent), _baseline), sentences.of_progress(found, spent)
 
 
 def _columns() -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard import analysis, diagnosis
+from dashboard import analysis, diagnosis, sentences
 from tests.dashboard.fake_store import CUT_SPEC, Course, cut_rung
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.hacking import Finding
@@ -251,6 +251,7 @@ def test_each_rise_of_the_best_value_is_at_what_the_search_had_spent_by_then() -
     assert found["value"].tolist() == [0.9, 1.1, 1.5]
     # A rung is 192 episodes: 9.6 s of trial 0, 12 s of trial 1; trial 2 had 640 of 960 episodes, 32 s.
     assert found["seconds"].tolist() == pytest.approx([9.6, 21.6, 9.6 + 12 + 32 + 86.4])
+    assert "3 times, last at 90%" in sentences.of_progress(found, 140 / 0.9)
 
 
 def test_a_trial_that_failed_or_broke_raises_nothing_and_one_that_runs_counts() -> None:
