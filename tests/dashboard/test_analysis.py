@@ -10,14 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dashboard import analysis, diagnosis, sentences
-from tests.dashboard.fake_store import CUT_SPEC, Course, cut_rung
+from tests.dashboard.fake_store import CUT_SPEC
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.hacking import Finding
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import trial_value
-from tuner.search import fidelity
-from tuner.search.choose import lengths
-from tuner.search.fidelity import RungPause
 from tuner.store import TrialRow
 from tuner.study.status import Origin, PausedBy, Role, Status
 
@@ -84,21 +81,6 @@ def test_the_checkpoint_of_a_step_is_found_where_it_was_evaluated() -> None:
 CONFIG = CUT_SPEC.config({}).to_dict()
 
 
-def test_where_trials_were_paused() -> None:
-    rows = [row(0, rung_episode=192), row(1, rung_episode=256, rung_score=0.7), row(2)]
-    assert fidelity.rung_pauses(rows) == {0: RungPause(192, None), 1: RungPause(256, 0.7)}
-
-
-def test_the_rung_is_where_the_fake_study_rests() -> None:
-    for course in (Course(1e-4, 0.05, 4.0), Course(1e-4, 0.05, 4.0, batch=128)):
-        _, rung = lengths({**CONFIG, "batch_size": course.batch})
-        assert rung == cut_rung(course) * course.batch
-
-
-def test_an_evaluation_without_a_finite_reading_is_left_out() -> None:
-    assert evaluated((0, 1, NAN, 2.0), (0, 2, 1.0, NAN)).empty
-
-
 # Reward hacking
 
 
@@ -143,13 +125,6 @@ def test_a_rise_while_something_worsens_is_suspect(readings: dict[str, list[floa
     [row] = diagnosis.hacking_rows([finding]).to_dict("records")
     assert row["verdict"] == "▲ suspect" and row[next(iter(readings))].startswith("▲ ")
     assert "trial 0: read" in diagnosis.hacking_said([finding])
-
-
-@pytest.mark.parametrize(
-    "readings", [{"length": [20, 30, 30]}, {"repetition": [0.1, 0.25, 0.25]}, {"entropy": [2, 1, 1]}]
-)
-def test_at_its_limit_a_reading_is_still_fine(readings: dict[str, list[float]]) -> None:
-    assert only(course(RISE, LOW, **readings)).verdict == "clean"
 
 
 def test_reward_over_the_kl_budget_is_suspect() -> None:

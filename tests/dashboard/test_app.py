@@ -1,7 +1,6 @@
 """The overview on real stores, run by Streamlit's AppTest: what they say, and that nothing raises."""
 
 import json
-import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,7 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import data, safe_text, style
+from dashboard import data, safe_text
 from dashboard.views import common
 from dashboard.views import curves as curves_page
 from tests.dashboard import fake_store, shown
@@ -154,41 +153,12 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     assert "rung_score" not in plain.columns
 
 
-def test_trials_paused_at_a_rung_need_nobody(cut: Path, page: Page) -> None:
-    app = run(page(cut))
-    badges = [badge.value for badge in app.markdown if "paused" in badge.value]
-    assert len(badges) == 1, "one card: of the trial that a person paused"
-    assert [info.value for info in app.info] == ["Paused by a person: trial 13. To resume it:"]
-
-
-def test_a_finished_study_with_a_budget_says_what_more_could_be_had(tmp_path: Path, page: Page) -> None:
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    fake_store.build_cut(tmp_path / "store.db", courses=done).close()
-    app = run(page(tmp_path / "store.db"))
-    [told] = [info.value for info in app.info]
-    assert told == (
-        "The budget is spent: 5.1 of 8 full-length trials; the rest is too little to finish another trial. 21 trials are "
-        "screened; a higher budget finishes more of them (Control). Read samples of the trial to launch, and confirm "
-        "it on fresh seeds first:"
-    )
-    assert "What to launch" in subheaders(app)
-    confirm = f"ppo-tuner confirm reviews-cut --storage sqlite:///{tmp_path / 'store.db'}"
-    assert confirm in [code.value for code in app.code]
-
-
 def test_where_no_checkpoint_is_within_the_budget_that_is_said(tmp_path: Path, page: Page) -> None:
     blown = (Course(2.9e-3, 0.011, 400.0, Status.PRUNED, epochs=8),) * 3
     fake_store.build_cut(tmp_path / "store.db", courses=blown).close()
     app = run(page(tmp_path / "store.db"))
     [told] = [warning.value for warning in app.warning]
     assert told.startswith("No checkpoint of any trial was evaluated within the KL budget. ")
-
-
-def test_live_trials_are_shown(built: Path, page: Page) -> None:
-    app = run(page(built))
-    [card] = [text for text in texts(app) if text.startswith("KL 4.2 of 15 nats per response")]
-    assert "step 17, last report" in card
-    assert any("interrupted" in markdown.value for markdown in app.markdown)
 
 
 def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
@@ -233,13 +203,6 @@ def test_a_paused_study_says_what_to_do(tmp_path: Path, page: Page) -> None:
     assert f"ppo-tuner resume reviews --storage sqlite:///{path}" in [code.value for code in run(page(path)).code]
 
 
-def test_a_large_study_has_its_table_outside_of_what_refreshes(
-    built: Path, page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dashboard.views.trials_table.MOST_LIVE", 5)
-    assert sorted(trials_table(run(page(built)))["number"]) == list(range(14))
-
-
 def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: Page) -> None:
     store = fake_store.build(tmp_path / "store.db", courses=(GOOD,))
     fork(store, STUDY, 1, 0, 6)
@@ -267,12 +230,6 @@ def test_the_table_shows_the_trials_that_pass_its_filters(
     app = page(built)
     app.query_params["show"] = filters
     assert sorted(trials_table(run(app))["number"]) == numbers
-
-
-def test_the_sidebar_says_how_each_chosen_trial_stands(built: Path, page: Page) -> None:
-    app = page(built)
-    app.query_params["trial"] = ["9", "2"]
-    assert re.search(r"^2 .*pruned +\n9 ★ \d+\.\d\d · KL \d+\.\d · completed$", run(app).sidebar.caption[0].value)
 
 
 def test_a_link_to_a_study_that_is_gone_shows_the_latest_and_says_so(built: Path, page: Page) -> None:
@@ -307,14 +264,6 @@ def of_each_tab(curves: Page, path: Path) -> list[int]:
 def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
     app = run(page_of(tmp_path / "store.db", page, (course,)))
     assert cards(app).get("Best eval reward", ("–",))[0] == ("1.42" if course is GOOD else "–")
-    assert of_each_tab(curves, tmp_path / "store.db") == [3, 0]
-
-
-def test_one_step_is_enough(tmp_path: Path, page: Page, curves: Page) -> None:
-    begun = Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0)
-    app = run(page_of(tmp_path / "store.db", page, (begun,)))
-    assert cards(app)["Trials ended"] == ("0 of 14", "1 interrupted")
-    assert "Best eval reward" not in cards(app)
     assert of_each_tab(curves, tmp_path / "store.db") == [3, 0]
 
 
@@ -436,12 +385,6 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     assert any(safe_text.one_line(evil) in text for text in texts(app))
     assert app.selectbox(key="study").options == [safe_text.one_line(evil)]
     assert trials_table(app)["note"].tolist() == [f"best; {safe_text.cell(evil)}", safe_text.cell(evil)]
-
-
-def test_the_pages_own_html_holds_no_text_from_the_store(built: Path, page: Page) -> None:
-    app = run(page(built))
-    [body] = [html.body for html in app.get("html") if html.body != style.SHEET]
-    assert body == ('<div style="border-top: 3px dotted #E69F00; padding-top: 0.3rem"><b>Trial 13</b></div>')
 
 
 def test_a_link_to_what_a_study_does_not_have_is_answered(built: Path, page: Page) -> None:

@@ -12,7 +12,6 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import change, fork, page, run
-from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
 
@@ -41,37 +40,6 @@ def test_beta_is_spanned_by_its_lowest_middle_and_highest_fixed_value_and_the_mi
         *("β 0.011", "β 0.032", "β 0.1"),
         "target 6.1",
     ]
-
-
-def test_a_setting_without_targets_is_spanned_alone(path: Path) -> None:
-    rows = snapshot(path).view.trials
-    assert analysis.spanning(rows, "cliprange")[0] == 1
-    assert [analysis.name(rows[number], "cliprange") for number in analysis.spanning(rows, "cliprange")] == [
-        *("0.12", "0.19", "0.28"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("courses", "spanning"),
-    [
-        ((), ()),
-        ((Course(1e-4, 0.05, 4.0),), (0,)),
-        ((Course(1e-4, 0.2, 4.0), Course(1e-4, 0.05, 4.0)), (1, 0)),
-        (tuple(Course(1e-4, beta, 4.0) for beta in (0.01, 0.143, 0.123, 0.05, 0.13)), (0, 3, 1)),
-        ((Course(1e-4, 6.0, 4.0, adaptive=True),), (0,)),
-        ((Course(1e-4, 0.05, 4.0, Status.FAILED, ends_at=3), Course(1e-4, 0.2, 4.0)), (1,)),
-    ],
-)
-def test_few_trials_span_what_they_can(courses: tuple[Course, ...], spanning: tuple[int, ...], tmp_path: Path) -> None:
-    assert analysis.spanning(of(tmp_path, *courses).view.trials, "kl_coef") == spanning
-
-
-def test_trials_paused_at_a_rung_span_a_setting_only_where_there_are_no_others(tmp_path: Path) -> None:
-    store = fake_store.build_cut(tmp_path / "store.db")
-    rows = data.snapshot(store, fake_store.CUT).view.trials
-    # Those that went on, by β: 2 5 10 14 7 13.
-    assert analysis.spanning(rows, "kl_coef") == (2, 14, 13)
-    assert analysis.spanning(rows[:2], "kl_coef") == (0, 1)
 
 
 def settings(now: Snapshot) -> list[str]:
@@ -121,17 +89,6 @@ def test_a_named_line_carries_its_setting_at_its_end_and_in_the_tooltip(path: Pa
     assert mark["label"]["formatter"].startswith("{number|2: β 0.011}")
     assert line["encode"]["y"] == "Trial 3: β 0.032"
     assert named["grid"]["right"] == 90
-
-
-def test_what_named_lines_differ_in_besides_is_told_the_furthest_apart_first(path: Path) -> None:
-    rows = snapshot(path).view.trials
-    labels = {name: HYPERPARAMETERS[name].label for name in HYPERPARAMETERS}
-    told = analysis.also_differ([rows[number] for number in (2, 3, 1, 4)], "kl_coef")
-    order = ("learning_rate", "num_ppo_epochs", "batch_size", "cliprange")
-    assert told == f"These trials differ in other settings, too: {', '.join(labels[name] for name in order)}."
-    assert analysis.also_differ([rows[1], rows[1]], "kl_coef") == ""
-    many = analysis.also_differ([rows[number] for number in (2, 3, 1, 4)], "cliprange")
-    assert many.endswith(" and 1 more.") or many.endswith(" and 2 more.")
 
 
 def test_one_click_on_the_curves_shows_kl_by_beta(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

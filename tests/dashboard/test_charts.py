@@ -5,7 +5,6 @@ import math
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -92,13 +91,6 @@ def test_an_axis_far_below_the_limit_follows_the_curves_and_the_budget() -> None
     assert [line["name"] for line in limits["markLine"]["data"]] == ["KL budget 3"]
 
 
-def test_a_baselines_name_stands_where_no_curve_strikes_it() -> None:
-    for curve, position in (([0.4, 0.9, 0.42], "insideEndBottom"), ([0.4, 0.9, 0.38], "insideEndTop")):
-        option = chart(steps(0, [-value for value in curve]), metric=SCORE, levels={"SFT baseline 0.40": 0.4})
-        [baseline] = named(option, "Limits")["markLine"]["data"]
-        assert baseline["label"]["position"] == position
-
-
 def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
     early = trial(0, Status.PRUNED, rule="kl_hard", stop_step=2)
     option = chart(steps(0, [0, 9, 188]), early, chosen=(0,))
@@ -112,10 +104,6 @@ def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
     assert (stop["value"], stop["label"]["formatter"]) == ([2, 188], "{number|0}{more|KL far over the limit}")
 
 
-def test_a_blow_up_at_the_last_step_of_a_tiny_limit_still_has_an_axis() -> None:
-    assert chart(steps(0, [0.0, 0.0]), levels={"Guard stops at 0.02": 0.02})["yAxis"]["max"] == pytest.approx(0.025)
-
-
 def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
     early = trial(2, Status.PRUNED, rule="kl_limit", stop_step=3)
     stops = named(chart(steps(2, [0, 8, 16, 17, 18, 19]), early, chosen=(2,)), "pruned")
@@ -123,19 +111,6 @@ def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
     [stop] = stops["data"]
     assert stop["value"] == [3, 17] and stop["label"]["show"]
     assert stop["itemStyle"]["color"] == stop["label"]["rich"]["number"]["backgroundColor"] == "#009E73"
-
-
-def test_a_failure_without_a_step_is_marked_at_its_last_one_in_grey_where_it_is_not_chosen() -> None:
-    frame = pd.concat([steps(0, [0, 1, 2]), steps(1, [0, 3])])
-    [end] = named(chart(frame, trial(0), trial(1, Status.FAILED), chosen=(0,)), "failed")["data"]
-    assert (end["value"], end["itemStyle"]["color"], end["label"]["show"]) == ([1, 3], echarts.FAINT, False)
-
-
-def test_the_text_of_a_stop_near_the_right_edge_stands_left_of_it() -> None:
-    rows = [trial(number, Status.PRUNED) for number in (0, 1)]
-    frame = pd.concat([steps(0, [1.0] * 5), steps(1, [1.0] * 9)])
-    ends = named(chart(frame, *rows, chosen=(0, 1)), "pruned")["data"]
-    assert [(end["value"][0], end["label"]["position"]) for end in ends] == [(4, "right"), (8, "left")]
 
 
 def test_what_is_no_number_is_a_gap_and_a_stop_there_takes_the_height_before() -> None:
@@ -172,13 +147,6 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     assert curve_charts.levels(snapshot, SCORE, 0.42) == {}
 
 
-def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
-    option = chart(steps(0, [0.0]), levels={"KL budget 6": 6}, targets={"Target of trial 3: 5.9": 5.9})
-    budget, target = (mark["label"] for mark in named(option, "Limits")["markLine"]["data"])
-    assert (budget["formatter"], budget["position"]) == ("KL budget 6", "insideStartTop")
-    assert (target["formatter"], target["position"]) == ("Target of trial 3: 5.9", "insideEndTop")
-
-
 def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
     frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 25, 9])])
     told = "2 trials exceed the axis at 25 nats (highest 64.3, trial 10); a log KL axis shows all."
@@ -212,37 +180,6 @@ def test_a_trial_that_the_strategy_paused_is_quieter_and_says_what_it_was_ranked
     assert pause["itemStyle"]["borderColor"] == style.colour(3)
 
 
-def test_a_promoted_trial_goes_on_past_its_mark() -> None:
-    option = chart(steps(3, [0, 1, 2, 3, 4, 5]), trial(3), chosen=(3,), rests=REST)
-    line, pause = named(option, "Trial 3"), named(option, "Trial 3 screened, score")
-    assert (line["lineStyle"]["width"], line["endLabel"]["formatter"]) == (2, "3")
-    assert option["dataset"][pause["datasetIndex"]]["source"]["x"].tolist() == [3]
-    assert not pause["label"]["show"]
-
-
-def test_a_pause_is_marked_on_an_evaluations_chart_and_without_a_score() -> None:
-    frame = steps(3, [0, 1, 2, 3], **{"eval/reward": [0.5, NAN, 0.75, NAN]})
-    option = chart(frame, RESTED, chosen=(3,), metric="eval/reward", rests={3: RungPause(192, None)})
-    pause = named(option, "Trial 3 screened, score")
-    assert option["dataset"][pause["datasetIndex"]]["source"][["x", "y"]].to_numpy().tolist() == [[2, 0.75]]
-    assert pause["label"]["formatter"] == "{number|3}{more|screened}"
-
-
-def test_pauses_of_grey_trials_are_one_silent_series_and_those_in_a_band_are_none() -> None:
-    many = [trial(number, Status.PAUSED, kind=style.RESTING) for number in range(26)]
-    frame = pd.concat([steps(number, [0, 1, 2, 3]) for number in range(26)])
-    rests = {number: RungPause(192, 0.5) for number in range(26)}
-    few = chart(frame[frame["trial"] < 3], *many[:3], chosen=(0,), rests=rests)
-    grey = named(few, "Others")
-    assert (grey["data"], grey["silent"], grey["itemStyle"]["borderColor"]) == (
-        [[3, 3], [3, 3]],
-        True,
-        echarts.FAINT,
-    )
-    assert [name for name in names(few) if "screened" in name] == ["Trial 0 screened, score"]
-    assert "Others" not in names(chart(frame, *many, chosen=(0,), rests=rests))
-
-
 # The best so far
 
 
@@ -262,10 +199,6 @@ def test_the_best_so_far_is_a_line_of_steps_from_the_untrained_policy_to_all_tha
     assert option["dataset"][risen["datasetIndex"]]["source"].to_numpy().tolist() == [[30, 1.5, 1.5]]
     assert [line["name"] for line in named(option, "Limits")["markLine"]["data"]] == ["SFT baseline 0.42"]
     assert (option["xAxis"]["name"], option["xAxis"]["max"]) == ("Device-seconds of the search", 80)
-
-
-def test_without_a_value_there_is_no_line() -> None:
-    assert names(charts.progress(FOUND.iloc[:0], 0, None)) == ["Limits"]
 
 
 # Horizontal axes
@@ -296,27 +229,11 @@ def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: charts.Axi
     assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], charts.AXIS_TITLES[axis])
 
 
-def test_episodes_are_where_a_line_has_its_points() -> None:
-    assert drawn(chart(steps(0, [0, 1, 4]), chosen=(0,), axis="episodes"), "Trial 0") == [[0, 0], [64, 1], [128, 4]]
-
-
 def test_a_window_is_a_part_of_the_longest_trial_and_the_height_fits_it() -> None:
     frame = pd.concat([steps(0, [0, 1, 2, 3, 4]), steps(1, [32, 9])])
     shown = chart(frame, window=(50, 75))
     assert (shown["xAxis"]["min"], shown["xAxis"]["max"]) == (2, 3)
     assert (shown["yAxis"]["max"], chart(frame)["yAxis"]["max"]) == (15, 25)
-
-
-@pytest.mark.parametrize("window", [(0, 0), (100, 100)])
-def test_an_empty_window_still_has_a_width(window: tuple[int, int]) -> None:
-    axis = chart(steps(0, [0, 1, 2]), window=window)["xAxis"]
-    assert axis["max"] == axis["min"] + 1
-
-
-def test_a_chart_reads_its_axis_and_its_distribution_too() -> None:
-    assert set(charts.needed((KL,), "tokens")) == {KL, "response/length_mean", *charts.BUDGETED}
-    quarters = {f"{SCORE}_{name}" for name in QUARTERS}
-    assert set(charts.needed((SCORE,), "step")) == {SCORE, *quarters, *charts.BUDGETED}
 
 
 # Lines, bands and spreads
@@ -328,20 +245,6 @@ def test_chosen_trials_are_in_their_colour_and_dash_and_the_others_grey_behind_t
     assert one["lineStyle"]["color"] == seven["lineStyle"]["color"] == "#E69F00"
     assert (one["lineStyle"]["type"], seven["lineStyle"]["type"]) == ("solid", (8, 4))
     assert grey["lineStyle"]["color"] == echarts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
-
-
-def test_a_line_has_its_number_at_its_end_unless_its_early_end_has_it() -> None:
-    frame = pd.concat([steps(0, [0, 1, 2]), steps(1, [0, 1]), steps(2, [0, 1])])
-    option = chart(frame, trial(0), trial(1, Status.PRUNED), trial(2), chosen=(0, 1, 2))
-    longest, early, short = (named(option, f"Trial {number}") for number in range(3))
-    assert (longest["endLabel"]["formatter"], short["endLabel"]["formatter"]) == ("0", "2")
-    assert "endLabel" not in early
-    assert "labelLayout" in longest and "labelLayout" not in short, "at the right edge numbers make room"
-
-
-def test_a_single_point_is_seen() -> None:
-    option = chart(pd.concat([steps(0, [1.0]), steps(1, [1.0, 2.0])]), chosen=(0, 1))
-    assert [named(option, f"Trial {number}")["showSymbol"] for number in (0, 1)] == [True, False]
 
 
 def test_an_evaluations_metric_has_its_points_its_unit_and_the_baseline() -> None:
@@ -386,15 +289,6 @@ def test_smoothing_is_an_exponential_mean_of_each_trials_numbers_so_far_and_keep
     assert smooth.tolist() == pytest.approx([3, 7.5 / 1.5, NAN, (12 + 3 + 0.75) / 1.75, 2, 2], nan_ok=True)
 
 
-def test_a_long_line_is_thinned_and_keeps_its_spikes_its_gap_and_its_ends() -> None:
-    y = np.sin(np.arange(10_000) / 500)
-    y[[5_432, 7_777, 3_000, 3_001]] = 50, -50, NAN, NAN
-    kept = charts.thinned(pd.DataFrame({"x": range(10_000), "y": y}))
-    assert 300 < len(kept) <= 600
-    assert {0, 5_432, 7_777, 3_000, 9_999} <= set(kept["x"])
-    assert kept["x"].is_monotonic_increasing
-
-
 @given(y=some.lists(some.none() | some.floats(-1e6, 1e6), max_size=300), most=some.integers(8, 60))
 def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: int) -> None:
     line = pd.DataFrame({"x": range(len(y)), "y": pd.Series(y, dtype=float)})
@@ -411,12 +305,6 @@ def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> N
     frame = pd.concat([steps(number, [float(number), NAN, 10.0 + number]) for number in range(11)], ignore_index=True)
     frame.loc[frame["trial"].eq(10) & frame["step"].eq(1), KL] = 99.0
     assert charts.band_edges(charts.points_of(frame, KL)).to_numpy().tolist() == [[0, 1, 9, 5], [2, 11, 19, 15]]
-
-
-def test_a_band_goes_on_where_most_trials_have_ended_and_of_no_numbers_is_empty() -> None:
-    frame = pd.concat([steps(number, [1.0] * (3 if number == 0 else 1)) for number in range(11)])
-    assert charts.band_edges(charts.points_of(frame, KL))["x"].tolist() == [0, 1, 2]
-    assert drawn(chart(pd.concat([steps(number, [NAN]) for number in range(26)])), "Other trials") == []
 
 
 def test_more_grey_trials_than_can_be_told_apart_become_one_band() -> None:
@@ -442,20 +330,6 @@ def test_a_few_highlighted_trials_have_their_distribution_behind_them() -> None:
     assert named(option, "q25 to q75")["areaStyle"]["color"] == style.colour(0)
 
 
-def test_more_trials_than_can_be_seen_have_none() -> None:
-    assert "spread" in names(chart(spread(3), metric=SCORE, chosen=(0, 1, 2)))
-    assert "spread" not in names(chart(spread(4), metric=SCORE, chosen=(0, 1, 2, 3)))
-    assert "spread" not in names(chart(spread(1), metric=SCORE, chosen=(0,), axis="KL"))
-
-
-def test_a_band_of_negative_values_lies_at_their_height() -> None:
-    frame = pd.concat([steps(number, [float(number)]) for number in range(26)])
-    option = chart(frame, metric=SCORE, chosen=(0,))
-    [[_, low]], [[_, height]] = drawn(option, "Other trials, lower edge"), drawn(option, "Other trials")
-    assert (low, height) == pytest.approx((-22.6, 19.2))
-    assert named(option, "Other trials")["stackStrategy"] == "all"
-
-
 def test_a_chart_holds_so_many_points_however_many_lines_and_keeps_a_spike() -> None:
     spiked = [1.0] * 3_000
     spiked[1_234] = 14.0
@@ -470,10 +344,6 @@ def test_representatives_are_spread_over_the_trials_and_stay_when_another_is_cho
     assert charts.representatives(range(100), (), most=4) == [0, 25, 50, 75]
     assert charts.representatives(range(100), (25, 26), most=4) == [0, 50, 75]
     assert charts.representatives([3, 5], (5,), most=4) == [3]
-
-
-def test_a_chart_without_a_step_has_its_limits() -> None:
-    assert names(chart(steps(0, []), trial(0), chosen=(0,))) == ["Limits"]
 
 
 # The selector of metrics

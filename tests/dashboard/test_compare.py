@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import safe_text
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import GOOD, page
@@ -58,16 +57,6 @@ def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_it
     assert "Trial 0 is screened, so this does not compare whole runs." in said[0]
     assert "paused" not in said[1]
     assert any("the highest of several evaluations" in (heading.help or "") for heading in app.subheader)
-
-
-def test_a_forks_lineage_is_told_literally(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("compare", built, monkeypatch, trial=["7", "14"])
-    told = shown.texts(app)
-    assert "Trial 14 is a fork of trial 7 at step 12: kl_coef 0.09 (was 0.045)" in told
-    assert "Trial 7 was forked into trial 14" in told
-    assert app.dataframe[1].value.set_index("outcome").loc["Label", "trial 14"] == safe_text.cell("<b>gentler</b>")
-    assert shown.kinds_with(app, "<b>gentler</b>") == {"dataframe"}
-    assert any("with its parent's values" in (heading.help or "") for heading in app.subheader)
 
 
 def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

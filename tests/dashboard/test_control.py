@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import access, views
 from dashboard.views import common, control, control_parts
 from tests.dashboard import fake_store
-from tests.dashboard.control_page import DONE, TOKEN, badges, orders, page, press, run, texts
+from tests.dashboard.control_page import TOKEN, badges, orders, page, press, run, texts
 from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import codes
 from tests.waiting import SECONDS
@@ -21,12 +21,6 @@ from tuner.store import Lease, NewTrial, Store
 from tuner.study.status import Origin, Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
-
-
-def test_an_order_to_a_study_that_runs_does_not_say_that_nothing_runs_it(store: Store) -> None:
-    store.acquire(STUDY)
-    app = press(press(page(part="Steer"), "study pause"), "Do it")
-    assert "Action 1: Pause study" in texts(app) and "nothing runs" not in texts(app)
 
 
 @pytest.fixture
@@ -71,8 +65,6 @@ def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, vi
 
 def trial_line(drawn: str) -> None:
     import streamlit as st
-
-    from dashboard.views import control_parts
 
     st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
     control_parts._trial_line("reviews", 2, ("interrupted" if st.session_state["drawn"] > 1 else drawn, None))
@@ -151,17 +143,6 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
     assert len(orders(store)) == 1 and "Action 1 waits: " in texts(app)
 
 
-def test_a_trial_chosen_by_number_stays_it_when_others_come(store: Store) -> None:
-    app = page(part="Steer")
-    app.selectbox(key="steer").set_value(1)
-    run(app)
-    lease = store.acquire(STUDY)
-    fake_store._run(store, lease, 3, DONE)
-    store.release(lease)
-    press(app, "trial retry")
-    assert 'Retry trial 1 of study "reviews"' in texts(app)
-
-
 def test_what_would_be_refused_is_told_on_the_page(store: Store) -> None:
     app = page(part="Steer")
     resume = app.button(key="study resume")
@@ -187,13 +168,6 @@ def test_a_budget_may_be_any_number(folder: Path) -> None:
     app.text_input(key="set budget").set_value("9.5")
     press(press(app, "Change"), "Do it")
     assert store.orders(store.study(fake_store.CUT))[0].arguments == {"changes": {"budget": 9.5}}
-
-
-def test_who_paused_a_trial_is_told(folder: Path) -> None:
-    store = fake_store.build_cut(folder / "store.db", courses=(fake_store.CUT_COURSES[0], fake_store.CUT_COURSES[13]))
-    rested, paused = read_study(store, fake_store.CUT).trials
-    assert control_parts.trial_text(rested) == "Trial 0 is screened (score 1.00), at 192 of 1,920 episodes."
-    assert control_parts.trial_text(paused) == "Trial 1 is paused, at 128 of 1,920 episodes."
 
 
 @pytest.mark.parametrize("token", ["", "another"])
@@ -245,12 +219,6 @@ def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view
     store.release(Lease(lease.study_id, lease.token))
     left = control.rows(orders(store), store.study(STUDY))
     assert left["outcome"][2].startswith("nothing runs the study; to carry it out: ppo-tuner run reviews")
-
-
-def test_a_password_is_on_no_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hunter2@127.0.0.1:1/nothing?connect_timeout=1")
-    app = page(part="New trial")
-    assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")
 
 
 VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page(" in path.read_text())

@@ -9,8 +9,6 @@ import pytest
 
 from dashboard import charts, diagnosis, echarts, health
 from dashboard.views import curves
-from dashboard.views import incident as incident_view
-from dashboard.views.running import lines
 from ppo_core.report import StepReport
 from tests.dashboard import fake_store
 from tuner.judge.diagnose import NEEDED, Course, Diagnosis, Measurement, diagnose
@@ -105,21 +103,6 @@ def test_what_moves_after_the_crossing_does_not_count() -> None:
     assert diagnosis.incident_text(at_once).startswith("Clip fraction moved first, at step 11, in the same step:")
 
 
-def test_a_crossing_too_early_to_tell_is_said() -> None:
-    result = found(steps([0, 1, 2, 16.0], clip=[0.1] * 4))
-    assert result.moves == ()
-    assert "not enough" in diagnosis.incident_text(
-        result
-    ) or "before there were enough steps" in diagnosis.incident_text(result)
-
-
-def test_the_table_has_what_moved_first_in_front() -> None:
-    table = incident_view.incident_rows(found(steps(clip=[0.1] * 13, entropy=[3.0] * 7 + [1.0] * 6)))
-    assert table["signal"].tolist() == ["Entropy (nats per token)", "Clip fraction (share)"]
-    assert (table["step"][0], table["before"][0]) == (7, 4)
-    assert table["step"].isna().tolist() == [False, True]
-
-
 def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -> None:
     frame = steps(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
     option = charts.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
@@ -134,12 +117,6 @@ def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -
     assert [(series["xAxisIndex"], series["yAxisIndex"]) for series in option["series"]] == [(0, 0), (1, 1), (2, 2)]
     assert [area["yAxis"] for area in option["series"][1]["markArea"]["data"][0]] == pytest.approx([0.09, 0.11])
     assert echarts.height(option) == 30 + 3 * (92 + 30) + 30
-
-
-def test_the_chart_without_an_incident_has_no_marks_but_its_lines() -> None:
-    option = charts.incident(steps(KL[:5]), None, number=0, lines={"Budget": 10})
-    assert [series["name"] for series in option["series"]] == ["Training KL"]
-    assert [mark["yAxis"] for mark in option["series"][0]["markLine"]["data"]] == [10]
 
 
 # PPO's health
@@ -252,13 +229,6 @@ def test_a_trial_that_the_guard_ended_for_its_value_loss_is_not_ticked() -> None
     assert [one.rule for one in told] == ["Critic diverges"] and "Value loss was over 250" in told[0].finding
 
 
-def test_the_same_advice_for_several_trials_is_said_once() -> None:
-    high, _ = readings(policy__clipfrac_avg=[0.5])
-    [line] = curves.advice({2: high, 5: high, 6: readings(policy__clipfrac_avg=[0.1])[0]})
-    assert line.startswith("Trials 2, 5: Updates too large. Clip fraction should be at most 0.3")
-    assert curves.health_rows({2: high}, ())[CLIP].tolist() == ["▲ 0.5"]
-
-
 # Live trials
 
 ROW = TrialRow(
@@ -276,16 +246,6 @@ def card(now: float = 131.0, kl: float = 3.0, at: list[float] | None = None, **v
     return made
 
 
-def test_a_card_tells_progress_kl_and_the_time_since_the_last_report() -> None:
-    one = card()
-    assert (one.health, one.progress, one.step, one.kl, one.silent, one.usual) == ("healthy", 0.25, 2, 3, 1, 10)
-    assert lines(one, 15) == [
-        "KL 3.0 of 15 nats per response",
-        "score 1.50",
-        "step 2, last report 1 s ago, usually 10.0 s per step",
-    ]
-
-
 @pytest.mark.parametrize(("kl", "health"), [(11.9, "healthy"), (12, "near the limit"), (15.1, "over the limit")])
 def test_near_the_limit_begins_at_four_fifths_of_it(kl: float, health: str) -> None:
     assert card(kl=kl).health == health
@@ -296,17 +256,6 @@ def test_a_trial_is_stalled_after_five_usual_steps_and_a_minute(silent: float, h
     assert card(now=130 + silent).health == health  # steps of 10 s
     slow = [0.0, 100.0, 200.0]
     assert card(now=200 + 500, at=slow).health == "healthy" and card(now=200 + 501, at=slow).health == "stalled"
-
-
-def test_a_trial_without_a_step_starts_before_it_is_stalled() -> None:
-    assert card(now=700, at=[]).health == "starting"
-    assert card(now=701, at=[]).health == "stalled"
-
-
-def test_what_does_not_run_is_not_stalled() -> None:
-    assert card(now=9e9, is_interrupted=True).health == "interrupted"
-    assert card(now=9e9, status=Status.PAUSED).health == "paused"
-    assert card(now=9e9, status=Status.WAITING).health == "waiting"
 
 
 def test_what_needs_a_look_comes_first_and_what_has_ended_not_at_all() -> None:
@@ -320,7 +269,3 @@ def test_what_needs_a_look_comes_first_and_what_has_ended_not_at_all() -> None:
         (2, "stalled"),
         (1, "starting"),
     ]
-
-
-def test_the_fake_studys_budget_is_what_these_numbers_assume() -> None:
-    assert (fake_store.SPEC.kl_budget, fake_store.SPEC.kl_limit) == (10, 15)

@@ -9,7 +9,6 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import (
-    GOOD,
     Page,
     change,
     charts,
@@ -62,12 +61,6 @@ def test_the_incident_is_of_the_latest_pruned_trial_that_has_an_answer(tmp_path:
     assert any("before there were enough steps" in text for text in texts(run(app)))
 
 
-def test_trials_over_the_axis_are_told_below_it(tmp_path: Path, curves: Page) -> None:
-    course = Course(1e-4, 0.05, 2000.0, Status.PRUNED, blow_up=1)
-    app = run(page_of(tmp_path / "store.db", curves, (course,)))
-    assert any("1 trial exceeds the axis at 25 nats" in caption.value for caption in app.caption)
-
-
 def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:
     app = curves(built)
     app.query_params.update({"study": STUDY, "view": "PPO health"})
@@ -75,29 +68,6 @@ def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> No
     app.multiselect(key="trial").set_value([5, 2])
     assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
     assert charts(app) == []
-
-
-@pytest.mark.parametrize("axis", ["step", "episodes", "tokens", "seconds", "KL"])
-def test_every_axis_can_be_chosen(built: Path, curves: Page, axis: str) -> None:
-    app = curves(built)
-    app.query_params["axis"] = axis
-    assert len(charts(run(app))) == 3
-
-
-def test_a_metric_that_was_not_measured_is_said(built: Path, curves: Page) -> None:
-    app = curves(built)
-    app.query_params["metric"] = "Losses: KL loss"
-    run(app)
-    assert charts(app) == []
-    assert "Not measured in these trials." in [caption.value for caption in app.caption]
-
-
-def test_the_band_of_many_trials_is_explained_where_it_is_drawn(tmp_path: Path, curves: Page) -> None:
-    few = run(page_of(tmp_path / "few.db", curves, (GOOD,) * 2))
-    many = run(page_of(tmp_path / "many.db", curves, (GOOD,) * 34))
-    assert "grey band" not in few.subheader[0].help
-    assert "The grey band holds the middle 80% of the other 26 trials." in many.subheader[0].help
-    assert "Other trials" in many.get("echarts_chart")[0].proto.spec
 
 
 def test_curves_of_a_study_without_trials_or_steps_say_what_to_wait_for(tmp_path: Path, curves: Page) -> None:

@@ -13,7 +13,6 @@ import pytest
 from dashboard import charts, data
 from dashboard.__main__ import read_ahead
 from dashboard.views import curve_charts, samples, studies, trials_table
-from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import CUT, HOSTILE, STORED, STUDY, Course
@@ -55,11 +54,6 @@ def test_a_snapshot_has_a_row_for_every_trial_by_number(snapshot: data.Snapshot)
     assert (completed["value"], completed["kl"]) == (pytest.approx(1.721, abs=1e-3), pytest.approx(9.121, abs=1e-3))
 
 
-def test_a_trial_without_a_value_has_none(snapshot: data.Snapshot) -> None:
-    for number in (8, 13):
-        assert math.isnan(trial(snapshot, number)["value"])
-
-
 def test_a_snapshot_counts_and_names_what_to_look_at_first(snapshot: data.Snapshot) -> None:
     assert (snapshot.total, snapshot.ended) == (14, 13)
     assert snapshot.kl_pruned == [2, 6]
@@ -79,17 +73,6 @@ def test_a_snapshot_tells_trials_that_the_strategy_paused_from_those_that_a_pers
     assert best["kl"] < 10 < best["end_kl"]
     assert cut.total is None, "its budget bounds it"
     assert cut.default_trials == [0, 5, 10]
-
-
-def test_trials_beyond_a_lowered_total_count(tmp_path: Path) -> None:
-    short = data.snapshot(fake_store.build(tmp_path / "store.db", courses=(QUICK,) * 15), STUDY)
-    assert short.view.spec.trials == 14
-    assert (short.total, short.ended) == (15, 15)
-
-
-def test_an_unknown_study_is_said(store: Store) -> None:
-    with pytest.raises(StudyError, match=r'no study "revews".*did you mean "?reviews'):
-        data.snapshot(store, "revews")
 
 
 def test_running_studies_come_first_and_then_the_newest(tmp_path: Path) -> None:
@@ -113,12 +96,6 @@ def test_every_trials_steps_are_there_under_its_number(store: Store, snapshot: d
     full, wide = 31, 16
     assert counts == {0: full, 1: full, 2: 14, 3: wide, 4: full, 5: full, 6: 24, 7: full, 8: 7, 9: full, 10: 15,
                       11: wide, 12: full, 13: 18}  # fmt: skip
-
-
-def test_the_baseline_is_the_reward_before_training(store: Store, snapshot: data.Snapshot) -> None:
-    frame = data.curves(store, snapshot)
-    assert data.baseline(frame) == pytest.approx(0.42)
-    assert data.baseline(frame[frame["step"] > 0]) is None
 
 
 class Watched:
@@ -235,12 +212,6 @@ def test_some_trials_are_read_without_the_others(tmp_path: Path, monkeypatch: py
     assert (more["trial"].unique().tolist(), watched.since()) == ([1, 4], [(-1, 1)])
 
 
-def test_evaluations_can_be_read_alone(store: Store, snapshot: data.Snapshot) -> None:
-    frame = data.curves(store, snapshot, ("eval/reward",), numbers=(0,), evaluations_only=True)
-    assert frame["step"].tolist() == [0, 6, 12, 18, 24, 30]
-    assert not frame["eval/reward"].isna().any()
-
-
 def test_a_store_that_takes_anothers_place_is_read_anew(tmp_path: Path) -> None:
     lengths = []
     for batch in (128, 64):
@@ -272,15 +243,6 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert "spent" not in shown.columns, "none has a budget"
 
 
-def test_the_list_of_studies_tells_what_a_budget_was_spent_on(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    fake_store.build(path, courses=fake_store.COURSES[:2]).close()
-    store = fake_store.build_cut(path, courses=fake_store.CUT_COURSES[:8])
-    shown = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
-    assert shown["ended"].tolist() == ["3, 5 screened", "2 of 14"]
-    assert shown["spent"].tolist() == ["2.6 of 8", ""]
-
-
 def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = fake_store.build(path, courses=(QUICK,))
@@ -298,16 +260,6 @@ def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> Non
     for silent, state in ((0.0, "running"), (59.0, "running"), (61.0, "stalled")):
         row = replace(view.row, lease_renewed_at=view.row.read_at - silent)
         assert data.shown_state(replace(view, row=row)) == state
-
-
-def test_a_study_without_trials_has_empty_frames(tmp_path: Path) -> None:
-    store = fake_store.build(tmp_path / "store.db", courses=())
-    empty = data.snapshot(store, STUDY)
-    assert (empty.total, empty.ended, empty.default_trials) == (14, 0, [])
-    frame = data.curves(store, empty)
-    assert frame.empty and list(frame.columns) == ["trial", "step", "episode", "at", *data.CURVES]
-    assert data.baseline(frame) is None
-    assert data.samples(store, empty, (0,)).empty
 
 
 # Samples and the table
@@ -366,38 +318,3 @@ def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapsh
 
 
 # Stores that cannot be read
-
-
-def test_the_store_is_the_environments_or_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PPO_TUNER_STORAGE", raising=False)
-    assert data.storage() == "sqlite:///runs/ppo-tuner.db"
-    monkeypatch.setenv("PPO_TUNER_STORAGE", "sqlite:///elsewhere.db")
-    assert data.storage() == "sqlite:///elsewhere.db"
-
-
-def test_a_missing_store_is_told_from_an_unreadable_one(tmp_path: Path) -> None:
-    missing, garbage = f"sqlite:///{tmp_path}/none.db", f"sqlite:///{tmp_path}/garbage.db"
-    (tmp_path / "garbage.db").write_bytes(b"not a database at all" * 100)
-    assert data.is_missing(missing)
-    assert not data.is_missing(garbage)
-    assert not data.is_missing("mysql://somewhere/db")
-    with pytest.raises(StoreError, match="no store at"):
-        data.open_store(missing)
-    with pytest.raises(StoreError, match="is not an SQLite database"):
-        data.open_store(garbage)
-    assert not (tmp_path / "none.db").exists()
-
-
-def test_a_store_that_appears_later_is_opened(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.db"
-    with pytest.raises(StoreError):
-        data.open_store(url)
-    fake_store.build(tmp_path / "store.db", courses=()).close()
-    assert [study.name for study in data.studies(data.open_store(url))] == [STUDY]
-
-
-def test_a_foreign_database_is_said(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "foreign.db") as connection:
-        connection.execute("CREATE TABLE theirs (x)")
-    with pytest.raises(StoreError, match="is not a PPO Tuner store"):
-        data.open_store(f"sqlite:///{tmp_path}/foreign.db")

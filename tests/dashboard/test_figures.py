@@ -105,26 +105,11 @@ def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() ->
     assert MARKUP not in ways((1, 2)).to_json()
 
 
-def test_a_trial_that_the_strategy_paused_has_its_own_symbol_and_its_score_and_a_thinner_way() -> None:
-    rested = pd.DataFrame([trial(0, Status.PAUSED, kind=style.RESTING, rung_score=0.67)])
-    figure = figures.trajectories(WAYS[WAYS["trial"] == 0], rested, WAYS.iloc[:0], spec=SPEC, chosen=(0,))
-    [marks] = [trace for trace in figure.data if trace.legendgroup == style.RESTING and trace.customdata is not None]
-    assert (list(marks.x), marks.marker.symbol) == ([8], style.mark(style.RESTING).plotly)
-    assert marks.customdata[0][4] == 0.67 and "screened (score %{customdata[4]:.2f})" in marks.hovertemplate
-    assert (named(figure, "trial 0").line.width, named(ways(), "trial 0").line.width) == (1.2, 2)
-
-
 def test_the_best_checkpoint_has_a_star_in_its_trials_colour() -> None:
     star = named(ways(best=Checkpoint(1, 5, 320, 1.3, NAN, 20, NAN)), "best checkpoint")
     assert (list(star.x), list(star.y), star.marker.symbol) == ([20], [1.3], "star")
     assert star.marker.color == style.colour(1)
     assert "best checkpoint" not in [trace.name for trace in ways().data]
-
-
-def test_the_front_steps_through_what_nothing_beats() -> None:
-    steps = named(ways(), "front of all evaluations")
-    assert (list(steps.x), list(steps.y)) == ([4, 8, 20], [1.0, 1.2, 1.3])
-    assert steps.line.shape == "hv"
 
 
 def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -> None:
@@ -255,12 +240,6 @@ def test_two_hyperparameters_colour_the_trials_by_what_they_came_to() -> None:
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
 
 
-def test_searched_hyperparameters_are_those_that_vary_in_the_declared_order() -> None:
-    frame = SEARCHED.assign(params_cliprange=0.2, **{f"params_{MARKUP}": [1, 2, 3, 4]})
-    assert figures.searched(frame) == ["learning_rate"]
-    assert figures.title_of(MARKUP) == "?"
-
-
 # Compared curves
 
 
@@ -315,27 +294,6 @@ def test_each_trial_that_ended_with_a_value_is_a_point_with_its_number_status_an
     assert (completed.marker.symbol, pruned.marker.symbol) == ("circle", "x")
 
 
-def test_neighbours_by_kl_have_their_numbers_on_different_sides_whatever_their_status() -> None:
-    rows = pd.DataFrame(
-        [trial(0, value=1.0, kl=4.0), trial(1, value=1.0, kl=6.0), trial(2, Status.PRUNED, value=1.0, kl=5.0)]
-    )
-    figure = figures.reward_against_kl(rows, kl_budget=10, baseline=None, best=None)
-    assert list(points_of(figure, Status.COMPLETED).textposition) == ["top center", "top center"]
-    assert list(points_of(figure, Status.PRUNED).textposition) == ["bottom center"]
-
-
-def test_a_trial_that_the_strategy_paused_is_a_small_point_of_its_own_kind() -> None:
-    rows = pd.DataFrame([trial(0, value=1.0, kl=4.0), trial(1, Status.PAUSED, kind=style.RESTING, value=0.7, kl=2.0)])
-    figure = figures.reward_against_kl(rows, kl_budget=10, baseline=None, best=0)
-    [rested] = [trace for trace in figure.data if trace.legendgroup == style.RESTING and trace.customdata is not None]
-    assert rested.marker.size < points_of(figure, Status.COMPLETED).marker.size
-    assert [trace.name for trace in figure.data if trace.showlegend is not False] == ["screened", "completed"]
-
-
-def test_the_legend_names_the_statuses_that_are_drawn() -> None:
-    assert [trace.name for trace in against_kl().data if trace.showlegend is not False] == ["completed", "pruned"]
-
-
 def test_budget_baseline_and_best_are_drawn_at_their_values() -> None:
     figure = against_kl()
     shading, budget, baseline = figure.layout.shapes
@@ -347,12 +305,6 @@ def test_budget_baseline_and_best_are_drawn_at_their_values() -> None:
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     low, high = figure.layout.yaxis.range
     assert low < 0.4 and high > 1.4
-
-
-def test_without_a_best_or_a_baseline_neither_is_drawn() -> None:
-    figure = against_kl(best=None, baseline=None)
-    assert [note.text for note in figure.layout.annotations] == ["KL budget 10"]
-    assert len(figure.layout.shapes) == 2
 
 
 def test_chosen_trials_and_the_best_stand_out() -> None:

@@ -15,7 +15,7 @@ from dashboard import report
 from ppo_core.report import SplitReading
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
-from tests.dashboard.fake_store import COURSES, CUT, CUT_COURSES, HOSTILE, SPEC, STUDY, Course
+from tests.dashboard.fake_store import COURSES, HOSTILE, SPEC, STUDY, Course
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
 from tuner.store import NewTrial, Outcome, Store
@@ -118,13 +118,6 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
     assert figures == "Reward against KL Training KL over episodes Eval reward over episodes"
 
 
-def test_what_mattered_is_drawn_once_enough_trials_can_tell(tmp_path: Path) -> None:
-    more = tuple(replace(FINISHED[1], level=FINISHED[1].level + place) for place in (0.5, 1.0))
-    with closing(fake_store.build(tmp_path / "s.db", courses=(*FINISHED, *more))) as store:
-        page = read(store)
-    assert "What mattered for a high reward" in page.text and page.tags.count("script") == 5
-
-
 def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
         confirm(store, 9, [(8, 1.9, 6.0), (9, 2.0, 7.0), (10, 1.95, 6.5)])
@@ -176,21 +169,6 @@ def test_the_study_file_in_it_makes_the_same_study(tmp_path: Path) -> None:
 
 
 # Every state of a study
-
-
-def test_a_running_study_says_so(tmp_path: Path) -> None:
-    with closing(fake_store.build(tmp_path / "s.db", held=True)) as store:
-        text = read(store).text
-    assert "Study reviews: running" in text and "this is how the study stood then" in text
-    assert "To confirm it, once the study is finished ppo-tuner confirm reviews" in text
-
-
-def test_a_study_that_pauses_trials_at_a_rung_has_its_best_checkpoint_and_only_that_within(tmp_path: Path) -> None:
-    with closing(fake_store.build_cut(tmp_path / "s.db", courses=CUT_COURSES)) as store:
-        page = read(store, CUT)
-    assert "screened" in page.text and "of 8 full trials spent" in page.text
-    assert "Strategy early_cut" in page.text
-    assert "only the checkpoint counts" in page.text
 
 
 @pytest.mark.parametrize(
@@ -299,13 +277,6 @@ def test_a_report_that_is_not_finished_replaces_nothing(folder: Path, monkeypatc
     assert cli.main(["report", STUDY, "--force"]) == 1
     assert sorted(path.name for path in folder.iterdir()) == ["reviews-report.html", "runs"]
     assert Path("reviews-report.html").read_text() == "mine"
-
-
-def test_the_template_ships_with_the_package() -> None:
-    [pattern] = tomllib.loads((real.ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
-        "dashboard"
-    ]
-    assert [path.name for path in (real.ROOT / "dashboard").glob(pattern)] == ["report.html.jinja"]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from dashboard import data
 from ppo_core.checkpoint import MANIFEST, step_folder
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY
-from tests.dashboard.shown import FAILED, GOOD, page
+from tests.dashboard.shown import GOOD, page
 from tuner.control import forks
 from tuner.judge.best import RULE
-from tuner.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -84,23 +83,3 @@ def test_a_password_never_stands_in_a_command(monkeypatch: pytest.MonkeyPatch, t
     assert "hidden" not in data.train_for_real(STUDY, trial)
     monkeypatch.delenv("PPO_TUNER_STORAGE")
     assert data.train_for_real(STUDY, trial).endswith("train --from reviews 0 --total_episodes 19200")
-
-
-@pytest.mark.parametrize("courses", [(GOOD,), (FAILED,), (FAILED, FAILED, GOOD)])
-def test_few_trials_are_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, courses: tuple[fake_store.Course, ...]
-) -> None:
-    fake_store.build(tmp_path / "store.db", courses=courses).close()
-    assert len(page("reward_kl", tmp_path / "store.db", monkeypatch).get("plotly_chart")) == 1
-
-
-def test_without_an_evaluation_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_store.build(tmp_path / "store.db", courses=()).close()
-    app = page("reward_kl", tmp_path / "store.db", monkeypatch)
-    assert shown.subheaders(app) == ["No evaluation yet"]
-    assert page("reward_kl", tmp_path / "none.db", monkeypatch).subheader[0].value == "No store yet"
-
-
-def test_an_empty_store_says_how_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Store.open(f"sqlite:///{tmp_path}/store.db", create=True).close()
-    assert shown.subheaders(page("reward_kl", tmp_path / "store.db", monkeypatch)) == ["No studies yet"]

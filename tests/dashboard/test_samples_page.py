@@ -29,13 +29,6 @@ def test_samples_are_those_of_the_chosen_evaluation(
     assert steps_told(page("samples", built, monkeypatch, trial=["0"], when=when)) == [step] * 3
 
 
-def test_several_evaluations_stand_below_each_other_in_their_order(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = page("samples", built, monkeypatch, trial=["0", "3"], when=["last", "before training"], prompt="1")
-    assert steps_told(app) == [0, 0, 30, 15]
-
-
 def test_one_prompt_is_chosen_by_its_text_and_the_link_holds_its_number(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,12 +53,6 @@ def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
     )
     kept = samples.at_evaluation(frame, "best in the budget", {0: 4, 1: 0})
     assert kept[["trial", "step"]].to_numpy().tolist() == [[0, 4]]
-
-
-def test_nothing_chosen_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", built, monkeypatch, trial=["0", "99"])
-    app.segmented_control(key="when").set_value([])
-    assert "Choose at least one evaluation." in shown.infos(shown.run(app))
 
 
 def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,11 +111,6 @@ def test_a_difference_has_all_words_of_both_responses(text: str, base: str) -> N
     removed = "".join(one for one, _, said in pieces if said == "removed").split()
     assert len([one for one, _, said in samples.changed(text, text) if said]) == 0
     assert set(removed) <= set(base.split())
-
-
-def test_added_and_removed_words_are_marked() -> None:
-    pieces = [(text, said) for text, _, said in samples.changed("the film was great .", "the film was plain .")]
-    assert pieces == [("the film was", ""), (" plain", "removed"), (" great", "added"), (" .", "")]
 
 
 @pytest.mark.parametrize(

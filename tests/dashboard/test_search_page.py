@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.views import search
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import Course
 from tests.dashboard.shown import FAILED, GOOD, page
@@ -96,8 +95,3 @@ def test_few_or_failed_trials_say_what_is_missing(
     assert "more are needed" in refused
     assert slices.startswith("These charts need two trials")
     assert nothing_ended.startswith("No trial was pruned or stopped")
-
-
-@pytest.mark.parametrize(("seconds", "told"), [(34, "34 s"), (119, "119 s"), (120, "2.0 min"), (9000, "2.5 h")])
-def test_a_time_is_told_in_its_largest_fitting_unit(seconds: float, told: str) -> None:
-    assert search._time(seconds) == told

@@ -3,15 +3,14 @@
 from random import Random
 
 import pytest
-import torch
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt
-from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy, load_task
+from ppo_core.models.load import TaskModels, load_task
 from ppo_core.tasks.arithmetic import TASK
 from ppo_core.tasks.arithmetic.reward import exact
 from ppo_core.trainer import PPOTrainer
-from tools.arithmetic import make_tokenizer, prompts, pupils_answer
+from tools.arithmetic import prompts, pupils_answer
 
 pytestmark = pytest.mark.slow
 
@@ -44,21 +43,6 @@ def test_the_pupil_slips_as_often_as_it_says(text: str, right: str, wrong: set[s
     answers = [pupils_answer(Prompt(text, {"answer": right}), rng) for _ in range(4000)]
     assert set(answers) == {right, *wrong}
     assert answers.count(right) / 4000 == pytest.approx(rate, abs=0.03)
-
-
-def test_text_survives_the_tokenizer_and_each_character_is_a_token() -> None:
-    tokenizer = make_tokenizer()
-    ids = tokenizer("99+81=180")["input_ids"]
-    assert len(ids) == 9 and tokenizer.decode(ids) == "99+81=180"
-    assert tokenizer.unk_token_id not in ids
-
-
-def test_loading_gives_no_advice_on_attention_masks(monkeypatch: pytest.MonkeyPatch, models: TaskModels) -> None:
-    """A probe of the policy's decoding may end in the id that pads."""
-    advice: list[str] = []
-    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", lambda text, *_: advice.append(text))
-    load_policy(TASK.prepare(None).policy, torch.device("cpu"), FrozenPolicy(), of="a test")
-    assert advice == []
 
 
 def test_ppo_lifts_the_exact_match_rate_within_the_kl_budget(models: TaskModels) -> None:

@@ -189,28 +189,6 @@ def test_what_cannot_be_written_costs_no_checkpoint(tmp_path: Path) -> None:
 # How much room they take
 
 
-def test_what_checkpoints_take_is_told_before_the_run(tmp_path: Path) -> None:
-    use = disk_use(Told(12_345_678), tmp_path / "not there yet")  # type: ignore[arg-type]
-    assert use is not None
-    assert (
-        use.line
-        == f"checkpoints: about 12.3 MB each, up to 3 kept and one being written, in {tmp_path / 'not there yet'}"
-    )
-    assert (use.most, use.held) == (4 * 12_345_678, 0)
-    use.require_room()
-    assert disk_use(Writer(), tmp_path) is None  # type: ignore[arg-type]
-
-
-def test_a_disk_without_room_is_said_before_the_run(tmp_path: Path) -> None:
-    use = disk_use(Told(2**60), tmp_path)  # type: ignore[arg-type]
-    assert use is not None
-    with pytest.raises(
-        CheckpointError, match=r"too little room for checkpoints in .*: about .* GB each, up to 3 kept and one being"
-    ) as no:
-        use.require_room()
-    assert not isinstance(no.value, NoRoomError), "there will never be as much"
-
-
 def test_room_that_the_runs_checkpoints_hold_is_not_needed_again(tmp_path: Path) -> None:
     save(keeper(tmp_path), *RUN)
     use = disk_use(Told(1000), tmp_path)  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from peft import PeftModel
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2ForSequenceClassification
 
@@ -26,7 +25,6 @@ from ppo_core.data import lookup
 from ppo_core.data.task import Prompts, RewardPart, TaskAssets
 from ppo_core.errors import TaskError
 from ppo_core.sampling.generation import Rollouts, TransformersGenerator
-from ppo_core.trainer import ppo_trainer
 from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.ppo_core.conftest import TINY_TASK
 
@@ -135,15 +133,6 @@ def test_only_a_hub_id_is_the_cards_base_model(folder: Path, policy: str, base: 
     card = (run.model / "README.md").read_text()
     assert front_matter(card).get("base_model") == base
     assert f"- Base model: `{policy}`" in card and "No evaluation." in card
-
-
-def test_adapters_have_a_card_of_their_own(run: Command, folder: Path) -> None:
-    flags = ("--use_peft", "--lora_r", "4", "--total_episodes", "8", "--output", "out")
-    assert run(*PARTS, *SMALL, *flags)[0] == 0
-    card = (folder / "out" / "model" / "README.md").read_text()
-    assert front_matter(card)["library_name"] == "peft"
-    assert "peft 0." in card and "LoRA adapters" in card
-    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("policy"), str(folder / "out" / "model"))
 
 
 def test_flags_win_over_the_file_over_the_defaults(run: Command, folder: Path) -> None:
@@ -358,21 +347,6 @@ def test_the_readmes_python_goes_on_when_it_is_run_again(
     (folder / "runs/mine/step-000020/manifest.json").unlink()  # as if the power had failed while it was saved
     assert again() == list(range(11, 21))
     assert (folder / "runs/mine/model/model.safetensors").read_bytes() == weights
-
-
-def test_pythons_paths_may_be_texts(run: Command, folder: Path) -> None:
-    assert run(*PARTS, *SMALL, "--total_episodes", "8", "--output", "a")[0] == 0
-    config = PPOConfig(total_episodes=16, batch_size=8, response_length=6)
-    trainer = ppo_trainer(config, "a/task.toml", device="cpu")
-    for report in trainer:
-        if report.step == 1:
-            trainer.save("saved/step-000001")
-    trainer.save_model("saved/model")
-    resumed = ppo_trainer(config, "a/task.toml", device="cpu", resume_from="saved/step-000001")
-    assert [report.step for report in resumed] == [2]
-    resumed.save_model("saved/again")
-    files = [folder / "saved" / name / "model.safetensors" for name in ("model", "again")]
-    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def one_error(result: tuple[int, str, str], status: int) -> str:

@@ -2,12 +2,10 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ppo_core.cli.arguments import Settings, task_folder_name
 from ppo_core.cli.run_folder import judge
 from ppo_core.output import dumps
 
@@ -67,27 +65,3 @@ def test_the_budget_holds_with_the_standard_error_of_the_kl() -> None:
 def test_where_kl_left_the_budget_or_came_back_is_told(kls: tuple[float, ...], told: str | None) -> None:
     ending = judge([step(n, 1.0 + n, kl) for n, kl in enumerate(kls)], 5.0, None)
     assert ending.kl_course == told == ending.to_dict()["kl_course"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        (Settings(), "reviews"),
-        (Settings(task="arithmetic"), "arithmetic"),
-        (Settings(task="mine/task.toml"), "mine"),
-        (Settings(task="mine"), "mine"),
-        (Settings(task="task.py"), "{here}"),
-        (Settings(task="short.py"), "short"),
-        (Settings(task="my.module:TASK"), "my.module.TASK"),
-        (Settings(policy="Qwen/Qwen3-0.6B"), "Qwen3-0.6B"),
-        (Settings(policy="runs/train/first/model"), "first"),
-    ],
-)
-def test_a_runs_folder_is_called_after_what_is_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    for path in ("mine/task.toml", "task.py", "short.py"):
-        (tmp_path / path).touch()
-    assert task_folder_name(settings) == name.format(here=tmp_path.name)

@@ -192,34 +192,6 @@ def test_adapters_and_what_trl_never_applied() -> None:
     assert warned(file) == {"optim", "save_strategy", "max_grad_norm", "num_mini_batches", "missing_eos_penalty"}
 
 
-def test_adapters_of_other_kinds() -> None:
-    lines = [
-        "use_peft: true",
-        "use_rslora: true",
-        "lora_modules_to_save: [embed_tokens, lm_head]",
-        "load_in_4bit: true",
-    ]
-    file = read("\n".join(["output_dir: o", *lines]))
-    config = config_of(file)
-    assert config.use_rslora and config.load_in_4bit and config.lora_modules_to_save == "embed_tokens,lm_head"
-    assert not warned(file)
-    assert config_of(read("output_dir: o\nlora_modules_to_save: []")).lora_modules_to_save is None
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("adamw_torch_fused", "adamw"),
-        ("adamw_bnb_8bit", "adamw_8bit"),
-        ("adamw_8bit", "adamw_8bit"),
-        ("lion_8bit", "adamw"),
-    ],
-)
-def test_their_optimizer_in_our_words(theirs: str, ours: str) -> None:
-    file = read(f"output_dir: o\noptim: {theirs}")
-    assert config_of(file).optim == ours and warned(file) == ({"optim"} if theirs == "lion_8bit" else set())
-
-
 @pytest.mark.parametrize(
     ("lines", "is_ignored", "interval"),
     [
@@ -261,23 +233,6 @@ def test_what_is_told_of_evaluations_is_what_is_done(lines: str, is_ignored: boo
 )
 def test_a_value_that_is_not_followed_has_a_line_of_its_own(line: str, is_warned: bool) -> None:
     assert warned(read(f"output_dir: o\n{line}")) == ({line.partition(":")[0]} if is_warned else set())
-
-
-def test_another_save_strategy_leaves_save_steps_without_effect() -> None:
-    file = read("output_dir: o\nsave_strategy: epoch\nsave_steps: 20")
-    assert file.cadences.save_steps is None and told(file, "ignored") == ["save_steps"]
-
-
-def test_a_task_without_a_reward_model_begins_the_critic_as_the_policy() -> None:
-    assert config_of(read(TLDR), has_reward_model=False).value_model_path is None
-
-
-def test_a_short_run_warms_up_within_itself() -> None:
-    config = config_of(read("output_dir: o\ntotal_episodes: 16\nwarmup_steps: 100"))
-    assert config.num_iterations() == 2 and config.warmup_ratio == pytest.approx(2 / 3)
-    assert config_of(read("output_dir: o\nwarmup_steps: 0.1")).warmup_ratio == 0.1
-    constant = config_of(read("output_dir: o\nlr_scheduler_type: constant\nwarmup_steps: 5"))
-    assert (constant.lr_scheduler_type, constant.warmup_ratio) == ("constant", 0)
 
 
 @pytest.mark.parametrize("processes", [1, 8])
@@ -345,11 +300,3 @@ def test_a_mistake_names_file_and_field(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         read(f"output_dir: o\n{line}")
     assert str(error.value).startswith("trl.yaml: ") and message in str(error.value)
-
-
-def test_a_file_is_recognised_in_every_format(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"sft_model_path": "sft"}')
-    (tmp_path / "a.toml").write_text('sft_model_path = "sft"')
-    for name in ("a.json", "a.toml"):
-        content = config_file.parse(tmp_path / name)
-        assert trl.is_trl(content) and trl.read(content, name).settings.policy == "sft"

@@ -136,11 +136,6 @@ def test_devices_that_do_not_divide_are_refused() -> None:
         PPOConfig(batch_size=64, mini_batch_size=16).batch_sizes(3)
 
 
-def test_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        PPOConfig().seed = 1  # type: ignore[misc]
-
-
 def test_what_will_hardly_do_anything_is_told() -> None:
     assert cautions(PPOConfig()) == []
     (line,) = cautions(PPOConfig(total_episodes=1000, kl_target=6.0, kl_horizon=10_000))

@@ -1,7 +1,5 @@
 """The reviews task: its prompts, its score, its tokenizer, and the models that ship with it."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
@@ -19,14 +17,11 @@ from tools.reviews_corpus import (
     LEVELS,
     MAX_WORDS,
     augmented,
-    contributions,
     join,
     prefix_scores,
     prompts,
     review,
     score,
-    split,
-    vocabulary,
 )
 
 
@@ -68,12 +63,6 @@ def test_prompts_are_disjoint_distinct_and_counted() -> None:
     assert all(4 <= len(text.split()) <= 8 for text in everything)
 
 
-def test_prompts_are_neutral() -> None:
-    assert all(
-        contributions(split(text)) == [0.0] * len(split(text)) for text in (prompt.text for prompt in prompts().train)
-    )
-
-
 def test_reviews_end_within_a_response_and_mix_sentiments() -> None:
     rng = Random(0)
     reviews = [review(rng) for _ in range(2000)]
@@ -82,11 +71,6 @@ def test_reviews_end_within_a_response_and_mix_sentiments() -> None:
     assert abs(scores.mean().item()) < 0.1
     assert 0.8 < scores.std().item() < 1.3
     assert scores.abs().max().item() < 3.5
-
-
-def test_augmented_texts_fit_a_response() -> None:
-    rng = Random(0)
-    assert {len(augmented(rng)) for _ in range(2000)} <= set(range(MAX_WORDS + 2))
 
 
 # --- score
@@ -123,22 +107,7 @@ def test_score_grows_with_every_new_strong_word_and_hardly_with_an_old_one() -> 
     assert repeated[-1] < varied[1]
 
 
-def test_prefix_scores_are_the_scores_of_the_prefixes() -> None:
-    words = review(Random(3))
-    assert prefix_scores(words) == pytest.approx([score(join(words[: i + 1])) for i in range(len(words))])
-
-
 # --- tokenizer
-
-
-def test_vocabulary_is_small_and_its_words_come_back() -> None:
-    tokenizer = make_tokenizer()
-    assert len(tokenizer) < 200
-    for word in vocabulary():
-        ids = tokenizer(word).input_ids
-        assert len(ids) == 1
-        assert ids[0] != tokenizer.unk_token_id
-        assert tokenizer.decode(ids) == word
 
 
 def test_any_string_of_words_comes_back() -> None:
@@ -177,20 +146,6 @@ def test_reward_model_is_not_fooled_by_repetition(assets: TaskAssets) -> None:
     assert max(rewards) < reward - 0.5
 
 
-def test_reward_keeps_growing_far_beyond_the_corpus(assets: TaskAssets) -> None:
-    start = "the lamp i bought in june "
-    better_and_better = [
-        start + "was good.",
-        start + "was superb.",
-        start + "was superb and the price is perfect.",
-        start + "was superb and flawless. the price is perfect. we adored it.",
-        start
-        + "is truly superb and flawless. the price is very perfect. our friends really adored it. the size is great.",
-    ]
-    rewards = _rewards(assets, better_and_better)
-    assert all(later - earlier > 0.2 for earlier, later in pairwise(rewards))
-
-
 def test_policy_writes_reviews_that_end(assets: TaskAssets) -> None:
     tokenizer = AutoTokenizer.from_pretrained(assets.policy)
     starts = [prompt.text for prompt in assets.prompts.eval if len(prompt.text.split()) == 6]
@@ -216,10 +171,3 @@ def test_reference_is_a_valid_configuration_within_the_advised_ranges() -> None:
         assert isinstance(advice.range, Range)
         value = getattr(config, name)
         assert value is None or advice.range.low <= value <= advice.range.high
-
-
-def test_importing_the_task_does_not_import_torch() -> None:
-    code = (
-        "import sys, ppo_core.tasks.reviews; sys.exit(bool({'torch', 'transformers', 'tokenizers'} & {*sys.modules}))"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

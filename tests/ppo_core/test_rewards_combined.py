@@ -65,11 +65,6 @@ def test_no_responses_are_scored_as_none(part: MakePart) -> None:
     assert scored.totals == [] and scored.parts == {"tens": []}
 
 
-def test_without_a_model_there_is_none_to_copy(part: MakePart) -> None:
-    reward = load_reward([part("tens")], CPU)
-    assert reward.reward_model() is None
-
-
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

@@ -3,7 +3,6 @@
 import json
 import logging
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -194,13 +193,6 @@ def test_requests_overlap_and_their_answers_are_in_order(server: Server) -> None
     no_thread_is_left()
 
 
-def test_one_at_a_time_is_one_after_the_other(server: Server) -> None:
-    server.by_text = True
-    part = replace(server.part, batch_size=1, concurrency=1)
-    assert EndpointReward(part)(batch_of("3", "1", "2")).scores == [3, 1, 2]
-    assert [asked["responses"] for asked in server.asked] == [["3"], ["1"], ["2"]] and server.at_once == 1
-
-
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_the_error_is_that_of_the_first_request_in_order(server: Server, concurrency: int) -> None:
     server.by_text = True
@@ -298,16 +290,6 @@ def test_an_answer_that_breaks_off_is_asked_for_again(server: Server) -> None:
     assert EndpointReward(server.part, sleep=lambda _: None)(BATCH).scores == [1, 2, 3]
 
 
-def test_attempts_are_bounded(server: Server) -> None:
-    for _ in range(3):
-        server.will("", 500)
-    waits: list[float] = []
-    assert refused(server.part, waits) == (
-        f'reward part "judge": {server.host} answered 500 Internal Server Error, after 3 attempts'
-    )
-    assert waits == [0.5, 1.0] and len(server.asked) == 3
-
-
 def test_silence_ends_with_the_timeout(server: Server) -> None:
     message = refused(replace(server.part, timeout=0.05, retries=1))
     assert message == f'reward part "judge": {server.host} gave no answer within 0.05 s, after 2 attempts'
@@ -319,15 +301,6 @@ def test_an_answer_that_trickles_ends_with_the_timeout(server: Server) -> None:
     server.will([1, 2, 3, *[4] * 100])
     message = refused(replace(server.part, timeout=0.1, retries=0))
     assert message == f'reward part "judge": {server.host} gave no answer within 0.1 s, after 1 attempt'
-
-
-def test_nobody_there_is_an_error_after_the_last_attempt() -> None:
-    with socket.socket() as taken:  # bound, and not listening
-        taken.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{taken.getsockname()[1]}"
-        message = refused(RewardPart("judge", "http", f"http://{host}", retries=1))
-    assert message.startswith(f'reward part "judge": {host} cannot be reached (ConnectionRefusedError: ')
-    assert message.endswith("), after 2 attempts")
 
 
 # --- what is refused at once
@@ -357,14 +330,6 @@ def test_a_refusal_and_a_redirection_are_not_repeated(server: Server, status: in
 def test_an_answer_that_is_no_score_names_the_sample(server: Server, answer: object, message: str) -> None:
     server.will(answer)
     assert refused(server.part) == f'reward part "judge": {server.host} {message}'
-
-
-def test_a_sample_is_named_by_its_place_in_the_whole_batch(server: Server) -> None:
-    server.will([1, 2])
-    server.will([None])
-    assert "gave None for sample 2 (prompt 'ü', response '')" in refused(
-        replace(server.part, batch_size=2, concurrency=1)
-    )
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,6 @@ def test_chats_come_as_messages(write: Write) -> None:
     assert score(part, [chat, Prompt("plain")]).totals == [2, -1]
 
 
-def test_a_known_column_that_no_row_of_a_batch_has_is_none(write: Write) -> None:
-    part = write("def score(level):\n    return [0 if value is None else value for value in level]")
-    assert score(part, PROMPTS[1:2], known=PROMPTS).totals == [0]
-
-
 def test_a_function_of_a_module_is_found_by_its_import_path() -> None:
     part = RewardPart("exact", "function", f"{__name__}:answered")
     assert score(part).totals == [1.0, 1.0, 0.0]

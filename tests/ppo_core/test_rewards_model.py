@@ -29,7 +29,6 @@ from ppo_core.data.task import Prompt, RewardPart, Scored
 from ppo_core.errors import OutOfMemory, RewardError, TaskError
 from ppo_core.models.load import TaskModels
 from ppo_core.rewards.batch import Batch
-from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.model import RewardModel
 from ppo_core.trainer import PPOTrainer
 
@@ -215,16 +214,6 @@ def test_a_tokenizer_that_closes_every_text_adds_no_second_eos(
     assert model(batch(*ROWS, ended=True)).scores == model(batch(*ROWS)).scores
 
 
-def test_a_tokenizer_without_an_eos_says_so(
-    bare: PreTrainedTokenizerBase, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    bare.eos_token = None
-    part = save(tmp_path / "endless", bare, gpt2())
-    model = RewardModel(part, CPU)
-    assert len(said(caplog)) == 1 and "has no EOS" in said(caplog)[0]
-    assert model(batch(*ROWS, ended=True)).scores == model(batch(*ROWS)).scores
-
-
 @pytest.mark.parametrize("closing", ["<eos> w0 ", ""], ids=["closed", "open"])
 def test_a_chat_ends_where_its_response_did(bare: PreTrainedTokenizerBase, tmp_path: Path, closing: str) -> None:
     bare.chat_template = (
@@ -239,16 +228,6 @@ def test_a_chat_ends_where_its_response_did(bare: PreTrainedTokenizerBase, tmp_p
     assert RewardModel(part, CPU)(both).scores == pytest.approx(expected(part, rows))
     rows = [ids(f"{opened} {closing}")] * 2
     assert RewardModel(replace(part, append_eos=False), CPU)(both).scores == pytest.approx(expected(part, rows))
-
-
-def test_a_chat_without_a_template_is_reported_once(part: RewardPart, caplog: pytest.LogCaptureFixture) -> None:
-    model = RewardModel(part, CPU)
-    caplog.clear()
-    model(batch(*ROWS))
-    assert not said(caplog)
-    for _ in range(2):
-        model(Batch([chat("w3")], [" w6"], [], [False]))
-    assert len(said(caplog)) == 1 and "no chat template" in said(caplog)[0]
 
 
 def test_the_trainer_and_its_evaluation_say_which_responses_ended(tiny: TaskModels, tmp_path: Path) -> None:
@@ -349,13 +328,6 @@ def test_not_even_one_row_is_an_error_that_names_the_work(part: RewardPart, monk
 # --- loading
 
 
-def test_the_model_is_there_to_copy(part: RewardPart) -> None:
-    reward = load_reward([RewardPart("f", "function", "textwrap:dedent"), part], CPU)
-    model = reward.reward_model()
-    assert model is not None and model.config.num_labels == 1 and not model.training
-    assert model.dtype == torch.float32 and all(weights.requires_grad for weights in model.parameters())
-
-
 def test_half_precision_is_read_as_float32_on_a_cpu(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     part = save(tmp_path / "half", tokenizer, gpt2().to(torch.bfloat16))
     assert RewardModel(part, CPU).model.dtype == torch.float32
@@ -367,12 +339,6 @@ def test_without_a_padding_token_the_end_of_text_pads(tokenizer: PreTrainedToken
     part = save(tmp_path / "unpadded", tokenizer, gpt2(pad_token_id=None))
     scores = RewardModel(part, CPU)(batch("w3| w4 w5", "w6|")).scores
     assert scores == pytest.approx(expected(part, [ids("w3 w4 w5"), ids("w6")]), abs=1e-5)
-
-
-def test_an_empty_text_has_a_score(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
-    part = save(tmp_path / "bare", tokenizer, gpt2())
-    assert math.isfinite(RewardModel(part, CPU)(batch("|")).scores[0])
 
 
 def test_a_score_that_is_not_finite_names_its_sample(part: RewardPart) -> None:

@@ -37,10 +37,6 @@ def test_the_floor_holds_after_the_warm_up(kind: Schedule, expected: list[float]
     assert [lr_factor(kind, i, 5, 0.4, min_lr_rate=0.1) for i in range(5)] == pytest.approx(expected)
 
 
-def test_the_warm_up_begins_under_the_floor() -> None:
-    assert lr_factor("linear", 0, 10, 0.3, min_lr_rate=0.5) == pytest.approx(0.25)
-
-
 def test_behind_a_critic_warm_up_the_policy_has_its_whole_schedule() -> None:
     critic_warmup, total = 2, 6
     factors = [lr_factor("linear", i - critic_warmup, total - critic_warmup, 0.0, 0.0) for i in range(total)]

@@ -54,16 +54,6 @@ def test_a_task_that_is_not_there_is_an_error_that_says_what_is(name: str, messa
     assert str(caught.value) == message
 
 
-def test_what_a_tasks_module_lacks_itself_is_not_hidden(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path_factory.mktemp("task")
-    (folder / "task_that_needs_more.py").write_text("import a_missing_library\n")
-    monkeypatch.syspath_prepend(folder)
-    with pytest.raises(ModuleNotFoundError, match="a_missing_library"):
-        get_task("task_that_needs_more:TASK")
-
-
 @pytest.mark.parametrize(("split", "index"), [("train", 1), ("eval", 0), ("test", 2)])
 def test_a_prompt_without_tokens_is_named(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, split: str, index: int

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from logging import Handler, getLogger
 from pathlib import Path
 
@@ -166,18 +165,6 @@ def test_what_was_left_out_of_the_prompts_is_told(folder: Path) -> None:
     assert [(share, "1 of 81" in what) for what, share in told if "unreadable" in what] == [(1.0, True)]
 
 
-def test_a_changed_file_is_read_again(folder: Path) -> None:
-    path = write(folder, PLAIN)
-    assert get_task(path) is get_task(path)
-    write(folder, PLAIN + "kl_budget = 3\n")
-    assert get_task(path).kl_budget == 3
-
-
-def test_the_policy_of_a_built_in_task(folder: Path) -> None:
-    path = write(folder, PLAIN.replace('"model"', '"task:arithmetic"'))
-    assert prepared(path).policy == get_task("arithmetic").prepare(None).policy
-
-
 @pytest.mark.parametrize("bars", [True, False])
 def test_loading_shows_no_bars_and_notes_and_leaves_transformers_as_it_was(
     folder: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bars: bool
@@ -221,11 +208,6 @@ def test_a_python_file_makes_a_task_with_a_function_of_its_own(folder: Path) -> 
     models = load_task(path, "cpu")
     scored = models.reward([Prompt("w1", {"word": "w3"})], ["w3 w4 w3"], [["w3", "w4", "w3"]], [True])
     assert (scored.totals, dict(scored.parts)) == ([2.0], {"wanted": [2.0]})
-
-
-def test_any_task_may_be_the_one_of_a_python_file(folder: Path) -> None:
-    path = write(folder, "from ppo_core.tasks.arithmetic import TASK\n", "task.py")
-    assert get_task(path) == replace(get_task("arithmetic"), name=path)
 
 
 def test_a_python_file_may_name_a_function_of_its_own_by_text(folder: Path) -> None:
@@ -368,13 +350,6 @@ def test_a_policy_without_a_tokenizer_says_what_to_do(folder: Path) -> None:
         prepared(path)
     assert re.match(f'{path}: the tokenizer of policy "{folder}/empty" cannot be loaded .*; a pol', str(caught.value))
     assert "\n" not in str(caught.value)
-
-
-def test_a_python_file_may_import_what_lies_beside_it(folder: Path) -> None:
-    write(folder, "CEILING = 4\n", "limits_beside_the_task.py")
-    text = "from limits_beside_the_task import CEILING\n" + PYTHON.replace("kl_budget=4", "kl_budget=CEILING")
-    assert get_task(write(folder, text, "task.py")).kl_budget == 4
-    assert str(folder) not in sys.path
 
 
 @pytest.mark.parametrize(("key", "changed"), [("policy", '"model"'), ("reward", '"reward.py:wanted"')])

@@ -208,14 +208,6 @@ def test_runs_that_end_over_the_budget_are_counted_and_the_command_stops_at_thei
     )
 
 
-def test_the_length_of_the_confirming_runs_is_in_the_command(tmp_path: Path) -> None:
-    run(tmp_path, spec())
-    assert run(tmp_path, spec(), plan=Plan(top=1, seeds=3, total_episodes=320), is_file=False)[0]
-    found = of(tmp_path)
-    words = found.launch
-    assert found.confirmed is not None and words[words.index("--total_episodes") + 1] == "320"
-
-
 # The places that print it
 
 
@@ -311,15 +303,6 @@ def test_an_export_holds_what_the_answer_launches(ppo_tuner: Invoke, confirmed: 
     found = of(confirmed)
     assert yaml.safe_load(text)["learning_rate"] == found.trial.config["learning_rate"]
     assert " ".join(found.launch) in text
-
-
-def test_an_exported_file_stops_where_the_answer_does_and_has_its_budget(
-    ppo_tuner: Invoke, searched: Path, store: Store, view: StudyView
-) -> None:
-    found = answer.of_study(store, view)
-    content = yaml.safe_load(ppo_tuner("export", NAME, "--to", "yaml", "--storage", storage(searched))[1])
-    assert found is not None and found.launch[-2:] == ("--stop_at_episode", "128")
-    assert (content["stop_at_episode"], content["kl_budget"]) == (128, 10.0)
 
 
 def test_where_the_reference_wins_it_is_confirmed_alone(tmp_path: Path) -> None:

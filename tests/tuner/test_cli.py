@@ -4,7 +4,6 @@ import json
 import os
 import re
 import socket
-import sqlite3
 import subprocess
 import sys
 import urllib.error
@@ -41,12 +40,6 @@ def test_no_trial_within_the_budget(ppo_tuner: Invoke, made: str) -> None:
 # JSON
 
 
-def test_list_json(ppo_tuner: Invoke, made: str) -> None:
-    (study,) = json.loads(ppo_tuner("list", "--json")[1])
-    assert (study["name"], study["task"], study["trials"], study["finished"]) == ("made", "reviews", 8, 7)
-    assert (study["best_value"], study["state"]) == (2.0, "unfinished")
-
-
 def test_show_study_json(ppo_tuner: Invoke, made: str) -> None:
     study = json.loads(ppo_tuner("show", made, "--json")[1])
     assert [trial["number"] for trial in study["trials"]] == list(range(8))
@@ -57,19 +50,6 @@ def test_show_study_json(ppo_tuner: Invoke, made: str) -> None:
     assert study["trials"][7]["value"] is None
     assert study["trials"][2]["kl"] == 9.0
     assert study["trials"][2]["config"]["batch_size"] == 64
-
-
-def test_show_trial_json(ppo_tuner: Invoke, made: str) -> None:
-    trial = json.loads(ppo_tuner("show", made, "6", "--json")[1], parse_constant=pytest.fail)
-    assert (trial["number"], trial["status"]) == (6, "failed")
-    assert len(trial["steps"]) == 5
-    assert trial["samples"][-1]["response"] == made_study.HOSTILE
-
-
-def test_compare_json(ppo_tuner: Invoke, made: str) -> None:
-    comparison = json.loads(ppo_tuner("compare", made, "2", "0", "--json")[1])
-    assert [trial["number"] for trial in comparison["trials"]] == [2, 0]
-    assert comparison["differences"] == {"learning_rate": [5e-4, 2e-4], "kl_coef": [0.1, 0.05]}
 
 
 @pytest.mark.parametrize(("flags", "number"), [([], 2), (["--kl-budget", "20"], 1), (["--kl-budget", "8"], 3)])
@@ -97,14 +77,6 @@ def test_texts_are_not_obeyed(ppo_tuner: Invoke, made: str) -> None:
         status, stdout, stderr = ppo_tuner(*argv)
         assert (status, stderr) == (0, "")
         assert not CONTROL.search(stdout), argv
-
-
-def test_in_a_terminal_tables_fit_its_columns(ppo_tuner: Invoke, made: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "100")
-    for argv in LISTINGS:
-        stdout = re.sub(r"\x1b\[[\d;]*m", "", ppo_tuner(*argv)[1])
-        assert max(len(line) for line in stdout.splitlines()) <= 100, argv
 
 
 PIPED = {
@@ -230,18 +202,6 @@ def test_show_tells_the_seconds_and_where_checkpoints_are(ppo_tuner: Invoke, mad
     assert json.loads(ppo_tuner("show", made, "--json")[1])["seconds"] == 60.0
 
 
-def test_the_checkpoint_of_a_fork_is_made_again_as_that_of_any_trial(
-    ppo_tuner: Invoke, made: str, own_folder: Path
-) -> None:
-    with sqlite3.connect(own_folder / "made.db") as connection:
-        connection.execute(
-            "UPDATE ppo_trials SET origin = 'forked', role = 'fork', parent = 0, fork_step = 2 WHERE number = 2"
-        )
-    connection.close()
-    found = json.loads(ppo_tuner("best", made, "--json")[1])["checkpoint"]
-    assert found["again"] == "ppo-tuner train --from made 2"
-
-
 def test_compare_shows_only_what_differs(ppo_tuner: Invoke, made: str) -> None:
     stdout = ppo_tuner("compare", made, "0", "3")[1]
     assert re.search(r"learning_rate +0\.0002 +0\.0003", stdout)
@@ -301,13 +261,6 @@ def test_a_process_prints_plain_json_and_plain_errors(made: str) -> None:
     done = process("show", made, "44")
     assert (done.returncode, done.stdout) == (1, "")
     assert "has no trial 44" in one_error(done.stderr)
-
-
-def test_a_closed_pipe_is_no_traceback(made: str) -> None:
-    command = f"{sys.executable} -m tuner.cli.main show {made} 4 --json | true"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
-    assert done.stderr == ""
 
 
 def test_the_dashboard_is_served_on_this_machine_alone(made: str) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +73,6 @@ def test_what_does_not_fit_exits_1_with_the_setting(
     assert "local_rollout_forward_batch_size = " in last
 
 
-def test_the_parts_add_up_to_the_peak(ppo_tuner: Invoke, own_folder: Path) -> None:
-    out = ppo_tuner("estimate", "arithmetic")[1]
-    assert re.search(r"^ always +the process itself +\d", out, flags=re.MULTILINE)
-
-
 def test_what_cannot_be_predicted_is_measured(
     ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,12 +86,6 @@ def test_what_cannot_be_predicted_is_measured(
     found = json.loads(stdout)
     assert (status, found["peak"], found["fits"], found["disk"]) == (0, None, None, None)
     assert found["measured"]["run_seconds"] > 0
-
-
-def test_nothing_of_that_name(ppo_tuner: Invoke, own_folder: Path) -> None:
-    status, _, stderr = ppo_tuner("estimate", "arithmetics")
-    assert status == 2
-    assert one_error(stderr).endswith('available: reviews, arithmetic; did you mean "arithmetic"?')
 
 
 def test_training_says_its_peak_and_refuses_what_cannot_fit(

@@ -153,13 +153,6 @@ def test_the_count_is_of_the_search_or_of_what_confirms_it_whichever_the_trial_b
     ]  # fmt: skip
 
 
-def test_the_bar_of_a_search_that_goes_on_after_its_confirmation_is_the_searchs() -> None:
-    searched = [Extent(4, 0, 4, 4.0, None), Extent(6, 0, 8, 6.0, None), Extent(9, 2, None, 3.0, 6.0)]
-    assert [extent.done for extent in searched] == [1.0, 0.75, 0.5]
-    assert [replace(extent, confirming=10, confirmed=4).done for extent in searched] == [0.4, 0.4, 0.4]
-    assert [replace(extent, confirming=10, confirmed=10).done for extent in searched] == [1.0, 0.75, 0.5]
-
-
 def test_a_study_of_a_module_in_the_working_folder_runs_in_its_workers(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "own_quick.py").write_text(
         "from dataclasses import replace\nfrom tests.tuner.quick_run import TASK as QUICK, quick_trainer as make\n"
@@ -236,12 +229,6 @@ def test_the_time_between_checkpoints_is_the_studys_from_then_on(
     store = Store.open("runs/ppo-tuner.db")
     assert store.study("quick").spec["workers"]["checkpoint_seconds"] == 2.5
     store.close()
-
-
-@pytest.mark.parametrize("text", ["-1", "x", "nan", "inf"])
-def test_a_time_between_checkpoints_that_is_none_is_refused(ppo_tuner: Invoke, text: str) -> None:
-    status, _, stderr = ppo_tuner("demo", f"--checkpoint-seconds={text}")
-    assert status == 2 and f"--checkpoint-seconds: '{text}' is not allowed" in stderr
 
 
 def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:

@@ -158,31 +158,6 @@ def test_the_end_is_judged_by_the_kl_budget(
         assert "its KL of 12.00 ± 0.10 nats/response is over" in (own_folder / "out" / model / "README.md").read_text()
 
 
-def test_what_a_run_does_is_told_when_it_begins(
-    ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
-) -> None:
-    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
-    flags = ["--task", quick_run.NAME, "--total_episodes", "32", "--output", "out"]
-    lines = ppo_tuner("train", *flags)[1].splitlines()
-    assert lines[0] == "preparing: making nothing"
-    assert lines[1] == f"task {quick_run.NAME}, KL budget 10 nats/response, output out"
-    assert lines[2] == "1 iteration of 64 episodes, evaluated every 64; 32 asked, 64 run (whole batches of 64)"
-    assert lines[3].startswith("other than the defaults: total_episodes=32 ")
-
-
-def test_a_study_is_no_task(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "my study.toml").write_text('name = "s"\ntask = "reviews"\ntrials = 2\n[search]\n')
-    status, _, stderr = ppo_tuner("train", "--task", "my study.toml")
-    assert status == 2
-    assert one_error(stderr) == "my study.toml is a study, not a task; run it with: ppo-tuner run 'my study.toml'"
-
-
-def test_a_new_tasks_folder_is_named_in_errors(ppo_tuner: Invoke) -> None:
-    status, _, stderr = ppo_tuner("new-task", "/proc/abc")
-    assert status == 2
-    assert one_error(stderr).startswith("the task's folder /proc/abc cannot be written: ")
-
-
 FAILED = Outcome(Status.FAILED, Reason("error", "RuntimeError: no such column"))
 IDLE = Outcome(Status.PRUNED, Reason("nothing_learned", "KL never reached 0.01"), 0.1, 0.05, 0.001, -1.0)
 FAR = Outcome(Status.PRUNED, made_study.KL_REASON, 0.2, 0.05, 20.0, 1.0)
@@ -197,13 +172,6 @@ def outcome_of(own_folder: Path, *outcomes: Outcome) -> tuple[str, int]:
         return " ".join(text.getvalue().split()), report.exit_status(view)
     finally:
         store.close()
-
-
-def test_a_study_whose_trials_all_failed_says_so_first(own_folder: Path) -> None:
-    text, status = outcome_of(own_folder, FAILED)
-    assert status == 1
-    assert text.startswith('All 8 trials of study "made" failed: RuntimeError: no such column Next: ')
-    assert "logs made 0" in text and "dashboard" not in text and "train --from" not in text
 
 
 def test_advice_fits_what_ended_the_trials(own_folder: Path) -> None:
@@ -336,15 +304,6 @@ def test_from_a_fork_trains_with_its_parents_values_up_to_where_it_was_forked(
     assert "trial 2 of the study `made`. One search run chose it" in card
     assert "episodes 0 to 128 with the values of trial 1, then with those of trial 2 (" in card
     assert "learning_rate 0.001 -> 0.0005" in card
-
-
-def test_a_run_says_before_it_begins_that_it_is_a_forks(
-    ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, fork_made: str
-) -> None:
-    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
-    lines = ppo_tuner("train", "--from", fork_made, "2")[1].splitlines()
-    (said,) = [line for line in lines if line.startswith("episodes 0 to 128 with the values of trial 1, then with")]
-    assert lines.index(said) < next(place for place, line in enumerate(lines) if line.startswith("step "))
 
 
 def test_flags_hold_in_every_stage_of_a_fork(

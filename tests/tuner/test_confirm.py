@@ -18,7 +18,7 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.confirm import result as confirmed
-from tuner.confirm.plan import Plan, candidates, cost_line, due_step, missing
+from tuner.confirm.plan import Plan, candidates, due_step, missing
 from tuner.confirm.result import Confirmation, Confirmed, confirmations, difference, t_interval
 from tuner.control.events import StudyWarned
 from tuner.judge.results import as_view, read_study
@@ -78,14 +78,6 @@ def test_what_ran_already_does_not_run_again_and_another_length_is_another_run()
     ]
     longer = missing(there, SPEC, Plan(top=1, seeds=1, total_episodes=9_600))
     assert [(n.parent, n.config["total_episodes"]) for n in longer] == [(2, 9_600), (0, 9_600)]
-
-
-def test_a_run_is_at_least_one_rollout_batch_long() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^total_episodes = 63 is not allowed; expected at least 64, one rollout batch$"
-    ):
-        missing(ROWS, SPEC, Plan(top=1, seeds=1, total_episodes=63))
-    assert missing(ROWS, SPEC, Plan(top=1, seeds=1, total_episodes=64))
 
 
 def test_where_there_are_not_so_many_that_is_one_line() -> None:
@@ -163,18 +155,6 @@ def test_differences_are_paired_by_seed_and_wider_among_several() -> None:
     assert difference({1: 1.0}, {2: 1.0}, 1) is None
 
 
-def test_what_confirming_takes_is_said_before() -> None:
-    wanted = missing(ROWS, SPEC, Plan(top=2, seeds=3))
-    numbers = sorted({run.parent for run in wanted})
-    rows = [replace(row, seconds=0.05 * row.episodes) for row in ROWS]
-    text = cost_line(wanted, rows, 2)
-    trials = ", ".join(f"trial {number}" for number in numbers if number)
-    # 5 rounds of 1,920 episodes at 0.05 s
-    assert text == f"9 runs of 1,920 episodes will confirm {trials} and the reference; about 8 min on 2 workers"
-    unknown = cost_line(wanted, [replace(row, episodes=0) for row in ROWS], 2)
-    assert unknown.endswith(" and the reference")
-
-
 # What it comes to
 
 
@@ -237,10 +217,6 @@ def test_fewer_than_three_seeds_give_no_verdict(seeds: int) -> None:
     few = confirmation({2: around(1.5)[:seeds], 0: around(1.0)[:seeds]})
     assert few.seeds == seeds and not few.is_decided
     assert few.verdict.startswith("Trial 2 has the highest mean, of ") and few.verdict.endswith("on at least 3.")
-
-
-def test_without_a_run_that_was_read_there_is_no_verdict() -> None:
-    assert confirmation({2: [], 0: []}).verdict == "No confirming run has been evaluated on the test prompts yet."
 
 
 # Whole confirmations, of the quick trainer

@@ -69,11 +69,6 @@ def test_torch_that_fails_or_hangs_exits_1(
     assert (status, found["devices"]["state"]) == (1, "fail")
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "NEEDED", ("torch", "no-such-package"))
-    assert doctor.versions().state == "fail" and "no-such-package not installed" in doctor.versions().found
-
-
 def test_a_store_that_cannot_be_used(
     ppo_tuner: Invoke, own_folder: Path, made: str, quick_devices: Callable[[str], None]
 ) -> None:
@@ -81,14 +76,3 @@ def test_a_store_that_cannot_be_used(
     (own_folder / "other.db").write_text("no database at all, but a text that is long enough to be read as one" * 10)
     status, found = states(ppo_tuner, "--storage", "other.db")
     assert (status, found["store"]["state"]) == (1, "fail")
-
-
-def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
-    assert doctor.folder("runs folder", tmp_path / "runs" / "deep").state == "warn"
-
-    def refuse(**_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
-    assert doctor.folder("runs folder", tmp_path).state == "fail"

@@ -19,7 +19,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
 from tuner.engine import gpu
-from tuner.engine.local import LocalEngine, cores, threads_per_worker
+from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.engine.protocol import Ended, Entered, Failed, Lost, Message, Prepared, PrepareTask, Progress, Stepped
 from tuner.judge.judge import answer, guarded
 
@@ -198,24 +198,10 @@ def test_wake_ends_a_wait(engine: LocalEngine) -> None:
     assert list(engine.events(SECONDS)) == []
 
 
-def test_the_childs_environment_is_not_ours(
-    engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    engine.start(PrepareTask(f"{MODULE}:TASK", tmp_path))
-    assert os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
-    run_out(engine)
-
-
 @pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
 def test_workers_share_the_cores(workers: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.engine.local.cores", lambda: 8)
     assert threads_per_worker(workers) == threads
-
-
-def test_cores_are_those_this_process_may_use() -> None:
-    assert cores() == len(psutil.Process().cpu_affinity())
 
 
 def test_the_guards_settings_reach_the_worker(engine: LocalEngine, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import csv
 import errno
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from docs import json_shapes
-from ppo_core.errors import ConfigError, StoreError, StudyError
+from ppo_core.errors import ConfigError, StudyError
 from ppo_core.metrics import METRICS
 from tests.tuner import stores
 from tests.tuner.exported import FORMATS, HOSTILE, everything, files
-from tuner.cli import manage
 from tuner.exchange import SUFFIXES, folder
 from tuner.exchange.folder import export_study
 from tuner.store import Store, schema
@@ -165,20 +163,3 @@ def test_only_an_export_is_ever_replaced(store: Store, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match='did you mean "made"'):
         export_study(store, "mode", tmp_path / "new", "csv")
     assert not (tmp_path / "new").exists()
-
-
-def test_an_export_from_nowhere_makes_no_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no store at"):
-        manage.export(
-            Namespace(
-                study="a",
-                trial=None,
-                to=None,
-                output=None,
-                format="csv",
-                force=False,
-                follow=False,
-                storage=str(tmp_path / "new.db"),
-            )
-        )
-    assert not files(tmp_path)

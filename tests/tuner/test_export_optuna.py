@@ -17,7 +17,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.errors import ConfigError, StoreError, StudyError
+from ppo_core.errors import ConfigError, StoreError
 from tests import waiting
 from tests.processes import free_port, spawned
 from tests.tuner import made_study, stores
@@ -245,12 +245,6 @@ def test_a_storage_that_cannot_be_used_is_one_line(
         export(store, output)
     assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
     assert Path("plain_file").read_text() == "mine\n"
-
-
-def test_an_unknown_study_makes_no_storage(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match='did you mean "made"'):
-        export_to_optuna(store, "mad", str(tmp_path / "o.db"))
-    assert not (tmp_path / "o.db").exists()
 
 
 # The command

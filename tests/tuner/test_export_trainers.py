@@ -125,13 +125,6 @@ def test_verls_keys() -> None:
     assert content["hydra"] == {"searchpath": ["pkg://verl.trainer.config"]} and "&id" not in text
 
 
-def test_verl_has_its_kl_in_the_reward_or_as_a_loss() -> None:
-    keys = export(of(kl_coef=0.3, kl_estimator="k2", use_kl_loss=True), "verl")[1]
-    assert (keys["algorithm.use_kl_in_reward"], keys[f"{ACTOR}.use_kl_loss"]) == (False, True)
-    assert (keys[f"{ACTOR}.kl_loss_coef"], keys[f"{ACTOR}.kl_loss_type"]) == (0.3, "mse")
-    assert not {"algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty"} & keys.keys()
-
-
 @pytest.mark.parametrize(("iterations", "openrlhf", "verl"), [(0, -1, 0), (1, 0, 2), (2, 1, 3)])
 def test_a_critics_warm_up_is_as_long_where_iterations_are_counted_otherwise(
     iterations: int, openrlhf: int, verl: int
@@ -209,21 +202,6 @@ def test_no_value_is_left_out_silently(target: str, name: str, value: HyperValue
     assert changed != export(of(), target)[1] or name in unsaid
 
 
-@pytest.mark.parametrize("target", OTHERS)
-def test_a_floor_is_not_written_for_a_schedule_without_one(target: str) -> None:
-    _, keys, unsaid = export(of(lr_scheduler_type="linear", min_lr_rate=0.25), target)
-    if target == "verl":  # it has no linear schedule at all
-        assert "lr_scheduler_type" in unsaid and f"{ACTOR}.optim.lr_scheduler_type" not in keys
-    else:
-        assert "min_lr_rate" in unsaid and not {"lr_scheduler_kwargs", "actor.min_lr_ratio"} & keys.keys()
-
-
-def test_a_mini_batch_of_no_whole_prompts_is_not_rounded() -> None:
-    _, keys, unsaid = export(of(num_generations=8, mini_batch_size=4), "verl")
-    assert keys["data.train_batch_size"] == 8 and unsaid["mini_batch_size"] == "it counts whole prompts"
-    assert f"{ACTOR}.ppo_mini_batch_size" not in keys
-
-
 def test_baselines_without_a_critic_have_none_in_the_file_and_trl_cannot_run_them() -> None:
     config = of(advantage_estimator="grpo", num_generations=4)
     for target, key, word in (
@@ -248,10 +226,6 @@ def test_our_own_file_is_the_same_configuration_for_train(tmp_path: Path) -> Non
     assert not trl.is_trl(content) and settings.task == "reviews"
     assert config_file.layered(REVIEWS.reference, values) == config.config
     assert "Trial 3." in written.text
-
-
-def test_the_declared_targets_are_those_of_the_command_line() -> None:
-    assert tuple(TARGETS) == TRAINERS
 
 
 # Which configuration
@@ -287,18 +261,6 @@ def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tm
     with_store.close()
 
 
-def test_a_best_checkpoint_before_the_end_is_told_with_its_place_in_the_run(tmp_path: Path) -> None:
-    store = stored(tmp_path, {})
-    found = choose(store, read_study(store, "made"), 2)
-    assert found is not None
-    assert any(
-        one.startswith("That was evaluated after 128 of 256 episodes (iteration 2 of 4), before its end.")
-        for one in found.facts
-    )
-    assert found.facts[-1].endswith("train --from made 2 --stop_at_episode 128")
-    store.close()
-
-
 def test_how_far_a_trial_was_trained_is_said(tmp_path: Path) -> None:
     store = stored(tmp_path, {})
     with store._engine.begin() as connection:
@@ -318,13 +280,6 @@ def test_how_far_a_trial_was_trained_is_said(tmp_path: Path) -> None:
     )
     assert fork.facts[-1].endswith("ppo-tuner train --from made 2")
     store.close()
-
-
-def test_long_comments_are_broken_and_stay_comments() -> None:
-    for target in OTHERS:
-        text, _, _ = export(replace(of(kl_target=3.0), facts=("word " * 60,)), target)
-        lines = [line for line in text.split("\n") if "word" in line]
-        assert len(lines) == 3 and all(line.startswith("# ") and len(line) <= 120 for line in lines)
 
 
 def test_a_confirmation_says_which_to_launch_and_at_which_length(
@@ -394,13 +349,3 @@ def test_bad_input_is_one_line(ppo_tuner: Invoke, made: str, own_folder: Path) -
         found, out, err = ppo_tuner("export", *words.split())
         assert (found, out) == (status, "") and told in one_error(err)
     assert (own_folder / "there.yaml").read_text() == "kept"
-
-
-def test_without_a_best_trial_it_says_what_best_says(
-    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strict = made_study.SPEC | {"kl": {"budget": 1.0, "limit": 15.0}}
-    made_study.make(own_folder / "strict.db", StudySpec.from_dict(strict, "made")).close()
-    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{own_folder / 'strict.db'}")
-    status, _, err = ppo_tuner("export", "made", "--to", "trl")
-    assert status == 1 and 'No trial of study "made" is within the KL budget of 1' in one_error(err)

@@ -285,14 +285,6 @@ def test_the_printed_table_is_a_start_of_the_study(ppo_tuner: Invoke, own_folder
     assert start.title == "run (OpenRLHF 0.11): learning_rate 5e-07 moved to 1e-05 and 1 more"
 
 
-def test_without_a_study_all_that_may_be_searched_is_printed(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "run.yaml").write_text(VERL)
-    status, stdout, stderr = ppo_tuner("import-config", "run.yaml")
-    [start] = tomllib.loads(stdout)["start"]
-    assert status == 0 and (start["cliprange_value"], start["batch_size"], start["kl_coef"]) == (0.4, 1024, 0.003)
-    assert "use_kl_loss" not in start and "advantage_estimator" not in start and "--for-study leaves that out" in stderr
-
-
 def test_a_study_that_has_no_use_for_it_is_told_in_one_line(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "run.yaml").write_text(VERL)
     (own_folder / "listed.toml").write_text('name = "listed"\ntask = "reviews"\n[[trial]]\nlam = 1\n')

@@ -1,7 +1,6 @@
 """Studies that list their trials: what a file may say, what is run, and what people are shown."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,6 @@ import pytest
 
 from ppo_core.errors import ConfigError
 from tests.tuner import quick_study
-from tests.tuner.invoke import Invoke, one_error
-from tests.tuner.quick_run import QUICK_STUDY
 from tuner.control.events import StudyStarted
 from tuner.control.run import run_study
 from tuner.search.warm_start import ListedTrial
@@ -21,16 +18,6 @@ BETAS: list[dict[str, Any]] = [
     {"kl_coef": 0.3, "advantage_estimator": "rloo", "num_generations": 2},
     {"label": "to a target", "kl_target": 6, "kl_horizon": 200},
 ]
-
-QUICK_LIST = f"""
-{QUICK_STUDY.split("trials = 3")[0]}
-[[trial]]
-learning_rate = 4e-3
-label = "fast [bold]"
-[[trial]]
-learning_rate = 1e-3
-whiten_rewards = true
-"""
 
 
 def content(**changes: Any) -> dict[str, Any]:
@@ -123,26 +110,3 @@ def test_another_total_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^trials = 2 is not allowed beside \[\[trial\]\] tables"):
         run_study(spec(), storage=str(tmp_path / "s.db"), runs_folder=tmp_path, trials=2, on_event=print)
     assert not list(tmp_path.iterdir())
-
-
-def test_show_names_them(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "quick.toml").write_text(QUICK_LIST)
-    status, stdout, stderr = ppo_tuner("run", "quick.toml")
-    assert (status, stderr) == (0, "")
-    assert "One run of each trial chose trial" in stdout
-    status, stdout, _ = ppo_tuner("show", "quick")
-    assert status == 0 and "Searched" not in stdout and "is the reference" not in stdout
-    table = stdout.split("Listed values")[1]
-    assert re.search(r"0 +fast \[bold\] +0\.004 +-", table)
-    assert re.search(r"1 +0\.001 +true", table)
-    _, stdout, _ = ppo_tuner("show", "quick", "0")
-    assert 'Trial 0 of study "quick" (listed as "fast [bold]")' in stdout
-    assert re.search(r"learning_rate +0\.004 +\* listed", stdout)
-    _, stdout, _ = ppo_tuner("show", "quick", "--json")
-    assert json.loads(stdout)["spec"]["trial"][0] == {"label": "fast [bold]", "learning_rate": 0.004}
-
-
-def test_the_command_line_refuses_another_total(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "quick.toml").write_text(QUICK_LIST)
-    status, _, stderr = ppo_tuner("run", "quick.toml", "--trials", "3")
-    assert status != 0 and one_error(stderr).startswith("trials = 3 is not allowed beside [[trial]] tables")

@@ -46,12 +46,6 @@ def test_more_trials_than_are_asked_for_now_are_all_counted(ppo_tuner: Invoke, m
     assert (study["finished"], study["trials"]) == (7, 2)
 
 
-def test_a_reward_of_several_parts_is_shown_part_by_part(ppo_tuner: Invoke, made: str) -> None:
-    lines = ppo_tuner("show", made, "2")[1].splitlines()
-    assert "[0] reward 0.500 (liked 0.750, [b]brief -0.250), KL 1.00 nats/response, 4 tokens" in lines
-    assert "[1] reward 0.100, KL 2.00 nats/response, 9 tokens" in lines
-
-
 def test_of_a_study_with_many_trials_the_best_the_latest_and_the_unended_are_listed(
     ppo_tuner: Invoke, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,12 +132,6 @@ def test_a_mistake_writes_nothing(
     assert sorted(own_folder.rglob("*")) == before
 
 
-def test_an_empty_folder_is_filled(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "sums").mkdir()
-    assert ppo_tuner("new-task", "sums")[0] == 0
-    assert (own_folder / "sums" / "task.toml").is_file()
-
-
 # Studies
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.search_space import intersection_search_space
 from optuna.trial import TrialState
@@ -54,7 +53,6 @@ def ended(row: TrialRow, how: str, value: float) -> TrialRow:
 
 HOW = ("completed", "finished", "kl_limit", "nonfinite", "nothing_learned", "failed", "stopped")
 SET_ASIDE = ("paused", "resting", "waiting", "running")
-EVENT = st.tuples(st.integers(0, 5), st.sampled_from((*HOW, *SET_ASIDE)), st.floats(0, 2), st.booleans())
 
 
 def ninth(spec: StudySpec, values: Mapping[int, float]) -> Params:

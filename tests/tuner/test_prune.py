@@ -1,6 +1,5 @@
 """Optuna's pruners decide over stored evaluations as they do where a study runs in one process."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
 from tuner.study.study_file import PRUNERS
-
-Evaluation = Mapping[str, Any]
 
 
 def spec_with(pruner: str) -> StudySpec:

@@ -281,13 +281,6 @@ def test_a_node_with_other_sources_is_named(two: Nodes, tmp_path: Path) -> None:
     )
 
 
-def test_a_node_without_the_project_is_named(two: Nodes, tmp_path: Path) -> None:
-    require_mounts()
-    add_without(two, "third", ROOT / "tuner")
-    line = refused(tmp_path, two.address, quick_spec())
-    assert re.search(r"node third on \S+ cannot run ppo-tuner: No module named 'tuner\.engine", line)
-
-
 def test_a_node_without_the_task_is_named(two: Nodes, tmp_path: Path) -> None:
     require_mounts()
     (tmp_path / "mine").mkdir()
@@ -315,11 +308,6 @@ def test_a_trial_gets_as_much_of_a_gpu_as_it_asks_for_or_is_refused(tmp_path: Pa
                 assert engine._share(replace(job, ranks=2)).gpus == 2
                 with pytest.raises(ConfigError, match="trial 0 needs 3 GPUs of one node, and no node has more than 2"):
                     engine.start(replace(job, ranks=3))
-
-
-def test_a_cluster_without_a_gpu_has_none_to_share() -> None:
-    with RayCluster() as cluster, pytest.raises(ConfigError, match="trials-per-gpu is not allowed: the Ray cluster at"):
-        cluster.engine(EngineNeeds(2, (), WorkerSettings(), trials_per_gpu=2))
 
 
 # The command line

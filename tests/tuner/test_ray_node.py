@@ -11,7 +11,6 @@ import pytest
 from ppo_core.distributed.leading import NextMove
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.test_worker import trial_spec
-from tuner.engine import gpu
 from tuner.engine.protocol import Ended, Failed, Lost, Message, Stepped
 from tuner.engine.ray_node import TOKEN, NodeSetup, NodeWorker, sources
 from tuner.files import trial_log
@@ -55,15 +54,6 @@ def test_what_a_node_lacks_is_named(setup: NodeSetup, tmp_path: Path) -> None:
     assert str(problem()).startswith(f"does not see the controller's runs folder {tmp_path}/runs;")
 
 
-def test_a_gpu_for_which_torch_does_not_answer_is_named(setup: NodeSetup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setattr(gpu, "_SEES_A_GPU", "import time; time.sleep(600)")
-    monkeypatch.setattr(gpu, "_SEES_SECONDS", 0.0, raising=False)
-    problem = NodeWorker(replace(setup, has_gpus=True, needs_torch=True)).greet().problem
-    assert problem is not None and problem.startswith("cannot be used: torch does not answer within 0 s whether it ")
-    assert "GPU 3" in problem
-
-
 @pytest.mark.slow
 def test_a_job_runs_in_a_worker_of_the_node(setup: NodeSetup, tmp_path: Path) -> None:
     node, word = NodeWorker(setup), None
@@ -77,20 +67,6 @@ def test_a_job_runs_in_a_worker_of_the_node(setup: NodeSetup, tmp_path: Path) ->
 
 
 # The flag
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--engine", "rya"], "argument --engine: 'rya' is not allowed; expected local, ray or ray://HOST:PORT; did you mean \"ray\"?; see ppo-tuner run --help"),
-        (["--engine", "ray://host"], "argument --engine: 'ray://host' is not allowed; expected local, ray or ray://HOST:PORT; see ppo-tuner run --help"),
-        (["--engine", "ray", "--gpus", "0"], "--gpus is not allowed with --engine ray: Ray decides which GPU a trial gets"),
-    ],
-)  # fmt: skip
-def test_an_engine_that_is_none_is_refused(ppo_tuner: Invoke, own_folder: Path, flags: list[str], message: str) -> None:
-    (own_folder / "s.toml").write_text('name = "s"\ntask = "reviews"\ntrials = 1\nsearch = { cliprange = "advised" }\n')
-    status, _, stderr = ppo_tuner("run", "s.toml", *flags)
-    assert (status, one_error(stderr)) == (2, message)
 
 
 def test_without_ray_the_package_to_install_is_named(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
@@ -20,7 +19,6 @@ from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tuner.cli import report
 from tuner.control import forks
 from tuner.control.events import Event, ReadingOnTest, StudyWarned
 from tuner.judge import results
@@ -249,18 +247,6 @@ def test_any_budget_finds_the_best_of_all_evaluations(store: Store, view: StudyV
         assert best is not None and (best.number, best.value_step) == (point.trial, point.step)
         answer = forks.value_checkpoint(store, view.row, best)
         assert answer is not None and answer.kept.path == point.path
-
-
-def test_the_front_is_told(store: Store, view: StudyView) -> None:
-    out = Console(width=100, force_terminal=False)
-    with out.capture() as captured:
-        report.print_front(out, store, view, "x.db")
-    text = captured.get()
-    assert text.count("/step-0000") == len(results.front(store, view))
-    assert "For any budget X: ppo-tuner best quick --kl-budget X --storage x.db" in text
-    first = results.front_data(store, view)[0]
-    assert set(first) == {"trial", "step", "episode", "budget", "reward", "reward_se", "kl", "kl_se", "path"}
-    assert first["budget"] == pytest.approx(first["kl"] + 0.25)
 
 
 def test_a_study_that_is_gone_on_with_drops_what_later_trials_beat(tmp_path: Path) -> None:

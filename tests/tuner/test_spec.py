@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from ppo_core.config import declare
 from ppo_core.config.declare import Choices, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task_file import get_task
@@ -72,11 +71,6 @@ def test_the_reviews_study() -> None:
     assert [(start.label, start.moves) for start in study.starts] == [("aggressive", [])]
 
 
-def test_the_reviews_study_explains_every_setting_of_workers_with_its_default() -> None:
-    content = declare.read_toml(next(path for path in SHIPPED if path.name == "reviews.toml"), "study file")
-    assert content["workers"] == WorkerSettings().to_dict()
-
-
 def test_settings_of_workers_are_read_over_the_defaults_and_may_change_between_runs() -> None:
     study = spec(workers={"save_seconds": 5, "checkpoint_seconds": 0})
     assert study.workers == WorkerSettings(save_seconds=5.0, checkpoint_seconds=0.0)
@@ -121,13 +115,6 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
     study = spec(search={"learning_rate": "advised", "lam": "advised"})
     assert study.search["learning_rate"].high > 5e-5  # the declared range, for 1B models, ends here
     assert study.search["lam"] == Range(0.9, 1.0)
-
-
-def test_the_file_decides_nothing_by_its_order() -> None:
-    span = {"low": 0.1, "high": 0.3}
-    one = spec(search={"cliprange": span, "learning_rate": "advised"})
-    other = spec(search={"learning_rate": "advised", "cliprange": span})
-    assert list(one.search) == list(other.search) == ["learning_rate", "cliprange"]
 
 
 @pytest.mark.parametrize(
@@ -296,11 +283,6 @@ def test_what_does_nothing_is_not_searched_and_said() -> None:
     assert "vf_coef is not searched" in error(search={"vf_coef": "advised"}, fixed={"value_model": "separate"})
 
 
-def test_a_horizon_is_searched_beside_a_searched_target() -> None:
-    study = spec(search={"kl_target": "advised", "kl_horizon": {"low": 100, "high": 1000}})
-    assert list(study.search) == ["kl_target", "kl_horizon"]
-
-
 def test_what_is_searched_may_be_a_list_of_choices_in_the_fields_types() -> None:
     study = spec(
         search={
@@ -355,15 +337,6 @@ def test_what_is_searched_may_be_a_list_of_choices_in_the_fields_types() -> None
 )
 def test_a_mistake_in_a_list_of_choices_names_the_value(searched: dict[str, Any], named: str) -> None:
     assert error(search=searched).startswith(named)
-
-
-def test_a_changed_list_of_choices_takes_effect() -> None:
-    old, new = spec(search={"lam": [0.9, 1.0], "gamma": [0.9, 1.0]}), spec(search={"lam": [0.9, 0.95]})
-    changes = new.changes_to(old)
-    assert changes.allowed == [
-        "search.gamma: not searched, was one of 0.9, 1.0", "search.lam: one of 0.9, 0.95, was one of 0.9, 1.0"
-    ]  # fmt: skip
-    assert changes.refused == []
 
 
 def test_what_one_choice_needs_does_something_beside_it() -> None:
@@ -455,14 +428,6 @@ def test_what_a_task_says_of_beta_holds_and_listed_trials_are_as_they_are_listed
     trials = [{"learning_rate": 1e-4}, {"kl_coef": 0.1, "kl_target": 4}]
     listed = StudySpec.from_dict({"name": "s", "task": "reviews", "trial": trials}, "s.toml")
     assert [beta(listed, **trial.params)[1] for trial in listed.listed] == [None, 4.0]
-
-
-def test_one_of_them_alone_is_no_choice() -> None:
-    assert spec(search={"kl_coef": "advised"}).reference_params() == {"kl_coef": 0.05}
-    target = spec(search={"kl_target": "advised"}, fixed={"kl_coef": 0.2})
-    assert target.reference_params() == {"kl_target": pytest.approx(0.85 * target.kl_budget)}
-    config = target.config({"kl_target": 4.0})
-    assert (config.kl_coef, config.kl_target) == (0.2, 4.0)
 
 
 def test_changes_that_take_effect_are_listed() -> None:

@@ -11,14 +11,12 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner import quick_study
-from tests.tuner.invoke import Invoke, one_error
-from tests.tuner.quick_run import QUICK_STUDY
 from tuner.control.events import StudyStarted
 from tuner.control.run import run_study
 from tuner.search.warm_start import RECIPES, moved
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
-from tuner.study.status import Origin, Status
+from tuner.study.status import Origin
 
 SEARCH = {
     "learning_rate": {"low": 1e-5, "high": 1e-3},
@@ -142,11 +140,6 @@ def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], message
     assert "\n" not in str(raised.value)
 
 
-def test_an_unknown_recipe_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match='did you mean "instructgpt"'):
-        spec(warm_start=["instruct_gpt"])
-
-
 def test_a_stored_study_is_read_back_equal() -> None:
     study = spec(start=[FAST], warm_start=["trl", "study:earlier"])
     assert study.warm_start == ("trl", "study:earlier")
@@ -165,31 +158,6 @@ def test_starts_are_run_after_the_reference_and_before_what_is_proposed(tmp_path
     assert told == ('start "low": learning_rate 1e-06 moved to 1e-05',)
     assert notes(tmp_path, quick(start=[{"label": "low", "learning_rate": 1e-6}], warm_start=["stiennon"])) == told
     assert len(quick_study.rows(tmp_path)) == 4
-
-
-def test_a_strategy_pauses_starts_like_other_trials(tmp_path: Path) -> None:
-    starts = [{"learning_rate": 2e-4}, {"learning_rate": 5e-5}]
-    quick_study.run(tmp_path, quick(strategy="early_cut", start=starts, trials=3), workers=1)
-    rows = quick_study.rows(tmp_path)
-    assert [rate for _, _, rate in listed(rows)] == [2e-4, 5e-5]
-    assert [row.is_at_rung for row in rows] == [True, False, True]
-    assert rows[1].status is Status.COMPLETED and rows[1].is_promoted
-    assert all(row.rung_score is not None for row in rows)
-
-
-def test_show_names_them_and_where_their_values_come_from(ppo_tuner: Invoke, own_folder: Path) -> None:
-    text = f'warm_start = ["trl"]\n{QUICK_STUDY}\n[sampler]\nname = "random"\n[[start]]\nlearning_rate = 4e-3\n'
-    (own_folder / "quick.toml").write_text(text)
-    status, stdout, stderr = ppo_tuner("run", "quick.toml")
-    assert (status, stderr) == (0, "") and 'note: start "trl": learning_rate 3e-06 moved to 0.0001' in stdout
-    _, stdout, _ = ppo_tuner("show", "quick", "2")
-    assert '(listed as "trl: learning_rate 3e-06 moved to 0.0001")' in " ".join(stdout.split())
-    assert re.search(r"learning_rate +0\.0001 +\* listed", stdout)
-    _, stdout, _ = ppo_tuner("show", "quick", "--json")
-    assert json.loads(stdout)["spec"]["start"] == [
-        {"moved_from": {}, "learning_rate": 4e-3},
-        {"label": "trl", "warm_start": "trl", "moved_from": {"learning_rate": 3e-6}, "learning_rate": 1e-4, "kl_coef": 0.05},
-    ]  # fmt: skip
 
 
 # Earlier studies
@@ -280,9 +248,3 @@ def test_a_run_by_name_goes_on_with_the_stored_starts(tmp_path: Path) -> None:
         on_event=lambda event: None,
     )  # fmt: skip
     assert [rate for _, _, rate in listed(quick_study.rows(tmp_path))] == [2e-5, 1.5e-5]
-
-
-def test_the_command_line_tells_a_mistake_in_one_line(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "quick.toml").write_text(f'warm_start = ["trk"]\n{QUICK_STUDY}')
-    status, _, stderr = ppo_tuner("run", "quick.toml")
-    assert status == 2 and 'unknown recipe "trk"' in one_error(stderr) and 'did you mean "trl"' in stderr

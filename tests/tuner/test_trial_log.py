@@ -147,10 +147,6 @@ def test_the_last_words_are_the_last_attempts_own(log: str, words: str) -> None:
     assert trial_log.last_words(log) == words
 
 
-def test_what_is_printed_obeys_no_control_character() -> None:
-    assert trial_log.escaped("a\tβ\n\x1b[31m\r\x00\u202e") == "a\tβ\n\\x1b[31m\\r\\x00\\u202e"
-
-
 def test_a_follower_reads_on_across_a_rotation_and_split_characters(tmp_path: Path) -> None:
     path = trial_log.path_of(tmp_path)
     follower = trial_log.Follower(tmp_path)
@@ -252,17 +248,6 @@ def test_following_prints_what_comes_until_the_trial_ends(
     monkeypatch.setattr(trial_log.Follower, "read", read_before_more_comes)
     assert read.logs(arguments(store, follow=True, lines=1)) == 0
     assert seen == ["two\n", "more 0\n"] and capsys.readouterr().out == "more 1\n"
-
-
-def test_ctrl_c_ends_following_quietly(study: tuple[Store, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    store, folder = study
-    trial_log.note(folder / "7", "begins")
-
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", interrupt)
-    assert read.logs(arguments(store, follow=True)) == 130
 
 
 def test_a_log_that_is_not_there_is_told_in_one_line(

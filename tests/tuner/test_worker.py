@@ -13,7 +13,7 @@ import torch
 
 from ppo_core import checkpoint
 from ppo_core.distributed.leading import NextMove
-from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, RewardOutage, TaskError
+from ppo_core.errors import CheckpointError, ConfigError, RewardOutage
 from ppo_core.report import SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
@@ -341,12 +341,6 @@ def test_out_of_memory_is_told_apart(error: Exception) -> None:
     assert Failed.of(error).out_of_memory
 
 
-@pytest.mark.parametrize("error", [TaskError("no words"), ConfigError("no words")])
-def test_a_message_meant_for_the_user_stands_alone(error: PPOTunerError) -> None:
-    failed = Failed.of(error)
-    assert failed.message == "no words" and failed.is_for_user
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -360,10 +354,3 @@ def test_a_trainer_that_is_not_there_is_an_error_that_names_it(path: str, messag
     with pytest.raises(ConfigError) as caught:
         import_factory(path)
     assert message in str(caught.value)
-
-
-def test_what_a_trainers_module_lacks_itself_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needs_more.py").write_text("import a_missing_library\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="a_missing_library"):
-        import_factory("needs_more:factory")
