@@ -18,6 +18,9 @@ from dashboard import data, views
 from dashboard.views import curve_charts
 from ppo_core.errors import PPOTunerError
 
+READ_AHEAD_SECONDS = 1.0
+"""Longest time that the server's start waits for the latest study to be read."""
+
 
 def main() -> None:
     """Serve until Ctrl-C."""
@@ -25,8 +28,10 @@ def main() -> None:
         importlib.import_module(f"{views.__name__}.{module.name}")
     gc.collect()
     gc.freeze()  # libraries stay loaded: keep the garbage collector from scanning them at every visit
-    # In a thread: an unreachable database must not delay the server.
-    threading.Thread(target=read_ahead, daemon=True).start()
+    # In a thread, and waited for briefly: an unreachable database must not delay the server.
+    reading = threading.Thread(target=read_ahead, daemon=True)
+    reading.start()
+    reading.join(READ_AHEAD_SECONDS)
     app = Path(__file__).with_name("app.py")
     try:
         cli.main(["run", str(app), *sys.argv[1:]], prog_name="streamlit", standalone_mode=False)

@@ -9,7 +9,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import access, views
-from dashboard.views import common, control, control_parts
+from dashboard.views import common, control
 from tests.dashboard import fake_store
 from tests.dashboard.control_page import TOKEN, badges, orders, page, press, run, texts
 from tests.dashboard.fake_store import STUDY
@@ -65,6 +65,8 @@ def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, vi
 
 def trial_line(drawn: str) -> None:
     import streamlit as st
+
+    from dashboard.views import control_parts
 
     st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
     control_parts._trial_line("reviews", 2, ("interrupted" if st.session_state["drawn"] > 1 else drawn, None))
