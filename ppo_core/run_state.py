@@ -148,8 +148,8 @@ class RunState:
         """Continue from a checkpoint of the same task and network shape, by this run's own config.
 
         If the configs differ, this one applies from the next step on: schedules follow it at the same progress, AdamW
-        keeps its moments, β begins at kl_coef if a value of the KL's control differs, and the scores' statistics begin
-        empty if normalize_rewards does. All else continues.
+        keeps its moments, β begins anew if a value of the KL's control differs, unless it lands both before and after,
+        and the scores' statistics begin empty if normalize_rewards differs. All else continues.
 
         Call in all processes of the run.
 
@@ -164,7 +164,7 @@ class RunState:
         state, before, changed = saved.state, saved.config, saved.changed
         self.step = state["step"]
         self.optimizer_steps = state["optimizer_steps"]
-        if not changed & _BETA:
+        if not changed & _BETA or before.is_landing and self.config.is_landing:
             self.kl_controller.load_state_dict(state["kl_controller"])
         if "normalize_rewards" not in changed:
             self.reward_statistics.load_state_dict(state["reward_statistics"])

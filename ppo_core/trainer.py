@@ -32,6 +32,7 @@ from ppo_core.algorithm.experience import (
     part_metrics,
     read_policy,
     rollout_metrics,
+    score_spread,
     token_kl,
     token_scores,
 )
@@ -106,13 +107,15 @@ def collect(state: RunState, models: TaskModels, generator: Generator) -> Rollou
 
 def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Experience, dict[str, float]]:
     """Return the training data of the responses, and the batch's metrics; the scores count as seen."""
-    config, world, kl_coef = state.config, state.world, state.kl_controller.coef
+    config, world = state.config, state.world
     sequences = rollouts.sequences
     texts = models.token_texts(sequences)
     ended = rollouts.ended.tolist()
     scored = together(world, lambda: models.reward(rollouts.prompts, rollouts.responses, texts, ended))
     scores = torch.tensor(scored.totals, dtype=torch.float32, device=sequences.ids.device)
     shaped = token_scores(config, state.reward_statistics, scored, rollouts)
+    state.kl_controller.begin(score_spread(config, shaped, world))
+    kl_coef = state.kl_controller.coef
     reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
     kl = token_kl(config, reading, sequences.response_mask)
     experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, world)

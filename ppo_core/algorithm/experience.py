@@ -317,6 +317,16 @@ def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored
     return on_last_token(rewards, -costs, mask)
 
 
+def score_spread(config: PPOConfig, token_scores: Tensor, world: World = ONE_PROCESS) -> float:
+    """Return the standard deviation of the batch's shaped scores, in units of what β weighs the KL against.
+
+    As a term of the loss, β weighs it against advantages; where these are scaled to 1, so is the result.
+    """
+    spread = float(world.gather(token_scores.sum(-1)).cpu().double().std(correction=0))
+    is_scaled = config.whitens_advantages or config.advantage_estimator == "grpo"
+    return 1.0 if config.use_kl_loss and is_scaled and spread > 0 else spread
+
+
 def _padded(dense: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
     """Return the responses' token rewards as [B, T]."""
     width = mask.shape[1]

@@ -116,14 +116,15 @@ def kl_gap(
 # Controllers of the KL coefficient β over a run: fixed, adaptive (Ziegler et al. 2019), or landing.
 #
 #     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
-#     landing     β *= exp(pace · clip(log(forecast / target), -1/2, 1))
+#     landing     β *= exp(pace · clip(log(forecast / target), -1/2, 1)), from σ / √(2 target) on
 #                 forecast = KL + rise · Σ(learning rates to come) / (the present one)
 #
 # KL is the exact KL of a rollout batch, in nats per response, which budgets and guards read too; n and horizon count
 # episodes. `adaptive` holds the KL at the target once it is there; early in a short run it lowers β whatever comes, and
 # the KL overshoots. `landing` asks where the KL will be when the run ends, if it goes on rising by as much a learning
 # rate: `rise` is its change an iteration, smoothed over a tenth of the run. Both pace and smoothing are shares of the
-# run, so that runs of all lengths are steered alike.
+# run, so that runs of all lengths are steered alike. It begins where the best policy of that KL is, if scores are normal
+# with deviation σ: of all policies, π exp(score / β) / Z has the most score for its KL, which is σ² / (2 β²).
 #
 # Sources: adaptive, arXiv 1909.08593, section 2.2. landing, this project; docs/benchmarks.md has what was measured.
 
@@ -141,6 +142,9 @@ class KLController:
 
     def __init__(self, coef: float) -> None:
         self.coef = coef
+
+    def begin(self, spread: float) -> None:
+        """Set the first β by the standard deviation of a rollout batch's scores, where that decides it."""
 
     def update(self, kl: float, episodes: int, ahead: float) -> None:
         """Move β after a rollout batch.
@@ -174,13 +178,22 @@ class AdaptiveController(KLController):
 
 
 class LandingController(KLController):
-    """A β that brings the KL to a target, in nats per response, at the end of a run of so many iterations."""
+    """A β that brings the KL to a target, in nats per response, at the end of a run of so many iterations.
 
-    def __init__(self, coef: float, target: float, iterations: int) -> None:
-        super().__init__(coef)
-        self.target, self.iterations, self.least = target, iterations, LEAST * coef
+    It is 0 until a batch's scores differ.
+    """
+
+    def __init__(self, target: float, iterations: int) -> None:
+        super().__init__(0.0)
+        self.target, self.iterations = target, iterations
+        self.first = 0.0
         self.kl = 0.0
         self.rise: float | None = None
+
+    def begin(self, spread: float) -> None:
+        """Set the first β by the formula above, once."""
+        if self.first == 0:
+            self.first = self.coef = spread / math.sqrt(2 * self.target)
 
     def update(self, kl: float, episodes: int, ahead: float) -> None:
         """Move β by the formula above."""
@@ -191,21 +204,22 @@ class LandingController(KLController):
         self.kl = kl
         forecast = max(kl + self.rise * ahead, 1e-3)
         error = min(max(math.log(forecast / self.target), -0.5), 1.0)
-        self.coef = max(self.coef * math.exp(min(PACE / self.iterations, FASTEST) * error), self.least)
+        self.coef = max(self.coef * math.exp(min(PACE / self.iterations, FASTEST) * error), LEAST * self.first)
 
     def state_dict(self) -> dict[str, float]:
         """Return the changing state."""
-        return {"coef": self.coef, "kl": self.kl} | ({} if self.rise is None else {"rise": self.rise})
+        state = {"coef": self.coef, "first": self.first, "kl": self.kl}
+        return state | ({} if self.rise is None else {"rise": self.rise})
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore from a `state_dict`."""
-        self.coef, self.kl, self.rise = state["coef"], state["kl"], state.get("rise")
+        self.coef, self.first, self.kl, self.rise = state["coef"], state["first"], state["kl"], state.get("rise")
 
 
 def controller_of(config: PPOConfig, iterations: int) -> KLController:
     """Return the controller of a run of so many iterations with a moving policy."""
     if config.kl_target is None:
         return KLController(config.kl_coef)
-    if config.kl_controller == "landing":
-        return LandingController(config.kl_coef, config.kl_target, max(1, iterations))
+    if config.is_landing:
+        return LandingController(config.kl_target, max(1, iterations))
     return AdaptiveController(config.kl_coef, config.kl_target, config.horizon)

@@ -200,7 +200,7 @@ class PPOConfig:
         source="TRL, OpenRLHF and verl do so with GAE")
 
     kl_coef: float = hyper(0.05, "KL coefficient β",
-        "Price of one nat of KL in reward. The starting point where kl_target makes β adaptive.",
+        "Price of one nat of KL in reward. Where kl_target makes β adaptive, its first value.",
         heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0),
         search=Range(0.01, 0.2, "log"))
     kl_target: float | None = hyper(None, "KL target",
@@ -209,7 +209,8 @@ class PPOConfig:
         search=Range(3, 12, "log"))
     kl_controller: Literal["adaptive", "landing"] = hyper("adaptive", "KL controller",
         "How β moves where kl_target is set. adaptive: up while the KL is over the target, down while it is under it. "
-        "landing: so that the KL, as it rises, is forecast to end the run at the target.",
+        "landing: so that the KL, as it rises, is forecast to end the run at the target; β begins at σ / √(2 kl_target), "
+        "with σ the standard deviation of the first batch's scores, not at kl_coef.",
         source=f"{ZIEGLER}, section 2.2 (adaptive); this project (landing)")
     kl_horizon: int | None = hyper(None, "KL horizon",
         "Episodes over which an adaptive β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "
@@ -417,6 +418,11 @@ class PPOConfig:
         return self.kl_horizon or max(1, self.total_episodes // 10)
 
     @property
+    def is_landing(self) -> bool:
+        """True if β lands the KL at a target."""
+        return self.kl_target is not None and self.kl_controller == "landing"
+
+    @property
     def has_critic(self) -> bool:
         """True if advantages come from a critic; the critic-free baselines have none."""
         return self.advantage_estimator == "gae"
@@ -535,8 +541,9 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
         return "with a separate critic AdamW cancels the weight of its loss; search value_learning_rate instead"
     if name in ("kl_controller", "kl_horizon") and fixed.get("kl_target") is None:
         return "it belongs to a β that moves; set kl_target"
-    if name == "kl_horizon" and fixed.get("kl_controller") == "landing":
-        return 'kl_controller = "landing" has no horizon'
+    is_landing = fixed.get("kl_target") is not None and fixed.get("kl_controller") == "landing"
+    if name in ("kl_coef", "kl_horizon") and is_landing:
+        return 'with kl_controller = "landing" β begins and moves by itself'
     if name in _NEEDS_LORA and not fixed.get("use_peft", False):
         return "there are no adapters; set use_peft = true"
     if name == "overlong_penalty" and fixed.get("overlong_buffer") is None:
@@ -555,6 +562,8 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
 def cautions(config: PPOConfig) -> list[str]:
     """Return warnings on allowed values that will hardly have their effect, one line each."""
     lines = []
+    if config.is_landing and config.kl_coef != HYPERPARAMETERS["kl_coef"].default:
+        lines.append(f"kl_coef = {config.kl_coef:g} does nothing: {inert('kl_coef', config.to_dict())}")
     is_adaptive = config.kl_target is not None and config.kl_controller == "adaptive"
     if is_adaptive and config.horizon > config.total_episodes:
         lines.append(

@@ -82,6 +82,10 @@ def _statistics(trainer: PPOTrainer) -> None:
     trainer.state.reward_statistics = RewardStatistics(trainer.config.normalize_rewards)
 
 
+def _target(trainer: PPOTrainer) -> None:
+    trainer.state.kl_controller.target = trainer.config.kl_target
+
+
 def _nothing(trainer: PPOTrainer) -> None:
     pass
 
@@ -96,6 +100,8 @@ def _nothing(trainer: PPOTrainer) -> None:
         (ADAPTIVE, {"kl_target": None, "kl_horizon": None}, _beta),
         (ADAPTIVE, {"kl_controller": "landing"}, _beta),
         (ADAPTIVE | {"kl_controller": "landing"}, {"lam": 0.9}, _nothing),  # with its forecast
+        (ADAPTIVE | {"kl_controller": "landing"}, {"kl_target": 3.0}, _target),
+        (ADAPTIVE | {"kl_controller": "landing"}, {"kl_controller": "adaptive"}, _beta),
         (ADAPTIVE, {"learning_rate": 1e-3, "lr_scheduler_type": "cosine"}, _nothing),  # the adapted β goes on
         ({"kl_target": 1.0}, {"total_episodes": 128}, _horizon),  # a tenth of the run, by default
         ({}, {"adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.1}, _adam),

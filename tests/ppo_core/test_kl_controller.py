@@ -8,10 +8,19 @@ import pytest
 from ppo_core import PPOConfig
 from ppo_core.algorithm.kl import AdaptiveController, KLController, LandingController, controller_of
 
+
+
+def landing(first: float, target: float, iterations: int) -> LandingController:
+    """A landing β that begins there."""
+    controller = LandingController(target, iterations)
+    controller.begin(first * math.sqrt(2 * target))
+    return controller
+
+
 CONTROLLERS = {
     "fixed": lambda: KLController(0.05),
     "adaptive": lambda: AdaptiveController(0.05, target=6.0, horizon=128),
-    "landing": lambda: LandingController(0.05, target=6.0, iterations=40),
+    "landing": lambda: landing(0.05, 6.0, 40),
 }
 
 
@@ -43,7 +52,7 @@ def test_a_batch_over_the_horizon_cannot_turn_the_price_negative() -> None:
 
 
 def test_a_landing_beta_follows_the_forecast() -> None:
-    controller = LandingController(0.1, target=5.0, iterations=60)  # pace 18 / 60 = 0.3, weight 9 / 60 = 0.15
+    controller = landing(0.1, target=5.0, iterations=60)  # pace 18 / 60 = 0.3, weight 9 / 60 = 0.15
     controller.update(1.0, 32, 4.0)
     assert controller.coef == pytest.approx(0.1)  # forecast 1 + 1 · 4, on target
     controller.update(2.0, 32, 13.0)
@@ -57,7 +66,7 @@ def test_a_landing_beta_follows_the_forecast() -> None:
 
 
 def test_a_landing_beta_has_a_floor_and_a_fastest_pace() -> None:
-    controller = LandingController(0.1, target=5.0, iterations=4)
+    controller = landing(0.1, target=5.0, iterations=4)
     controller.update(0.0, 32, 3.0)
     assert controller.coef == pytest.approx(0.1 * math.exp(-0.5 * 0.6))
     for _ in range(40):
@@ -65,11 +74,22 @@ def test_a_landing_beta_has_a_floor_and_a_fastest_pace() -> None:
     assert controller.coef == pytest.approx(0.001)
 
 
+def test_a_landing_beta_begins_at_the_first_batch_of_scores_that_differ() -> None:
+    controller = LandingController(target=8.0, iterations=30)
+    controller.begin(0.0)
+    controller.update(0.1, 32, 29.0)
+    assert controller.coef == 0
+    controller.begin(2.0)
+    assert controller.coef == pytest.approx(0.5)  # 2 / √16
+    controller.begin(40.0)
+    assert controller.coef == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("iterations", [30, 300])
 @pytest.mark.parametrize("first", [0.01, 0.1, 1.0])
 def test_a_landing_beta_brings_a_rising_kl_down_to_the_target(iterations: int, first: float) -> None:
     """A made-up policy: its KL approaches 0.5 / β, by a share of the way that falls with the learning rate."""
-    controller, kl = LandingController(first, target=5.0, iterations=iterations), 0.0
+    controller, kl = landing(first, target=5.0, iterations=iterations), 0.0
     for step in range(iterations):
         rate = 1 - step / iterations
         kl += min(6 / iterations * rate, 1.0) * (0.5 / controller.coef - kl)
@@ -93,5 +113,5 @@ def test_a_controller_continues_from_json_as_if_never_stopped(kind: str) -> None
 def test_the_configuration_decides_which_one() -> None:
     assert type(controller_of(PPOConfig(), 10)) is KLController
     assert type(controller_of(PPOConfig(kl_target=6.0), 10)) is AdaptiveController
-    landing = controller_of(PPOConfig(kl_target=6.0, kl_controller="landing"), 10)
-    assert isinstance(landing, LandingController) and (landing.target, landing.iterations) == (6.0, 10)
+    lands = controller_of(PPOConfig(kl_target=6.0, kl_controller="landing"), 10)
+    assert isinstance(lands, LandingController) and (lands.target, lands.iterations) == (6.0, 10)

@@ -9,7 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo_core.algorithm.experience import Normalization, RewardStatistics, clip_scores, on_last_token, overlong_cost
+from ppo_core import PPOConfig
+from ppo_core.algorithm.experience import (
+    Normalization,
+    RewardStatistics,
+    clip_scores,
+    on_last_token,
+    overlong_cost,
+    score_spread,
+)
 
 
 def test_running_statistics_shape_by_all_scores_so_far() -> None:
@@ -107,6 +115,15 @@ def test_clipping() -> None:
     scores = torch.tensor([-7.0, -2.0, 0.5, 3.0])
     assert clip_scores(scores, 2.0).tolist() == [-2.0, -2.0, 0.5, 2.0]
     assert clip_scores(scores, None) is scores
+
+
+def test_the_spread_of_scores_is_over_responses_and_1_where_beta_meets_whitened_advantages() -> None:
+    scores = torch.tensor([[1.0, 2.0], [0.0, 7.0]])  # 3 and 7 a response
+    assert score_spread(PPOConfig(), scores) == pytest.approx(2.0)
+    assert score_spread(PPOConfig(use_kl_loss=True), scores) == 1.0
+    assert score_spread(PPOConfig(use_kl_loss=True), torch.ones(2, 2)) == 0.0
+    raw = PPOConfig(use_kl_loss=True, advantage_estimator="rloo", num_generations=2)
+    assert score_spread(raw, scores) == pytest.approx(2.0)
 
 
 def test_overlong_responses_cost_linearly_within_the_buffer() -> None:

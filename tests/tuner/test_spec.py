@@ -18,6 +18,9 @@ SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 OTHER_TASK = replace(get_task("reviews"), reference={"kl_target": 6.0, "num_ppo_epochs": 2, "temperature": 0.9})
 OTHER_TASK_PATH = "tests.tuner.test_spec:OTHER_TASK"
 
+BETA_TASK = replace(get_task("reviews"), reference={"kl_coef": 0.3})
+BETA_TASK_PATH = "tests.tuner.test_spec:BETA_TASK"
+
 LONG_TASK = replace(get_task("reviews"), eval_response_length=1024, reference={"response_length": 512})
 LONG_TASK_PATH = "tests.tuner.test_spec:LONG_TASK"
 
@@ -405,6 +408,15 @@ def test_beta_lands_the_kl_within_the_budget_where_the_study_does_not_say_how_it
     assert study.lands_kl
     assert beta(study) == (0.05, pytest.approx(5.1), "landing")
     assert beta(study.with_kl_budget(4.0, "--kl-budget")) == (0.05, pytest.approx(3.4), "landing")
+
+
+def test_a_beta_that_lands_does_not_begin_at_the_references_and_one_that_a_trial_sets_does_not_land() -> None:
+    study = spec(task=BETA_TASK_PATH, search={"lam": "advised"}, kl={"budget": 6.0, "limit": 15.0})
+    assert get_task(study.task).reference["kl_coef"] == 0.3
+    assert beta(study) == (0.05, pytest.approx(5.1), "landing")
+    assert beta(study, kl_target=4.0) == (0.05, 4.0, "landing")
+    assert beta(study, kl_coef=0.1) == (0.1, None, "adaptive")
+    assert beta(study, kl_coef=0.1, kl_target=4.0) == (0.1, 4.0, "adaptive")
 
 
 def test_a_study_says_how_beta_moves_by_its_search_or_by_what_it_fixes() -> None:

@@ -166,7 +166,7 @@ def write(chosen: Chosen, target: str, task: str) -> Written:
 def _write_theirs(chosen: Chosen, to: Target, table: Table, facts: list[str]) -> Written:
     values = effective(chosen.config)
     if values["kl_target"] is not None and chosen.last_kl_coef is not None:
-        values["kl_coef"] = chosen.last_kl_coef
+        values |= {"kl_coef": chosen.last_kl_coef, "kl_controller": "adaptive"}
         facts.append("β does not adapt here: it is what the study's had adapted to by the end of the trial.")
     keys, unsaid = write_table(table, values)
     if "advantage_estimator" in unsaid:

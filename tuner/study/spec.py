@@ -272,8 +272,9 @@ class StudySpec:
             ConfigError: an unknown name, or values that do not go together.
         """
         values = dict(get_task(self.task).reference)
-        if self.lands_kl:
+        if self.lands_kl and "kl_coef" not in params:
             values |= {"kl_target": self._reference_value("kl_target"), "kl_controller": "landing"}
+            values.pop("kl_coef", None)
         values |= {name: self._reference_value(name) for name in self.search}
         values |= self.fixed
         values |= params
