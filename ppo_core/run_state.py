@@ -164,7 +164,7 @@ class RunState:
         state, before, changed = saved.state, saved.config, saved.changed
         self.step = state["step"]
         self.optimizer_steps = state["optimizer_steps"]
-        if not changed & _BETA or before.is_landing and self.config.is_landing:
+        if not changed & _BETA or (before.is_landing and self.config.is_landing):
             self.kl_controller.load_state_dict(state["kl_controller"])
         if "normalize_rewards" not in changed:
             self.reward_statistics.load_state_dict(state["reward_statistics"])

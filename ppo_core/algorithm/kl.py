@@ -116,25 +116,24 @@ def kl_gap(
 # Controllers of the KL coefficient β over a run: fixed, adaptive (Ziegler et al. 2019), or landing.
 #
 #     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
-#     landing     β *= exp(pace · clip(log(forecast / target), -1/2, 1)), from σ / √(2 target) on
+#     landing     β *= exp(pace · clip(log(forecast / target), ±1)), from σ / √(2 target) on
 #                 forecast = KL + rise · Σ(learning rates to come) / (the present one)
 #
 # KL is the exact KL of a rollout batch, in nats per response, which budgets and guards read too; n and horizon count
 # episodes. `adaptive` holds the KL at the target once it is there; early in a short run it lowers β whatever comes, and
 # the KL overshoots. `landing` asks where the KL will be when the run ends, if it goes on rising by as much a learning
 # rate: `rise` is its change an iteration, smoothed over a tenth of the run. Both pace and smoothing are shares of the
-# run, so that runs of all lengths are steered alike. It begins where the best policy of that KL is, if scores are normal
-# with deviation σ: of all policies, π exp(score / β) / Z has the most score for its KL, which is σ² / (2 β²).
+# run, so that runs of all lengths are steered alike. Its first β is that of the best policy with the target's KL if
+# scores are normal with standard deviation σ: reference · exp(score / β) / Z, whose KL is then σ² / (2 β²).
 #
-# Sources: adaptive, arXiv 1909.08593, section 2.2. landing, this project; docs/benchmarks.md has what was measured.
+# Sources: adaptive, arXiv 1909.08593, section 2.2. The best policy, Rafailov et al. 2023, arXiv 2305.18290, eq. 4.
+# landing, this project; docs/benchmarks.md has what was measured.
 
 
-PACE, FASTEST = 18.0, 0.6
+PACE, FASTEST = 6.0, 0.6
 """Rise of log β over a run whose forecast is e times the target, and the maximum rise in one iteration."""
 SMOOTHING = 9.0
 """Weight of the newest change in the smoothed rise of the KL, times the run's iterations."""
-LEAST = 0.01
-"""Lowest landing β, as a share of the first: from much lower it would recover too late when the KL rises."""
 
 
 class KLController:
@@ -186,34 +185,30 @@ class LandingController(KLController):
     def __init__(self, target: float, iterations: int) -> None:
         super().__init__(0.0)
         self.target, self.iterations = target, iterations
-        self.first = 0.0
         self.kl = 0.0
         self.rise: float | None = None
 
     def begin(self, spread: float) -> None:
         """Set the first β by the formula above, once."""
-        if self.first == 0:
-            self.first = self.coef = spread / math.sqrt(2 * self.target)
+        if self.coef == 0:
+            self.coef = spread / math.sqrt(2 * self.target)
 
     def update(self, kl: float, episodes: int, ahead: float) -> None:
         """Move β by the formula above."""
-        risen = kl - self.kl
-        self.rise = (
-            risen if self.rise is None else self.rise + min(SMOOTHING / self.iterations, 1.0) * (risen - self.rise)
-        )
+        risen, newest = kl - self.kl, min(SMOOTHING / self.iterations, 1.0)
+        self.rise = risen if self.rise is None else self.rise + newest * (risen - self.rise)
         self.kl = kl
         forecast = max(kl + self.rise * ahead, 1e-3)
-        error = min(max(math.log(forecast / self.target), -0.5), 1.0)
-        self.coef = max(self.coef * math.exp(min(PACE / self.iterations, FASTEST) * error), LEAST * self.first)
+        error = min(max(math.log(forecast / self.target), -1.0), 1.0)
+        self.coef *= math.exp(min(PACE / self.iterations, FASTEST) * error)
 
     def state_dict(self) -> dict[str, float]:
         """Return the changing state."""
-        state = {"coef": self.coef, "first": self.first, "kl": self.kl}
-        return state | ({} if self.rise is None else {"rise": self.rise})
+        return {"coef": self.coef, "kl": self.kl} | ({} if self.rise is None else {"rise": self.rise})
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore from a `state_dict`."""
-        self.coef, self.first, self.kl, self.rise = state["coef"], state["first"], state["kl"], state.get("rise")
+        self.coef, self.kl, self.rise = state["coef"], state["kl"], state.get("rise")
 
 
 def controller_of(config: PPOConfig, iterations: int) -> KLController:

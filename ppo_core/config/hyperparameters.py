@@ -209,8 +209,8 @@ class PPOConfig:
         search=Range(3, 12, "log"))
     kl_controller: Literal["adaptive", "landing"] = hyper("adaptive", "KL controller",
         "How β moves where kl_target is set. adaptive: up while the KL is over the target, down while it is under it. "
-        "landing: so that the KL, as it rises, is forecast to end the run at the target; β begins at σ / √(2 kl_target), "
-        "with σ the standard deviation of the first batch's scores, not at kl_coef.",
+        "landing: so that the KL, as it rises, is forecast to end the run at the target. It does not read kl_coef: β "
+        "begins at σ / √(2 kl_target), with σ the standard deviation of the first batch's scores.",
         source=f"{ZIEGLER}, section 2.2 (adaptive); this project (landing)")
     kl_horizon: int | None = hyper(None, "KL horizon",
         "Episodes over which an adaptive β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "

@@ -21,7 +21,7 @@ from ppo_core.config.kl_budget import is_within
 from support.intervals import Interval
 
 from .recipes import Recipe
-from .runs import ALL_STARTS, BUDGET, KEYS, OPTUNA, RANDOM, SMALL_BUDGET
+from .runs import ALL_STARTS, BUDGET, KEYS, OPTUNA, RANDOM, SMALL_BUDGET, as_run
 from .tasks import Start
 
 POINTS = 60
@@ -127,9 +127,9 @@ class Battery:
         return (study.value(moment, baseline) - baseline) / (self.best[study.task] - baseline)
 
     def _chosen(self, arm: str, start: Start, budget: int) -> list[Study]:
-        """Return an arm's studies at a start and a budget. Random search has one start, and budgets that an arm has no
-        studies of are the beginnings of its others."""
-        of_start = [study for study in self.arms[arm] if study.start == ("fair" if arm == RANDOM else start)]
+        """Return an arm's studies at a start and a budget. Budgets that an arm has no studies of are the beginnings of
+        its others."""
+        of_start = [study for study in self.arms[arm] if study.start == as_run(arm, start)]
         return [study for study in of_start if study.budget == budget] or of_start
 
     def values(self, arm: str, start: Start, budget: int) -> dict[str, dict[int, float]]:
