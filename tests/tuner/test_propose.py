@@ -284,7 +284,7 @@ def toy(number: int, rate: float, until: str) -> TrialRow:
         "end": trial_row(number, value=value, is_promoted=True, episodes=1920),
         "guard": pruned(number, "kl_limit", 15.0, value=value, is_promoted=True, episodes=round(1920 * end)),
     }[until]
-    return replace(made, params={"learning_rate": rate}, rung_score=min(x, 1 / x))
+    return replace(made, params={"learning_rate": rate}, rung_score=min(1.0, x / 0.5, 3.0 / x))
 
 
 def rates(low: float, high: float, count: int) -> list[float]:

@@ -16,6 +16,10 @@ LEAST_VIOLATION = -5.0
 BROKEN_VIOLATION = 1.0
 
 
+SLOWEST, FASTEST = 0.5, 3.0
+"""Range of spent KL budget for a trial on course at its rung, as multiples of its share of episodes."""
+
+
 class TrialValue(NamedTuple):
     """A trial's value and its evaluation. None: no finite reading, or none within the KL budget."""
 
@@ -54,16 +58,16 @@ def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) 
 
     With x = (KL / budget) / (episode / total_episodes) at the last evaluation the score is
 
-        min(x, 1 / x)
+        min(1, x / SLOWEST, FASTEST / x)
 
-    so 1 for a trial whose shares of KL budget and of episodes are equal. A slower one will not reach the budget; a
-    faster one reaches it before it has learned much, and is then held back. None: no KL can be read.
+    so 1 for a trial whose shares of KL budget and of episodes are about equal. A slower one will not reach the budget;
+    a faster one reaches it before it has learned much, and is then held back. None: no KL can be read.
     """
     if not evaluations or not is_finite(evaluations[-1]["eval/kl"]) or evaluations[-1]["episode"] <= 0:
         return None
     last = evaluations[-1]
     x = (last["eval/kl"] / kl_budget) / (last["episode"] / total_episodes)
-    return min(x, 1 / x) if x > 0 else 0.0
+    return min(1.0, x / SLOWEST, FASTEST / x) if x > 0 else 0.0
 
 
 def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> float:
