@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -70,8 +69,7 @@ def as_run(arm: str, start: Start) -> Start:
 
     Random search's starts differ in trial 0 alone. Ours does not read the reference's β.
     """
-    is_fair = arm == RANDOM or (arm != OPTUNA and STARTS[start][0] == "kl_coef")
-    return "fair" if is_fair else start
+    return "fair" if arm == RANDOM or (arm != OPTUNA and STARTS[start][0] == "kl_coef") else start
 
 
 def results_file(name: str) -> Path:
@@ -92,12 +90,8 @@ def run(
     tasks: Sequence[Recipe],
     workers: int,
     tell: Callable[[str], None],
-    until: float = math.inf,
-) -> bool:
-    """Run the studies that are missing under `name`, so many at a time, and return whether none is missing any more.
-
-    None begins after `until` on the monotonic clock.
-    """
+) -> None:
+    """Run the studies that are missing under `name`, so many at a time."""
     known = read_results(name)
     have = set(known[KEYS].itertuples(index=False, name=None))
     missing = [job for job in wanted if (job.task, job.start, job.budget, job.seed) not in have]
@@ -107,14 +101,9 @@ def run(
         for job in missing:
             if len(running) == workers:
                 known = _kept(name, known, running, tell)
-            if time.monotonic() > until:
-                break
             running[pool.submit(_run_study, arm, job, studies[job.task][job.start])] = job
-        else:
-            missing = []
         while running:
             known = _kept(name, known, running, tell)
-    return not missing
 
 
 def _kept(
