@@ -131,6 +131,16 @@ def test_the_first_trials_are_drawn_around_the_best_at_the_rung() -> None:
     assert centre((None, 1.0), (None, 2.0)) == 1, "a study without rungs"
 
 
+@pytest.mark.parametrize(("kl", "factor"), [(0.04, 10.0), (16.0, 0.5), (4.0, 1.0), (0.0, 1.0), (None, 1.0)])
+def test_their_rate_is_where_the_best_ones_kl_would_be_on_course(kl: float | None, factor: float) -> None:
+    """Of 20 nats, a fifth after a fifth of the episodes."""
+    spec = make_spec(startup_trials=9, kl={"budget": 20.0, "limit": 50.0})
+    (row,) = began("resting")
+    row = replace(row, end_kl=kl, episodes=spec.total_episodes // 5, rung_score=0.5)
+    centre = {**row.config, **row.params, "learning_rate": factor * 1e-4}
+    assert propose(spec, [row], 9) == first_params(spec.search, centre, spec.seed, 9)
+
+
 def test_random_and_qmc_are_baselines_and_begin_as_they_go_on() -> None:
     spec = make_spec("random")
     uniform = [float(propose(make_spec("random", seed=seed), [], 0)["learning_rate"]) for seed in range(60)]  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ Imports torch only for the sampler that needs it.
 """
 
 import heapq
+import math
 import statistics
 import warnings
 from collections.abc import Sequence
@@ -130,11 +131,18 @@ def _teaches(spec: StudySpec, row: TrialRow) -> bool:
 def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
     """Return the values of the best trial by screening score, then value; those of the reference before there is one.
 
-    So a reference with a bad rate is left behind after two trials, not after a whole search around it.
+    Its learning rate is moved to where its KL would have been on course, as early in a run KL rises about with the
+    square of the rate. So a reference with a bad rate is left behind at once, not after a whole search around it.
     """
     sound = [row for row in rows if _teaches(spec, row) and (_told(spec, row, 0.0).constraint or 0.0) <= 0]
     best = max(sound, key=lambda row: (row.rung_score or 0.0, row.value or 0.0, -row.number), default=None)
-    return spec.config({}).to_dict() if best is None else {**best.config, **best.params}
+    if best is None:
+        return spec.config({}).to_dict()
+    values = {**best.config, **best.params}
+    if best.is_at_rung and best.end_kl:
+        course = (best.episodes / spec.total_episodes) * spec.kl_budget
+        values["learning_rate"] = spec.config(best.params).learning_rate * math.sqrt(course / best.end_kl)
+    return values
 
 
 def _ask(spec: StudySpec, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:
