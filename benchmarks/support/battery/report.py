@@ -127,9 +127,10 @@ class Battery:
         return (study.value(moment, baseline) - baseline) / (self.best[study.task] - baseline)
 
     def _chosen(self, arm: str, start: Start, budget: int) -> list[Study]:
-        """Return an arm's studies at a start and a budget. Budgets that an arm has no studies of are the beginnings of
-        its others."""
-        of_start = [study for study in self.arms[arm] if study.start == as_run(arm, start)]
+        """Return an arm's studies at a start and a budget. A start that has none is as another one; budgets that have
+        none are the beginnings of others."""
+        found = {at: [study for study in self.arms[arm] if study.start == at] for at in (start, as_run(arm, start))}
+        of_start = found[start] or found[as_run(arm, start)]
         return [study for study in of_start if study.budget == budget] or of_start
 
     def values(self, arm: str, start: Start, budget: int) -> dict[str, dict[int, float]]:
