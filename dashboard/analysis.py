@@ -201,7 +201,7 @@ class Ancestor:
     parent: int
     step: int
     changed: dict[str, tuple[HyperValue, HyperValue]]
-    """By name: the parent's value and its own."""
+    """The parent's value and its own, by name."""
 
 
 def lineage(trials: Sequence[TrialRow], number: int) -> list[Ancestor]:

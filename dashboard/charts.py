@@ -198,7 +198,7 @@ def curve(
     targets: Mapping[str, float] | None = None,
     kl_budget: float | None = None,
     names: Mapping[int, str] | None = None,
-    rests: Mapping[int, RungPause] | None = None,
+    screened: Mapping[int, RungPause] | None = None,
     groups: Mapping[int, str] | None = None,
 ) -> Option:
     """Chart one metric over the run for every trial, with early ends and pauses at a rung marked.
@@ -215,11 +215,11 @@ def curve(
         targets: Those named at the other end, where they do not overprint a level's name: an adaptive β's.
         kl_budget: What lies over it is shaded in a chart of KL, and evaluations over it are hollow; None: neither.
         names: What trials in colour are called besides their number: our own words alone.
-        rests: Where the strategy paused trials (see `tuner.search.fidelity.rung_pauses`).
+        screened: Pauses of trials at their rungs (see `tuner.search.fidelity.rung_pauses`).
         groups: The group of each trial by our own words: its mean and band are drawn in place of its trials.
     """
     if groups:
-        chosen, trials, rests = (), trials.iloc[:0], None
+        chosen, trials, screened = (), trials.iloc[:0], None
     points = points_of(frame, metric, drawing.axis, drawing.smoothing)
     is_kl = metric in KL_METRICS
     is_log = is_kl and drawing.log_kl
@@ -245,8 +245,8 @@ def curve(
         if value <= top
     ]
     limits += [echarts.limit(value, name, at_end=is_kl) for name, value in targets.items() if value <= top]
-    rested = {number: rest for number, rest in (rests or {}).items() if number in lines}  # not those inside the band
-    pauses, others = _pauses(frame, points, trials, looks, span, top, names, rested)
+    shown = {number: pause for number, pause in (screened or {}).items() if number in lines}  # not within the band
+    pauses, others = _pauses(frame, points, trials, looks, span, top, names, shown)
     vertical: Option = {"name": declared.unit or declared.label}
     if is_kl:
         vertical |= {"min": LOG_FLOOR if is_log else 0, "max": top} | ({"type": "log"} if is_log else {})
@@ -529,7 +529,7 @@ def _pauses(
     span: Span,
     top: float,
     names: Mapping[int, str],
-    rests: Mapping[int, RungPause],
+    screened: Mapping[int, RungPause],
 ) -> tuple[list[Drawn], list[Option]]:
     """Return a mark at each pause at a rung: single ones for highlighted trials, one series for grey ones.
 
@@ -537,18 +537,18 @@ def _pauses(
     """
     found, greys, mark = [], list[Place](), style.mark(style.RESTING)
     resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
-    for number, rest in rests.items():
+    for number, pause in screened.items():
         line = points[points["trial"] == number].dropna(subset="y")
         steps = frame.loc[frame["trial"] == number, ["step", "episode"]]
-        before = line[line["step"].isin(steps.loc[steps["episode"] <= rest.episode, "step"])]
+        before = line[line["step"].isin(steps.loc[steps["episode"] <= pause.episode, "step"])]
         if before.empty:
             continue
         x, y = float(before["x"].iloc[-1]), min(float(before["y"].iloc[-1]), top)
         if number not in looks:
             greys.append((x, y))
             continue
-        words = (_called(number, names), f" {resting_text(rest.score)}") if number in resting else ("", "")
-        said, score = f"Trial {number} {style.RESTING}, score", np.nan if rest.score is None else rest.score
+        words = (_called(number, names), f" {resting_text(pause.score)}") if number in resting else ("", "")
+        said, score = f"Trial {number} {style.RESTING}, score", np.nan if pause.score is None else pause.score
         point = echarts.point(said, (x, y), score, looks[number].colour, mark, words, on_left=_is_right(x, span))
         found.append(point)
     return found, [echarts.points_behind(greys, mark)] if greys else []

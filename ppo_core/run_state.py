@@ -31,7 +31,7 @@ from ppo_core.models.policy import ActorCritic
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
 _BETA = {"kl_coef", "kl_target", "kl_horizon", "kl_controller"}
-"""β restarts if a run continues with another value of one of these."""
+"""β restarts if a run continues with another value of one of these, unless it lands in both."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class RunState:
         """Continue from a checkpoint of the same task and network shape, by this run's own config.
 
         If the configs differ, this one applies from the next step on: schedules follow it at the same progress, AdamW
-        keeps its moments, β begins anew if a value of the KL's control differs, unless it lands both before and after,
-        and the scores' statistics begin empty if normalize_rewards differs. All else continues.
+        keeps its moments, β restarts if a value that controls the KL differs (one that lands in both continues), and
+        the scores' statistics begin empty if normalize_rewards differs. All else continues.
 
         Call in all processes of the run.
 

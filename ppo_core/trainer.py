@@ -114,7 +114,7 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
     scored = together(world, lambda: models.reward(rollouts.prompts, rollouts.responses, texts, ended))
     scores = torch.tensor(scored.totals, dtype=torch.float32, device=sequences.ids.device)
     shaped = token_scores(config, state.reward_statistics, scored, rollouts)
-    state.kl_controller.begin(score_spread(config, shaped, world))
+    state.kl_controller.begin(lambda: score_spread(config, shaped, world))
     kl_coef = state.kl_controller.coef
     reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
     kl = token_kl(config, reading, sequences.response_mask)

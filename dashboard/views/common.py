@@ -40,7 +40,7 @@ class Choice:
     snapshot: Snapshot
     """The study, under its own KL budget."""
     trials: tuple[int, ...]
-    """By number; empty: none is chosen."""
+    """The chosen trials' numbers; empty: none."""
     budget: float
     """The KL budget, in nats per response."""
 

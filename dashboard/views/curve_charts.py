@@ -241,7 +241,7 @@ def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) 
         targets=targets(_drawn.snapshot, _drawn.bright, _drawn.frame) if _metric in KL_METRICS else None,
         kl_budget=_drawn.snapshot.view.spec.kl_budget,
         names=_names(_drawn),
-        rests=fidelity.rung_pauses(_of_frame(_drawn)),
+        screened=fidelity.rung_pauses(_of_frame(_drawn)),
         groups=grouped,
     )
     return option, " ".join(text for text in texts if text)

@@ -1,4 +1,4 @@
-"""What moved first in one trial: KL and its signals over the same steps."""
+"""One trial's KL and its signals over the same steps: what moved first."""
 
 from typing import Any
 

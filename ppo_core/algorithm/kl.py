@@ -16,7 +16,7 @@ Source: J. Schulman, Approximating KL Divergence (2020); abs as in verl. All in 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, assert_never
 
 import torch
@@ -142,7 +142,7 @@ class KLController:
     def __init__(self, coef: float) -> None:
         self.coef = coef
 
-    def begin(self, spread: float) -> None:
+    def begin(self, spread: Callable[[], float]) -> None:
         """Set the first β by the standard deviation of a rollout batch's scores, where that decides it."""
 
     def update(self, kl: float, episodes: int, ahead: float) -> None:
@@ -188,10 +188,10 @@ class LandingController(KLController):
         self.kl = 0.0
         self.rise: float | None = None
 
-    def begin(self, spread: float) -> None:
+    def begin(self, spread: Callable[[], float]) -> None:
         """Set the first β by the formula above, once."""
         if self.coef == 0:
-            self.coef = spread / math.sqrt(2 * self.target)
+            self.coef = spread() / math.sqrt(2 * self.target)
 
     def update(self, kl: float, episodes: int, ahead: float) -> None:
         """Move β by the formula above."""

@@ -133,7 +133,7 @@ class RunPlan:
 
     @property
     def task_path(self) -> Path:
-        """Where to write the file of a task given by parts."""
+        """Path of the file to write for a task given by parts."""
         return (self.output / run_folder.TASK_FILE).resolve()
 
     @property

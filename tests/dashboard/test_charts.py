@@ -47,14 +47,14 @@ def chart(
     chosen: tuple[int, ...] = (),
     levels: dict[str, float] | None = None,
     targets: dict[str, float] | None = None,
-    rests: dict[int, RungPause] | None = None,
+    screened: dict[int, RungPause] | None = None,
     **drawing: Any,
 ) -> dict[str, Any]:
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
     levels = (LEVELS if metric == KL else {}) if levels is None else levels
     return charts.curve(
         frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, targets=targets,
-        kl_budget=10, rests=rests,
+        kl_budget=10, screened=screened,
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ REST = {3: RungPause(192, 0.67)}
 
 
 def test_a_trial_that_the_strategy_paused_is_quieter_and_says_what_it_was_ranked_by() -> None:
-    option = chart(steps(3, [0, 1, 2, 3]), RESTED, chosen=(3,), rests=REST)
+    option = chart(steps(3, [0, 1, 2, 3]), RESTED, chosen=(3,), screened=REST)
     line, pause = named(option, "Trial 3"), named(option, "Trial 3 screened, score")
     assert (line["lineStyle"]["width"], line["lineStyle"]["opacity"]) == (1.2, 0.6)
     assert "endLabel" not in line

@@ -12,7 +12,7 @@ from ppo_core.algorithm.kl import AdaptiveController, KLController, LandingContr
 def landing(first: float, target: float, iterations: int) -> LandingController:
     """A landing β that begins there."""
     controller = LandingController(target, iterations)
-    controller.begin(first * math.sqrt(2 * target))
+    controller.begin(lambda: first * math.sqrt(2 * target))
     return controller
 
 
@@ -72,12 +72,12 @@ def test_a_landing_beta_of_a_short_run_has_a_fastest_pace() -> None:
 
 def test_a_landing_beta_begins_at_the_first_batch_of_scores_that_differ() -> None:
     controller = LandingController(target=8.0, iterations=30)
-    controller.begin(0.0)
+    controller.begin(lambda: 0.0)
     controller.update(0.1, 32, 29.0)
     assert controller.coef == 0
-    controller.begin(2.0)
+    controller.begin(lambda: 2.0)
     assert controller.coef == pytest.approx(0.5)  # 2 / √16
-    controller.begin(40.0)
+    controller.begin(lambda: 40.0)
     assert controller.coef == pytest.approx(0.5)
 
 

@@ -135,7 +135,7 @@ class _Asked:
     task: str
     device: str
     configs: Mapping[str, PPOConfig]
-    """By description; of a study's, the largest decides."""
+    """Configurations by description; a study is estimated by its largest."""
     spec: StudySpec | None = None
 
     def disk(self, largest: "Estimate") -> Disk:

@@ -53,10 +53,15 @@ def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
     return TrialValue(best["eval/reward"], best["eval/reward_se"], best["eval/kl"], best["step"])
 
 
+def kl_pace(kl: float, episode: int, kl_budget: float, total_episodes: int) -> float:
+    """Return the share of the KL budget that is spent over the share of the episodes that is done; 1 is on course."""
+    return (kl / kl_budget) / (episode / total_episodes)
+
+
 def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) -> float | None:
     """Return a trial's rank score at its rung, from 0 to 1: the nearness of its KL to its course.
 
-    With x = (KL / budget) / (episode / total_episodes) at the last evaluation the score is
+    With x the pace of its KL at the last evaluation the score is
 
         min(1, x / SLOWEST, FASTEST / x)
 
@@ -66,7 +71,7 @@ def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) 
     if not evaluations or not is_finite(evaluations[-1]["eval/kl"]) or evaluations[-1]["episode"] <= 0:
         return None
     last = evaluations[-1]
-    x = (last["eval/kl"] / kl_budget) / (last["episode"] / total_episodes)
+    x = kl_pace(last["eval/kl"], last["episode"], kl_budget, total_episodes)
     return min(1.0, x / SLOWEST, FASTEST / x) if x > 0 else 0.0
 
 

@@ -24,6 +24,7 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.data.lookup import import_module
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.rewards.batch import cut, one_line
+from tuner.judge.scoring import kl_pace
 from tuner.search.choose import New, as_stored
 from tuner.search.prior import first_params, spread_params
 from tuner.search.told import Told, frozen, to_optuna
@@ -140,8 +141,8 @@ def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
         return spec.config({}).to_dict()
     values = {**best.config, **best.params}
     if best.is_at_rung and best.end_kl:
-        course = (best.episodes / spec.total_episodes) * spec.kl_budget
-        values["learning_rate"] = spec.config(best.params).learning_rate * math.sqrt(course / best.end_kl)
+        pace = kl_pace(best.end_kl, best.episodes, spec.kl_budget, spec.total_episodes)
+        values["learning_rate"] = spec.config(best.params).learning_rate / math.sqrt(pace)
     return values
 
 

@@ -127,10 +127,13 @@ class Battery:
         return (study.value(moment, baseline) - baseline) / (self.best[study.task] - baseline)
 
     def _chosen(self, arm: str, start: Start, budget: int) -> list[Study]:
-        """Return an arm's studies at a start and a budget. A start that has none is as another one; budgets that have
-        none are the beginnings of others."""
-        found = {at: [study for study in self.arms[arm] if study.start == at] for at in (start, as_run(arm, start))}
-        of_start = found[start] or found[as_run(arm, start)]
+        """Return an arm's studies at a start and a budget.
+
+        Those of an equal start stand in for a start that was not run, and others' beginnings for a budget.
+        """
+        is_run = any(study.start == start for study in self.arms[arm])
+        at = start if is_run else as_run(arm, start)
+        of_start = [study for study in self.arms[arm] if study.start == at]
         return [study for study in of_start if study.budget == budget] or of_start
 
     def values(self, arm: str, start: Start, budget: int) -> dict[str, dict[int, float]]:
