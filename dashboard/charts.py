@@ -362,8 +362,8 @@ def _lines(
         edges = band_edges(others, buckets=8 if sparse else 60)
         edges = edges.drop(columns="mean").set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
         behind, greys = echarts.area("band", edges, style.NEUTRAL, (0.225,)), []
-    resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
-    marked = {*trials.loc[trials["status"].isin(EARLY), "number"], *resting}
+    at_rung = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
+    marked = {*trials.loc[trials["status"].isin(EARLY), "number"], *at_rung}
     lines = {}
     forked = dict(trials[["number", "fork_step"]].dropna().itertuples(index=False))
     for number in (*greys, *looks):
@@ -380,7 +380,7 @@ def _lines(
         if number not in looks:
             lines[number] = echarts.behind(echarts.line(kept, name, FAINT, width=1.2, with_points=is_single))
             continue
-        width, opacity = (1.2, 0.6) if number in resting else (2.0, 1.0)  # paused trials are fainter than ended ones
+        width, opacity = (1.2, 0.6) if number in at_rung else (2.0, 1.0)  # paused trials are fainter than ended ones
         line = echarts.line(
             kept, name, looks[number].colour, width=width, opacity=opacity, dash=looks[number].dash,
             with_points=is_single or with_points,
@@ -535,8 +535,8 @@ def _pauses(
 
     Trials still paused are labelled; others show their screening score in the tooltip.
     """
-    found, greys, mark = [], list[Place](), style.mark(style.RESTING)
-    resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
+    found, greys, mark = [], list[Place](), style.mark(style.SCREENED)
+    at_rung = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
     for number, pause in screened.items():
         line = points[points["trial"] == number].dropna(subset="y")
         steps = frame.loc[frame["trial"] == number, ["step", "episode"]]
@@ -547,16 +547,16 @@ def _pauses(
         if number not in looks:
             greys.append((x, y))
             continue
-        words = (_called(number, names), f" {resting_text(pause.score)}") if number in resting else ("", "")
-        said, score = f"Trial {number} {style.RESTING}, score", np.nan if pause.score is None else pause.score
+        words = (_called(number, names), f" {screened_text(pause.score)}") if number in at_rung else ("", "")
+        said, score = f"Trial {number} {style.SCREENED}, score", np.nan if pause.score is None else pause.score
         point = echarts.point(said, (x, y), score, looks[number].colour, mark, words, on_left=_is_right(x, span))
         found.append(point)
     return found, [echarts.points_behind(greys, mark)] if greys else []
 
 
-def resting_text(score: float | None) -> str:
+def screened_text(score: float | None) -> str:
     """Return the status text of a screened trial: `screened (score 0.67)`."""
-    return style.RESTING if score is None else f"{style.RESTING} (score {score:.2f})"
+    return style.SCREENED if score is None else f"{style.SCREENED} (score {score:.2f})"
 
 
 def zoomed(frame: pd.DataFrame, axis: Axis, span: Span) -> tuple[int, int]:

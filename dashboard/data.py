@@ -179,7 +179,7 @@ def _values(row: TrialRow) -> dict[str, Any]:
 
 CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 """Step metrics that the pages draw."""
-RESTING_SECONDS = 15
+STOPPED_SECONDS = 15
 """Seconds for which the list of studies does not read a stopped study again."""
 
 MOST_OF_A_COMMAND = 1_000
@@ -273,13 +273,13 @@ def studies(store: Store) -> list[StudyRow]:
 def view(store: Store, study: StudyRow) -> StudyView | None:
     """Return a study with its trials for the list of studies; None if this version cannot read it.
 
-    A stopped one is read again after `RESTING_SECONDS`, or when its row changes.
+    A stopped one is read again after `STOPPED_SECONDS`, or when its row changes.
     """
     try:
         if study.is_held:
             return as_view(study, _trial_cache(_source(store, study)).read(store, study)[0])
         changes = f"{study.finished_at}|{study.paused_at}"
-        return _resting_view(_source(store, study), study.name, changes, store)
+        return _stopped_view(_source(store, study), study.name, changes, store)
     except StoreError:
         raise
     except PPOTunerError:
@@ -390,8 +390,8 @@ def _step_cache(source: str, metrics: tuple[str, ...], evaluations_only: bool) -
     return StepCache(metrics, evaluations_only=evaluations_only)
 
 
-@st.cache_resource(max_entries=100, ttl=RESTING_SECONDS, show_spinner=False)
-def _resting_view(source: str, name: str, changes: str, _store: Store) -> StudyView:
+@st.cache_resource(max_entries=100, ttl=STOPPED_SECONDS, show_spinner=False)
+def _stopped_view(source: str, name: str, changes: str, _store: Store) -> StudyView:
     return read_study(_store, name)
 
 

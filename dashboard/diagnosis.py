@@ -239,10 +239,10 @@ def _why_finished(view: StudyView) -> str:
         why = f"The budget is spent: {extent.spent:.1f} of {extent.budget:g} full-length trials."
         if extent.budget - extent.spent >= 0.05:
             why = f"{why[:-1]}; the rest is too little to finish another trial."
-    if not extent.resting:
+    if not extent.screened:
         return why
     more = "" if extent.budget is None else "; a higher budget finishes more of them (Control)"
-    return f"{why} {extent.resting} trial{'s are' if extent.resting > 1 else ' is'} screened{more}."
+    return f"{why} {extent.screened} trial{'s are' if extent.screened > 1 else ' is'} screened{more}."
 
 
 def _of_state(snapshot: Snapshot) -> list[Advice]:

@@ -179,7 +179,7 @@ def _points_of(kind: str, group: pd.DataFrame, named: Collection[int | None]) ->
         "eval KL %{x:.2f} nats per response<extra></extra>",
         marker={
             "symbol": style.mark(kind).plotly,
-            "size": 8 if kind == style.RESTING else 11,
+            "size": 8 if kind == style.SCREENED else 11,
             "color": [style.colour(number) for number in numbers],
             "opacity": [1.0 if number in named else 0.4 for number in numbers],
         },
@@ -252,12 +252,12 @@ def trajectories(
     right = _right(evaluated, spec.kl_budget, log_kl)
     shown = evaluated.assign(x=evaluated["kl"].clip(lower=LOG_FLOOR) if log_kl else evaluated["kl"])
     figure.add_trace(_others(shown[~shown["trial"].isin(looks)]))
-    resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
+    screened = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
     for number, look in looks.items():
         line = shown[shown["trial"] == number]
         if len(line):
-            figure.add_trace(_way(number, look, line, number in resting))
-    for kind in (*map(str, EARLY), style.RESTING):
+            figure.add_trace(_way(number, look, line, number in screened))
+    for kind in (*map(str, EARLY), style.SCREENED):
         ends = _ends(shown, trials[trials["kind"] == kind])
         ends["x"] = ends["x"].clip(upper=right)  # distant ones are drawn at the axis's end
         if len(ends):
@@ -311,7 +311,7 @@ def _others(points: pd.DataFrame) -> go.Scatter:
     )
 
 
-def _way(number: int, look: style.Look, line: pd.DataFrame, is_resting: bool) -> go.Scatter:
+def _way(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool) -> go.Scatter:
     text = [""] * (len(line) - 1) + [str(number)]
     return go.Scatter(
         x=line["x"],
@@ -320,8 +320,8 @@ def _way(number: int, look: style.Look, line: pd.DataFrame, is_resting: bool) ->
         text=text,
         textposition="top center",
         textfont={"size": 12},
-        line={"color": look.colour, "width": 1.2 if is_resting else 2, "dash": look.dash.plotly},
-        opacity=0.6 if is_resting else 1.0,
+        line={"color": look.colour, "width": 1.2 if is_screened else 2, "dash": look.dash.plotly},
+        opacity=0.6 if is_screened else 1.0,
         marker={"color": look.colour, "size": 5},
         customdata=line[["kl", "step", "episode"]],
         hovertemplate=f"<b>Trial {number:d}</b>, step %{{customdata[1]}} (%{{customdata[2]:,}} episodes)<br>"
@@ -341,7 +341,7 @@ def _ends(points: pd.DataFrame, early: pd.DataFrame) -> pd.DataFrame:
 def _marks(kind: str, ends: pd.DataFrame, looks: Mapping[int, style.Look]) -> go.Scatter:
     bright = ends["trial"].isin(looks)
     # the rule of a failure adds nothing to its reason
-    why = {Status.FAILED: ": an error", style.RESTING: " (score %{customdata[4]:.2f})"}.get(kind, ": %{customdata[1]}")
+    why = {Status.FAILED: ": an error", style.SCREENED: " (score %{customdata[4]:.2f})"}.get(kind, ": %{customdata[1]}")
     return go.Scatter(
         x=ends["x"],
         y=ends["reward"],

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tuner.store import TrialRow
-from tuner.store.rows import SCREENED
+from tuner.store.rows import SCREENED as SCREENED
 from tuner.study.status import Status, Wanted
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -69,14 +69,12 @@ details[open] + .response.long { max-height: none; }
 </style>"""
 """Style sheet for pages denser than Streamlit's default."""
 
-RESTING = SCREENED
-"""Kind of a screened trial, which needs no action; one that a person paused is `paused`."""
 
 _MARKS: Mapping[str, Mark] = {
     Status.WAITING: Mark("…", "square-open", "emptyRect"),
     Status.RUNNING: Mark("▶", "circle-open", "emptyCircle"),
     Status.PAUSED: Mark("‖", "hash-open", _BARS),
-    RESTING: Mark("◇", "diamond-open", "emptyDiamond"),
+    SCREENED: Mark("◇", "diamond-open", "emptyDiamond"),
     Status.COMPLETED: Mark("✓", "circle", "circle"),
     Status.PRUNED: Mark("✕", "x", _CROSS),
     Status.FAILED: Mark("▲", "triangle-up", "triangle"),
@@ -84,10 +82,10 @@ _MARKS: Mapping[str, Mark] = {
 }
 
 KINDS = tuple(map(str, _MARKS))
-"""Kinds of trials with a look of their own: every status, and `RESTING`."""
+"""Kinds of trials with a look of their own: every status, and `SCREENED`."""
 MEANINGS = {
     **{status.value: status.meaning for status in Status},
-    RESTING: "Ran to its rung, a tenth of its episodes, and is paused there; may be promoted.",
+    SCREENED: "Ran to its rung, a tenth of its episodes, and is paused there; may be promoted.",
 }
 """One sentence on each of `KINDS`."""
 
@@ -142,11 +140,11 @@ def heading(number: int, label: str = "") -> str:
 
 def kind(row: TrialRow) -> str:
     """Return which of `KINDS` a trial is of."""
-    return RESTING if row.is_at_rung else row.status.value
+    return SCREENED if row.is_at_rung else row.status.value
 
 
 def status_text(row: TrialRow) -> str:
-    """Return a trial's status in one to three words: its status, `RESTING`, or interrupted; `stopping` or `pausing` if
+    """Return a trial's status in one to three words: its status, `SCREENED`, or interrupted; `stopping` or `pausing` if
     ordered.
     """
     if row.status is Status.RUNNING and row.wanted is not None and not row.is_interrupted:

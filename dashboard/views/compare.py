@@ -105,10 +105,10 @@ def _over_the_first(rows: Sequence[TrialRow], found: Mapping[int, Difference | N
         difference = found[row.number]
         if difference is None:
             continue
-        resting = [one.number for one in (base, row) if one.is_at_rung]
+        screened = [one.number for one in (base, row) if one.is_at_rung]
         st.text(
             f"Trial {row.number} against trial {base.number}: {_signed(difference.mean, difference.se)} reward, "
-            f"{difference.verdict}.{_resting(resting)}"
+            f"{difference.verdict}.{_screened(screened)}"
         )
     if not any(found.values()):
         st.info(f"Trial {base.number} or all the others have no value yet, so there is no difference to show.")
@@ -118,7 +118,7 @@ def _turned(rows: Sequence[TrialRow], lines: dict[str, list[str]]) -> list[tuple
     return [(row, [cells[place] for cells in lines.values()]) for place, row in enumerate(rows)]
 
 
-def _resting(numbers: Sequence[int]) -> str:
+def _screened(numbers: Sequence[int]) -> str:
     if not numbers:
         return ""
     who = "Trial {} is" if len(numbers) == 1 else "Trials {} are"

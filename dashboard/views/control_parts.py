@@ -194,7 +194,7 @@ def trial_text(row: TrialRow) -> str:
 
 
 def _status(row: TrialRow) -> str:
-    return charts.resting_text(row.rung_score) if row.is_at_rung else row.shown_status
+    return charts.screened_text(row.rung_score) if row.is_at_rung else row.shown_status
 
 
 def _first(chosen: object, numbers: Collection[int]) -> int | None:

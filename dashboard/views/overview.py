@@ -105,9 +105,9 @@ def _cards(snapshot: Snapshot) -> None:
 def _progress(snapshot: Snapshot) -> tuple[Figure, ...]:
     view = snapshot.view
     shown = [row.shown_status for row in view.trials if not row.is_done]
-    resting = [_at_rung(view)] if view.extent.budget is None else []
+    screened = [_at_rung(view)] if view.extent.budget is None else []
     counts = [f"{shown.count(status)} {status}" for status in dict.fromkeys(shown)]
-    under_way = ", ".join(filter(None, [*resting, *counts]))
+    under_way = ", ".join(filter(None, [*screened, *counts]))
     failed = sum(row.status is Status.FAILED for row in view.trials)
     others = sum(row.status is Status.PRUNED for row in view.trials) - len(snapshot.kl_pruned)
     notes = [f"{count} {what}" for count, what in ((others, "other pruned"), (failed, "failed")) if count]
@@ -143,7 +143,7 @@ def _budget(view: StudyView) -> tuple[Figure, ...]:
 
 def _at_rung(view: StudyView) -> str:
     """Return the number of screened trials as text; empty if none."""
-    return f"{view.extent.resting} screened" if view.extent.resting else ""
+    return f"{view.extent.screened} screened" if view.extent.screened else ""
 
 
 def _promoted(view: StudyView) -> str:

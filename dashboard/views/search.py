@@ -277,10 +277,10 @@ def _pair(shown: Snapshot, names: list[str], marked: tuple[int, ...], key: str) 
 
 def _ended_early(snapshot: Snapshot) -> None:
     st.subheader("What ending trials early saved", anchor=False)
-    early, resting = analysis.ended_early(snapshot.trials), snapshot.view.extent.resting
-    if resting:
+    early, screened = analysis.ended_early(snapshot.trials), snapshot.view.extent.screened
+    if screened:
         st.text(
-            f"{resting} trial{' is' if resting == 1 else 's are'} screened and not counted here: each may "
+            f"{screened} trial{' is' if screened == 1 else 's are'} screened and not counted here: each may "
             "still be promoted."
         )
     if early.empty:

@@ -146,21 +146,20 @@ def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
     best, spent, extent = view.best(), data.cost(view), view.extent
     return name | {
         "state": data.WORDS[data.shown_state(view)],
-        "ended": _ended(view.ended, data.total(view), extent.resting),
+        "ended": _ended(view.ended, data.total(view), extent.screened),
         "spent": "" if extent.budget is None else f"{extent.spent:.1f} of {extent.budget:g}",
         "best": None if best is None else best.value,
         "kl": None if best is None else best.kl,
         "budget": view.spec.kl_budget,
         "device": common.device_time(spent.hours),
-        "seconds": spent.seconds_a_trial,
         "pruned": None if spent.pruned_share is None else 100 * spent.pruned_share,
         "sign": common.ago(data.last_sign(view)),
     }
 
 
-def _ended(ended: int, total: int | None, resting: int) -> str:
+def _ended(ended: int, total: int | None, screened: int) -> str:
     """Return the numbers of ended, planned (if known) and screened trials."""
-    return f"{ended}{'' if total is None else f' of {total}'}{f', {resting} screened' if resting else ''}"
+    return f"{ended}{'' if total is None else f' of {total}'}{f', {screened} screened' if screened else ''}"
 
 
 def _study_columns() -> dict[str, Any]:
@@ -176,7 +175,6 @@ def _study_columns() -> dict[str, Any]:
         "kl": number("Its KL", format="%.2f", width=65, help=f"KL of the best trial. {METRICS['eval/kl'].doc}"),
         "budget": number("KL budget", format="%g", width=85, help=f"In {METRICS['eval/kl'].unit}."),
         "device": text("Device time", width=95, help="Trials that run side by side each count."),
-        "seconds": number("Seconds per trial", format="%.0f", width=120, help="Mean over trials that ended."),
         "pruned": number(
             "Pruned", format="%.0f%%", width=70, help="Share of all device time that went into pruned trials."
         ),

@@ -93,7 +93,7 @@ def _figures(snapshot: Snapshot, row: TrialRow) -> tuple[common.Figure, ...]:
         ("End reward", measured(row.end_reward), None, "Eval reward of its last evaluation, whatever its KL."),
         ("End KL", NOTHING if row.end_kl is None else f"{row.end_kl:.2f}", ends, f"In {KL_UNIT}."),
         ("Episodes", f"{row.episodes:,}", f"of {total:,}" if total else None, "Trained so far."),
-        ("Time", common.duration(row.seconds), charts.resting_text(row.rung_score) if row.is_at_rung else None,
+        ("Time", common.duration(row.seconds), charts.screened_text(row.rung_score) if row.is_at_rung else None,
          "Training time over all attempts."),
     )  # fmt: skip
 

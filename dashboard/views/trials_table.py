@@ -190,7 +190,7 @@ def _trial_columns(trials: pd.DataFrame) -> dict[str, Any]:
     columns: dict[str, Any] = {
         "number": number("Trial", width=60, pinned=True),
         "line": text("Line", width=55, help="The trial's colour and line style in every chart."),
-        "status": text("Status", width=110 if trials["kind"].ne(style.RESTING).all() else 130, help=statuses),
+        "status": text("Status", width=110 if trials["kind"].ne(style.SCREENED).all() else 130, help=statuses),
         "note": text(
             "Note and reason",
             width=200,

@@ -163,12 +163,12 @@ def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
 # Pauses at a rung
 
 
-RESTED = trial(3, Status.PAUSED, kind=style.RESTING)
-REST = {3: RungPause(192, 0.67)}
+SCREENED = trial(3, Status.PAUSED, kind=style.SCREENED)
+PAUSES = {3: RungPause(192, 0.67)}
 
 
 def test_a_trial_that_the_strategy_paused_is_quieter_and_says_what_it_was_ranked_by() -> None:
-    option = chart(steps(3, [0, 1, 2, 3]), RESTED, chosen=(3,), screened=REST)
+    option = chart(steps(3, [0, 1, 2, 3]), SCREENED, chosen=(3,), screened=PAUSES)
     line, pause = named(option, "Trial 3"), named(option, "Trial 3 screened, score")
     assert (line["lineStyle"]["width"], line["lineStyle"]["opacity"]) == (1.2, 0.6)
     assert "endLabel" not in line

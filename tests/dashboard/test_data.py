@@ -65,10 +65,10 @@ def test_a_snapshot_counts_and_names_what_to_look_at_first(snapshot: data.Snapsh
 def test_a_snapshot_tells_trials_that_the_strategy_paused_from_those_that_a_person_did(tmp_path: Path) -> None:
     store = fake_store.build_cut(tmp_path / "store.db")
     cut = data.snapshot(store, CUT)
-    rested, paused, best = (trial(cut, number) for number in (0, 13, 5))
-    assert (rested["kind"], rested["shown_status"]) == ("screened", "screened")
+    screened, paused, best = (trial(cut, number) for number in (0, 13, 5))
+    assert (screened["kind"], screened["shown_status"]) == ("screened", "screened")
     assert (paused["kind"], paused["shown_status"]) == ("paused", "paused")
-    assert rested["rung_score"] == 1.0 and math.isnan(paused["rung_score"])
+    assert screened["rung_score"] == 1.0 and math.isnan(paused["rung_score"])
     assert (best["value_step"], best["end_kl"]) == (12, pytest.approx(14.51, abs=0.01))
     assert best["kl"] < 10 < best["end_kl"]
     assert cut.total is None, "its budget bounds it"

@@ -35,7 +35,7 @@ def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
 
 
 def test_every_status_has_its_own_symbol_everywhere() -> None:
-    assert {*Status, style.RESTING} == set(style.KINDS)
+    assert {*Status, style.SCREENED} == set(style.KINDS)
     for library in ("glyph", "plotly", "echarts"):
         assert len({getattr(style.mark(kind), library) for kind in style.KINDS}) == len(style.KINDS)
 

@@ -39,7 +39,7 @@ def make_spec(strategy: Strategy = "early_cut", **changes: Any) -> StudySpec:
 CONFIG = make_spec().config({}).to_dict()  # 1,920 episodes in batches of 64: the rung is at 192
 
 
-def resting(number: int, score: float | None, **changes: Any) -> TrialRow:
+def screened(number: int, score: float | None, **changes: Any) -> TrialRow:
     rung = {"rung_episode": 192, "rung_score": score, "status": Status.PAUSED, "paused_by": PausedBy.STRATEGY}
     return trial_row(number, **{"config": CONFIG, "episodes": 192, **rung, **changes})
 
@@ -75,7 +75,7 @@ def test_how_long_a_trial_is_and_where_its_rung_is(batch: int, whole: int, rung:
 
 def test_early_cut_finishes_the_best_when_one_in_six_is_due() -> None:
     scores = [0.1, 0.9, 0.3, 0.7, 0.2, 0.5]
-    at_rung = [resting(number, score) for number, score in enumerate(scores)]
+    at_rung = [screened(number, score) for number, score in enumerate(scores)]
     assert next_of(at_rung[:5]) == "new"
     assert next_of(at_rung) == 1
     promoted = [
@@ -85,7 +85,7 @@ def test_early_cut_finishes_the_best_when_one_in_six_is_due() -> None:
     assert isinstance(choose(make_spec(), promoted, (1,)), New), "one is on its way: the next one begins"
     assert choose(make_spec(), at_rung, ()) == Promote(1) and choose(make_spec(), promoted, ()) == Resume(1)
     done = [finished(1, 0.9) if row.number == 1 else row for row in at_rung]
-    more = [*done, *(resting(number, 0.0) for number in range(6, 12))]
+    more = [*done, *(screened(number, 0.0) for number in range(6, 12))]
     assert next_of(more[:11]) == "new"
     assert next_of(more) == 3
     assert ranked(more)[:3] == [3, 5, 2]
@@ -93,22 +93,22 @@ def test_early_cut_finishes_the_best_when_one_in_six_is_due() -> None:
 
 def test_trials_rank_by_rung_score_then_by_value_so_far() -> None:
     slow, poor, good, unread = (0.4, 2.0), (1.0, 0.3), (1.0, 0.6), (None, 3.0)
-    rests = [resting(n, score, value=value) for n, (score, value) in enumerate([slow, poor, good, unread])]
-    assert ranked(rests) == [2, 1, 0, 3]
-    assert ranked([*rests, resting(4, 1.0, value=0.6)])[:2] == [2, 4], "of equals the first"
+    at_rung = [screened(n, score, value=value) for n, (score, value) in enumerate([slow, poor, good, unread])]
+    assert ranked(at_rung) == [2, 1, 0, 3]
+    assert ranked([*at_rung, screened(4, 1.0, value=0.6)])[:2] == [2, 4], "of equals the first"
 
 
 def test_the_reference_is_paused_and_finished_like_all_others() -> None:
-    at_rung = [resting(0, 0.2, origin=Origin.REFERENCE), *(resting(number, 0.1) for number in range(1, 6))]
+    at_rung = [screened(0, 0.2, origin=Origin.REFERENCE), *(screened(number, 0.1) for number in range(1, 6))]
     assert own_rung(make_spec(), at_rung[0]) == 192
     assert next_of(at_rung) == 0
-    at_rung[3] = resting(3, 0.3)
+    at_rung[3] = screened(3, 0.3)
     assert next_of(at_rung) == 3
 
 
-def test_trials_that_people_asked_for_neither_rest_nor_count() -> None:
-    rows = [resting(number, 0.1 * number) for number in range(5)]
-    asked = resting(5, 0.9, origin=Origin.ENQUEUED)
+def test_trials_that_people_asked_for_are_neither_screened_nor_counted() -> None:
+    rows = [screened(number, 0.1 * number) for number in range(5)]
+    asked = screened(5, 0.9, origin=Origin.ENQUEUED)
     assert next_of([*rows, asked]) == "new"
     report = StepReport(3, 192, {"objective/kl_exact": 1.0, "eval/reward": 1.0, "eval/kl": 1.0})
     stepped = Stepped(report, 1.0, 1.0, None)
@@ -124,7 +124,7 @@ def test_trials_that_people_asked_for_neither_rest_nor_count() -> None:
 def test_how_many_promotions_the_budget_can_pay() -> None:
     spec = make_spec(budget=10)
     some = [finished(number, 0.5) for number in range(7)]
-    rows = [*some, *(resting(number, 0.1 * number) for number in range(7, 19))]  # 8.2 spent, and 0.9 finishes one
+    rows = [*some, *(screened(number, 0.1 * number) for number in range(7, 19))]  # 8.2 spent, and 0.9 finishes one
 
     def payable(*done: int) -> int:
         return promotions(spec, [finished(n, 1.0) if n in done else rows[n] for n in range(19)])
@@ -138,24 +138,24 @@ def test_how_many_promotions_the_budget_can_pay() -> None:
 def test_the_last_fifth_of_a_budget_only_finishes_and_what_no_longer_fits_is_not_begun() -> None:
     spec = make_spec(budget=10)  # 8 to search, and 2 full trials' worth left: 2 finishes of 0.9
     some = [finished(number, 0.5) for number in range(7)]
-    assert next_of([*some, *(resting(number, 0.1) for number in range(7, 18))], spec) == "new"  # 8.1 spent
-    rows = [*some, *(resting(number, 0.1 * number) for number in range(7, 19))]  # 8.2 spent: what is left fits 2
+    assert next_of([*some, *(screened(number, 0.1) for number in range(7, 18))], spec) == "new"  # 8.1 spent
+    rows = [*some, *(screened(number, 0.1 * number) for number in range(7, 19))]  # 8.2 spent: what is left fits 2
     assert next_of(rows, spec) == 18
     rows[18] = finished(18, 1.8)
     assert next_of(rows, spec) == 17
     rows[17] = finished(17, 1.7)
     assert next_of(rows, spec) is None
     assert is_finished(spec, rows)
-    assert next_of(rows, make_spec(budget=11)) == 16, "more budget goes on with what rests"
+    assert next_of(rows, make_spec(budget=11)) == 16, "more budget goes on with what at_rung"
 
 
 def test_a_number_of_trials_alone_finishes_one_in_six_of_them_and_one_at_least() -> None:
-    rows = [resting(number, 0.1 * number) for number in range(4)]
+    rows = [screened(number, 0.1 * number) for number in range(4)]
     spec = make_spec(trials=4)
     assert next_of(rows, spec) == 3
     rows[3] = finished(3, 0.3)
     assert next_of(rows, spec) is None and is_finished(spec, rows)
-    twelve = [finished(0, 0.9), *(resting(number, 0.1 * number) for number in range(1, 12))]
+    twelve = [finished(0, 0.9), *(screened(number, 0.1 * number) for number in range(1, 12))]
     assert next_of(twelve, make_spec(trials=12)) == 11
     twelve[11] = finished(11, 1.1)
     assert next_of(twelve, make_spec(trials=12)) is None
@@ -171,7 +171,7 @@ def test_full_starts_only_what_its_budget_has_room_for() -> None:
 
 def test_a_trial_that_a_person_ended_at_its_rung_was_not_promoted() -> None:
     """It came to the rung, and is none of those that are finished."""
-    rows = [resting(number, 0.1 * number) for number in range(6)]
+    rows = [screened(number, 0.1 * number) for number in range(6)]
     rows[5] = replace(rows[5], status=Status.STOPPED, paused_by=None)
     assert next_of(rows) == 4
 
@@ -420,7 +420,7 @@ def test_a_study_keeps_its_strategy(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_a_person_resumes_past_its_rung_runs_to_its_end() -> None:
-    row = replace(resting(0, 0.5), status=Status.WAITING, paused_by=None, is_promoted=True)
+    row = replace(screened(0, 0.5), status=Status.WAITING, paused_by=None, is_promoted=True)
     stepped = Stepped(StepReport(4, 256, {"objective/kl_exact": 1.0}), 1.0, 1.0, None)
     assert judge(make_spec(), row, stepped).action is NextMove.GO_ON
 

@@ -21,7 +21,7 @@ def came(number: int, score: float | None, **values: Any) -> TrialRow:
     return trial_row(number, config=CONFIG, rung_episode=192, rung_score=score, **values)
 
 
-def resting(number: int, score: float | None) -> TrialRow:
+def screened(number: int, score: float | None) -> TrialRow:
     return came(number, score, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=0.9, kl=3.0, end_kl=3.0)
 
 
@@ -30,7 +30,7 @@ def read(rows: list[TrialRow], at: str, spec: StudySpec, *rows_there: tuple[int,
     return [(row.number, row.value, row.kl) for row in fidelity.read(rows, chosen, evaluated(*rows_there))]
 
 
-ROWS = [resting(0, 0.5), came(1, 0.8, value=1.7, kl=9.0, end_kl=14.0), pruned(2, value=0.4, kl=0.0, end_kl=70.0)]
+ROWS = [screened(0, 0.5), came(1, 0.8, value=1.7, kl=9.0, end_kl=14.0), pruned(2, value=0.4, kl=0.0, end_kl=70.0)]
 
 
 def test_the_rung_of_the_strategy_is_offered_before_the_end() -> None:

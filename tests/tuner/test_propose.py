@@ -41,7 +41,7 @@ def ended(row: TrialRow, how: str, value: float) -> TrialRow:
         "failed": trial_row(row.number, status=Status.FAILED, value=None, kl=None),
         "stopped": trial_row(row.number, status=Status.STOPPED, value=value, episodes=10 * row.number),
         "finished": trial_row(row.number, value=value, is_promoted=True, rung_episode=192, rung_score=0.7 * value),
-        "resting": trial_row(
+        "screened": trial_row(
             row.number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=value, rung_score=0.5
         ),
         "paused": trial_row(row.number, status=Status.PAUSED, paused_by=PausedBy.PERSON, value=value, episodes=10),
@@ -52,7 +52,7 @@ def ended(row: TrialRow, how: str, value: float) -> TrialRow:
 
 
 HOW = ("completed", "finished", "kl_limit", "nonfinite", "nothing_learned", "failed", "stopped")
-SET_ASIDE = ("paused", "resting", "waiting", "running")
+SET_ASIDE = ("paused", "screened", "waiting", "running")
 
 
 def ninth(spec: StudySpec, values: Mapping[int, float]) -> Params:
@@ -106,10 +106,10 @@ def test_the_first_trials_are_drawn_and_not_proposed(sampler: str) -> None:
     assert centre(*["running"] * 6) == -1
     assert centre("failed", "running", "waiting") == -1
     assert centre("running", "completed", "failed", "waiting") == 1
-    assert centre("resting", "running", "waiting", "running") == 0
+    assert centre("screened", "running", "waiting", "running") == 0
     assert centre("nonfinite", "running", "waiting", "running") == -1, "one that broke leads nowhere"
     assert centre("completed", "running", "completed", "running") is None
-    assert centre("resting", "running", "stopped", "running") is None
+    assert centre("screened", "running", "stopped", "running") is None
 
 
 def test_the_first_trials_are_drawn_around_the_best_at_the_rung() -> None:
@@ -119,7 +119,7 @@ def test_the_first_trials_are_drawn_around_the_best_at_the_rung() -> None:
     def centre(*scores: tuple[float | None, float]) -> int:
         rows = [
             replace(row, value=value, rung_score=score)
-            for row, (score, value) in zip(began(*["resting"] * len(scores)), scores, strict=True)
+            for row, (score, value) in zip(began(*["screened"] * len(scores)), scores, strict=True)
         ]
         proposed = propose(spec, rows, 9)
         drawn = [first_params(spec.search, {**row.config, **row.params}, spec.seed, 9) for row in rows]
@@ -135,7 +135,7 @@ def test_the_first_trials_are_drawn_around_the_best_at_the_rung() -> None:
 def test_their_rate_is_where_the_best_ones_kl_would_be_on_course(kl: float | None, factor: float) -> None:
     """Of 20 nats, a fifth after a fifth of the episodes."""
     spec = make_spec(startup_trials=9, kl={"budget": 20.0, "limit": 50.0})
-    (row,) = began("resting")
+    (row,) = began("screened")
     row = replace(row, end_kl=kl, episodes=spec.total_episodes // 5, rung_score=0.5)
     centre = {**row.config, **row.params, "learning_rate": factor * 1e-4}
     assert propose(spec, [row], 9) == first_params(spec.search, centre, spec.seed, 9)
@@ -290,7 +290,7 @@ def toy(number: int, rate: float, until: str) -> TrialRow:
     value = math.sqrt(min((pace * end) ** 2, 10.0))
     x = (pace * TOY_RUNG) ** 2 / 10.0 / TOY_RUNG
     made = {
-        "rest": trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=early, episodes=192),
+        "screened": trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=early, episodes=192),
         "end": trial_row(number, value=value, is_promoted=True, episodes=1920),
         "guard": pruned(number, "kl_limit", 15.0, value=value, is_promoted=True, episodes=round(1920 * end)),
     }[until]
@@ -313,7 +313,7 @@ def proposed_rate(rows: list[TrialRow]) -> float:
 def test_poor_trials_that_were_finished_do_not_outrank_those_at_a_rung_that_promise_more() -> None:
     """Slow ones were finished when there were no better ones; the fast ones that rest now come near the budget."""
     rows = [toy(n, 3e-5 * 1.1**n, "end") for n in range(3)]
-    rows += [toy(3 + n, rate, "rest") for n, rate in enumerate(rates(1e-5, 1.5e-3, 24))]
+    rows += [toy(3 + n, rate, "screened") for n, rate in enumerate(rates(1e-5, 1.5e-3, 24))]
     assert proposed_rate(rows) > 3e-4
 
 
@@ -321,19 +321,19 @@ def test_what_the_guard_ended_late_does_not_outrank_those_at_a_rung_that_promise
     """Trials so fast that they had no checkpoint in between, and are worth little within the budget."""
     rows = [toy(0, 1e-4, "end")]
     rows += [replace(toy(1 + n, rate, "guard"), value=0.3) for n, rate in enumerate(rates(1e-3, 2.9e-3, 3))]
-    rows += [toy(4 + n, rate, "rest") for n, rate in enumerate(rates(1e-5, 4e-4, 20))]
+    rows += [toy(4 + n, rate, "screened") for n, rate in enumerate(rates(1e-5, 4e-4, 20))]
     assert 2e-4 < proposed_rate(rows) < 7e-4
 
 
 def test_a_paused_trial_is_read_as_its_value_so_far_and_its_share_of_the_usual_gain() -> None:
     spec = make_spec(search={"learning_rate": "advised"})
-    params, resting = {"learning_rate": 1e-4}, {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY}
+    params, screened = {"learning_rate": 1e-4}, {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY}
 
     def values(*rows: TrialRow) -> list[float | None]:
         return [trial.value for trial in as_read(spec, rows)]
 
-    rows = [trial_row(0, params=params, value=1.0, rung_score=0.5, **resting),
-            trial_row(1, params=params, value=1.5, rung_score=0.75, **resting),
+    rows = [trial_row(0, params=params, value=1.0, rung_score=0.5, **screened),
+            trial_row(1, params=params, value=1.5, rung_score=0.75, **screened),
             pruned(2, params=params, value=2.0)]  # fmt: skip
     assert values(*rows) == [1.0 + 0.5 * 1.0, 1.5 + 0.75 * 1.0, 2.0], "the best of all is 1.0 above the lowest"
     ends = [trial_row(3 + n, params=params, value=value) for n, value in enumerate((2.0, 4.0, 7.0))]

@@ -84,7 +84,7 @@ def test_trials_that_a_person_ended_neither_count_nor_begin_anew() -> None:
     assert failing([*rows, failed(5, "no disk")], 5) is not None
 
 
-def rested(number: int, **values: Any) -> TrialRow:
+def screened(number: int, **values: Any) -> TrialRow:
     return trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, **values)
 
 
@@ -95,9 +95,9 @@ def running(number: int, episodes: int, **values: Any) -> TrialRow:
 @pytest.mark.parametrize(
     ("between", "stops"),
     [
-        (rested(1), False),
-        (rested(1, episodes=120), False),
-        (rested(1, episodes=80), True),
+        (screened(1), False),
+        (screened(1, episodes=120), False),
+        (screened(1, episodes=80), True),
         (running(1, 120, is_promoted=True, rung_episode=100), False),
         (running(1, 120), False),
         (running(1, 100), True),
@@ -119,7 +119,7 @@ def test_a_trial_that_has_come_further_than_those_that_failed_breaks_the_row(bet
 
 
 def test_trials_that_fail_beyond_the_rung_are_in_a_row_though_others_came_to_it() -> None:
-    rows = [rested(n, episodes=100) for n in range(9)]
+    rows = [screened(n, episodes=100) for n in range(9)]
     for number in (2, 5, 8):
         rows[number] = failed(number, "no disk", episodes=300)
     assert failing(rows, 5) is not None

@@ -107,12 +107,12 @@ def test_the_state_table(row: TrialRow, state: TrialState, value: float | None, 
     assert told.constraint == (constraint if constraint is None else pytest.approx(constraint))
 
 
-RESTING = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_score": 0.7}
+SCREENED = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_score": 0.7}
 
 
 OF_THE_TABLE = {
     "waiting, running": trial_row(status=Status.WAITING, value=None, kl=None),
-    "screened": trial_row(kl=5.0, **RESTING),
+    "screened": trial_row(kl=5.0, **SCREENED),
     "paused, not evaluated": trial_row(status=Status.PAUSED, value=None, kl=None),
     "paused by a person": trial_row(status=Status.PAUSED, kl=5.0),
     "completed": trial_row(kl=5.0),
@@ -139,12 +139,12 @@ def test_the_table_that_the_docs_show_holds() -> None:
 def test_how_far_a_study_is() -> None:
     rows = [
         trial_row(0, episodes=1920),
-        trial_row(1, episodes=192, **RESTING),
+        trial_row(1, episodes=192, **SCREENED),
         trial_row(2, episodes=96, status=Status.RUNNING),
     ]
     rows.append(trial_row(3, episodes=960, role=Role.FORK, origin=Origin.FORKED))
     far = extent(rows, SPEC)
-    assert (far.ended, far.resting, far.total, far.budget) == (2, 1, 4, None)
+    assert (far.ended, far.screened, far.total, far.budget) == (2, 1, 4, None)
     assert far.spent == pytest.approx((1920 + 192 + 96) / 1920)
     assert far.text == "2 of 4 trials ended, 1 screened"
     bounded = extent(

@@ -174,7 +174,7 @@ class Extent:
 
     ended: int
     """Trials that have ended in any way."""
-    resting: int
+    screened: int
     """Trials paused at their rung."""
     total: int | None
     """Total of trials, with those that people added; None: limited by the budget alone."""
@@ -198,8 +198,8 @@ class Extent:
             parts = [f"{self.ended} of {counted(self.total, 'trial')} ended"]
         else:
             parts = [f"{counted(self.ended, 'trial')} ended, {self.total} asked for"]
-        if self.resting:
-            parts.append(f"{self.resting} screened")
+        if self.screened:
+            parts.append(f"{self.screened} screened")
         if self.budget is not None:
             under_way = self.under_way if self.confirmed >= self.confirming else 0.0
             parts.append(f"{self.spent + under_way:.1f} of {self.budget:g} full trials spent")
@@ -214,7 +214,7 @@ class Extent:
             return min(1.0, (self.confirmed + self.under_way) / self.confirming)
         if self.budget is not None:
             return min(1.0, (self.spent + self.under_way) / self.budget)
-        return min(1.0, (self.ended + self.resting + self.under_way) / self.total) if self.total else 0.0
+        return min(1.0, (self.ended + self.screened + self.under_way) / self.total) if self.total else 0.0
 
 
 def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
@@ -223,7 +223,7 @@ def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
     confirming = [row for row in rows if row.role is Role.CONFIRM]
     return Extent(
         ended=sum(row.status.is_final for row in searched),
-        resting=sum(row.is_at_rung for row in searched),
+        screened=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
         spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
         budget=spec.budget,
