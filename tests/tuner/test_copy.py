@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import insert
 
-from ppo_core.errors import StudyError
+from ppo_core.errors import StoreError, StudyError
 from ppo_core.metrics import METRICS
 from tests.tuner import made_study, quick_study, stores
 from tests.tuner.exported import CONFIG, HOSTILE, SPEC, clear, everything
@@ -97,6 +97,15 @@ def test_a_study_that_runs_is_copied_as_of_one_moment_and_nobody_holds_the_copy(
     other.release(other.acquire("made"))  # the next run may have it
     source.close()
     made.close()
+
+
+def test_a_copy_that_fails_half_way_leaves_nothing(store: Store, other: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.store.bulk.CHUNK", 7)
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE ppo_orders")  # which is read last
+    with pytest.raises(StoreError, match=r"made\.db failed: no such table: ppo_orders"):
+        copy(store, other)
+    assert not any(everything(other).values())
 
 
 @pytest.mark.slow

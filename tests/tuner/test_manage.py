@@ -107,6 +107,11 @@ def test_delete_is_refused_where_nobody_can_be_asked(store: Store, monkeypatch: 
     assert store.study("made")
 
 
+def test_delete_keeps_files_where_told_to(store: Store, tmp_path: Path) -> None:
+    assert delete(store, keep_files=True) == 0
+    assert store.studies() == [] and (tmp_path / "runs" / "made" / "0" / "step-000012" / "weights.bin").exists()
+
+
 @pytest.mark.parametrize("owner", ['{"study": "made", "created_at": 1.0}', '{"study": "mode"}', "no JSON", None])
 def test_a_folder_that_is_not_the_studys_stays(
     store: Store, tmp_path: Path, owner: str | None, capsys: pytest.CaptureFixture[str]
