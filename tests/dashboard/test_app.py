@@ -153,14 +153,6 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     assert "rung_score" not in plain.columns
 
 
-def test_where_no_checkpoint_is_within_the_budget_that_is_said(tmp_path: Path, page: Page) -> None:
-    blown = (Course(2.9e-3, 0.011, 400.0, Status.PRUNED, epochs=8),) * 3
-    fake_store.build_cut(tmp_path / "store.db", courses=blown).close()
-    app = run(page(tmp_path / "store.db"))
-    [told] = [warning.value for warning in app.warning]
-    assert told.startswith("No checkpoint of any trial was evaluated within the KL budget. ")
-
-
 def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
     fake_store.build(tmp_path / "store.db", courses=(GOOD, fake_store.COURSES[13]), held=True)
     app = run(page(tmp_path / "store.db"))
@@ -175,12 +167,6 @@ def test_while_the_first_trial_runs_the_page_names_it_as_the_one_that_leads(tmp_
         said = [info.value for info in run(page(tmp_path / "store.db")).info]
     assert any(text.startswith("No trial has ended yet. Trial 0 leads: eval reward ") for text in said)
     assert "The first trials are running: nothing to do." in said
-
-
-def test_after_the_first_end_no_trials_are_the_first_ones(tmp_path: Path, page: Page) -> None:
-    with closing(fake_store.build(tmp_path / "store.db", courses=(GOOD, fake_store.COURSES[13]), held=True)):
-        said = [info.value for info in run(page(tmp_path / "store.db")).info]
-    assert "No problem found: nothing to do." in said
 
 
 def test_what_is_stopping_or_queued_says_so(tmp_path: Path, page: Page) -> None:

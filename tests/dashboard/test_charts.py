@@ -84,13 +84,6 @@ def test_budget_and_limit_are_drawn_and_the_shading_begins_at_the_budget() -> No
     assert (option["yAxis"]["min"], option["yAxis"]["max"]) == (0, 20)
 
 
-def test_an_axis_far_below_the_limit_follows_the_curves_and_the_budget() -> None:
-    option = chart(steps(0, [0, 1, 2]), levels={"KL budget 3": 3, "Guard's limit 12": 12})
-    assert (option["yAxis"]["min"], option["yAxis"]["max"]) == (0, 3.5)
-    limits = named(option, "Limits")
-    assert [line["name"] for line in limits["markLine"]["data"]] == ["KL budget 3"]
-
-
 def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
     early = trial(0, Status.PRUNED, rule="kl_hard", stop_step=2)
     option = chart(steps(0, [0, 9, 188]), early, chosen=(0,))
@@ -215,12 +208,6 @@ def test_seconds_are_the_trials_own_and_a_pause_counts_as_one_step() -> None:
     assert charts.positions(both, "seconds").tolist() == [0, 2, 4, 6, 8, 0, 2]
 
 
-def test_the_kl_can_be_the_horizontal_axis_in_the_order_of_the_steps() -> None:
-    option = chart(steps(0, [0, 4, NAN, 3]), metric=SCORE, chosen=(0,), axis="KL")
-    assert drawn(option, "Trial 0") == [[0, 0], [4, -4], [3, -3]]
-    assert option["xAxis"]["name"] == "Training KL (nats per response)"
-
-
 @pytest.mark.parametrize("axis", charts.AXES)
 def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: charts.Axis) -> None:
     frame = steps(0, [0, 1, 2], **{"response/length_mean": [10.0] * 3})
@@ -237,14 +224,6 @@ def test_a_window_is_a_part_of_the_longest_trial_and_the_height_fits_it() -> Non
 
 
 # Lines, bands and spreads
-
-
-def test_chosen_trials_are_in_their_colour_and_dash_and_the_others_grey_behind_them() -> None:
-    option = chart(pd.concat([steps(number, [0, 1, 2]) for number in (0, 1, 7)]), chosen=(1, 7))
-    one, seven, grey = (named(option, f"Trial {number}") for number in (1, 7, 0))
-    assert one["lineStyle"]["color"] == seven["lineStyle"]["color"] == "#E69F00"
-    assert (one["lineStyle"]["type"], seven["lineStyle"]["type"]) == ("solid", (8, 4))
-    assert grey["lineStyle"]["color"] == echarts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
 
 
 def test_an_evaluations_metric_has_its_points_its_unit_and_the_baseline() -> None:
@@ -322,14 +301,6 @@ def spread(count: int) -> pd.DataFrame:
     return pd.concat([steps(number, [0, 1, 2], **columns) for number in range(count)], ignore_index=True)
 
 
-def test_a_few_highlighted_trials_have_their_distribution_behind_them() -> None:
-    option = chart(spread(1), metric=SCORE, chosen=(0,))
-    areas = [[y for _, y in drawn(option, name)] for name in ("spread", "min to q25", "q25 to q75", "q75 to max")]
-    assert areas == [[-2] * 3, [1] * 3, [2] * 3, [1] * 3]
-    assert {named(option, name)["stackStrategy"] for name in ("spread", "q25 to q75")} == {"all"}
-    assert named(option, "q25 to q75")["areaStyle"]["color"] == style.colour(0)
-
-
 def test_a_chart_holds_so_many_points_however_many_lines_and_keeps_a_spike() -> None:
     spiked = [1.0] * 3_000
     spiked[1_234] = 14.0
@@ -338,12 +309,6 @@ def test_a_chart_holds_so_many_points_however_many_lines_and_keeps_a_spike() -> 
     assert len(sizes) == 20 and 200 < sum(sizes) <= charts.MOST_IN_ALL
     assert [1_234, 14] in drawn(option, "Trial 7")
     assert {str(kind) for data in option["dataset"] for kind in data["source"].dtypes} == {"float32"}
-
-
-def test_representatives_are_spread_over_the_trials_and_stay_when_another_is_chosen() -> None:
-    assert charts.representatives(range(100), (), most=4) == [0, 25, 50, 75]
-    assert charts.representatives(range(100), (25, 26), most=4) == [0, 50, 75]
-    assert charts.representatives([3, 5], (5,), most=4) == [3]
 
 
 # The selector of metrics
@@ -371,16 +336,6 @@ def test_what_a_fork_has_from_its_parent_is_dotted_and_not_its_own() -> None:
     assert [x for x, _ in drawn(option, "Trial 5")] == [2, 3, 4]
     assert inherited["lineStyle"]["type"] == style.DOTTED.echarts != own["lineStyle"]["type"]
     assert "Trial 5, inherited" not in names(chart(steps(5, [0, 1]), trial(5, fork_step=0), chosen=(5,)))
-
-
-def test_what_was_measured_is_pale_behind_a_smoothed_line_but_not_behind_evaluations() -> None:
-    option = chart(steps(0, [0.0, 8.0]), chosen=(0,), smoothing=0.5)
-    measured, smooth = named(option, "Trial 0, measured"), named(option, "Trial 0")
-    assert drawn(option, "Trial 0, measured") == [[0, 0], [1, 8]] != drawn(option, "Trial 0")
-    assert measured["silent"] and measured["lineStyle"]["opacity"] < smooth["lineStyle"]["opacity"]
-    assert "Trial 0, measured" not in names(chart(steps(0, [0.0, 8.0]), chosen=(0,)))
-    frame = steps(0, [0.0, 8.0], **{"eval/reward": [0.5, 0.7]})
-    assert "Trial 0, measured" not in names(chart(frame, chosen=(0,), metric="eval/reward", smoothing=0.5))
 
 
 def test_groups_are_their_means_and_bands_in_place_of_trials() -> None:

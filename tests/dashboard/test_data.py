@@ -91,13 +91,6 @@ def test_a_stored_reading_that_is_not_a_number_is_a_gap(store: Store, snapshot: 
     assert line["y"].isna().tolist() == [False] * 14 + [True]
 
 
-def test_every_trials_steps_are_there_under_its_number(store: Store, snapshot: data.Snapshot) -> None:
-    counts = data.curves(store, snapshot).groupby("trial").size().to_dict()
-    full, wide = 31, 16
-    assert counts == {0: full, 1: full, 2: 14, 3: wide, 4: full, 5: full, 6: 24, 7: full, 8: 7, 9: full, 10: 15,
-                      11: wide, 12: full, 13: 18}  # fmt: skip
-
-
 class Watched:
     """What was asked of a store's steps: after which step, of how many trials."""
 
@@ -289,13 +282,6 @@ def test_the_tokens_of_one_sample_are_read(store: Store, snapshot: data.Snapshot
     assert read is not None and list(read.texts) == STORED.split()
     assert sum(read.kls) == pytest.approx(26.447, abs=0.01)
     assert data.tokens(store, snapshot, 3, 0, 0) is None and data.tokens(store, snapshot, 99, 0, 0) is None
-
-
-def test_a_tokens_colour_tells_sign_and_size() -> None:
-    none, half, deepest, under = samples.shades([0.0, 1.0, 2.0, -2.0], largest=2.0)
-    assert none == "" and half == "background-color: rgba(213, 94, 0, 0.33)"
-    assert (deepest, under) == ("background-color: rgba(213, 94, 0, 0.65)", "background-color: rgba(0, 114, 178, 0.65)")
-    assert samples.shades([math.nan, 0.0], largest=0.0) == ["", ""]
 
 
 def test_responses_share_one_scale_of_colours() -> None:

@@ -40,14 +40,6 @@ def test_every_status_has_its_own_symbol_everywhere() -> None:
         assert len({getattr(style.mark(kind), library) for kind in style.KINDS}) == len(style.KINDS)
 
 
-def test_colours_come_round_with_another_dash_before_anything_repeats() -> None:
-    looks = [(style.colour(number), style.dash(number).css) for number in range(25)]
-    assert style.DISTINCT == 24
-    assert len(set(looks[:24])) == 24
-    assert looks[24] == looks[0]
-    assert looks[6][0] == looks[0][0] and looks[6][1] != looks[0][1]
-
-
 def test_no_two_trials_of_a_picture_look_alike_though_their_numbers_would() -> None:
     looks = style.looks([49, 1, 25, 2])
     assert list(looks) == [1, 2, 25, 49]
@@ -105,13 +97,6 @@ def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() ->
     assert MARKUP not in ways((1, 2)).to_json()
 
 
-def test_the_best_checkpoint_has_a_star_in_its_trials_colour() -> None:
-    star = named(ways(best=Checkpoint(1, 5, 320, 1.3, NAN, 20, NAN)), "best checkpoint")
-    assert (list(star.x), list(star.y), star.marker.symbol) == ([20], [1.3], "star")
-    assert star.marker.color == style.colour(1)
-    assert "best checkpoint" not in [trace.name for trace in ways().data]
-
-
 def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -> None:
     figure = ways(best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
     shading, budget, limit, baseline = figure.layout.shapes
@@ -119,17 +104,6 @@ def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -
     assert [note.text for note in figure.layout.annotations][-1] == "best checkpoint:<br>trial 0, step 9"
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     assert list(figure.layout.xaxis.range) == [0, pytest.approx(22)]
-
-
-def test_the_limit_is_named_and_what_leaves_the_axis_is_told() -> None:
-    for log_kl in (False, True):
-        figure = ways(log_kl=log_kl)
-        notes = {note.text: note.x for note in figure.layout.annotations}
-        assert notes["Guard stops at 15"] == pytest.approx(math.log10(15) if log_kl else 15)
-    blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
-    told = "1 trial exceeds the axis at 22 nats (highest 200.0, trial 3); a log KL axis shows all."
-    assert figures.over_the_axis(blown, 10) == told
-    assert figures.over_the_axis(WAYS, 10) == ""
 
 
 def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
@@ -189,29 +163,6 @@ def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set(
     assert target["ticktext"][0] == "not set"
     assert list(target["values"])[1:] == [target["tickvals"][0]] * 2
     assert (list(kl["values"]), list(reward["values"])) == ([4, 9, 25], [1.0, 1.2, 0.8])
-
-
-def test_words_and_truths_have_an_axis_of_their_own() -> None:
-    kinds = ["linear", "cosine", "constant", None]
-    frame = (
-        pd.concat([SEARCHED.dropna(subset=["value", "kl"])] * 4)
-        .head(4)
-        .assign(
-            **{
-                figures.PARAMS + "lr_scheduler_type": kinds,
-                figures.PARAMS + "whiten_rewards": [True, False, True, False],
-            }
-        )
-    )
-    [lines] = figures_mattered.parallel(frame, ["lr_scheduler_type", "whiten_rewards"], SPEC).data
-    schedule, whiten = lines.dimensions[:2]
-    assert list(schedule["ticktext"]) == ["not set", "constant", "cosine", "linear"]
-    assert list(whiten["ticktext"]) == ["False", "True"]
-    assert [
-        figures_mattered.is_number(frame[figures.PARAMS + name]) for name in ("learning_rate", "whiten_rewards")
-    ] == [True, False]
-    figure = figures_mattered.slice_points(frame, "whiten_rewards", "value", SPEC)
-    assert figure.layout.xaxis.type == "category"
 
 
 def test_an_axis_of_parallel_coordinates_has_its_ticks_at_few_values_or_round_ones() -> None:
@@ -305,11 +256,3 @@ def test_budget_baseline_and_best_are_drawn_at_their_values() -> None:
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     low, high = figure.layout.yaxis.range
     assert low < 0.4 and high > 1.4
-
-
-def test_chosen_trials_and_the_best_stand_out() -> None:
-    figure = against_kl(best=2, chosen=(1,))
-    completed, pruned = points_of(figure, Status.COMPLETED), points_of(figure, Status.PRUNED)
-    assert (list(completed.text), list(pruned.text)) == (["", "2"], ["1"])
-    assert (list(completed.marker.opacity), list(pruned.marker.opacity)) == ([0.4, 1.0], [1.0])
-    assert math.isnan(completed.error_y.array[0])

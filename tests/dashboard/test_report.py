@@ -191,32 +191,6 @@ def test_where_there_is_nothing_to_recommend_it_says_why(
     assert told in text and "How to reproduce it" in text
 
 
-def test_a_study_that_lists_its_trials_is_compared_with_its_first(tmp_path: Path) -> None:
-    listed = {
-        "name": STUDY,
-        "task": "reviews",
-        "trial": [{"lam": 0.9}, {"lam": 0.95}],
-        "kl": {"budget": 10, "limit": 15},
-    }
-    spec = StudySpec.from_dict(listed, "listed")
-    with closing(Store.open(f"sqlite:///{tmp_path / 's.db'}", create=True)) as store:
-        store.create_study(STUDY, spec.to_dict())
-        lease = store.acquire(STUDY)
-        for number, lam in enumerate((0.9, 0.95)):
-            params = {"lam": lam}
-            trial = NewTrial(number, Origin.LISTED, spec.config(params).to_dict(), params, 1, label=f"lam {lam}")
-            row = store.begin_attempt(lease, store.add_trial(lease, trial), None)
-            for step in fake_store.reports(number, COURSES[number]):
-                store.add_step(lease, row.id, step, 1.0)
-            store.finish_trial(
-                lease, row.id, Outcome(Status.COMPLETED, None, 1.0 + number, 0.03, 5.0, -0.1, 30, end_kl=5.0)
-            )
-        store.release(lease)
-        text = read(store).text
-    assert "One run of each trial chose trial 1; it is not confirmed on fresh seeds." in text
-    assert "Changed setting Trial 1 Trial 0 GAE λ 0.95 0.9" in text
-
-
 # Nothing in it is live
 
 

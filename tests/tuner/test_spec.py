@@ -123,40 +123,20 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"trails": 3}, 'trails: unknown key | allowed: name, task, | "trials"?'),
-        ({"name": None}, "name is missing"),
-        ({"name": "a/b"}, "name = 'a/b' is not allowed | letters, digits"),
-        ({"task": "review"}, 'task: unknown task "review" | "reviews"?'),
-        ({"task": 3}, "task = 3 is not allowed | a string in quotes"),
-        ({"trials": True}, "trials = True is not allowed | a whole number of at least 1"),
-        ({"device": 1}, "device = 1 is not allowed | auto or cpu"),
-        ({"fixed": 1}, "fixed = 1 is not allowed | a table"),
-        ({"fixed": {"gama": 1.0}}, 'fixed: unknown hyperparameter "gama" | "gamma"?'),
-        ({"fixed": {"gamma": 2}}, "fixed.gamma = 2 is not allowed | in [0, 1]"),
-        ({"fixed": {"seed": 2}}, "fixed.seed | the top of the file"),
-        ({"fixed": {"learning_rate": 1e-4}}, "learning_rate is in both [fixed] and [search]"),
-        ({"search": {}}, "[search] is empty"),
-        (search(total_episodes={"low": 10, "high": 30}), "search.total_episodes: cannot be searched"),
         (search(whiten_rewards="advised"), "search.whiten_rewards: has no range | not a number | list the values"),
         (search(gamma="advised"), "search.gamma: no range is advised"),
         (search(gamma="advise"), "search.gamma = 'advise' is not allowed | \"advised\", a range | a list"),
-        (search(gamma={"low": 0.9}), "search.gamma.high is missing"),
-        (search(gamma={"low": 0.9, "high": 0.9}), "search.gamma: low = 0.9 must be below high = 0.9"),
         (search(gamma={"low": 0.9, "high": 1.5}), "search.gamma.high = 1.5 is not allowed | in [0, 1]"),
         (
             search(gamma={"low": 0.9, "high": 1, "scale": "lg"}),
             "search.gamma.scale = 'lg' is not allowed | linear, log, log2 | \"log\"?",
         ),
         (search(gamma={"low": 0.5, "high": 1, "scale": "log2"}), "search.gamma: the scale log2 is for whole numbers"),
-        (search(kl_coef={"low": 0, "high": 1}), "search.kl_coef: a log scale needs a low over 0"),
         (search(num_ppo_epochs={"low": 1.5, "high": 3}), "search.num_ppo_epochs.low = 1.5 is not allowed | a whole"),
-        (search(batch_size={"low": 24, "high": 64}), "search.batch_size.low = 24 is not a power of two | 16 and 32"),
         (
             search(batch_size={"low": 32, "high": 64, "scale": "linear"}),
             'search.batch_size | divide one another | "log2", not "linear"',
         ),
-        ({"kl": {"budget": 0}}, "kl.budget = 0 is not allowed | a number over 0"),
-        ({"kl": {"budget": 20}}, "kl: limit = 15 is below budget = 20"),
         ({"kl": {"budget": 6, "budget_per_token": 0.1}}, "kl: budget and budget_per_token are both given"),
         ({"kl": {"limit_per_token": -1}}, "kl.limit_per_token = -1 is not allowed | a number over 0"),
         ({"kl": {"limit_per_tokens": 1}}, 'kl.limit_per_tokens: unknown key | "limit_per_token"?'),
@@ -164,19 +144,9 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
             search(response_length={"low": 10, "high": 30}) | {"kl": {"limit_per_token": 1.0}},
             "kl.limit_per_token is not allowed: trials differ in response_length; give limit, in nats per response",
         ),
-        ({"workers": {"save_seconds": 0}}, "workers.save_seconds = 0 is not allowed | a number over 0"),
-        ({"threads": 64000}, "threads = 64000 is not allowed | a whole number | 1024"),
         ({"workers": {"checkpoint_seconds": -1}}, "checkpoint_seconds = -1 is not allowed | at least 0"),
         ({"guard": {"kl_hard": 0.5}}, "guard.kl_hard = 0.5 is not allowed | at least 1, or false to switch"),
         ({"guard": {"kl_limit": 20}}, "guard.kl_limit = 20 is not allowed | true or false"),
-        (
-            {"sampler": {"name": "tpee"}},
-            'sampler.name = \'tpee\' is not allowed | tpe, gp, random, qmc, or "module:callable" | "tpe"?',
-        ),
-        (
-            {"pruner": "medain", "strategy": "full"},
-            "pruner.name = 'medain' is not allowed | median, percentile, successive_halving, hyperband | \"median\"?",
-        ),
         ({"pruner": 3, "strategy": "full"}, "pruner = 3 is not allowed | a table"),
         ({"pruner": {}, "strategy": "full"}, "pruner.name is missing | median"),
         ({"pruner": {"nam": "median"}, "strategy": "full"}, 'pruner.nam: unknown key | "name"?'),
@@ -186,7 +156,7 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
     ],
 )
 def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: str) -> None:
-    """A case a class of mistakes: the key and the rule, what is allowed, and the hint."""
+    """Those that test_bad_input.py has not: the key and the rule, what is allowed, and the hint."""
     message = error(**changes)
     assert all(text in message for text in named.split(" | ")), message
 
@@ -312,16 +282,10 @@ def test_what_is_searched_may_be_a_list_of_choices_in_the_fields_types() -> None
 @pytest.mark.parametrize(
     ("searched", "named"),
     [
-        ({"lam": []}, "search.lam = [] is not allowed; expected at least two values, each once"),
-        ({"lam": [0.9]}, "search.lam = [0.9] is not allowed; expected at least two values, each once"),
         ({"lam": [1, 0.9, 1.0]}, "search.lam = [1, 0.9, 1.0] is not allowed; expected at least two values, each once"),
-        ({"lam": [0.9, 1.5]}, "search.lam = 1.5 is not allowed; expected a number in [0, 1]"),
         ({"num_ppo_epochs": [1, 1.5]}, "search.num_ppo_epochs = 1.5 is not allowed; expected a whole number"),
         ({"whiten_rewards": [True, "maybe"]}, "search.whiten_rewards = 'maybe' is not allowed; expected true or false"),
         ({"lr_scheduler_type": ["linear", "cosin"]}, "search.lr_scheduler_type = 'cosin' is not allowed; expected one"),
-        ({"seed": [1, 2]}, "search.seed: cannot be searched"),
-        ({"total_episodes": [256, 512]}, "search.total_episodes: cannot be searched"),
-        ({"eval_every_episodes": [64, 128]}, "search.eval_every_episodes: cannot be searched"),
         # Each value is checked, and beside those of other lists
         ({"batch_size": [32, 40, 64]}, "batch_size = 40: mini_batch_size = 16 does not divide batch_size = 40"),
         (
