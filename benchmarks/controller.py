@@ -19,9 +19,9 @@ from support.big_study import SEARCH
 from support.common import made_up
 
 from tuner.search.choose import ONE_IN, New, choose, lengths
+from tuner.search.optuna_trials import frozen, to_optuna
 from tuner.search.prior import spread_params
 from tuner.search.propose import propose
-from tuner.search.told import frozen, to_optuna
 from tuner.store import TrialRow
 from tuner.study.space import read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dashboard import analysis, data, figures, figures_mattered, safe_text, style
+from dashboard import analysis, data, figures, importance_figures, safe_text, style
 from dashboard.data import Snapshot, StepCache
 from dashboard.views.answer import changed_settings
 from dashboard.views.common import highlighted
@@ -93,7 +93,7 @@ def _figures(store: Store, view: StudyView, answer: TrialRow | None) -> dict[str
         found[f"{METRICS[metric].label} over episodes"] = figures.aligned(steps, metric, sorted(chosen), spec)
     if not importance.refusal(view.trials, spec):
         ranked = importance.importances(importance.usable(view.trials, spec), spec)["reward"]
-        found["What mattered for a high reward"] = figures_mattered.importance_bars(ranked)
+        found["What mattered for a high reward"] = importance_figures.importance_bars(ranked)
     for figure in found.values():  # for light and dark pages
         figure.update_layout(template="none", paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR)
         figure.update_xaxes(gridcolor=_GRID, automargin=True).update_yaxes(gridcolor=_GRID, automargin=True)

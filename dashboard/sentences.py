@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from dashboard import figures_mattered, safe_text
+from dashboard import importance_figures, safe_text
 from dashboard.figures import PARAMS
-from dashboard.figures_mattered import Measure, number_text
+from dashboard.importance_figures import Measure, number_text
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 
 BEST = 5
@@ -37,7 +37,7 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
     if points.empty:
         return ""
     values = points[PARAMS + name]
-    if not figures_mattered.is_number(values):
+    if not importance_figures.is_number(values):
         means = points.groupby(PARAMS + name)[measure].mean()
         what = "reward" if measure == "value" else "KL"
         highest = safe_text.in_markdown(str(means.idxmax()))
@@ -47,7 +47,7 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
         return (
             f"The {len(best)} best of {len(points)} trials lie at {_span(best, name)}, of {_span(points, name)} tried."
         )
-    with_kl = figures_mattered.numbers_of(values).rank().corr(points["kl"].rank())
+    with_kl = importance_figures.numbers_of(values).rank().corr(points["kl"].rank())
     way = "hardly goes" if not abs(with_kl) >= WEAK else "rises" if with_kl > 0 else "falls"
     return f"KL {way} with it: a rank correlation of {with_kl:+.2f} over {len(points)} trials."
 
@@ -60,8 +60,8 @@ def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
     best = points.nlargest(BEST, "value").index
     widths = {}
     for name in names:
-        if figures_mattered.is_number(points[PARAMS + name]):
-            places = figures_mattered.numbers_of(points[PARAMS + name]).rank(pct=True)[best]
+        if importance_figures.is_number(points[PARAMS + name]):
+            places = importance_figures.numbers_of(points[PARAMS + name]).rank(pct=True)[best]
             widths[name] = float(places.max() - places.min())
     known = sorted((name for name in widths if not math.isnan(widths[name])), key=lambda name: widths[name])
     if len(known) < 2 or len(points) <= len(best):
@@ -118,6 +118,6 @@ def of_common(values: Mapping[str, pd.DataFrame], name: str) -> str:
 
 
 def _span(points: pd.DataFrame, name: str) -> str:
-    values = figures_mattered.numbers_of(points[PARAMS + name])
+    values = importance_figures.numbers_of(points[PARAMS + name])
     low, high = number_text(values.min()), number_text(values.max())
     return low if low == high else f"{low} to {high}"

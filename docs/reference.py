@@ -31,7 +31,7 @@ from tuner.environment import PROG
 from tuner.judge.diagnose import LATEST
 from tuner.judge.guard import GuardSettings
 from tuner.judge.rules import RULES, SIGNS
-from tuner.search import told
+from tuner.search import optuna_trials
 from tuner.store.rows import INTERRUPTED
 from tuner.study import study_file
 from tuner.study.status import Origin, Role, Status
@@ -282,9 +282,9 @@ def _trl() -> Iterator[str]:
 
 
 def _states() -> Iterator[str]:
-    _, table, *rest = (told.__doc__ or "").strip().split("\n\n")
+    _, table, *rest = (optuna_trials.__doc__ or "").strip().split("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of tuner/search/told.py has moved"
+    assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of states has moved"
     known = {status.value for status in Status}
     assert known == {word for row in rows[2:] for word in row[0].replace(",", " ").replace(":", " ").split()} & known
     yield "## What a trial can be"

@@ -9,7 +9,7 @@ from ppo_core.cli.arguments import core_parser
 from ppo_core.cli.command_line import refuse_unknown
 from ppo_core.cli.training import Program, train
 from ppo_core.distributed import launch as launched
-from ppo_core.distributed import leading
+from ppo_core.distributed import rank_zero
 
 
 def _to_copy(words: Sequence[str]) -> str:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done; 1: it failed; 2: a mistake in the command line, a configuration or a task; 130: interrupted, to be resumed.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return command_line.run(PROGRAM.name, lambda: leading.drive(lambda: _train(arguments)))
+    return command_line.run(PROGRAM.name, lambda: rank_zero.drive(lambda: _train(arguments)))
 
 
 def _train(arguments: list[str]) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ppo_core.config import kl_budget as budgets
 from ppo_core.config.kl_budget import Point, Rank
-from ppo_core.distributed.leading import by_first
+from ppo_core.distributed.rank_zero import by_first
 from ppo_core.errors import NO_ROOM, CheckpointError, NoRoomError
 from ppo_core.report import StepReport, Trainer
 
@@ -291,10 +291,10 @@ class CheckpointKeeper:
             if not by_first(lambda: _remove_others(self._folder, {self._best, self._always})):
                 raise
             trainer.save(folder, extra=content)
-        by_first(lambda: self._saved(folder, report))
+        by_first(lambda: self._note_saved(folder, report))
         return folder
 
-    def _saved(self, folder: Path, report: StepReport) -> None:
+    def _note_saved(self, folder: Path, report: StepReport) -> None:
         if self.is_new_best(report):
             self._best, self._best_rank = folder, _rank(report, self._kl_budget)
         own_front = _own_front(self._folder, self._front, self._best)
@@ -355,10 +355,10 @@ def _own_front(folder: Path, most: int, best: Path | None) -> list[Path]:
 
 def _remove_others(folder: Path, kept: Collection[Path | None]) -> int:
     """Delete all checkpoints except the newest two and `kept`; return the number deleted."""
-    return sum(removed(path) for path in complete(folder)[:-NEWEST] if path not in kept)
+    return sum(try_remove(path) for path in complete(folder)[:-NEWEST] if path not in kept)
 
 
-def removed(path: Path) -> bool:
+def try_remove(path: Path) -> bool:
     """Delete a checkpoint and return True on success; leftovers are logged, and deleted the next time."""
     try:
         remove(path)

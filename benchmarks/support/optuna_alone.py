@@ -15,7 +15,7 @@ import optuna
 import torch
 
 from ppo_core.config.hyperparameters import PPOConfig
-from tuner.engine.trial import import_factory
+from tuner.engine.run_trial import import_factory
 from tuner.study.spec import StudySpec
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -19,7 +19,7 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
 from ppo_core.report import StepReport
-from tuner.judge.guard import GuardSettings, GuardState, observe
+from tuner.judge.guard import GuardSettings, GuardState, check_step
 from tuner.judge.scoring import Evaluations, is_finite, trial_value
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason
@@ -128,7 +128,7 @@ def guarded(run: RecordedRun, settings: GuardSettings) -> tuple[list[StepReport]
     seen, state, reason, total = list[StepReport](), GuardState(), None, run.total_episodes
     for step in run.steps:
         seen.append(step.report(OF_A_TRIAL))
-        state, reason = observe(settings, state, seen[-1], total)
+        state, reason = check_step(settings, state, seen[-1], total)
         if reason is not None:
             break
     return seen, reason

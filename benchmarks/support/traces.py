@@ -12,7 +12,7 @@ from typing import Any
 
 from ppo_core.config.declare import HyperValue
 from tuner.engine.protocol import Stepped
-from tuner.judge.guard import GuardState, WatchState, observe, watch
+from tuner.judge.guard import GuardState, WatchState, check_step, watch
 from tuner.judge.scoring import EVALUATION_METRICS, is_finite
 from tuner.study.spec import StudySpec
 
@@ -72,7 +72,7 @@ def _folded(recorded: Sequence[RecordedStep], spec: StudySpec, total_episodes: i
     guard, watching = GuardState(), WatchState()
     for step in recorded:
         first, evaluation = step.report(REGULAR), _stored(step)
-        guard, reason = observe(spec.guard, guard, first, total_episodes)
+        guard, reason = check_step(spec.guard, guard, first, total_episodes)
         watching, is_near = watch(watching, first, spec.kl_budget)
         asked = first if evaluation is None else step.report()
         own = step.evaluation if step.step > 0 else None  # the SFT policy's is made once a process

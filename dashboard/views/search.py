@@ -8,9 +8,9 @@ from functools import partial
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard import analysis, data, figures, figures_mattered, safe_text, sentences, style
+from dashboard import analysis, data, figures, importance_figures, safe_text, sentences, style
 from dashboard.data import Snapshot
-from dashboard.figures_mattered import Measure
+from dashboard.importance_figures import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.output import KL_UNIT, NOTHING
@@ -89,7 +89,7 @@ def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int)
         with place:
             st.markdown(f"**For a {title}**")
             common.figure(
-                figures_mattered.importance_bars(found[outcome]),
+                importance_figures.importance_bars(found[outcome]),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
@@ -134,7 +134,7 @@ def _linked(snapshot: Snapshot, shown: Snapshot, at: Fidelity, names: list[str],
         return
     _front_and_slices(snapshot, shown, at, names, marked, key)
     _parallel(shown, at, names, marked)
-    numbers = [name for name in names if figures_mattered.is_number(shown.trials[figures.PARAMS + name])]
+    numbers = [name for name in names if importance_figures.is_number(shown.trials[figures.PARAMS + name])]
     if len(numbers) > 1:
         _pair(shown, numbers, marked, key)
 
@@ -175,7 +175,7 @@ def _select(key: str, figure: str) -> None:
 def _figure(drawn: go.Figure, figure: str, alt: str, says: str, marked: tuple[int, ...], key: str) -> None:
     """Draw a figure of points whose selection marks trials."""
     common.figure(
-        figures_mattered.mark(drawn, marked), key=figure, alt=alt, says=says, on_select=partial(_select, key, figure)
+        importance_figures.mark(drawn, marked), key=figure, alt=alt, says=says, on_select=partial(_select, key, figure)
     )
 
 
@@ -212,7 +212,7 @@ def _front_and_slices(
     for place, measure in zip(others, MEASURES.values(), strict=True):
         with place:
             _figure(
-                figures_mattered.slice_points(
+                importance_figures.slice_points(
                     shown.trials, name, measure, spec, titles[measure], with_budget=not at.at_rung
                 ),
                 f"slice of {measure}",
@@ -236,7 +236,7 @@ def _parallel(shown: Snapshot, at: Fidelity, names: list[str], marked: tuple[int
     )  # fmt: skip
     axes = picked or names[:MOST_AXES]
     common.figure(
-        figures_mattered.parallel(shown.trials, axes, shown.view.spec, at.short, marked),
+        importance_figures.parallel(shown.trials, axes, shown.view.spec, at.short, marked),
         key="parallel coordinates",
         alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
         says=sentences.of_parallel(shown.trials, axes),
@@ -263,7 +263,7 @@ def _pair(shown: Snapshot, names: list[str], marked: tuple[int, ...], key: str) 
         st.info(f"No trial has both hyperparameters set and a {what} value.")
     else:
         _figure(
-            figures_mattered.pair(shown.trials, x, y, MEASURES[what], shown.view.spec),
+            importance_figures.pair(shown.trials, x, y, MEASURES[what], shown.view.spec),
             "pair",
             f"{what} over {x} and {y}, with the trials as points",
             sentences.of_pair(shown.trials, x, y, MEASURES[what]),

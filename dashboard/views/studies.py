@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, data, figures, figures_mattered, safe_text, sentences, style
+from dashboard import analysis, data, figures, importance_figures, safe_text, sentences, style
 from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
@@ -93,7 +93,7 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
         name
         for name in HYPERPARAMETERS
         if all(
-            figures.PARAMS + name in frame.columns and figures_mattered.is_number(frame[figures.PARAMS + name])
+            figures.PARAMS + name in frame.columns and importance_figures.is_number(frame[figures.PARAMS + name])
             for frame in trials.values()
         )
     ]

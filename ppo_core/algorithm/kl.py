@@ -1,4 +1,4 @@
-"""KL(policy ‖ reference): sampled estimates and the exact value.
+"""KL(policy ‖ reference), sampled and exact, and the controllers that adapt its coefficient β to it.
 
 With r = log π(a) - log π_ref(a) for a token a sampled from π:
 

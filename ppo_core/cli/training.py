@@ -26,8 +26,8 @@ from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.task import OnProgress, TaskAssets
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import launch as launched
-from ppo_core.distributed import leading
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed import rank_zero
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import OutOfMemory, PPOTunerError
 from ppo_core.output import KL_UNIT, params_line, plain, short
 from ppo_core.report import StepReport, Trainer, iteration_seconds
@@ -127,7 +127,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
     with stop_requests() as stop, ExitStack() as until_end:
         if launched.rank() == 0:
             stop.on_request = lambda: _tell_stop(program.name)
-        run = leading.by_first(lambda: run_of(until_end))
+        run = rank_zero.by_first(lambda: run_of(until_end))
         return _Session(run, out, stop, program, progress).report(args.json)
 
 
@@ -156,7 +156,7 @@ class _Session:
 
     def report(self, as_json: bool) -> int:
         """Train, report the end, and return the exit status."""
-        leading.by_first(self._prepare)
+        rank_zero.by_first(self._prepare)
         staged = self._staged()
         try:
             stopped = self._steps(staged)
@@ -168,11 +168,11 @@ class _Session:
             return EXIT_INTERRUPTED
         self._save_model(staged.trainer, self._run.model)
         del staged  # free it before another trainer is loaded
-        ending, kept = leading.by_first(self._judged)
+        ending, kept = rank_zero.by_first(self._judged)
         if ending.best is not None:
             best = make_trainer(self._run.config, self._run.task, device=self._run.device, resume_from=kept)
             self._save_model(best, self._run.best_model)
-        leading.by_first(lambda: self._finish(ending, as_json))
+        rank_zero.by_first(lambda: self._finish(ending, as_json))
         return EXIT_OK
 
     def _prepare(self) -> None:
@@ -209,13 +209,13 @@ class _Session:
             every_episodes=run.save_every_episodes,
             every_seconds=run.save_every_seconds,
         )
-        leading.by_first(lambda: self._begin(staged.trainer))
+        rank_zero.by_first(lambda: self._begin(staged.trainer))
         try:
             for made in staged:
                 is_early_end = made.step == last and not made.is_evaluation
                 report = staged.trainer.evaluated(made) if is_early_end else made
-                stop = leading.of_any(self._stop.why)
-                answer = leading.by_first(partial(self._answer, report, keeper, stop))
+                stop = rank_zero.of_any(self._stop.why)
+                answer = rank_zero.by_first(partial(self._answer, report, keeper, stop))
                 if answer in (NextMove.SAVE, NextMove.LEAVE) or (
                     answer is NextMove.GO_ON and staged.ends_stage(report)
                 ):
@@ -305,7 +305,7 @@ class _Session:
         return address
 
     def _save_model(self, trainer: Trainer, folder: Path) -> None:
-        leading.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))  # incomplete, from an interruption
+        rank_zero.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))  # incomplete, from an interruption
         trainer.save_model(folder)
 
     @property

@@ -43,7 +43,7 @@ from tests.tuner.quick_study import (
     storage,
 )
 from tests.tuner.quick_trainer import QuickTrainer
-from tuner.judge.guard import GuardState, WatchState, observe, watch
+from tuner.judge.guard import GuardState, WatchState, check_step, watch
 from tuner.store import OrderState, Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
@@ -101,7 +101,7 @@ def undisturbed(config: dict[str, Any], spec: StudySpec) -> list[tuple[Any, ...]
     trainer = QuickTrainer(PPOConfig.from_dict(config), None)
     state, watched, steps = GuardState(), WatchState(), []
     for report in trainer:
-        state, reason = observe(spec.guard, state, report, trainer.config.whole_episodes())
+        state, reason = check_step(spec.guard, state, report, trainer.config.whole_episodes())
         watched, is_near = watch(watched, report, spec.kl_budget)
         if (reason is not None or is_near) and not report.is_evaluation:
             report = trainer.evaluated(report)

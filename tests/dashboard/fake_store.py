@@ -16,7 +16,7 @@ import numpy as np
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.report import Sample, StepReport, TokenReadings
-from tuner.judge.guard import GuardState, WatchState, observe, watch
+from tuner.judge.guard import GuardState, WatchState, check_step, watch
 from tuner.judge.scoring import evaluations_of, judged, outcome, rung_score
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 from tuner.store.trials import write_pause
@@ -252,7 +252,7 @@ def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> Trial
     guarded, reason = GuardState(), None
     reported = list(cut_reports(row.number, course))
     for report in reported:
-        guarded, reason = observe(CUT_SPEC.guard, guarded, report, TOTAL_EPISODES)
+        guarded, reason = check_step(CUT_SPEC.guard, guarded, report, TOTAL_EPISODES)
         if report.episode > row.episodes or not row.episodes:
             store.add_step(lease, row.id, report, STEP_SECONDS + (EVALUATION_SECONDS * report.is_evaluation))
         if reason is not None or (report.step == cut_rung(course) and not row.is_promoted):
@@ -338,7 +338,7 @@ def _run(store: Store, lease: Lease, number: int, course: Course) -> None:
     guarded, reason = GuardState(), None
     for report in reports(number, course):
         store.add_step(lease, trial.id, report, STEP_SECONDS)
-        guarded, reason = observe(SPEC.guard, guarded, report, TOTAL_EPISODES)
+        guarded, reason = check_step(SPEC.guard, guarded, report, TOTAL_EPISODES)
         if reason:
             break
     if course.status is Status.FAILED:

@@ -12,7 +12,7 @@ from dashboard.views import curves
 from ppo_core.report import StepReport
 from tests.dashboard import fake_store
 from tuner.judge.diagnose import NEEDED, Course, Diagnosis, Measurement, diagnose
-from tuner.judge.guard import GuardState, observe
+from tuner.judge.guard import GuardState, check_step
 from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import TrialRow
 from tuner.study.status import Origin, Reason, Status
@@ -216,7 +216,7 @@ def test_the_incident_the_diagnosis_and_the_guard_agree_on_a_kl_over_a_line(kl: 
     state, reason = GuardState(), None
     for step in range(1, 7):
         report = StepReport(step, step, {"objective/kl_exact": kl})
-        state, reason = observe(fake_store.SPEC.guard, state, report, 6)
+        state, reason = check_step(fake_store.SPEC.guard, state, report, 6)
         if reason is not None:
             break
     assert (reason is not None) == (line == "limit")

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from dashboard import analysis, figures, figures_mattered, style
+from dashboard import analysis, figures, importance_figures, style
 from dashboard.analysis import Checkpoint
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
@@ -134,29 +134,29 @@ SEARCHED = searched(
 
 
 def test_importance_bars_have_the_largest_on_top_and_pale_ones_for_chance() -> None:
-    figure = figures_mattered.importance_bars(
+    figure = importance_figures.importance_bars(
         [Importance("learning_rate", 0.7, 0.5, 0.8, 0.02), Importance("cliprange", 0.3, 0.1, 0.4, 0.5)]
     )
     [bars] = figure.data
     assert list(bars.y) == [figures.title_of("cliprange"), figures.title_of("learning_rate")]
-    assert list(bars.marker.color) == [figures_mattered.UNSURE, figures_mattered.SURE]
+    assert list(bars.marker.color) == [importance_figures.UNSURE, importance_figures.SURE]
     assert list(bars.error_x.array) == pytest.approx([0.1, 0.1])
     assert list(bars.error_x.arrayminus) == pytest.approx([0.2, 0.2])
 
 
 def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
-    figure = figures_mattered.slice_points(SEARCHED, "learning_rate", "kl", SPEC)
+    figure = importance_figures.slice_points(SEARCHED, "learning_rate", "kl", SPEC)
     completed, _, pruned, _ = figure.data
     assert (list(completed.x), list(completed.y)) == ([1e-4, 1e-3], [4, 9])
     assert (list(pruned.x), pruned.marker.symbol) == ([1e-2], "x")
     assert figure.layout.xaxis.type == "log"
     assert figure.layout.shapes[0].y0 == SPEC.kl_budget
-    linear = figures_mattered.slice_points(SEARCHED, "cliprange", "value", SPEC)
+    linear = importance_figures.slice_points(SEARCHED, "cliprange", "value", SPEC)
     assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
 
 
 def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set() -> None:
-    [lines] = figures_mattered.parallel(SEARCHED, ["learning_rate", "kl_target"], SPEC).data
+    [lines] = importance_figures.parallel(SEARCHED, ["learning_rate", "kl_target"], SPEC).data
     rate, target, kl, reward = lines.dimensions
     assert list(rate["values"]) == pytest.approx([-4, -3, -2])
     assert (rate["ticktext"][0], rate["ticktext"][-1]) == ("0.0001", "0.01")
@@ -168,22 +168,22 @@ def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set(
 def test_an_axis_of_parallel_coordinates_has_its_ticks_at_few_values_or_round_ones() -> None:
     sizes = (64, 128, 128, 1024)
     frame = searched(*({"value": 1.0, "kl": 4.0, "params_batch_size": size} for size in sizes))
-    [lines] = figures_mattered.parallel(frame, ["batch_size"], SPEC).data
+    [lines] = importance_figures.parallel(frame, ["batch_size"], SPEC).data
     assert list(lines.dimensions[0]["ticktext"]) == ["64", "128", "1024"]
     near = searched(*({"value": 1.0, "kl": 4.0, "params_cliprange": value} for value in (0.1, 0.102, 0.3)))
-    [lines] = figures_mattered.parallel(near, ["cliprange"], SPEC).data
+    [lines] = importance_figures.parallel(near, ["cliprange"], SPEC).data
     assert list(lines.dimensions[0]["ticktext"]) == ["0.1", "0.15", "0.2", "0.25", "0.3"]
 
 
 def test_marking_dims_every_other_trial() -> None:
-    figure = figures_mattered.mark(figures_mattered.slice_points(SEARCHED, "cliprange", "value", SPEC), [1])
+    figure = importance_figures.mark(importance_figures.slice_points(SEARCHED, "cliprange", "value", SPEC), [1])
     assert [list(trace.selectedpoints) for trace in figure.data if trace.customdata is not None] == [[1], []]
-    [lines] = figures_mattered.parallel(SEARCHED, ["cliprange"], SPEC, marked=[1]).data
+    [lines] = importance_figures.parallel(SEARCHED, ["cliprange"], SPEC, marked=[1]).data
     assert list(lines.dimensions[0]["values"]) == [0, 1, 0] and lines.dimensions[0].constraintrange == (0.9, 1.1)
 
 
 def test_two_hyperparameters_colour_the_trials_by_what_they_came_to() -> None:
-    figure = figures_mattered.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
+    figure = importance_figures.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
     drawn = [trace for trace in figure.data if trace.customdata is not None]
     measured = SEARCHED.dropna(subset=["params_learning_rate", "params_cliprange", "value"])
     assert sorted(value for trace in drawn for value in trace.marker.color) == sorted(measured["value"])

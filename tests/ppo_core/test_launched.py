@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from ppo_core.distributed import launch as launched
-from ppo_core.distributed import leading, process_group
+from ppo_core.distributed import process_group, rank_zero
 from ppo_core.errors import OUT_OF_MEMORY, ConfigError
 from tests.ppo_core.command_folder import (
     EXHAUST_AT,
@@ -216,7 +216,7 @@ def test_what_launchers_ask_for_and_is_not_done_is_refused(
 ) -> None:
     monkeypatch.setenv(variable, "true")
     with pytest.raises(ConfigError, match=f"{what} is not supported"):
-        leading.drive(lambda: 0)
+        rank_zero.drive(lambda: 0)
     with pytest.raises(ConfigError, match=f"{what} is not supported"):  # in a script of one's own
         process_group.joined.__wrapped__()
 

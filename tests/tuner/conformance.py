@@ -18,7 +18,7 @@ from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import OnProgress as TaskProgress
 from ppo_core.data.task import Prompts, Task, TaskAssets
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
 from ppo_core.report import SplitReading, StepReport
 from tuner.engine.base import EngineNeeds, JobId, MakeEngine

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from ppo_core import checkpoint
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import NAME, curves, outcomes, quick_spec, rows, run, storage
 from tests.tuner.trial_rows import trial_row
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
-from tuner.judge.judge import judge, why_paused
+from tuner.judge.next_move import judge, why_paused
 from tuner.judge.scoring import evaluations_of, extent, rung_score, trial_value
 from tuner.search.choose import New, Promote, Resume, choose, is_finished, lengths, own_rung, promotable, promotions
 from tuner.search.propose import new_trial

@@ -22,7 +22,7 @@ from tuner.confirm.plan import Plan, candidates, due_step, missing
 from tuner.confirm.result import Confirmation, Confirmed, confirmations, difference, t_interval
 from tuner.control.events import StudyWarned
 from tuner.judge.results import as_view, read_study
-from tuner.search.told import to_optuna
+from tuner.search.optuna_trials import to_optuna
 from tuner.store import Store, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, PausedBy, Role, Status

@@ -295,7 +295,7 @@ def test_a_folder_that_a_file_server_does_not_give_is_waited_for(
     tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outage.write_text("1")
-    find, asked = study_folder.resume_point, list[Path]()
+    find, asked = study_folder.prepare_resume, list[Path]()
 
     def stale(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
         asked.append(folder)
@@ -303,7 +303,7 @@ def test_a_folder_that_a_file_server_does_not_give_is_waited_for(
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
         return find(folder, last_step)
 
-    monkeypatch.setattr(study_folder, "resume_point", stale)
+    monkeypatch.setattr(study_folder, "prepare_resume", stale)
     assert run(tmp_path, quick_spec("cut_off", trials=1))[0]
     assert [row.status for row in rows(tmp_path)] == [COMPLETED] and len(asked) == 3
 

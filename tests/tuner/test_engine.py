@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
 from tests.tuner import engine_trainers
 from tests.tuner.conformance import check_engine
@@ -21,7 +21,7 @@ from tests.waiting import SECONDS, until
 from tuner.engine import gpu
 from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.engine.protocol import Ended, Entered, Failed, Lost, Message, Prepared, PrepareTask, Progress, Stepped
-from tuner.judge.judge import answer, guarded
+from tuner.judge.next_move import answer, guarded
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ppo_core.metrics import METRICS
 from tests.tuner import stores
 from tests.tuner.exported import FORMATS, HOSTILE, everything, files
 from tuner.exchange import SUFFIXES, folder
-from tuner.exchange.folder import export_study
+from tuner.exchange.export_folder import export_study
 from tuner.store import Store, schema
 from tuner.store.bulk import snapshot
 

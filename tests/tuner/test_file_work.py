@@ -15,7 +15,7 @@ from tests.tuner.test_orders import place
 from tests.waiting import SECONDS, until
 from tuner.control.events import Event, OrderDecided, TrialEnded, TrialStepped
 from tuner.control.run import run_study
-from tuner.files.checkpoints import FileWork
+from tuner.files.trial_files import FileWork
 from tuner.store import OrderState, Store
 from tuner.study.status import Status
 
@@ -99,7 +99,7 @@ class Blocked:
 
 
 @pytest.mark.parametrize(
-    "path", ["tuner.control.forks.fork_files", "ppo_core.checkpoint.best", "tuner.files.checkpoints.spare"]
+    "path", ["tuner.control.forks.fork_files", "ppo_core.checkpoint.best", "tuner.files.trial_files.spare"]
 )
 def test_steps_orders_and_the_lease_do_not_wait_for_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str

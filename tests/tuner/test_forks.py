@@ -14,7 +14,7 @@ import pytest
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.stages import Stage
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.report import StepReport
 from tests.tuner import quick_study, quick_trainer
@@ -22,11 +22,11 @@ from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import trial_row
 from tuner.control.forks import CHANGEABLE, check, choose, fork_files, stages
 from tuner.engine.protocol import Ended, NoRoom, Stepped, TrialSpec
-from tuner.engine.trial import run_trial
-from tuner.files.checkpoints import fork_copy
-from tuner.judge.guard import GuardSettings, GuardState, observe
+from tuner.engine.run_trial import run_trial
+from tuner.files.trial_files import fork_copy
+from tuner.judge.guard import GuardSettings, GuardState, check_step
 from tuner.store import Store
-from tuner.study.folder import resume_point
+from tuner.study.folder import prepare_resume
 from tuner.study.status import Reason, Role
 
 pytestmark = pytest.mark.slow
@@ -147,7 +147,7 @@ def test_a_forks_folder_begins_with_a_copy_whose_guard_has_new_patience(tmp_path
     source = tmp_path / "3" / "step-000006"
     for _ in range(2):
         made = fork_files(source, tmp_path / "7")
-        assert resume_point(tmp_path / "7", 6) == (made, 6)
+        assert prepare_resume(tmp_path / "7", 6) == (made, 6)
         assert [path.name for path in checkpoint.complete(tmp_path / "7")] == ["step-000006"]
     before, after = checkpoint.verify(source), checkpoint.verify(made)
     assert (made / "a.txt").read_text() == "6"
@@ -213,7 +213,7 @@ def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> Non
     done = subprocess.run([sys.executable, "-c", killed, *names], env={**os.environ, "PYTHONPATH": "."})
     assert done.returncode == -signal.SIGKILL
     assert (tmp_path / "7" / "step-000006" / "a.txt").exists()
-    assert resume_point(tmp_path / "7", 6) is None
+    assert prepare_resume(tmp_path / "7", 6) is None
     assert checkpoint.verify(fork_files(tmp_path / "3" / "step-000006", tmp_path / "7"))
 
 
@@ -288,11 +288,11 @@ def test_the_changed_values_get_their_own_patience(tmp_path: Path) -> None:
     report = StepReport(7, 112, {"objective/kl_exact": 1.5})
     save(tmp_path / "3", 6)
     state = GuardState.from_dict(checkpoint.verify(tmp_path / "3" / "step-000006")["extra"]["guard"])
-    assert observe(settings, state, report, 160)[1] is not None
+    assert check_step(settings, state, report, 160)[1] is not None
     forked = checkpoint.verify(fork_files(tmp_path / "3" / "step-000006", tmp_path / "7"))["extra"]["guard"]
     state, reasons = GuardState.from_dict(forked), []
     for _ in range(3):
-        state, reason = observe(settings, state, report, 160)
+        state, reason = check_step(settings, state, report, 160)
         reasons.append(reason is not None)
     assert reasons == [False, False, True]
 

@@ -14,7 +14,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 from ppo_core.sampling import sampler_check
-from tuner.judge.guard import CORE, READ, WATCHED, WINDOW, GuardSettings, GuardState, observe
+from tuner.judge.guard import CORE, READ, WATCHED, WINDOW, GuardSettings, GuardState, check_step
 from tuner.judge.rules import RULES
 from tuner.study.status import Reason
 
@@ -42,7 +42,7 @@ def reports(history: Iterable[Mapping[str, float]]) -> list[StepReport]:
 def run(history: Iterable[Mapping[str, float]], settings: GuardSettings | None = None) -> Reason | None:
     state = GuardState()
     for report in reports(history):
-        state, reason = observe(settings or guard(), state, report, EPISODES)
+        state, reason = check_step(settings or guard(), state, report, EPISODES)
         if reason is not None:
             json.dumps(reason.evidence, allow_nan=False)
             return reason
@@ -238,7 +238,7 @@ def test_a_trial_of_few_steps_is_given_time_to_learn() -> None:
     for steps in (4, 8, 9, 16):
         episodes, state, ended = steps * BATCH, GuardState(), None
         for step in range(1, steps + 1):
-            state, reason = observe(guard(), state, StepReport(step, step * BATCH, {KL: 0.0}), episodes)
+            state, reason = check_step(guard(), state, StepReport(step, step * BATCH, {KL: 0.0}), episodes)
             ended = ended or (reason and reason.step)
         # Not before the eighth step, and never at the last.
         assert ended == {4: None, 8: None, 9: 8, 16: 8}[steps]
@@ -250,7 +250,7 @@ def test_a_trial_that_has_run_all_its_episodes_is_never_ended_for_standing_still
     assert run(late) is None
     over = StepReport(9, EPISODES + 20, {KL: 0.0})  # the last batch is a whole one, too
     state = GuardState(kl_readings=20)
-    assert observe(guard(), state, over, EPISODES)[1] is None
+    assert check_step(guard(), state, over, EPISODES)[1] is None
 
 
 def test_any_rule_can_be_switched_off() -> None:
@@ -319,8 +319,8 @@ def test_a_state_that_was_stored_as_json_goes_on_as_if_it_had_not_been(
 ) -> None:
     straight = stored = GuardState()
     for report in reports(history):
-        straight, expected = observe(guard(), straight, report, EPISODES)
-        stored, reason = observe(guard(), stored, report, EPISODES)
+        straight, expected = check_step(guard(), straight, report, EPISODES)
+        stored, reason = check_step(guard(), stored, report, EPISODES)
         assert (stored, reason) == (straight, expected)
         if report.step == cut:
             stored = GuardState.from_dict(json.loads(json.dumps(stored.to_dict(), allow_nan=False)))
@@ -332,6 +332,6 @@ def test_a_report_of_what_the_guard_reads_is_judged_like_the_whole_one(seed: int
     whole = read = GuardState()
     for report in reports({name: 10 ** random.uniform(-2, 1) for name in METRICS} for _ in range(20)):
         reduced = replace(report, metrics={name: value for name, value in report.metrics.items() if name in READ})
-        whole, reason = observe(guard(), whole, report, EPISODES)
-        read, reason_of_reduced = observe(guard(), read, reduced, EPISODES)
+        whole, reason = check_step(guard(), whole, report, EPISODES)
+        read, reason_of_reduced = check_step(guard(), read, reduced, EPISODES)
         assert (read, reason_of_reduced) == (whole, reason)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ppo_core.data.task import RewardPart
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.report import StepReport
 from ppo_core.rewards import endpoint
 from tests.processes import spawned
@@ -381,7 +381,7 @@ def test_closing_ends_the_workers_children_too(tmp_path: Path) -> None:
 CONTROLLER = """
 import pathlib, pickle, sys
 from tuner.engine.local import LocalEngine
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 if __name__ == "__main__":
     with LocalEngine(1) as engine:
         engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))

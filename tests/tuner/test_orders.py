@@ -31,7 +31,7 @@ from tuner.control.events import (
 from tuner.control.orders import check_trial_order, enqueued_params
 from tuner.control.run import run_study
 from tuner.judge.results import value_sources
-from tuner.search.told import to_optuna
+from tuner.search.optuna_trials import to_optuna
 from tuner.store import Order, OrderState, Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import STOPPED_BY_PERSON, Origin, Status

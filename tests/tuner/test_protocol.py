@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.report import Sample, StepReport
 from tests.tuner.quick_study import ROOT, quick_spec
 from tuner.engine.protocol import (

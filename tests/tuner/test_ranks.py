@@ -16,7 +16,7 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.distributed import world as worlds_module
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.distributed.world import World
 from ppo_core.errors import ConfigError, NoRoomError
 from tests.ppo_core.command_folder import EXHAUST_AT, KILL_RANK, REPOSITORY, fill
@@ -27,7 +27,7 @@ from tuner.control.run import _most_workers
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
 from tuner.engine.protocol import NoRoom, Stepped, TrialSpec, WorkerSettings
-from tuner.engine.trial import run_trial
+from tuner.engine.run_trial import run_trial
 from tuner.judge.guard import GuardSettings
 from tuner.study.spec import PPO_TRAINER, StudySpec
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
 from tests.processes import free_port
 from tests.tuner.conformance import check_engine

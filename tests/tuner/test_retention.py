@@ -9,7 +9,7 @@ from ppo_core import checkpoint
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import trial_row
 from tuner.control.session import open_study
-from tuner.files.checkpoints import Saved, TrialFiles, kept_at_rung, spare
+from tuner.files.trial_files import Saved, TrialFiles, kept_at_rung, spare
 from tuner.store import Store
 from tuner.study.status import PausedBy, Role, Status
 
@@ -76,7 +76,7 @@ def test_a_study_keeps_its_answer_of_a_trial_at_a_rung_that_loses_its_others(
     monkeypatch.setattr("tuner.search.choose._promoted", lambda *_: None)
     monkeypatch.setattr("tuner.control.controller.promotable", lambda *_: [])
     monkeypatch.setattr("tuner.search.choose.own_rung", lambda *_: 48)
-    monkeypatch.setattr("tuner.judge.judge.own_rung", lambda *_: 48)
+    monkeypatch.setattr("tuner.judge.next_move.own_rung", lambda *_: 48)
     spec = quick_spec(trials=4, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
     assert run(tmp_path, spec, workers=1)[0]
     store = Store.open(storage(tmp_path))

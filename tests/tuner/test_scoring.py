@@ -9,8 +9,8 @@ from optuna.trial import TrialState
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import extent, rung_score, trial_value, violation
-from tuner.search import told
-from tuner.search.told import to_optuna
+from tuner.search import optuna_trials
+from tuner.search.optuna_trials import to_optuna
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, PausedBy, Reason, Role, Status
@@ -125,7 +125,7 @@ OF_THE_TABLE = {
 
 
 def test_the_table_that_the_docs_show_holds() -> None:
-    lines = [line for line in (told.__doc__ or "").splitlines() if line.startswith("| ")][1:]
+    lines = [line for line in (optuna_trials.__doc__ or "").splitlines() if line.startswith("| ")][1:]
     rows = {cells[0]: cells[1:] for line in lines for cells in [[cell.strip() for cell in line.strip("|").split("|")]]}
     assert set(rows) == set(OF_THE_TABLE)
     for status, (state, value, constraint) in rows.items():

@@ -10,7 +10,7 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tuner.store import StudyRow
-from tuner.study.folder import claim, held_folder, require_seen, resume_point
+from tuner.study.folder import claim, held_folder, prepare_resume, require_seen
 
 
 def save(folder: Path, *steps: int) -> None:
@@ -43,7 +43,7 @@ def test_a_trial_goes_on_from_the_newest_checkpoint_that_the_store_reaches(
     tmp_path: Path, last_step: int | None, found: int | None, kept: list[str]
 ) -> None:
     save(tmp_path, 3, 6)
-    point = resume_point(tmp_path, last_step)
+    point = prepare_resume(tmp_path, last_step)
     assert point == (None if found is None else (tmp_path / f"step-{found:06d}", found))
     assert left(tmp_path) == kept
 
@@ -52,22 +52,22 @@ def test_an_unfinished_or_damaged_checkpoint_is_removed(tmp_path: Path) -> None:
     save(tmp_path, 3, 6, 9)
     (tmp_path / "step-000009" / checkpoint.MANIFEST).unlink()
     (tmp_path / "step-000006" / "a.txt").write_text("b")
-    assert resume_point(tmp_path, 12) == (tmp_path / "step-000003", 3)
+    assert prepare_resume(tmp_path, 12) == (tmp_path / "step-000003", 3)
     assert left(tmp_path) == ["step-000003"]
 
 
 def test_a_best_beyond_where_a_trial_goes_on_is_removed_and_one_before_it_stays(tmp_path: Path) -> None:
     save(tmp_path, 3, 6, 9)
     assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000009"
-    assert resume_point(tmp_path, 7) == (tmp_path / "step-000006", 6)
+    assert prepare_resume(tmp_path, 7) == (tmp_path / "step-000006", 6)
     assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000006"
     (tmp_path / "step-000006" / "a.txt").write_text("b")
-    assert resume_point(tmp_path, 7) == (tmp_path / "step-000003", 3)
+    assert prepare_resume(tmp_path, 7) == (tmp_path / "step-000003", 3)
     assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000003"
 
 
 def test_a_trial_that_has_no_folder_begins_at_the_start(tmp_path: Path) -> None:
-    assert resume_point(tmp_path / "none", 4) is None
+    assert prepare_resume(tmp_path / "none", 4) is None
 
 
 def test_a_folder_is_one_studys_and_anothers_checkpoints_are_not_touched(tmp_path: Path) -> None:

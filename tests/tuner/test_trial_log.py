@@ -76,7 +76,7 @@ def test_a_crash_leaves_where_it_was_in_the_log(engine: LocalEngine, tmp_path: P
     engine.start(trial_spec(tmp_path / "0", "gated"))
     to_gate(engine, 0).send_signal(signal.SIGSEGV)
     assert run_out(engine)[0] == [Lost("killed by SIGSEGV")]
-    assert "Segmentation fault" in log_of(tmp_path / "0") and "tuner/engine/trial.py" in log_of(tmp_path / "0")
+    assert "Segmentation fault" in log_of(tmp_path / "0") and "tuner/engine/run_trial.py" in log_of(tmp_path / "0")
 
 
 @pytest.mark.parametrize("obstacle", ["a folder", "a full disk", "a file in place of the folder"])

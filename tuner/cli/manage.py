@@ -15,7 +15,7 @@ from tuner.cli.report import no_winner
 from tuner.cli.storage import opened
 from tuner.environment import to_copy
 from tuner.exchange import OPTUNA
-from tuner.exchange.folder import export_study
+from tuner.exchange.export_folder import export_study
 from tuner.exchange.trainers import TARGETS, choose, write
 from tuner.judge.results import read_study
 from tuner.store import OrderState, Store, StudyRow

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from ppo_core import output
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
-from tuner.cli import render, storage, trust
+from tuner.cli import evidence, render, storage
 from tuner.confirm.result import confirmations, longest_read
 from tuner.control import forks
 from tuner.environment import to_copy
@@ -85,7 +85,7 @@ def print_end(out: Console, store: Store, view: StudyView, where: str, *, is_con
     if found is not None:
         read = longest_read(confirmations(store, view)) if is_confirmed else None
         if read is not None:
-            table = trust.confirmation_table(read)
+            table = evidence.confirmation_table(read)
             table.caption = None
             out.print(table)
         out.print(f"To launch: {found.name} ({found.badge}). {found.reading}", style="bold")

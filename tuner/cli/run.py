@@ -12,7 +12,7 @@ from ppo_core import output
 from ppo_core.cli import trackers
 from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK
 from ppo_core.errors import ConfigError, StudyError, nearest
-from tuner.cli import report, storage, trust
+from tuner.cli import evidence, report, storage
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
 from tuner.confirm.plan import Plan, candidates
@@ -146,7 +146,7 @@ def _print_confirmed(store: Store, name: str, found: Sequence[Confirmation], whe
     answer = of_study(store, read_study(store, name))
     for one in found:  # the answer states the verdict for its own length
         told = answer is not None and answer.confirmed is not None and answer.confirmed.length == one.total_episodes
-        trust.print_confirmation(out, one, with_verdict=not told)
+        evidence.print_confirmation(out, one, with_verdict=not told)
     if answer is not None:
         out.print()
         out.print(f"To launch: {answer.name} ({answer.badge}). {answer.reading}", style="bold", soft_wrap=True)

@@ -12,7 +12,7 @@ from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import ConfirmedReading, RunOrigin
 from ppo_core.cli.training import Program
 from ppo_core.data.task_file import get_task
-from ppo_core.distributed import leading
+from ppo_core.distributed import rank_zero
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError
 from ppo_core.tasks import skeleton
 from tuner.cli import storage
@@ -31,7 +31,7 @@ PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]))
 def train(argv: Sequence[str]) -> int:
     """Train once, and return the exit status."""
     parser = build_parser()
-    return leading.drive(lambda: _train(parser, argv))
+    return rank_zero.drive(lambda: _train(parser, argv))
 
 
 def _train(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def _train(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     import_from_working_folder()
     start = None
     if args.trial is not None:
-        start = leading.by_first(lambda: _start(storage.location(args.storage), *args.trial))
+        start = rank_zero.by_first(lambda: _start(storage.location(args.storage), *args.trial))
     if start is not None:
         _require_same_task(args, start)
     return training.train(args, argv, PROGRAM, start)

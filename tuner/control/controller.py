@@ -13,11 +13,11 @@ from typing import assert_never
 
 from ppo_core.cli.command_line import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.output import report_line
+from tuner.confirm.held_out_readings import due_readings, reading
 from tuner.confirm.plan import Plan, missing
-from tuner.confirm.test_readings import due_readings, reading
 from tuner.control import forks, retry
 from tuner.control.events import (
     ONLY_PAUSED,
@@ -58,9 +58,9 @@ from tuner.engine.protocol import (
     TrialSpec,
 )
 from tuner.files import trial_log
-from tuner.files.checkpoints import TrialFiles, kept_at_rung
 from tuner.files.disk import most_kept
-from tuner.judge.judge import NOTHING_DECIDED, Decision, answer, judge, why_paused
+from tuner.files.trial_files import TrialFiles, kept_at_rung
+from tuner.judge.next_move import NOTHING_DECIDED, Decision, answer, judge, why_paused
 from tuner.judge.scoring import (
     EVALUATION_METRICS,
     Evaluations,
@@ -395,7 +395,7 @@ class TrialLoop:
     def _start(self, row: TrialRow) -> None:
         """Look up a trial's last checkpoint in the background; the trial starts when that is done."""
         self._starting.add(row.number)
-        self._files.resume_point(row, partial(self._begin, row.number))
+        self._files.prepare_resume(row, partial(self._begin, row.number))
 
     def _begin(self, number: int, found: Future[tuple[Path, int] | None]) -> None:
         """Start a trial from its last checkpoint, if any, unless an order or a stop forbids it."""

@@ -17,7 +17,7 @@ from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, 
 from tuner.control import forks
 from tuner.control.events import Limits
 from tuner.control.session import OpenStudy, after_order, changed_spec
-from tuner.files.checkpoints import ForkPoint, TrialFiles
+from tuner.files.trial_files import ForkPoint, TrialFiles
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import judged, judged_again, so_far
 from tuner.search.choose import as_stored

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ppo_core.cli.command_line import INTERRUPTED, StopRequest, stop_requests
 from ppo_core.errors import ConfigError, StudyError
+from tuner.confirm.held_out_readings import due_readings, why_unread
 from tuner.confirm.plan import Plan, cost_line, missing
-from tuner.confirm.test_readings import due_readings, why_unread
 from tuner.control.controller import TrialLoop
 from tuner.control.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.control.retry import StoreRetry
@@ -19,7 +19,7 @@ from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.gpu import mps_line
 from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.environment import to_copy
-from tuner.files.checkpoints import TrialFiles
+from tuner.files.trial_files import TrialFiles
 from tuner.judge.best import best_trial
 from tuner.judge.scoring import extent
 from tuner.search import propose, prune

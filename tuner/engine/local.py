@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.process import LATE_SECONDS, HangTimeout, WorkerProcess, end_all

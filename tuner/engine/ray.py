@@ -26,7 +26,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.process import LATE_SECONDS, HangTimeout

@@ -21,7 +21,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from ppo_core import __version__
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
 from tuner.engine.gpu import unseen_gpus
 from tuner.engine.process import WorkerProcess

@@ -27,7 +27,7 @@ from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import launch as launched
-from ppo_core.distributed.leading import NextMove
+from ppo_core.distributed.rank_zero import NextMove
 from tuner.engine.gpu import limit_memory
 from tuner.engine.process import WorkerProcess, end_all
 from tuner.engine.protocol import (
@@ -44,7 +44,7 @@ from tuner.engine.protocol import (
     Stepped,
     TrialSpec,
 )
-from tuner.engine.trial import read_test, run_trial
+from tuner.engine.run_trial import read_test, run_trial
 from tuner.environment import existing
 from tuner.files import trial_log
 

@@ -2,7 +2,7 @@
 
 It is written through Optuna's public interface alone. Optuna numbers trials in the order in which they are added, so
 all trials are added, in order, and keep their numbers. A trial that has not ended is RUNNING. One that has ended is
-exported as the sampler reads it (the table in `tuner.search.told`; trials that are not the search's own are FAIL),
+exported as the sampler reads it (see `tuner.search.optuna_trials`; trials that are not the search's own are FAIL),
 except that Optuna's best trial must be ours. Optuna's `best_trial` is the COMPLETE trial of the highest value whose
 constraints are all at most 0. Ours is the best of those that neither failed nor broke and have a trained checkpoint
 within the KL budget. So of the search's own trials
@@ -32,7 +32,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.judge.best import best_trial
-from tuner.search.told import Told, frozen, to_optuna
+from tuner.search.optuna_trials import Told, frozen, to_optuna
 from tuner.search.warm_start import ListedTrial
 from tuner.store import Store, TrialRow, schema
 from tuner.study import space

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ppo_core.checkpoint import MOST_KEPT, NEWEST, at_most, size
 from ppo_core.cli.training import seconds_left
 from ppo_core.output import duration
-from tuner.engine.trial import OWN_FRONT
+from tuner.engine.run_trial import OWN_FRONT
 from tuner.judge.front import MOST_KEPT as FRONT
 from tuner.search.choose import ONE_IN, SHARE
 from tuner.study.spec import StudySpec

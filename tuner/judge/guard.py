@@ -1,6 +1,6 @@
 """The guard: stops a trial whose policy blows up, collapses or stands still, and says why. Never imports torch.
 
-A pure fold over step reports: `observe` takes the state and a report, and returns the next state and, if a rule (see
+A pure fold over step reports: `check_step` takes the state and a report, and returns the next state and, if a rule (see
 `tuner.judge.rules`) is broken, the reason. It runs in the trainer's process, and its state travels in the checkpoint. A
 metric missing from a report neither breaks a rule nor resets its count of broken steps.
 """
@@ -118,7 +118,7 @@ class GuardState:
         return replace(self, broken={})
 
 
-def observe(
+def check_step(
     settings: GuardSettings, state: GuardState, report: StepReport, total_episodes: int
 ) -> tuple[GuardState, Reason | None]:
     """Return the state after `report`, and the reason to end the trial of `total_episodes` there, or None."""

@@ -17,7 +17,7 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.search.told import Told, frozen
+from tuner.search.optuna_trials import Told, frozen
 from tuner.store import TrialRow
 from tuner.study.space import for_sampler
 from tuner.study.spec import StudySpec

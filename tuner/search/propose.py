@@ -26,8 +26,8 @@ from ppo_core.errors import ConfigError, nearest
 from ppo_core.rewards.batch import cut, one_line
 from tuner.judge.scoring import kl_pace
 from tuner.search.choose import New, as_stored
+from tuner.search.optuna_trials import Told, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
-from tuner.search.told import Told, frozen, to_optuna
 from tuner.store import NewTrial, TrialRow
 from tuner.study.space import decoded, read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec
@@ -76,7 +76,7 @@ def as_read(spec: StudySpec, rows: Rows) -> list[FrozenTrial]:
     """Return the trials as the sampler reads them, a selection if there are many.
 
     A trial at a rung is read with a predicted value, and every trial with a value as COMPLETE (see
-    `tuner.search.told`). One that lacks a dimension is FAIL, and keeps its number.
+    `tuner.search.optuna_trials`). One that lacks a dimension is FAIL, and keeps its number.
     """
     space = sampler_space(spec.search)
     gain = _usual_gain(rows)

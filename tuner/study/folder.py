@@ -84,7 +84,7 @@ def claim(folder: Path, study: StudyRow) -> None:
         raise StoreError(f"cannot write {folder / _OWNER}: {error.strerror or error}") from error
 
 
-def resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
+def prepare_resume(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
     """Return a trial's newest undamaged checkpoint covered by the store's steps, with its step, or None.
 
     Later checkpoints (even the best) and unfinished ones are deleted: the trial will write there again.

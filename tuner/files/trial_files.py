@@ -131,7 +131,7 @@ class TrialFiles:
         self._kl_budget = study.spec.kl_budget
         """Budget for which `_saved` has the trials' best checkpoints."""
 
-    def resume_point(self, row: TrialRow, then: Callable[[Future[tuple[Path, int] | None]], None]) -> None:
+    def prepare_resume(self, row: TrialRow, then: Callable[[Future[tuple[Path, int] | None]], None]) -> None:
         """Find the checkpoint and step that a trial resumes from, or None; see `tuner.study.folder`.
 
         The outcome is a StoreError if the folder cannot be used.
@@ -187,7 +187,7 @@ class TrialFiles:
             if best is not None and best.value_step is not None:
                 kept.add((best.number, best.value_step))
             for number, step in spare(rows, self._saved, at_rung, kept):
-                if checkpoint.removed(checkpoint.step_folder(self._folder(number), step)):
+                if checkpoint.try_remove(checkpoint.step_folder(self._folder(number), step)):
                     steps = tuple(each for each in self._saved[number].steps if each != step)
                     self._saved[number] = Saved(steps, self._saved[number].best)
 
@@ -201,7 +201,7 @@ class TrialFiles:
         folder, kl_budget = self._folder(number), self._kl_budget
         for path in folder.glob("step-*"):
             if not (path / checkpoint.MANIFEST).exists():
-                checkpoint.removed(path)
+                checkpoint.try_remove(path)
         best = checkpoint.best(folder, kl_budget) if is_new else next(iter(checkpoint.by_rank(folder, kl_budget)), None)
         steps = tuple(map(checkpoint.step_of, checkpoint.complete(folder)))
         return Saved(steps, None if best is None else checkpoint.step_of(best))
@@ -289,7 +289,7 @@ def fork_copy(
 
 def _resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
     try:
-        return study_folder.resume_point(folder, last_step)
+        return study_folder.prepare_resume(folder, last_step)
     except PPOTunerError:
         raise
     except OSError as error:

@@ -16,12 +16,12 @@ from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
-from ppo_core.distributed.leading import NextMove, by_first
+from ppo_core.distributed.rank_zero import NextMove, by_first
 from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerError, is_outage, nearest
 from ppo_core.report import StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.protocol import Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
-from tuner.judge.guard import GUARD, GuardState, WatchState, observe, watch
+from tuner.judge.guard import GUARD, GuardState, WatchState, check_step, watch
 
 T = TypeVar("T")
 WATCH = "budget_watch"
@@ -53,7 +53,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     clock.begin_step()
     for step_report in staged:
         report = with_plain_floats(step_report)
-        state, reason = observe(spec.guard, state, report, staged.config.whole_episodes())
+        state, reason = check_step(spec.guard, state, report, staged.config.whole_episodes())
         watched, is_near = watch(watched, report, spec.kl_budget)
         answer = asked(Stepped(report, clock.lap(), clock.step(), reason, is_near_budget=is_near))
         if answer is NextMove.EVALUATE:
