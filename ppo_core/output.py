@@ -6,6 +6,7 @@ Text from a model, a file or an error is shown with its control characters escap
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +26,12 @@ NOTHING = "-"
 
 KL_UNIT = METRICS["eval/kl"].unit.replace(" per ", "/")
 """nats/response"""
+
+_SECRETS = (
+    re.compile(r"(?<=://)([^:/?#@]*:).*(?=@)", re.DOTALL),
+    re.compile(r"(https?://)[^:/?#@]*(?=@)", re.IGNORECASE),  # a token in the place of the user
+    re.compile(r"([?&]\w*(?:pass|token|secret|api_?key)\w*=)[^&]*", re.IGNORECASE),
+)
 
 _STEP_READINGS = {"objective/scores": "score", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
 
@@ -63,6 +70,15 @@ def console(stream: IO[str] | None = None, *, outlives_reader: bool = False) -> 
 def plain(text: str) -> str:
     """Return the text with control characters and other unprintable ones escaped, so that it fits one line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with the passwords and tokens of its URL replaced by `***`; a text that is no URL as it is."""
+    if "://" not in text:
+        return text
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1***", text)
+    return text
 
 
 def short(value: HyperValue, digits: int = 3) -> str:

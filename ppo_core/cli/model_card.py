@@ -1,6 +1,7 @@
 """The model card of a run: a README.md of one page in the model's folder, as the hub reads it. Never imports torch."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +13,7 @@ from ppo_core import __version__
 from ppo_core.cli.run_folder import Ending, Run, RunOrigin
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task import Task, TaskAssets
-from ppo_core.output import KL_UNIT, counted, plus_minus, short
+from ppo_core.output import KL_UNIT, counted, plus_minus, short, without_secrets
 
 CARD = "README.md"
 ADAPTERS = "adapter_config.json"
@@ -31,6 +32,7 @@ def write(
     """
     is_adapters = (model / ADAPTERS).exists()
     changed = {n: v for n, v in run.config.to_dict().items() if v != HYPERPARAMETERS[n].default}
+    command = shlex.join(without_secrets(word) for word in shlex.split(run.command))
     lines = [
         f"---\n{_head(is_adapters, assets).to_yaml()}\n---",
         f"# {run.run_name}",
@@ -39,7 +41,10 @@ def write(
             [
                 f"- Base model: {_code(assets.policy)}",
                 f"- Task: {_code(task.name)}. {task.doc}",
-                *(f"- Reward {_code(p.name)}: {p.kind} {_code(p.where)}, weight {p.weight:g}" for p in assets.rewards),
+                *(
+                    f"- Reward {_code(p.name)}: {p.kind} {_code(without_secrets(p.where))}, weight {p.weight:g}"
+                    for p in assets.rewards
+                ),
                 f"- Prompts: {len(assets.prompts.train)} to train on, {len(assets.prompts.eval)} to evaluate on",
             ]
         ),
@@ -58,7 +63,7 @@ def write(
         ),
         "## Made with",
         f"PPO Tuner {__version__}, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}:",
-        f"```sh\n{run.command}\n```",
+        f"```sh\n{command}\n```",
     ]
     (model / CARD).write_text("\n\n".join(lines) + "\n", encoding="utf-8")
 

@@ -135,6 +135,18 @@ def test_only_a_hub_id_is_the_cards_base_model(folder: Path, policy: str, base: 
     assert f"- Base model: `{policy}`" in card and "No evaluation." in card
 
 
+def test_the_card_holds_no_password(folder: Path) -> None:
+    url = "https://me:hidden@host/score?api_key=hidden&n=1"
+    command = f"python -m ppo_core --reward '{url}' --reward https://hidden@host --run_name me@home"
+    run = Run("t", PPOConfig(), "cpu", folder / "out", 1, (), "mine", "id", None, 300.0, command)
+    run.model.mkdir(parents=True)
+    assets = TaskAssets("policy", (RewardPart("r", "http", url),), Prompts.of_texts("a", "b", "c"))
+    model_card.write(run.model, run, TINY_TASK, assets, [], Ending(kl_budget=10.0))
+    card = (run.model / "README.md").read_text()
+    assert "hidden" not in card and "`https://me:***@host/score?api_key=***&n=1`" in card
+    assert "'https://me:***@host/score?api_key=***&n=1' --reward 'https://***@host' --run_name me@home" in card
+
+
 def test_flags_win_over_the_file_over_the_defaults(run: Command, folder: Path) -> None:
     (folder / "c.toml").write_text(
         'policy = "policy"\nreward = ["rewards.py:length"]\nprompts = "prompts.jsonl"\ndevice = "cpu"\n'
