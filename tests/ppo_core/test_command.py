@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2Fo
 from ppo_core import PPOConfig
 from ppo_core.__main__ import main
 from ppo_core.cli import model_card
-from ppo_core.cli.run_folder import Ending, Run
+from ppo_core.cli.ending import Ending
+from ppo_core.cli.run_folder import Run
 from ppo_core.data import lookup
 from ppo_core.data.task import Prompts, RewardPart, TaskAssets
 from ppo_core.errors import TaskError
@@ -122,7 +123,7 @@ def test_the_card_says_what_was_trained_and_what_came_of_it(run: Command, folder
     assert "\npython -m ppo_core --policy policy --reward rewards.py:count" in card
 
 
-@pytest.mark.parametrize(("policy", "base"), [("openai/gpt-2", "openai/gpt-2"), ("policy", None), ("/a/b", None)])
+@pytest.mark.parametrize(("policy", "base"), [("openai/gpt-2", "openai/gpt-2"), ("policy", None), ("/a|b", None)])
 def test_only_a_hub_id_is_the_cards_base_model(folder: Path, policy: str, base: str | None) -> None:
     path = folder / "out"
     run = Run("t", PPOConfig(), "cpu", path, 1, (), "a|`b`", "id", None, 300.0, "python -m ppo_core")
