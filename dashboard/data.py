@@ -20,6 +20,7 @@ from sqlalchemy import URL
 
 from dashboard import safe_text, style
 from ppo_core.errors import PPOTunerError, StoreError
+from ppo_core.output import without_secrets
 from ppo_core.report import TokenReadings
 from tuner.control import forks
 from tuner.environment import to_copy
@@ -243,7 +244,7 @@ def storage() -> str:
 def command(words: Sequence[str]) -> str:
     """Return a `ppo-tuner` command on this store to copy, safe to show; a password in the store's URL is left out."""
     url = storage()
-    where = () if url == DEFAULT_STORAGE else ("--storage", schema.without_secrets(url))
+    where = () if url == DEFAULT_STORAGE else ("--storage", without_secrets(url))
     return safe_text.one_line(to_copy([*words, *where]), MOST_OF_A_COMMAND)
 
 

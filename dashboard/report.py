@@ -32,7 +32,6 @@ from tuner.judge.results import StudyView
 from tuner.judge.rules import RULES
 from tuner.search import importance
 from tuner.store import Store, TrialRow
-from tuner.store.schema import without_secrets
 
 CURVES = ("objective/kl_exact", "eval/reward")
 PROMPTS = 3
@@ -115,7 +114,7 @@ def stated(value: Any) -> Any:
         return {key: stated(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [stated(item) for item in value]
-    return without_secrets(value) if isinstance(value, str) else value
+    return output.without_secrets(value) if isinstance(value, str) else value
 
 
 if __name__ == "__main__":

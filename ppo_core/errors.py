@@ -1,5 +1,6 @@
 """Errors that a user's mistake can cause. Each message is one line: problem, location, allowed values."""
 
+import difflib
 import errno
 import socket
 import sysconfig
@@ -37,19 +38,25 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return says_so or is_out_of_memory(error.__context__)  # a graph's capture fails in its own way after that
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class if there is none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and its chain of causes, to the first."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def is_outage(error: BaseException) -> bool:
     """Return True if the cause may soon recover: a host that does not respond, a full disk."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    is_one = isinstance(error, RewardOutage) or getattr(error, "errno", None) in OUTAGES
-    return is_one or (before is not None and is_outage(before))  # many libraries raise their own while they handle it
+    if isinstance(error, RewardOutage) or getattr(error, "errno", None) in OUTAGES:
+        return True
+    return before is not None and is_outage(before)  # many libraries raise their own error while they handle it
 
 
 _LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
@@ -61,9 +68,9 @@ def raised_at(error: BaseException, file: str = "") -> str:
     This is the innermost line in `file`, else in code that is not a library's, if any.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    found = [frame for frame in frames if frame.filename == file] or own or frames
-    return f"{found[-1].filename}:{found[-1].lineno}" if found else ""
+    outside_libraries = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    candidates = [frame for frame in frames if frame.filename == file] or outside_libraries or frames
+    return f"{candidates[-1].filename}:{candidates[-1].lineno}" if candidates else ""
 
 
 class PPOTunerError(Exception):
@@ -71,7 +78,7 @@ class PPOTunerError(Exception):
 
 
 class ConfigError(PPOTunerError, ValueError):
-    """A hyperparameter, a study file or a flag holds something that is not allowed."""
+    """A value of a hyperparameter, a study file or a flag is not allowed."""
 
 
 class TaskError(PPOTunerError, ValueError):
@@ -103,7 +110,7 @@ class StoreError(PPOTunerError, OSError):
 
 
 class StudyError(PPOTunerError, LookupError):
-    """A study or trial does not exist, or is in the wrong state for what was asked."""
+    """A study or trial does not exist, or is in the wrong state for the request."""
 
     def __str__(self) -> str:  # LookupError subclasses would show the repr of the message
         return str(self.args[0]) if self.args else ""
@@ -119,7 +126,9 @@ OTHER_NAMES = {
     "max_response_length": "response_length", "num_train_epochs": "total_episodes",
     "lora_rank": "lora_r", "entropy_coeff": "entropy_coef",
 }  # fmt: skip
-"""Our hyperparameters by what other trainers and papers call them, where the letters do not tell."""
+"""Our hyperparameters by the names in other trainers and papers, if these are spelled quite differently."""
+SIMILARITY = 0.65
+"""Least share of common letters (difflib's ratio) of a name that is suggested."""
 LEAST_PREFIX = 3
 """Shortest prefix that is taken for an abbreviated name."""
 
@@ -127,37 +136,13 @@ LEAST_PREFIX = 3
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the valid name closest to `name`, or an empty string.
 
-    Close is what other trainers call it, one slip in three letters (see `slips`; at least one is allowed), or a name
-    that was cut short. Dashes before a flag do not count as letters.
+    That is our name for what other trainers call `name`, else one with similar letters, else one that `name` begins.
+    Dashes before a flag do not count as letters.
     """
     given = name.lstrip("-").lower()
+    names = {other.lstrip("-").lower(): other for other in valid}
     ours = OTHER_NAMES.get(given.replace("-", "_"))
-    close = []
-    for other in valid:
-        letters = other.lstrip("-").lower()
-        shorter = min(len(given), len(letters))
-        count = slips(given, letters)
-        if letters == ours:
-            close.append((-1, 0, other))
-        elif count < shorter and count <= max(1, shorter // 3):
-            close.append((0, count, other))
-        elif len(given) >= LEAST_PREFIX and letters.startswith(given):
-            close.append((1, count, other))
-    return f'; did you mean "{min(close, key=lambda item: item[:2])[2]}"?' if close else ""
-
-
-def slips(one: str, other: str) -> int:
-    """Return the number of insertions, deletions, replacements and swaps of neighbours between two texts.
-
-    The optimal string alignment distance (a restricted Damerau-Levenshtein distance), row by row.
-    """
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, letter in enumerate(one, 1):
-        older, before, row = before, row, [i]
-        for j, wanted in enumerate(other, 1):
-            count = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
-                count = min(count, older[j - 2] + 1)
-            row.append(count)
-    return row[-1]
+    close = [ours] if ours in names else difflib.get_close_matches(given, names, n=1, cutoff=SIMILARITY)
+    if not close and len(given) >= LEAST_PREFIX:
+        close = sorted((letters for letters in names if letters.startswith(given)), key=len)
+    return f'; did you mean "{names[close[0]]}"?' if close else ""

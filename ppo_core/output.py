@@ -6,6 +6,7 @@ Text from a model, a file or an error is shown with its control characters escap
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +27,12 @@ NOTHING = "-"
 KL_UNIT = METRICS["eval/kl"].unit.replace(" per ", "/")
 """nats/response"""
 
+_SECRETS = (
+    re.compile(r"(?<=://)([^:/?#@]*:).*(?=@)", re.DOTALL),
+    re.compile(r"(https?://)[^:/?#@]*(?=@)", re.IGNORECASE),  # a token in the place of the user
+    re.compile(r"([?&]\w*(?:pass|token|secret|api_?key)\w*=)[^&]*", re.IGNORECASE),
+)
+
 _STEP_READINGS = {"objective/scores": "score", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
 
 
@@ -38,7 +45,7 @@ class _Console(Console):
     outlives_reader = False
 
     def on_broken_pipe(self) -> None:
-        """Fall silent if the work goes on without a reader; else raise, as `print` does."""
+        """Fall silent if the work continues without a reader; else raise, as `print` does."""
         if not self.outlives_reader:
             raise  # the BrokenPipeError that this is called for
         self.quiet = True
@@ -55,14 +62,23 @@ def console(stream: IO[str] | None = None, *, outlives_reader: bool = False) -> 
     """
     file = stream or sys.stdout
     width = None if file.isatty() else PIPE_WIDTH
-    made = _Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
-    made.outlives_reader = outlives_reader
-    return made
+    out = _Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    out.outlives_reader = outlives_reader
+    return out
 
 
 def plain(text: str) -> str:
     """Return the text with control characters and other unprintable ones escaped, so that it fits one line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with the passwords and tokens of its URL replaced by `***`; a text that is no URL as it is."""
+    if "://" not in text:
+        return text
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1***", text)
+    return text
 
 
 def short(value: HyperValue, digits: int = 3) -> str:
@@ -82,7 +98,7 @@ def amount(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people: `45 s`, `12 min`, `2 h 05 min`, `3 d 04 h`."""
+    """Return a readable time: `45 s`, `12 min`, `2 h 05 min`, `3 d 04 h`."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -122,7 +138,7 @@ def params_line(params: Mapping[str, HyperValue]) -> str:
 
 
 def report_line(report: StepReport, last: int) -> str:
-    """Return one line on a step of a run of `last` iterations: `step  3/12  episode 192  score 0.512  KL 1.94`."""
+    """Return the line of a step in a run of `last` iterations: `step  3/12  episode 192  score 0.512  KL 1.94`."""
     metrics = report.metrics
     parts = [f"step {report.step:>{len(str(last))}}/{last}", f"episode {report.episode}"]
     parts += [f"{label} {measured(metrics[name])}" for name, label in _STEP_READINGS.items() if name in metrics]
@@ -133,7 +149,7 @@ def report_line(report: StepReport, last: int) -> str:
 
 
 def parts_text(parts: Mapping[str, float | None]) -> str:
-    """Return ` (helpful 0.5, brief -1.00)` of a reward of several parts, else nothing."""
+    """Return ` (helpful 0.5, brief -1.00)` for a reward of several parts, else an empty text."""
     if len(parts) < 2:
         return ""
     return f" ({', '.join(f'{plain(name)} {measured(value)}' for name, value in parts.items())})"
@@ -145,18 +161,18 @@ _PROMPT_END, _RESPONSE_BEGIN = 160, 320
 
 
 def samples_table(report: StepReport) -> Table:
-    """Return what the policy answers to the first prompts: of long texts the prompt's end, the response's begin."""
+    """Return a table of the first prompts' responses; long texts show the prompt's end and the response's beginning."""
     title = f"Samples at step {report.step}, episode {report.episode}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("prompt", "response", "reward"):
         table.add_column(name, overflow="fold")
-    for one in report.samples[:SAMPLES_SHOWN]:
-        prompt, response = one.prompt, one.response.strip()
+    for sample in report.samples[:SAMPLES_SHOWN]:
+        prompt, response = sample.prompt, sample.response.strip()
         if len(prompt) > _PROMPT_END:
             prompt = f"…{prompt[-_PROMPT_END:]}"
         if len(response) > _RESPONSE_BEGIN:
             response = f"{response[:_RESPONSE_BEGIN]}…"
-        table.add_row(plain(prompt), plain(response), f"{measured(one.reward)}{parts_text(one.parts)}")
+        table.add_row(plain(prompt), plain(response), f"{measured(sample.reward)}{parts_text(sample.parts)}")
     return table
 
 

@@ -1,24 +1,21 @@
 """The flags of a run: its own, and one for each declared hyperparameter, by group. Never imports torch."""
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ppo_core.cli.command_line import Parser, positive, positive_int
 from ppo_core.cli.hub import Push
-from ppo_core.config.declare import Hyperparameter, HyperValue
+from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task import BUILT_IN
 from ppo_core.errors import ConfigError
 from ppo_core.output import short
 from ppo_core.report import DEVICES
-
-# Settings of a run other than hyperparameters: task, device, output, trackers, checkpoints. No torch.
 
 DEFAULT_TASK = "reviews"
 DEFAULT_SAVE_SECONDS = 300.0
@@ -26,7 +23,7 @@ DEFAULT_SAVE_SECONDS = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings from flags or a config file; None: not given."""
+    """A run's settings other than hyperparameters, from flags or a config file; None: not given."""
 
     task: str | None = None
     policy: str | None = None
@@ -50,17 +47,16 @@ class Settings:
         """The given parts of a task, by name."""
         return {name: value for name in _PARTS if (value := getattr(self, name)) is not None}
 
-    def over(self, below: "Settings", where: str) -> "Settings":
-        """Merge these settings over those `below`; a task and a task's parts replace each other.
+    def merged_over(self, defaults: "Settings") -> "Settings":
+        """Merge these settings over `defaults`; a task and a task's parts replace each other."""
+        hidden = set(_PARTS) if self.task is not None else {"task"} if self.inline else set()
+        values = {name: value for name, value in vars(defaults).items() if name not in hidden}
+        return Settings(**values | {name: value for name, value in vars(self).items() if value is not None})
 
-        Raises:
-            ConfigError: these settings name a task and its parts, too; `where` says whose they are.
-        """
+    def require_one_task(self, where: str) -> None:
+        """Raise ConfigError if both a task and parts of one are given; `where` says where."""
         if self.task is not None and self.inline:
             raise ConfigError(f"{where}: a task and {', '.join(self.inline)} are both given; a task has its own")
-        hidden = set(_PARTS) if self.task is not None else {"task"} if self.inline else set()
-        kept = {name: value for name, value in _stated(below).items() if name not in hidden}
-        return Settings(**{**kept, **_stated(self)})
 
     def require_whole_task(self) -> None:
         """Raise ConfigError if a task is given by parts and one is missing."""
@@ -74,10 +70,8 @@ _AMBIGUOUS = ("task", "study", "model", "best_model", "policy")
 """Common names, for which the parent folder's name says more."""
 _PARTS = ("policy", "reward", "prompts", "prompt_column", "prompt_splits")
 
-
-def _stated(settings: Settings) -> dict[str, Any]:
-    values = {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
-    return {name: value for name, value in values.items() if value is not None}
+SETTINGS = tuple(field.name for field in fields(Settings) if field.name != "prompt_splits")
+"""Settings that have a flag, and are allowed in a config file."""
 
 
 def task_folder_name(settings: Settings) -> str:
@@ -87,30 +81,34 @@ def task_folder_name(settings: Settings) -> str:
     if not (path.exists() or "/" in name):
         return name.replace(":", ".")
     path = path.resolve()
-    own = path.stem if path.suffix in (".toml", ".py") else path.name
-    return (path.parent.name or own if own in _AMBIGUOUS else own).replace(":", ".")
+    name = path.stem if path.suffix in (".toml", ".py") else path.name
+    return (path.parent.name or name if name in _AMBIGUOUS else name).replace(":", ".")
 
-
-# The flags of a run: its own, and one for each declared hyperparameter, by group. Never imports torch.
 
 UNSET = ("none", "unset")
 """Flag value that unsets a hyperparameter."""
 
-_OF_SETTINGS = ("task", "policy", "reward", "prompts", "prompt_column", "device", "output", "report_to", "run_name",
-                "save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")  # fmt: skip
-
-_OF_PUSH = ("push_to_hub", "hub_model_id", "hub_private_repo")
+_PUSH_FLAGS = ("push_to_hub", "hub_model_id", "hub_private_repo")
 
 
 class HyperparameterParser(Parser):
     """A parser with a flag for each hyperparameter, which may be written with - for _."""
 
     def add_hyperparameters(self) -> None:
-        """Add the flags, by their groups."""
+        """Add the flags, by their groups; the declarations check their values later."""
         for group, declarations in groupby(HYPERPARAMETERS.values(), key=lambda declared: declared.group):
             heading = self.add_argument_group(group)
             for declared in declarations:
-                _add_hyperparameter(heading, declared)
+                unit = f", {declared.unit}" if declared.unit else ""
+                text = f"{declared.doc} [{declared.allowed}{unit}; default: {short(declared.default, 6)}]"
+                heading.add_argument(
+                    f"--{declared.name}",
+                    metavar="X",
+                    default=argparse.SUPPRESS,  # absent flags are left out of the result
+                    help=text.replace("%", "%%"),
+                    nargs="?" if declared.kind is bool else None,
+                    const="true" if declared.kind is bool else None,
+                )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does, treating - in flag names as _."""
@@ -132,10 +130,6 @@ class RunParser(HyperparameterParser):
         self.run = self.add_argument_group("the run")
         self.starts = self.run.add_mutually_exclusive_group()
         """Sources of a run's configuration: at most one of them."""
-        self._add_run_flags()
-        self.add_hyperparameters()
-
-    def _add_run_flags(self) -> None:
         add = self.run.add_argument
         add("--task", metavar="TASK", help=f"{', '.join(BUILT_IN)}; your own: module:attribute, or a path to a task's "
             f".toml or .py file or folder (default: {DEFAULT_TASK})")  # fmt: skip
@@ -145,7 +139,7 @@ class RunParser(HyperparameterParser):
         add("--prompts", metavar="DATA", help="a JSONL, CSV or Parquet file, a saved dataset, or a hub id")
         add("--prompt_column", metavar="C", help="the prompts' column (default: found by its name)")
         add("--device", metavar="D", help=f"{' or '.join(DEVICES)} (default: auto)")
-        add("--output", metavar="DIR", help="an empty or new folder (default: one below runs/train)")
+        add("--output", metavar="DIR", help="an empty or new folder (default: one in runs/train)")
         add("--report_to", metavar="T", nargs="+", help="trackers, such as tensorboard or wandb")
         add("--run_name", metavar="NAME", help="the run's name at trackers (default: the output's)")
         add("--save_every_episodes", metavar="N", type=positive_int,
@@ -154,10 +148,10 @@ class RunParser(HyperparameterParser):
             help=f"a checkpoint this often (default: {DEFAULT_SAVE_SECONDS:.0f})")  # fmt: skip
         add("--stop_at_episode", metavar="N", type=positive_int,
             help="end with the iteration that reaches N episodes; all else is as in the whole run")  # fmt: skip
-        add("--kl_budget", metavar="NATS", type=positive, help="nats per response that best_model is to be within "
-            "(default: the task's, or of a study's trial the study's)")  # fmt: skip
+        add("--kl_budget", metavar="NATS", type=positive, help="KL budget of best_model, in nats per response "
+            "(default: the task's; for a study's trial, the study's)")  # fmt: skip
         add("--push_to_hub", metavar="REPO_ID", nargs="?", const="", help="push the model to the Hugging Face Hub when "
-            "it is trained: best_model where there is one (default: a repository named like the output)")  # fmt: skip
+            "it is trained: best_model if there is one (default: a repository named like the output)")  # fmt: skip
         add("--hub_model_id", metavar="REPO_ID", help="the repository, as transformers names this flag")
         add("--hub_private_repo", action="store_true", default=None, help="make a new repository private")
         add("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
@@ -168,6 +162,7 @@ class RunParser(HyperparameterParser):
         self.starts.add_argument(
             "--resume", metavar="DIR", type=Path, help="resume an interrupted run, given its --output"
         )
+        self.add_hyperparameters()
 
 
 DESCRIPTION = (
@@ -186,23 +181,9 @@ def core_parser() -> RunParser:
     )
 
 
-def _add_hyperparameter(heading: argparse._ArgumentGroup, declared: Hyperparameter) -> None:
-    """Add a flag whose value is checked later by the declaration; absent flags are left out of the result."""
-    unit = f", {declared.unit}" if declared.unit else ""
-    text = f"{declared.doc} [{declared.allowed}{unit}; default: {short(declared.default, 6)}]"
-    heading.add_argument(
-        f"--{declared.name}",
-        metavar="X",
-        default=argparse.SUPPRESS,
-        help=text.replace("%", "%%"),
-        nargs="?" if declared.kind is bool else None,
-        const="true" if declared.kind is bool else None,
-    )
-
-
 def settings_of(args: argparse.Namespace) -> Settings:
     """Return the settings given by flags."""
-    values: dict[str, Any] = {name: getattr(args, name) for name in _OF_SETTINGS}
+    values: dict[str, Any] = {name: getattr(args, name) for name in SETTINGS}
     for name in ("reward", "report_to"):
         values[name] = None if values[name] is None else tuple(values[name])
     return Settings(**values)
@@ -216,7 +197,7 @@ def push_of(args: argparse.Namespace) -> Push | None:
     """
     named, other = args.push_to_hub, args.hub_model_id
     if named is None:
-        extra = [f"--{name}" for name in _OF_PUSH if getattr(args, name) is not None]
+        extra = [f"--{name}" for name in _PUSH_FLAGS if getattr(args, name) is not None]
         if extra:
             raise ConfigError(f"{', '.join(extra)} does nothing without --push_to_hub")
         return None
@@ -239,5 +220,5 @@ def hyperparameters_of(given: Mapping[str, Any]) -> dict[str, HyperValue]:
 
 def flags_given(args: argparse.Namespace) -> list[str]:
     """Return the given flags that describe a new run."""
-    own = [f"--{name}" for name in (*_OF_SETTINGS, *_OF_PUSH) if getattr(args, name) is not None]
-    return own + [f"--{name}" for name in HYPERPARAMETERS if name in args]
+    given = [f"--{name}" for name in (*SETTINGS, *_PUSH_FLAGS) if getattr(args, name) is not None]
+    return given + [f"--{name}" for name in HYPERPARAMETERS if name in args]

@@ -1,16 +1,11 @@
-"""Shared by all commands: parsing, one line per error, exit statuses, and Ctrl-C."""
+"""Shared by all commands: parsing, one line per error, and exit statuses."""
 
 import argparse
 import io
 import math
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from ppo_core import output
@@ -56,9 +51,6 @@ def positive(text: str) -> float:
     if not (math.isfinite(number) and number > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a number over 0")
     return number
-
-
-# Errors and exit statuses, shared by all commands.
 
 
 def import_from_working_folder() -> None:
@@ -107,50 +99,3 @@ def run(name: str, work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-
-
-# Ctrl-C and SIGTERM during a run: the first asks for an orderly stop, the second ends at once.
-
-INTERRUPTED = "interrupted"
-_REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM"}
-
-
-_PASSED_ON_SECONDS = 5.0
-"""A repeated signal within this time counts as one: launchers forward a Ctrl-C that their processes got from the
-terminal, too.
-"""
-
-
-class StopRequest:
-    """A request to stop, with its reason."""
-
-    def __init__(self) -> None:
-        self.why: str | None = None
-        self._since = 0.0
-        self.on_request: Callable[[], None] = lambda: None
-        """Called in the signal's handler, to end a wait."""
-
-    def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Note the first signal; raise KeyboardInterrupt at the second."""
-        if self.why is not None:
-            if launched.size() > 1 and time.monotonic() - self._since < _PASSED_ON_SECONDS:
-                return
-            raise KeyboardInterrupt
-        self._since = time.monotonic()
-        self.why = _REASONS[signal.Signals(number)]
-        self.on_request()
-
-
-@contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Handle the signals inside the context (in the main thread; elsewhere none arrive)."""
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    before = {number: signal.signal(number, request.receive) for number in _REASONS}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)

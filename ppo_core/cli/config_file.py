@@ -6,16 +6,14 @@ A config file holds hyperparameters and the run's settings under their flags' na
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ppo_core.cli.arguments import Settings
-from ppo_core.config.declare import HyperValue
+from ppo_core.cli.arguments import SETTINGS, Settings
+from ppo_core.config.declare import HyperValue, read_text
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.data.lookup import not_found
 from ppo_core.errors import ConfigError, nearest
 
 FORMATS = (".json", ".yaml", ".yml", ".toml")
@@ -31,8 +29,6 @@ _OTHER_WAY = {
 _TEXTS = ("task", "policy", "prompts", "prompt_column", "device", "output", "run_name")
 _LISTS = ("reward", "report_to")
 _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")
-SETTINGS = tuple(item.name for item in fields(Settings) if item.name != "prompt_splits")
-"""Settings allowed in a config file."""
 
 
 def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
@@ -56,7 +52,7 @@ def read(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, Hy
     """Return the settings and the hyperparameters of a config file's content; `where` names it in errors.
 
     Raises:
-        ConfigError: it holds something that is not allowed; the message names the key.
+        ConfigError: a key or value is not allowed; the message names the key.
     """
     settings: dict[str, Any] = {}
     values: dict[str, HyperValue] = {}
@@ -96,9 +92,9 @@ def _setting(name: str, value: object, where: str) -> object:
 
 def texts(value: object, where: str) -> tuple[str, ...]:
     """Return one text or a list of texts as a tuple, or raise ConfigError that begins with `where`."""
-    found = [value] if isinstance(value, str) else value
-    if isinstance(found, list) and all(isinstance(text, str) and text for text in found):
-        return tuple(found)
+    values = [value] if isinstance(value, str) else value
+    if isinstance(values, list) and all(isinstance(text, str) and text for text in values):
+        return tuple(values)
     raise ConfigError(f"{where} = {value!r} is not allowed; expected a string or a list of strings")
 
 
@@ -117,14 +113,7 @@ def parse(path: Path) -> Mapping[str, Any]:
 def _parse(path: Path) -> object:
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path}: a config file ends in {', '.join(FORMATS)}{nearest(path.suffix, FORMATS)}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"config file {not_found(path)}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from error
+    text = read_text(path, "config file")
     try:
         if path.suffix == ".json":
             return json.loads(text)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppo_core.errors import ConfigError, PPOTunerError
+from ppo_core.errors import ConfigError, PPOTunerError, first_line
 
 FLAG = "--push_to_hub"
 
@@ -52,7 +52,7 @@ def create(push: Push, name: str) -> HubRepo:
         with _one_line(f"{FLAG}: cannot create the repository {repo}"):
             return HubRepo(HfApi().create_repo(repo, private=push.private, exist_ok=True).repo_id, push.private)
     except HFValidationError as error:
-        raise ConfigError(f"{FLAG} {repo} is not allowed: {_first_line(error)}") from None
+        raise ConfigError(f"{FLAG} {repo} is not allowed: {first_line(error)}") from None
 
 
 def upload(repo: HubRepo, folder: Path, message: str) -> str:
@@ -85,11 +85,7 @@ def _one_line(failure: str) -> Iterator[None]:
     except HFValidationError:
         raise
     except HfHubHTTPError as error:
-        said = error.server_message or _first_line(error)
-        raise PPOTunerError(f"{failure}: the hub refuses ({error.response.status_code}): {said}") from error
+        answer = error.server_message or first_line(error)
+        raise PPOTunerError(f"{failure}: the hub refuses ({error.response.status_code}): {answer}") from error
     except Exception as error:  # connections raise classes of libraries below the hub's own
-        raise PPOTunerError(f"{failure}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise PPOTunerError(f"{failure}: {first_line(error)}") from error

@@ -1,6 +1,7 @@
 """The model card of a run: a README.md of one page in the model's folder, as the hub reads it. Never imports torch."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -9,16 +10,18 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from ppo_core import __version__
-from ppo_core.cli.run_folder import Ending, Run, RunOrigin
-from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.cli.ending import Ending
+from ppo_core.cli.run_folder import Run, RunOrigin
 from ppo_core.data.task import Task, TaskAssets
-from ppo_core.output import KL_UNIT, counted, plus_minus, short
+from ppo_core.output import KL_UNIT, counted, plus_minus, short, without_secrets
 
 CARD = "README.md"
 ADAPTERS = "adapter_config.json"
 """File that identifies a folder of adapters, to be loaded with peft."""
 PACKAGES = ("torch", "transformers", "peft")
 
+_PIPE = "\\|"
+"""A pipe inside a table's cell."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -30,35 +33,34 @@ def write(
     `steps` are the run's lines of metrics, from step 0 on to the model's.
     """
     is_adapters = (model / ADAPTERS).exists()
-    changed = {n: v for n, v in run.config.to_dict().items() if v != HYPERPARAMETERS[n].default}
+    command = shlex.join(without_secrets(word) for word in shlex.split(run.command))
+    facts = [f"- Base model: {_code(assets.policy)}", f"- Task: {_code(task.name)}. {task.doc}"]
+    for part in assets.rewards:
+        where = _code(without_secrets(part.where))
+        facts.append(f"- Reward {_code(part.name)}: {part.kind} {where}, weight {part.weight:g}")
+    facts.append(f"- Prompts: {len(assets.prompts.train)} to train on, {len(assets.prompts.eval)} to evaluate on")
+    settings = ["| setting | value |", "|---|---|"]
+    for name, value in run.config.changed().items():
+        settings.append(f"| `{name}` | {_code(short(value, 6)).replace('|', _PIPE)} |")
     lines = [
         f"---\n{_head(is_adapters, assets).to_yaml()}\n---",
         f"# {run.run_name}",
         f"{'LoRA adapters for a' if is_adapters else 'A'} language model, trained with PPO.",
-        "\n".join(
-            [
-                f"- Base model: {_code(assets.policy)}",
-                f"- Task: {_code(task.name)}. {task.doc}",
-                *(f"- Reward {_code(p.name)}: {p.kind} {_code(p.where)}, weight {p.weight:g}" for p in assets.rewards),
-                f"- Prompts: {len(assets.prompts.train)} to train on, {len(assets.prompts.eval)} to evaluate on",
-            ]
-        ),
+        "\n".join(facts),
         "## Results",
         _results(task, steps),
         *_warnings(model, run, ending),
-        *([] if run.origin is None else ["## Where the configuration comes from", _origin(run.origin)]),
-        *(
-            []
-            if run.stages_text is None
-            else [f"The trial is a fork: {run.stages_text}. The table below has the last values."]
-        ),
+    ]
+    if run.origin is not None:
+        lines += ["## Where the configuration comes from", _origin(run.origin)]
+    if run.stages_text is not None:
+        lines.append(f"The trial is a fork: {run.stages_text}. The table below has the last values.")
+    lines += [
         "## PPO settings other than the defaults",
-        "\n".join(
-            ["| setting | value |", "|---|---|", *(f"| `{n}` | {_code(short(v, 6))} |" for n, v in changed.items())]
-        ),
+        "\n".join(settings),
         "## Made with",
         f"PPO Tuner {__version__}, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}:",
-        f"```sh\n{run.command}\n```",
+        f"```sh\n{command}\n```",
     ]
     (model / CARD).write_text("\n\n".join(lines) + "\n", encoding="utf-8")
 
@@ -95,15 +97,15 @@ def _reading(step: Mapping[str, Any], name: str) -> str:
 
 def _warnings(model: Path, run: Run, ending: Ending) -> list[str]:
     """Return the run's result for this model, in words."""
-    found = []
+    warnings = []
     if ending.note is not None and model == run.best_model:
-        found.append("This model is from the best checkpoint within the KL budget. "
-                     f"About the run's last model: {ending.note}.")  # fmt: skip
+        warnings.append("This model is from the best checkpoint within the KL budget. "
+                        f"About the run's last model: {ending.note}.")  # fmt: skip
     elif ending.note is not None:
-        found.append(f"Warning: {ending.note}.")
+        warnings.append(f"Warning: {ending.note}.")
     if ending.kl_course is not None:
-        found.append(f"Over the whole run, {ending.kl_course}.")
-    return found
+        warnings.append(f"Over the whole run, {ending.kl_course}.")
+    return warnings
 
 
 def _origin(origin: RunOrigin) -> str:
@@ -115,15 +117,15 @@ def _origin(origin: RunOrigin) -> str:
     if not origin.confirmed:
         return f"{text}. One search run chose it; it is not confirmed on fresh seeds."
     lines = [f"{text}. Runs of it on fresh seeds, at the best checkpoint within the KL budget, on the test prompts:\n"]
-    for one in origin.confirmed:
-        low, high = one.reward_low, one.reward_high
+    for reading in origin.confirmed:
+        low, high = reading.reward_low, reading.reward_high
         interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}] (95% t-interval)"
-        kl = "" if one.kl is None else f", KL {one.kl:.2f} {KL_UNIT}"
-        seeds = counted(one.seeds, "seed")
-        lines.append(f"- {one.total_episodes} episodes: reward {one.reward:.2f}{interval}{kl}; mean of {seeds}")
+        kl = "" if reading.kl is None else f", KL {reading.kl:.2f} {KL_UNIT}"
+        reward = f"{reading.total_episodes} episodes: reward {reading.reward:.2f}{interval}"
+        lines.append(f"- {reward}{kl}; mean of {counted(reading.seeds, 'seed')}")
     return "\n".join(lines)
 
 
 def _code(text: str) -> str:
-    """Return a text as Markdown code on one line, without backticks."""
-    return "`" + " ".join(text.replace("`", "'").replace("|", "\\|").split()) + "`"
+    """Return a text as inline code on one line; backticks inside become apostrophes."""
+    return "`" + " ".join(text.replace("`", "'").split()) + "`"

@@ -50,15 +50,13 @@ def resolve(names: Sequence[str], known: Sequence[str] = KNOWN) -> tuple[str, ..
     from accelerate.tracking import get_available_trackers  # slow to import
 
     installed = [str(name) for name in get_available_trackers() if str(name) in known]
-    there_are = f"(installed: {', '.join(installed) or 'none'})"
+    choice = f"available: {', '.join(known)} (installed: {', '.join(installed) or 'none'})"
     for name in names:
         if name not in (*known, ALL):
-            raise ConfigError(
-                f'report_to: unknown tracker "{name}"; available: {", ".join(known)} {there_are}{nearest(name, known)}'
-            )
+            raise ConfigError(f'report_to: unknown tracker "{name}"; {choice}{nearest(name, known)}')
         if name not in (*installed, ALL):
             raise ConfigError(
-                f'report_to: tracker "{name}" is not installed; install it with: pip install {name} {there_are}'
+                f'report_to: tracker "{name}" is not installed; install it with: pip install {name}; {choice}'
             )
     return tuple(dict.fromkeys(installed if ALL in names else names))
 
@@ -74,11 +72,11 @@ class Trackers:
         """
         self._started: list[GeneralTracker] = []
         for name in names:
-            tracker = _made(name, run)
+            tracker = _make_tracker(name, run)
             try:
                 tracker.start()
                 if run.is_new and name not in _TAKE_CONFIGURATION:
-                    tracker.store_init_configuration(_stated(run))
+                    tracker.store_init_configuration(_set_values(run))
             except Exception as error:  # trackers raise errors of any class
                 self.finish()
                 raise ConfigError(f'report_to: tracker "{name}" does not start: {error}') from error
@@ -103,13 +101,13 @@ _TAKE_CONFIGURATION = ("trackio", "wandb")
 """Trackers that get the configuration at their start; later they would write it to this process's most recent run."""
 
 
-def _made(name: str, run: TrackedRun) -> "GeneralTracker":
+def _make_tracker(name: str, run: TrackedRun) -> "GeneralTracker":
     """Return accelerate's tracker, set up to continue a resumed run."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    made: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]
-    shared = {"config": _stated(run), **({} if run.group is None else {"group": run.group})}
-    going_on: Mapping[str, Mapping[str, Any]] = {
+    tracker_class: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]
+    shared = {"config": _set_values(run), **({} if run.group is None else {"group": run.group})}
+    options: Mapping[str, Mapping[str, Any]] = {
         # Steps that were logged before an interruption and are run again are hidden.
         "tensorboard": {"purge_step": run.first_step},
         "wandb": {"name": run.name, "id": run.id, "resume": "allow", "reinit": "create_new", **shared},
@@ -117,10 +115,10 @@ def _made(name: str, run: TrackedRun) -> "GeneralTracker":
         "swanlab": {"experiment_name": run.name, "id": run.id[:21], "resume": "allow"},
         "trackio": {"name": run.name, "resume": "allow", **shared},
     }
-    if made.requires_logging_directory:
-        return made(run.folder.name, logging_dir=str(run.folder.parent), **going_on.get(name, {}))
-    return made(PROJECT, **going_on.get(name, {}))
+    if tracker_class.requires_logging_directory:
+        return tracker_class(run.folder.name, logging_dir=str(run.folder.parent), **options.get(name, {}))
+    return tracker_class(PROJECT, **options.get(name, {}))
 
 
-def _stated(run: TrackedRun) -> dict[str, Any]:
+def _set_values(run: TrackedRun) -> dict[str, Any]:
     return {name: value for name, value in run.configuration.items() if value is not None}

@@ -1,5 +1,9 @@
-"""One training run from its command line to its model: train, record and show each step, save, and report the end."""
+"""One training run from its command line to its model: train, record and show each step, save, and report the end.
 
+Only what trains imports torch.
+"""
+
+import functools
 import math
 import os
 import shutil
@@ -8,7 +12,6 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,14 @@ from rich.console import Console
 from ppo_core import checkpoint, output
 from ppo_core.checkpoint import CheckpointKeeper, DiskUse
 from ppo_core.cli import hub, model_card, new_run, run_folder
-from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, StopRequest, stop_requests
+from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK
+from ppo_core.cli.ending import Ending, judge
 from ppo_core.cli.new_run import Start
-from ppo_core.cli.run_folder import Ending, Run, judge
+from ppo_core.cli.run_folder import Run
+from ppo_core.cli.stop_request import StopRequest, stop_requests
+from ppo_core.cli.task_by_parts import in_words_of_flags
 from ppo_core.cli.trackers import Trackers
-from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
+from ppo_core.config.hyperparameters import PPOConfig, cautions
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.task import OnProgress, TaskAssets
 from ppo_core.data.task_file import get_task
@@ -34,13 +40,11 @@ from ppo_core.report import StepReport, Trainer, iteration_seconds
 from ppo_core.sampling.sampler_check import AgreementWatch
 from ppo_core.tasks.skeleton import example_note
 
-# Lines printed at the start of a run. Never imports torch.
-
 
 def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
     """Describe a run: what it trains, where it writes, with which settings; one line each."""
-    changed = {n: v for n, v in run.config.to_dict().items() if v != HYPERPARAMETERS[n].default}
-    said = [
+    changed = run.config.changed()
+    description = [
         f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
         _length(run),
         *([] if run.stages_text is None else [run.stages_text]),
@@ -49,10 +53,10 @@ def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
         *(f"note: {line}" for line in (example_note(get_task(run.task)), *cautions(run.config)) if line),
     ]
     if room is not None:
-        said.append(room.line)
+        description.append(room.line)
     if run.first_step:
-        said.append(f"resuming from {run.resume_from}")
-    return said
+        description.append(f"resuming from {run.resume_from}")
+    return description
 
 
 def _length(run: Run) -> str:
@@ -72,7 +76,7 @@ FIRST_TIMED = 2
 
 
 def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float, evaluation: float) -> float:
-    """Return the seconds from after `step` to `last_step`, at so many per iteration and evaluation."""
+    """Return the seconds from after `step` to `last_step`, given those of an iteration and of an evaluation."""
     batch, every = config.batch_sizes(1).batch_size, config.eval_interval
     due = last_step * batch // every - step * batch // every
     evaluations = min(last_step - step, due + (last_step * batch % every >= batch))
@@ -82,16 +86,13 @@ def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float,
 def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> str | None:
     """Estimate the remaining time from the last report, in words; None if unknown or nothing is left."""
     report = reports[-1]
-    evaluations = [each.metrics["time/evaluate"] for each in reports if "time/evaluate" in each.metrics]
+    evaluation = next((each.metrics["time/evaluate"] for each in reports if "time/evaluate" in each.metrics), 0.0)
     iteration = iteration_seconds(report)
-    left = seconds_left(config, report.step, last, iteration, evaluations[0] if evaluations else 0.0)
+    left = seconds_left(config, report.step, last, iteration, evaluation)
     if report.step >= last or not math.isfinite(left):
         return None
     iterations = output.counted(last - report.step, "iteration")
     return f"about {output.duration(left)} left: {iterations} of {iteration:.1f} s, and evaluations"
-
-
-# The run.
 
 
 @dataclass(frozen=True)
@@ -110,25 +111,27 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
         PPOTunerError: something is not allowed, is not there, or does not fit into memory.
     """
     out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
-    progress = _Preparation(out)
+    progress = _progress_printer(out)
 
-    def run_of(until_end: ExitStack) -> Run:
+    def prepare_run(until_end: ExitStack) -> Run:
         if args.resume is not None:
             new_run.refuse_flags(args)
             return run_folder.resumed(args.resume)
         plan = new_run.plan(args, program.to_copy(argv), start)
-        until_end.enter_context(run_folder.claimed(plan.output))
-        for line in plan.trl_lines:
-            out.print(output.plain(line), soft_wrap=True)
-        until_end.enter_context(new_run.in_words_of_flags(plan))
+        folder = plan.run.output
+        until_end.enter_context(run_folder.claimed(folder))
+        for line in plan.trl.notes if plan.trl is not None else ():
+            out.print(plain(line), soft_wrap=True)
+        if plan.parts is not None:
+            until_end.enter_context(in_words_of_flags(plan.run.task))
         run = new_run.resolve(plan, progress)
-        return run if plan.push is None else replace(run, hub=hub.create(plan.push, plan.output.resolve().name))
+        return run if plan.push is None else replace(run, hub=hub.create(plan.push, folder.resolve().name))
 
     with stop_requests() as stop, ExitStack() as until_end:
         if launched.rank() == 0:
-            stop.on_request = lambda: _tell_stop(program.name)
-        run = rank_zero.by_first(lambda: run_of(until_end))
-        return _Session(run, out, stop, program, progress).report(args.json)
+            stop.on_request = lambda: _announce_stop(program.name)
+        run = rank_zero.by_first(lambda: prepare_run(until_end))
+        return _Session(run, out, stop, program, progress).run(args.json)
 
 
 def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path | None) -> Trainer:
@@ -154,24 +157,23 @@ class _Session:
         self._reports: list[StepReport] = []
         self._agreement = AgreementWatch()
 
-    def report(self, as_json: bool) -> int:
-        """Train, report the end, and return the exit status."""
+    def run(self, as_json: bool) -> int:
+        """Train, save the models, report the end, and return the exit status."""
         rank_zero.by_first(self._prepare)
         staged = self._staged()
         try:
             stopped = self._steps(staged)
         except PPOTunerError as error:
-            raise self._with_way_on(error) from error
+            raise self._with_resume_hint(error) from error
         if stopped is not None:
             if launched.rank() == 0:
-                print(f"{self._program.name}: {stopped}; to resume: {self._way_on}", file=sys.stderr)
+                print(f"{self._program.name}: {stopped}; to resume: {self._resume_command}", file=sys.stderr)
             return EXIT_INTERRUPTED
         self._save_model(staged.trainer, self._run.model)
         del staged  # free it before another trainer is loaded
         ending, kept = rank_zero.by_first(self._judged)
         if ending.best is not None:
-            best = make_trainer(self._run.config, self._run.task, device=self._run.device, resume_from=kept)
-            self._save_model(best, self._run.best_model)
+            self._save_model(self._make_trainer(self._run.config, kept), self._run.best_model)
         rank_zero.by_first(lambda: self._finish(ending, as_json))
         return EXIT_OK
 
@@ -195,10 +197,10 @@ class _Session:
 
         disable_progress_bar()  # its progress bars would mix with our lines
 
-        def make(config: PPOConfig, resume_from: Path | None) -> Trainer:
-            return make_trainer(config, run.task, device=run.device, resume_from=resume_from)
+        return StagedTrainer(run.stages, run.config, self._make_trainer, run.checkpoints, run.resume_from)
 
-        return StagedTrainer(run.stages, run.config, make, run.checkpoints, run.resume_from)
+    def _make_trainer(self, config: PPOConfig, resume_from: Path | None) -> Trainer:
+        return make_trainer(config, self._run.task, device=self._run.device, resume_from=resume_from)
 
     def _steps(self, staged: StagedTrainer) -> str | None:
         """Run the steps until the last, or until a stop is requested; return the reason for a stop, or None."""
@@ -211,18 +213,16 @@ class _Session:
         )
         rank_zero.by_first(lambda: self._begin(staged.trainer))
         try:
-            for made in staged:
-                is_early_end = made.step == last and not made.is_evaluation
-                report = staged.trainer.evaluated(made) if is_early_end else made
+            for report in staged:
+                if report.step == last and not report.is_evaluation:  # the run ends before its full length
+                    report = staged.trainer.evaluated(report)
                 stop = rank_zero.of_any(self._stop.why)
-                answer = rank_zero.by_first(partial(self._answer, report, keeper, stop))
-                if answer in (NextMove.SAVE, NextMove.LEAVE) or (
-                    answer is NextMove.GO_ON and staged.ends_stage(report)
-                ):
+                move = rank_zero.by_first(functools.partial(self._record_and_decide, report, keeper, stop))
+                if move in (NextMove.SAVE, NextMove.LEAVE) or (move is NextMove.GO_ON and staged.ends_stage(report)):
                     keeper.save(staged.trainer, report)
-                if answer is NextMove.LEAVE:
+                if move is NextMove.LEAVE:
                     return stop
-                if answer is NextMove.STOP:
+                if move is NextMove.STOP:
                     break
         finally:
             if self._trackers is not None:
@@ -235,13 +235,13 @@ class _Session:
         if room is not None:
             room.require_room()
         if self._run.threads is None and "torch" in sys.modules:
-            self._run = run_folder.with_threads(self._run, _torch().get_num_threads())
+            self._run = replace(self._run, threads=_torch().get_num_threads())  # torch's choice, for resuming
         run_folder.write(self._run)
         self._trackers = Trackers(self._run.report_to, self._run.tracked)
         for line in lines(self._run, self._kl_budget, room):  # after all checks
             self._print(line)
 
-    def _answer(self, report: StepReport, keeper: CheckpointKeeper, stop: str | None) -> NextMove:
+    def _record_and_decide(self, report: StepReport, keeper: CheckpointKeeper, stop: str | None) -> NextMove:
         """Record and print a step, and return the run's next move."""
         run, last, reports = self._run, self._run.last_step, self._reports
         reports.append(report)
@@ -264,8 +264,8 @@ class _Session:
     def _shows_samples(self, report: StepReport) -> bool:
         """Return True for the first step, the last, and the first evaluation of the second half."""
         last = self._run.last_step
-        second = [each for each in self._reports if each.is_evaluation and 2 * each.step >= last]
-        return report.step in (0, last) or second[:1] == [report]
+        second_half = (each for each in self._reports if each.is_evaluation and 2 * each.step >= last)
+        return report.step in (0, last) or next(second_half, None) is report
 
     def _judged(self) -> tuple[Ending, Path | None]:
         """Return the run's ending and its best checkpoint."""
@@ -292,7 +292,7 @@ class _Session:
             pushed = self._push(ending)
         finally:
             if as_json:
-                print(output.dumps(_data(run, self._reports, ending) | {"hub": pushed}))
+                print(output.dumps(_result_dict(run, self._reports, ending) | {"hub": pushed}))
 
     def _push(self, ending: Ending) -> str | None:
         """Push the better of the models if requested, and return its repository's address."""
@@ -313,30 +313,27 @@ class _Session:
         return self._task.kl_budget if self._run.kl_budget is None else self._run.kl_budget
 
     @property
-    def _way_on(self) -> str:
+    def _resume_command(self) -> str:
         return self._program.to_copy(["--resume", str(self._run.output)])
 
-    def _with_way_on(self, error: PPOTunerError) -> PPOTunerError:
+    def _with_resume_hint(self, error: PPOTunerError) -> PPOTunerError:
         """Add the resume command to the error, if steps are on disk and the same sizes may work."""
         if isinstance(error, OutOfMemory) or not self._run.steps.exists():
             return error
-        return type(error)(f"{error}; to resume: {self._way_on}")
+        return type(error)(f"{error}; to resume: {self._resume_command}")
 
     def _print(self, line: str) -> None:
         self._out.print(line, soft_wrap=True)
 
 
-class _Preparation:
-    """Reports each part of a task's preparation once."""
+def _progress_printer(out: Console) -> OnProgress:
+    """Return a function that prints each part of a task's preparation once."""
 
-    def __init__(self, out: Console) -> None:
-        self._out = out
-        self._told: set[str] = set()
+    @functools.cache
+    def print_once(what: str) -> None:
+        out.print(f"preparing: {plain(what)}", soft_wrap=True)
 
-    def __call__(self, what: str, share: float) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            self._out.print(f"preparing: {output.plain(what)}", soft_wrap=True)
+    return lambda what, share: print_once(what)
 
 
 def _torch() -> Any:
@@ -345,7 +342,7 @@ def _torch() -> Any:
     return torch
 
 
-def _data(run: Run, reports: Sequence[StepReport], ending: Ending) -> dict[str, Any]:
+def _result_dict(run: Run, reports: Sequence[StepReport], ending: Ending) -> dict[str, Any]:
     return {
         "task": run.task,
         "output": str(run.output),
@@ -357,6 +354,6 @@ def _data(run: Run, reports: Sequence[StepReport], ending: Ending) -> dict[str, 
     }
 
 
-def _tell_stop(name: str) -> None:
+def _announce_stop(name: str) -> None:
     # A signal handler may interrupt a write to the stream, so bypass it.
     os.write(2, f"\n{name}: saving a checkpoint after this step (again: end at once)\n".encode())

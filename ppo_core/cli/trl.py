@@ -2,15 +2,15 @@
 
 A file is TRL's if it has a field that only TRL has. Fields that it does not state have TRL's defaults; the critic is
 TRL's: a separate network that starts as the reward model, at the policy's learning rate. Values that depend on the
-number of iterations are resolved later: see `Cadences`.
+number of iterations are resolved later: see `TrlFile`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ppo_core.cli.arguments import Settings
-from ppo_core.cli.config_file import SETTINGS, hyperparameter, texts
+from ppo_core.cli.arguments import SETTINGS, Settings
+from ppo_core.cli.config_file import hyperparameter, texts
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.errors import ConfigError, nearest
@@ -67,7 +67,7 @@ class _Field:
         return texts(self.value, self.key)
 
     def number(self) -> float:
-        """Return a number of at least 0 (YAML hands `1e-5` over as text)."""
+        """Return a number of at least 0 (YAML reads `1e-5` as text)."""
         try:
             number = -1.0 if isinstance(self.value, bool) else float(self.value)
         except (TypeError, ValueError):
@@ -140,7 +140,7 @@ TRANSLATED: Mapping[str, tuple[str, Callable[[_Field], Any]]] = {
 """Our counterpart of each field: a setting, a key of the prompts table, or a hyperparameter; later ones win."""
 
 COUNTED = {"num_train_epochs": 3.0, "num_sample_generations": 10.0, "warmup_steps": 0.0, "save_steps": 500.0}
-"""Fields in iterations or epochs (see `Cadences`), with TRL's defaults."""
+"""Fields in iterations or epochs (see `TrlFile`), with TRL's defaults."""
 
 HIDDEN_BY = {
     "model_name_or_path": "sft_model_path",
@@ -151,6 +151,7 @@ HIDDEN_BY = {
 
 _PLAIN_LORA = "adapters here are LoRA on whole modules, without DoRA"
 _FLOAT32 = "models are loaded in float32"
+_PUSH = "not read from a file; pass --push_to_hub REPO_ID or --hub_private_repo on the command line"
 WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "adafactor": ((False,), "plain AdamW trains here"),
     "optim_args": (("",), "AdamW here takes adam_beta1, adam_beta2 and adam_epsilon alone"),
@@ -162,6 +163,9 @@ WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "model_revision": (("main",), "models are loaded from their main revision"),
     "use_dora": ((False,), _PLAIN_LORA),
     "lora_target_parameters": (([],), _PLAIN_LORA),
+    "push_to_hub": ((False,), _PUSH),
+    "hub_model_id": ((), _PUSH),
+    "hub_private_repo": ((), _PUSH),
     "save_strategy": (("steps",), "not followed; save_every_seconds and new best evaluations save checkpoints"),
 }
 """Fields that would change a run but are not followed: values that need no warning, and the warning."""
@@ -177,14 +181,14 @@ env eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval
 eval_use_gather_object evaluation_strategy fp16_backend fp16_full_eval fp16_opt_level fsdp fsdp_config
 fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap full_determinism gradient_checkpointing_kwargs
 gradient_checkpointing_use_reentrant greater_is_better group_by_length half_precision_backend hub_always_push
-hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_bias_buffers ignore_data_skip
+hub_revision hub_strategy hub_token ignore_bias_buffers ignore_data_skip
 include_for_metrics include_inputs_for_metrics include_num_input_tokens_seen include_tokens_per_second jit_mode_eval
 label_names label_smoothing_factor length_column_name liger_kernel_config load_best_model_at_end local_batch_size
 local_mini_batch_size local_rank log_level log_level_replica log_on_each_node logging_dir logging_first_step
 logging_nan_inf_filter logging_steps logging_strategy lora_dropout lora_task_type max_steps metric_for_best_model
 micro_batch_size mini_batch_size model_adapter_name mp_parameters neftune_noise_alpha num_total_batches
 optim_target_modules overwrite_output_dir parallelism_config past_index per_device_eval_batch_size
-per_gpu_eval_batch_size per_gpu_train_batch_size prediction_loss_only project push_to_hub push_to_hub_model_id
+per_gpu_eval_batch_size per_gpu_train_batch_size prediction_loss_only project push_to_hub_model_id
 push_to_hub_organization push_to_hub_token ray_scope ref_adapter_name remove_unused_columns
 restore_callback_states_from_checkpoint resume_from_checkpoint save_on_each_node save_only_model save_safetensors
 save_total_limit skip_memory_metrics split_batches tf32 torch_compile torch_compile_backend torch_compile_mode
@@ -198,48 +202,20 @@ FIELDS = (*TRANSLATED, *WARNED, *IGNORED)
 """All TRL fields that are not taken unchanged."""
 
 
-@dataclass(frozen=True)
-class Cadences:
-    """TRL's counts of iterations or epochs; they become episodes once the run's length is known."""
+@dataclass(frozen=True, kw_only=True)
+class TrlFile:
+    """A TRL file, translated. Its counts of iterations or epochs become episodes once the run's length is known."""
 
+    settings: Settings
+    values: Mapping[str, HyperValue]
     epochs: float | None
-    """Passes over the training prompts; None where the file states total_episodes."""
+    """Passes over the training prompts; None: the file states total_episodes."""
     generations: int
     """How often TRL samples completions in a run; here, evaluations."""
     warmup_steps: float
     """Iterations; below 1: a share of the run."""
     save_steps: float | None
     """Iterations between checkpoints; below 1: a share of the run; None: not set."""
-
-    def total_episodes(self, prompts: int) -> int | None:
-        """Return the run's episodes for that many training prompts; None if the file states them."""
-        return None if self.epochs is None else max(1, int(self.epochs * prompts))
-
-    def values(self, config: PPOConfig) -> dict[str, HyperValue]:
-        """Return the hyperparameters that follow from the run's length, for its processes."""
-        batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
-        every = max(1, iterations // self.generations) if self.generations else iterations
-        values: dict[str, HyperValue] = {"eval_every_episodes": every * batch}
-        if self.warmup_steps and config.lr_scheduler_type != "constant":
-            share = self.warmup_steps if self.warmup_steps < 1 else self.warmup_steps / iterations
-            values["warmup_ratio"] = min(share, 1 - 1 / (iterations + 1))
-        return values
-
-    def save_every_episodes(self, config: PPOConfig) -> int | None:
-        """Return the episodes between checkpoints, or None if not set."""
-        if self.save_steps is None:
-            return None
-        steps = self.save_steps if self.save_steps >= 1 else self.save_steps * config.num_iterations()
-        return max(1, round(steps)) * config.batch_sizes(1).batch_size
-
-
-@dataclass(frozen=True)
-class TrlFile:
-    """A TRL file, translated."""
-
-    settings: Settings
-    values: Mapping[str, HyperValue]
-    cadences: Cadences
     used: tuple[str, ...]
     """Notes on its fields."""
     warnings: tuple[str, ...]
@@ -251,18 +227,33 @@ class TrlFile:
         return (*self.used, *self.warnings)
 
     def for_task(self, prompts: int, *, has_reward_model: bool) -> dict[str, HyperValue]:
-        """Return the values for a task with so many training prompts, with or without a reward model."""
+        """Return the values for a task with that number of training prompts, with or without a reward model."""
         values = dict(self.values)
-        total = self.cadences.total_episodes(prompts)
-        if total is not None:
-            values["total_episodes"] = total
+        if self.epochs is not None:
+            values["total_episodes"] = max(1, int(self.epochs * prompts))
         if values["value_model_path"] == REWARD_MODEL and not has_reward_model:
             values["value_model_path"] = None
         return values
 
     def for_length(self, config: PPOConfig) -> dict[str, HyperValue]:
-        """Complete the values that depend on the run: cadences, and the critic's learning rate."""
-        return {"value_learning_rate": config.learning_rate, **self.cadences.values(config)}
+        """Return the values that depend on the length and the processes of the run of `config`."""
+        batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
+        every = max(1, iterations // self.generations) if self.generations else iterations
+        values: dict[str, HyperValue] = {
+            "value_learning_rate": config.learning_rate,
+            "eval_every_episodes": every * batch,
+        }
+        if self.warmup_steps and config.lr_scheduler_type != "constant":
+            share = self.warmup_steps if self.warmup_steps < 1 else self.warmup_steps / iterations
+            values["warmup_ratio"] = min(share, 1 - 1 / (iterations + 1))
+        return values
+
+    def save_every_episodes(self, config: PPOConfig) -> int | None:
+        """Return the episodes between checkpoints, or None if not set."""
+        if self.save_steps is None:
+            return None
+        steps = self.save_steps if self.save_steps >= 1 else self.save_steps * config.num_iterations()
+        return max(1, round(steps)) * config.batch_sizes(1).batch_size
 
 
 def translated(key: str, given: Mapping[str, Any]) -> Any:
@@ -296,27 +287,29 @@ def read(content: Mapping[str, Any], where: str) -> TrlFile:
     counted, settings, prompts = dict(COUNTED), dict[str, Any](), dict[str, Any]()
     for key, (ours, _) in TRANSLATED.items():
         try:
-            found = translated(key, given) if key in given else None
+            value = translated(key, given) if key in given else None
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        if found is None:
+        if value is None:
             continue
         if key in COUNTED:
-            counted[key] = found
+            counted[key] = value
         elif ours in HYPERPARAMETERS:
-            values[ours] = hyperparameter(ours, found, where)
+            values[ours] = hyperparameter(ours, value, where)
         elif ours.startswith("prompts."):
-            prompts[ours.removeprefix("prompts.")] = found
+            prompts[ours.removeprefix("prompts.")] = value
         else:
-            settings[ours] = found
-    cadences = Cadences(
+            settings[ours] = value
+    return TrlFile(
+        settings=Settings(**settings, prompt_splits=prompts or None),
+        values=values,
         epochs=None if "total_episodes" in given else counted["num_train_epochs"],
         generations=int(counted["num_sample_generations"]),
         warmup_steps=counted["warmup_steps"],
         save_steps=counted["save_steps"] or None if given.get("save_strategy", "steps") == "steps" else None,
+        used=tuple(_used(given)),
+        warnings=tuple(_warnings(given)),
     )
-    own = Settings(**settings, prompt_splits=prompts or None)
-    return TrlFile(own, values, cadences, tuple(_used(given)), tuple(_warnings(given)))
 
 
 def _warned(given: Mapping[str, Any]) -> list[str]:
@@ -346,9 +339,9 @@ def _warnings(given: Mapping[str, Any]) -> Iterator[str]:
     if "max_grad_norm" in given:
         yield "max_grad_norm: TRL's PPO declared it and never applied it; here it is applied"
     if given.get("num_mini_batches", 1) != 1 and given.get("gradient_accumulation_steps", 1) != 1:
-        yield "num_mini_batches: TRL's PPO steps once an epoch where it accumulates gradients; here once a mini-batch"
+        yield "num_mini_batches: TRL's PPO steps once per epoch if it accumulates gradients; here once per mini-batch"
     if given.get("missing_eos_penalty") and "stop_token" not in given:
         yield (
-            "missing_eos_penalty: TRL's PPO looks for EOS anywhere in a response; here one that no stop token ends "
-            "pays it"
+            "missing_eos_penalty: TRL's PPO looks for EOS anywhere in a response; here a response that no stop token "
+            "ends pays it"
         )

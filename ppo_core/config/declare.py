@@ -1,4 +1,8 @@
-"""Declarations of hyperparameters: `name: type = hyper(default, label, doc, ...)` on a dataclass field."""
+"""Declarations of hyperparameters, and checks of values in study and task files.
+
+A declaration is `name: type = hyper(default, label, doc, ...)` on a dataclass field. Each error of a check is one line:
+location, value, allowed values.
+"""
 
 import dataclasses
 import json
@@ -58,9 +62,9 @@ class Bounds:
     high_open: bool = False
 
     def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.low_open else value >= self.low
-        below = value < self.high if self.high_open else value <= self.high
-        return above and below
+        is_above = value > self.low if self.low_open else value >= self.low
+        is_below = value < self.high if self.high_open else value <= self.high
+        return is_above and is_below
 
     def __str__(self) -> str:
         if self.high == math.inf:
@@ -179,7 +183,7 @@ def read_declarations(cls: type) -> dict[str, Hyperparameter]:
         base = next(m for m in members if m is not type(None))
         choices = typing.get_args(base) if typing.get_origin(base) is Literal else ()
         table[item.name] = Hyperparameter(
-            **{f.name: getattr(text.declared, f.name) for f in dataclasses.fields(Hyper)},
+            **vars(text.declared),
             name=item.name,
             group=group,
             kind=str if choices else base,
@@ -190,10 +194,24 @@ def read_declarations(cls: type) -> dict[str, Hyperparameter]:
     return table
 
 
-# Checks of single values in a study or task file. Each error is one line: location, value, allowed values.
-
 POSITIVE = Bounds(0, low_open=True)
 AT_LEAST_ONE = Bounds(1)
+
+
+def read_text(path: Path, what: str) -> str:
+    """Return a file's text; `what` describes the file in errors.
+
+    Raises:
+        ConfigError: it cannot be read; the message names the file.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{what} {not_found(path)}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from error
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -202,14 +220,9 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read; the message names the file and, for bad syntax, the line.
     """
+    text = read_text(path, what)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{what} {not_found(path)}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from error
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # bad syntax; more digits or nested lists than Python reads
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
@@ -296,7 +309,7 @@ def read_choices(hyper: Hyperparameter, values: Sequence[object], where: str) ->
     """Return the list `values` as choices of `hyper`, in the field's type and in their order; `where` names it.
 
     Raises:
-        ConfigError: a value is not allowed, there are fewer than two, or one stands there twice.
+        ConfigError: a value is not allowed, there are fewer than two, or one is repeated.
     """
     try:
         read = tuple(hyper.coerce(value) for value in values)
@@ -311,7 +324,7 @@ def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> R
     """Return the table `value` as a range of `hyper`; `where` names it in errors.
 
     Raises:
-        ConfigError: an end is missing, outside what is valid, or does not go with the scale.
+        ConfigError: an end is missing, is not valid, or does not fit the scale.
     """
     require_known(value, ("low", "high", "scale"), f"{where}.")
     for key in ("low", "high"):
@@ -342,5 +355,5 @@ def _check_range(hyper: Hyperparameter, span: Range, where: str) -> None:
         raise ConfigError(f'{where}: the scale log2 is for whole numbers; use "log"')
     for key, end in (("low", span.low), ("high", span.high)):
         if not math.log2(end).is_integer():
-            below = 2 ** math.floor(math.log2(end))
-            raise ConfigError(f"{where}.{key} = {end:g} is not a power of two; the nearest are {below} and {2 * below}")
+            power = 2 ** math.floor(math.log2(end))
+            raise ConfigError(f"{where}.{key} = {end:g} is not a power of two; the nearest are {power} and {2 * power}")

@@ -1,7 +1,7 @@
 """Every PPO hyperparameter, declared once.
 
-One `hyper` declaration a field feeds validation, the command line, the search space, the dashboard's labels and the
-docs. `valid` is mathematics and can never be left; `search` is advice for a 1B to 7B model, which a task or a study may
+One `hyper` declaration per field feeds validation, the command line, the search space, the dashboard's labels and the
+docs. `valid` is mathematics and always holds; `search` is advice for a 1B to 7B model, which a task or a study may
 replace. Never imports torch.
 """
 
@@ -38,7 +38,7 @@ class PPOConfig:
     """One PPO run's hyperparameters, under TRL's names where TRL has the field.
 
     A plain dataclass, not a child of `transformers.TrainingArguments`, whose hundred fields mostly
-    do nothing in an online RL loop. Where to find what users look for there:
+    do nothing in an online RL loop. Its fields that users look for have these counterparts:
 
     | TrainingArguments              | here                                                         |
     |--------------------------------|--------------------------------------------------------------|
@@ -66,7 +66,7 @@ class PPOConfig:
         "a tenth of total_episodes.",
         source="PPO Tuner", unit="episodes", valid=COUNT)
     seed: int = hyper(0, "Seed",
-        "Decides every random draw of the run, whatever the chunking or the number of processes.",
+        "Decides every random draw of the run, regardless of chunking and the number of processes.",
         source=TRL, valid=Bounds(0, 2**32 - 1))
 
     learning_rate: float = hyper(3e-6, "Policy learning rate",
@@ -204,7 +204,7 @@ class PPOConfig:
         heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0),
         search=Range(0.01, 0.2, "log"))
     kl_target: float | None = hyper(None, "KL target",
-        "Set: β adapts so that the exact KL of a response goes to this. Unset: β is fixed.",
+        "Set: β adapts so that the exact KL of a response approaches this. Unset: β is fixed.",
         source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE,
         search=Range(3, 12, "log"))
     kl_controller: Literal["adaptive", "landing"] = hyper("adaptive", "KL controller",
@@ -285,8 +285,8 @@ class PPOConfig:
         source="Stiennon et al. 2020 and OpenRLHF start it from the reward model; TRL reward_model_path",
         fixed_by_checkpoint=CRITIC)
     use_peft: bool = hyper(False, "LoRA",
-        "Train low-rank adapters on frozen weights, which are then the reference, too. A separate critic has "
-        "adapters of its own on the same weights.",
+        "Train low-rank adapters on frozen weights, which are then also the reference. A separate critic has its own "
+        "adapters on the same weights.",
         source="Hu et al. 2021, arXiv 2106.09685; TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
     lora_r: int = hyper(16, "LoRA rank",
         "Rank of the adapters.",
@@ -309,7 +309,7 @@ class PPOConfig:
         source="TRL ModelConfig; peft modules_to_save", fixed_by_checkpoint=ADAPTERS)
     load_in_4bit: bool = hyper(False, "4-bit weights",
         "Hold the frozen linear layers under the adapters, all but the head, in 4 bits (NF4, double quantisation): "
-        "about a quarter of bfloat16's memory. They are the reference, too. Needs use_peft, and bitsandbytes (the "
+        "about a quarter of bfloat16's memory. They are also the reference. Needs use_peft, and bitsandbytes (the "
         "extra quantized).",
         source="Dettmers et al. 2023 (QLoRA), arXiv 2305.14314; TRL ModelConfig",
         fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
@@ -355,6 +355,10 @@ class PPOConfig:
         """Return every field by name."""
         return dataclasses.asdict(self)
 
+    def changed(self) -> dict[str, HyperValue]:
+        """Return the values other than the declared defaults, by name."""
+        return {name: value for name, value in self.to_dict().items() if value != HYPERPARAMETERS[name].default}
+
     def batch_sizes(self, world_size: int) -> BatchSizes:
         """Return the whole batch hierarchy for `world_size` processes.
 
@@ -374,7 +378,7 @@ class PPOConfig:
         """Return the same run with a batch size independent of the number of processes.
 
         Raises:
-            ConfigError: its batch cannot be spread over so many.
+            ConfigError: its batch cannot be spread over that number of processes.
         """
         sizes = self.batch_sizes(world_size)
         if world_size == 1:
@@ -396,7 +400,10 @@ class PPOConfig:
         )
 
     def shards_weights(self, world_size: int) -> bool:
-        """Return True if each of so many processes holds a share of the weights; no memory prediction covers that."""
+        """Return True if each of `world_size` processes holds a share of the weights.
+
+        No memory prediction covers that.
+        """
         return self.use_fsdp and world_size > 1
 
     def num_iterations(self, world_size: int = 1) -> int:
@@ -450,8 +457,6 @@ def require_name(name: str, where: str) -> Hyperparameter:
     return HYPERPARAMETERS[name]
 
 
-# Checks across hyperparameters: contradictions, and values without effect.
-
 _NEEDS_CRITIC = ("value_learning_rate", "value_lr_scheduler_type", "value_warmup_ratio", "value_max_grad_norm",
                  "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam")  # fmt: skip
 _NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save")
@@ -489,9 +494,11 @@ def _check(config: PPOConfig) -> None:
         )
     if config.load_in_4bit and not config.use_peft:
         raise ConfigError("load_in_4bit = true needs use_peft = true: 4-bit weights are frozen, adapters learn")
-    for name, other in (("use_peft", True), ("optim", "adamw_8bit")):
+    for name, other, why in (
+        ("use_peft", True, "adapters learn on weights that the reference holds whole"),
+        ("optim", "adamw_8bit", "it is sharded"),
+    ):
         if config.use_fsdp and getattr(config, name) == other:
-            why = "adapters learn on weights that the reference holds whole" if name == "use_peft" else "it is sharded"
             raise ConfigError(f"use_fsdp is not allowed beside {name} = {str(other).lower()}: {why}")
     if config.value_model_path is not None and config.value_model == "shared":
         raise ConfigError('value_model_path needs value_model = "separate": a shared critic is a head on the policy')
@@ -516,14 +523,14 @@ def _texts(stop_strings: str | None) -> tuple[str, ...]:
     """
     if stop_strings is None:
         return ()
-    found: object = [stop_strings]
+    texts: object = [stop_strings]
     if stop_strings.startswith("["):
         try:
-            found = json.loads(stop_strings)
+            texts = json.loads(stop_strings)
         except ValueError:
-            found = None
-    if isinstance(found, list) and found and all(isinstance(text, str) and text for text in found):
-        return tuple(found)
+            texts = None
+    if isinstance(texts, list) and texts and all(isinstance(text, str) and text for text in texts):
+        return tuple(texts)
     raise ConfigError(
         f'stop_strings = {stop_strings!r} is not allowed; expected a string, or a JSON list of strings such as ["\\n"]'
     )
@@ -560,7 +567,7 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
 
 
 def cautions(config: PPOConfig) -> list[str]:
-    """Return warnings on allowed values that will hardly have their effect, one line each."""
+    """Return warnings on allowed values that will have hardly any effect, one line each."""
     lines = []
     if config.is_landing and config.kl_coef != HYPERPARAMETERS["kl_coef"].default:
         lines.append(f"kl_coef = {config.kl_coef:g} does nothing: {inert('kl_coef', config.to_dict())}")

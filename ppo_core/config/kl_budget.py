@@ -46,11 +46,11 @@ def front(points: Iterable[Point]) -> list[Point]:
 
     Sorted by rising bound, and so by rising reward. Of equal points the lower trial and step stays.
     """
-    found: list[Point] = []
-    for point in sorted(points, key=lambda one: (one.bound, -one.reward, one.trial, one.step)):
-        if math.isfinite(point.bound) and (not found or point.reward > found[-1].reward):
-            found.append(point)
-    return found
+    best: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.bound, -point.reward, point.trial, point.step)):
+        if math.isfinite(point.bound) and (not best or point.reward > best[-1].reward):
+            best.append(point)
+    return best
 
 
 def thinned(points: Sequence[Point], most: int, always: int | None = None) -> list[Point]:
@@ -61,8 +61,8 @@ def thinned(points: Sequence[Point], most: int, always: int | None = None) -> li
     """
     kept = list(points)
     while len(kept) > most:
-        below = [0.0, *(point.bound for point in kept)]
-        gaps = {i: kept[i + 1].bound - below[i] for i in range(len(kept) - 1) if kept[i].step != always}
+        lower = [0.0, *(point.bound for point in kept)]
+        gaps = {i: kept[i + 1].bound - lower[i] for i in range(len(kept) - 1) if kept[i].step != always}
         del kept[min(gaps, key=lambda i: gaps[i])]
     return kept
 

@@ -50,10 +50,10 @@ class StagedTrainer:
 
         Args:
             stages: The run's earlier stages, in order.
-            config: Of its last stage.
+            config: The last stage's.
             make: Returns a trainer, new or continuing from a checkpoint.
             folder: The run's folder of checkpoints.
-            resume_from: The checkpoint that the run resumes from; None: it begins.
+            resume_from: The checkpoint that the run resumes from; None for a new run.
         """
         reached = checkpoint.read_manifest(resume_from)["extra"][EPISODE] if stages and resume_from is not None else -1
         self._earlier = [stage for stage in stages if stage.until_episode > reached]

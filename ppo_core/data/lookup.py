@@ -4,26 +4,24 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from ppo_core.errors import PPOTunerError, TaskError, nearest
+from ppo_core.errors import PPOTunerError, TaskError, first_line, nearest
 
 
 def not_found(path: Path) -> str:
     """Return `x.toml not found in FOLDER`, the folder that a relative path begins at, with the nearest name there."""
-    begins = "" if path.is_absolute() else f" in {Path.cwd()}"
+    place = "" if path.is_absolute() else f" in {Path.cwd()}"
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-    return f"{path} not found{begins}{nearest(path.name, siblings)}"
+    return f"{path} not found{place}{nearest(path.name, siblings)}"
 
 
 def import_module(path: str, what: str, error: type[PPOTunerError]) -> tuple[ModuleType, str]:
     """Return the module and the attribute's name of `module:attribute`.
 
     Raises:
-        PPOTunerError: of the class `error`, where there is no such module; `what` says what was looked for.
+        PPOTunerError: there is no such module; `error` is its class, and `what` begins its message.
     """
     name, _, attribute = path.partition(":")
     try:
@@ -39,7 +37,7 @@ def import_file(file: Path) -> ModuleType:
 
     Raises:
         ImportError: it is not a file, or not named as Python's are.
-        Exception: whatever it raises.
+        Exception: anything that the file's code raises.
     """
     file = file.resolve()
     # Two files may share a name; dataclasses, pickle and make_task look their module up in sys.modules.
@@ -49,27 +47,16 @@ def import_file(file: Path) -> ModuleType:
         raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    sys.path.insert(0, str(file.parent))
     try:
-        with _importing_from(file.parent):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        sys.path.remove(str(file.parent))
     return module
 
-
-@contextmanager
-def _importing_from(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-# Check quickly that a model that is not on disk can be fetched from the hub at all.
-#
-# Loading asks for several files and repeats each request for half a minute, with a line on stderr every time.
 
 FILES = ("config.json", "adapter_config.json")
 """Files of which a cached model or adapter has one."""
@@ -80,12 +67,12 @@ SECONDS = 5.0
 def require_reachable(model: str, where: str) -> None:
     """Raise TaskError if a hub id is not in the local cache and the hub does not respond.
 
-    Paths are skipped; an answer of the hub, even a refusal, is left to the loading. `where` names the setting that
-    holds the id.
+    A quick check: loading asks for several files and repeats each request for half a minute. Paths are skipped;
+    an answer of the hub, even a refusal, is left to the loading. `where` names the setting that holds the id.
     """
     if Path(model).is_absolute():
         return
-    from huggingface_hub import HfApi, try_to_load_from_cache  # which takes a while to import
+    from huggingface_hub import HfApi, try_to_load_from_cache  # slow to import
     from huggingface_hub.errors import HfHubHTTPError
 
     if any(isinstance(try_to_load_from_cache(model, name), str) for name in FILES):
@@ -94,8 +81,13 @@ def require_reachable(model: str, where: str) -> None:
         HfApi().model_info(model, timeout=SECONDS)
     except HfHubHTTPError:
         return
-    except Exception as error:  # what a connection raises is of the classes of hub's own libraries
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+    except Exception as error:  # connections raise classes of libraries below the hub's own
         raise TaskError(
-            f"{where} = {model!r}: folder {model} not found, and the hub cannot be reached: {reason}"
+            f"{where} = {model!r}: folder {model} not found, and the hub cannot be reached: {first_line(error)}"
         ) from error
+
+
+def attribute_hint(module: ModuleType, kind: type, name: str) -> str:
+    """Return the end of an error that a module lacks `name`: the names of its values of a `kind`, and the nearest."""
+    names = [key for key, value in vars(module).items() if isinstance(value, kind)]
+    return f"; it has: {', '.join(names)}{nearest(name, names)}" if names else "; it defines none"

@@ -2,12 +2,12 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,26 +20,21 @@ from ppo_core.data.prompts import (
     PromptRow,
     PromptSource,
     Reason,
-    Split,
-    draw,
     is_chat,
-    make_plan,
     make_prompt,
     plain,
     prompt_lengths,
-    rows_of,
 )
+from ppo_core.data.splits import Split, draw, make_plan, rows_of
 from ppo_core.data.task import Prompt, Prompts
-from ppo_core.errors import TaskError, nearest
+from ppo_core.errors import TaskError, first_line, nearest
 
 if TYPE_CHECKING:  # importing them loads torch, or takes a second
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 
-# The library `datasets` reads Parquet files, folders that it saved, and datasets of the hub.
-#
-# It is imported where it is used: that takes a second, which declarations and text files should not.
+# `datasets` is imported where it is used: that takes a second, which declarations and text files should not.
 
 
 def read_parquet(path: Path, suffix: str, source: PromptSource) -> Split:
@@ -49,9 +44,9 @@ def read_parquet(path: Path, suffix: str, source: PromptSource) -> Split:
     with _quiet(), tempfile.TemporaryDirectory() as cache:
         try:
             dataset = Dataset.from_parquet(str(path), cache_dir=cache, keep_in_memory=True)
-        except Exception as error:  # whatever a damaged file makes pyarrow or datasets raise
+        except Exception as error:  # a damaged file makes pyarrow or datasets raise errors of any class
             raise TaskError(f"{source.where}: {path.name} is not a Parquet file: {_why(error)}") from error
-    return _split(dataset, suffix)
+    return _DatasetSplit(dataset, suffix)
 
 
 def is_saved(folder: Path) -> bool:
@@ -66,9 +61,9 @@ def read_saved(folder: Path, source: PromptSource) -> dict[str, Split]:
     with _quiet():
         try:
             loaded = load_from_disk(folder)
-        except Exception as error:  # whatever a damaged folder makes pyarrow, json or datasets raise
+        except Exception as error:  # errors of any class, from pyarrow, json or datasets
             raise TaskError(f"{source.where}: the folder is not a whole saved dataset: {_why(error)}") from error
-    return _splits(loaded) if isinstance(loaded, dict) else {"train": _split(loaded, "")}
+    return _splits(loaded) if isinstance(loaded, dict) else {"train": _DatasetSplit(loaded, "")}
 
 
 def read_hub(source: PromptSource) -> dict[str, Split]:
@@ -78,7 +73,7 @@ def read_hub(source: PromptSource) -> dict[str, Split]:
     with _quiet():
         try:
             loaded = load_dataset(source.path, source.config)
-        except Exception as error:  # connection, access, formats: everything the hub and its builders raise
+        except Exception as error:  # connection, access, formats: errors of any class
             raise TaskError(
                 f"{source.where}: no such file or folder, and no such dataset on the hub: {_why(error)}"
             ) from error
@@ -86,17 +81,23 @@ def read_hub(source: PromptSource) -> dict[str, Split]:
 
 
 def _splits(loaded: "dict[str, Dataset]") -> dict[str, Split]:
-    return {str(name): _split(dataset, f" of {name}") for name, dataset in loaded.items()}
+    return {str(name): _DatasetSplit(dataset, f" of {name}") for name, dataset in loaded.items()}
 
 
-def _split(dataset: "Dataset", suffix: str) -> Split:
-    """Return a split that reads only requested rows, and decodes none (images, audio)."""
+@dataclass(frozen=True)
+class _DatasetSplit:
+    """A split that reads only requested rows, and decodes none (images, audio)."""
 
-    def rows(start: int, stop: int) -> list[PromptRow]:
-        part = dataset.select(range(start, stop)).to_list()
-        return [PromptRow(f"row {start + 1 + i}{suffix}", plain(values)) for i, values in enumerate(part)]
+    dataset: "Dataset"
+    suffix: str
 
-    return Split(len(dataset), rows)
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, part: slice) -> list[PromptRow]:
+        rows = range(len(self))[part]
+        values = self.dataset.select(rows).to_list()
+        return [PromptRow(f"row {row + 1}{self.suffix}", plain(each)) for row, each in zip(rows, values, strict=True)]
 
 
 @contextlib.contextmanager
@@ -116,8 +117,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _why(error: BaseException) -> str:
-    cause = error.__cause__ or error  # datasets says "an error occurred", its cause says which
-    return str(cause).strip().partition("\n")[0] or type(cause).__name__
+    return first_line(error.__cause__ or error)  # datasets says "an error occurred", its cause says which
 
 
 def read_file(path: Path, suffix: str, source: PromptSource) -> Split:
@@ -138,16 +138,13 @@ def _read_lines(path: Path, suffix: str, source: PromptSource) -> Split:
     rows = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                rows.append(_json_row(line, f"line {number}{suffix}"))
-    return Split.of(rows)
-
-
-def _json_row(line: bytes, where: str) -> PromptRow:
-    try:
-        return _row_of(json.loads(line), where)  # bytes: a byte order mark is understood
-    except (ValueError, RecursionError):
-        return PromptRow(where, None, "not JSON")
+            where = f"line {number}{suffix}"
+            try:
+                if line.strip():
+                    rows.append(_row_of(json.loads(line), where))  # bytes: a byte order mark is understood
+            except (ValueError, RecursionError):
+                rows.append(PromptRow(where, None, "not JSON"))
+    return rows
 
 
 def _row_of(value: Any, where: str) -> PromptRow:
@@ -157,14 +154,14 @@ def _row_of(value: Any, where: str) -> PromptRow:
 def _read_json(path: Path, suffix: str, source: PromptSource) -> Split:
     text = path.read_bytes()
     if not text.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        return _read_lines(path, suffix, source)  # many a .json file has an object a line
+        return _read_lines(path, suffix, source)  # often a .json file has one object per line
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TaskError(
             f"{source.where}: {path.name} is neither a JSON list nor one object per line: {error}"
         ) from error
-    return Split.of([_row_of(value, f"row {i}{suffix}") for i, value in enumerate(values, 1)])
+    return [_row_of(value, f"row {i}{suffix}") for i, value in enumerate(values, 1)]
 
 
 def _read_csv(path: Path, suffix: str, source: PromptSource, delimiter: str) -> Split:
@@ -175,65 +172,54 @@ def _read_csv(path: Path, suffix: str, source: PromptSource, delimiter: str) -> 
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
             raise TaskError(f'{source.where}: {path.name} has the column "{twice[0]}" twice')
-        rows = [_csv_row(cells, header, f"line {line}{suffix}") for line, cells in _csv_lines(reader)]
-    prompts = {source.column} if source.column else set(PROMPT_COLUMNS)
-    return Split.of(_typed(rows, header, prompts))
+        rows = list(_csv_rows(reader, header, suffix))
+    return _typed(rows, header, {source.column} if source.column else set(PROMPT_COLUMNS))
 
 
-def _csv_lines(reader: Any) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield each row's first line number, and its cells or the problem; blank lines are not rows."""
+def _csv_rows(reader: Any, header: list[str], suffix: str) -> Iterator[PromptRow]:
+    """Yield the rows, each named by its first line; blank lines are not rows."""
     while True:
-        line = reader.line_num + 1
+        where = f"line {reader.line_num + 1}{suffix}"
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            yield line, str(error)
-        else:
-            if cells:
-                yield line, cells
+            yield PromptRow(where, None, str(error))
+            continue
+        if len(cells) == len(header):
+            yield PromptRow(where, dict(zip(header, (cell or None for cell in cells), strict=True)))
+        elif cells:
+            yield PromptRow(where, None, f"{len(cells)} fields, not {len(header)}")
 
 
-def _csv_row(cells: list[str] | str, header: list[str], where: str) -> PromptRow:
-    if isinstance(cells, str):
-        return PromptRow(where, None, cells)
-    if len(cells) != len(header):
-        return PromptRow(where, None, f"{len(cells)} fields, not {len(header)}")
-    return PromptRow(where, dict(zip(header, (cell or None for cell in cells), strict=True)))
-
-
-def _typed(rows: list[PromptRow], header: list[str], prompts: Collection[str | None]) -> list[PromptRow]:
+def _typed(rows: list[PromptRow], header: list[str], prompts: Collection[str]) -> list[PromptRow]:
     """Convert whole columns of numbers, of true and false, of lists or of objects.
 
     A column that may be the prompt's stays text unless all of it is chats: "7" may be a prompt.
     """
-    table = [dict(row.values) if row.values is not None else None for row in rows]
+    typed: dict[str, dict[str, Any]] = {}
     for name in header:
-        cells = [values[name] for values in table if values is not None and values[name] is not None]
-        read = _read_cells(cells)
-        if read is None or (name in prompts and not all(is_chat(value) for value in read.values())):
-            continue
-        for values in table:
-            if values is not None and values[name] is not None:
-                values[name] = plain(read[values[name]])
-    return [PromptRow(row.where, values, row.fault) for row, values in zip(rows, table, strict=True)]
+        values = _read_cells([row.values[name] for row in rows if row.values and row.values[name] is not None])
+        if name not in prompts or all(map(is_chat, values.values())):
+            typed[name] = values
+    return [
+        replace(row, values={name: typed.get(name, {}).get(cell, cell) for name, cell in row.values.items()})
+        if row.values is not None
+        else row
+        for row in rows
+    ]
 
 
-def _read_cells(cells: list[str]) -> dict[str, Any] | None:
-    """Return the value of each cell, if all are JSON of one kind (Python's True and False count), else None."""
-    read: dict[str, Any] = {}
-    kind: tuple[type, ...] | None = None
-    for cell in cells:
-        try:
-            value = json.loads(cell.lower() if cell in ("True", "False", "TRUE", "FALSE") else cell)
-        except (ValueError, RecursionError):
-            return None
-        kind = kind or next((each for each in ((bool,), (int, float), (list,), (dict,)) if isinstance(value, each)), ())
-        if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kind):
-            return None
-        read[cell] = value
-    return read or None
+def _read_cells(cells: list[str]) -> dict[str, Any]:
+    """Return the value of each cell, if all are JSON of one kind (Python's True and False count), else nothing."""
+    try:
+        values = [json.loads(cell.lower() if cell in ("True", "False", "TRUE", "FALSE") else cell) for cell in cells]
+    except (ValueError, RecursionError):
+        return {}
+    kinds = {float if type(value) is int else type(value) for value in values}
+    is_one_kind = len(kinds) == 1 and kinds <= {bool, float, list, dict}
+    return dict(zip(cells, map(plain, values), strict=True)) if is_one_kind else {}
 
 
 Reader = Callable[[Path, str, PromptSource], Split]
@@ -251,16 +237,9 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 
 
 SPLIT_WORDS: Mapping[str, str] = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "eval": "validation",
-    "evaluation": "validation",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 """Words in a file's or folder's name that identify its split."""
 
@@ -282,10 +261,10 @@ def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]
     """
     files = [Path(choice) for choice in (source.eval, source.test) if is_data_file(choice)]  # type: ignore[arg-type]
     splits, notes = _load(source, with_name=bool(files))
-    return splits | {str(file): read_file(file, f" of {file.name}", source) for file in files}, notes
+    return {**splits} | {str(file): read_file(file, f" of {file.name}", source) for file in files}, notes
 
 
-def _load(source: PromptSource, *, with_name: bool) -> tuple[dict[str, Split], tuple[str, ...]]:
+def _load(source: PromptSource, *, with_name: bool) -> tuple[Mapping[str, Split], tuple[str, ...]]:
     path = Path(source.path).expanduser()
     if path.is_dir():
         return (read_saved(path, source), ()) if is_saved(path) else _read_folder(path, source)
@@ -297,7 +276,7 @@ def _load(source: PromptSource, *, with_name: bool) -> tuple[dict[str, Split], t
     return read_hub(source), ()
 
 
-def _read_folder(path: Path, source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]]:
+def _read_folder(path: Path, source: PromptSource) -> tuple[Mapping[str, Split], tuple[str, ...]]:
     """Read a folder's files; if some names tell their split, files whose names do not are left out and reported."""
     files = sorted(file.relative_to(path) for file in path.rglob("*") if _is_data(file, path))
     if not files:
@@ -306,12 +285,12 @@ def _read_folder(path: Path, source: PromptSource) -> tuple[dict[str, Split], tu
     unnamed = [str(file) for file, name in names.items() if name is None]
     if len(unnamed) == len(files):
         names, unnamed = dict.fromkeys(files, "train"), []
-    parts: dict[str, list[Split]] = {}
+    splits: dict[str, list[PromptRow]] = {}
     for file, name in names.items():
         if name is not None:
-            parts.setdefault(name, []).append(read_file(path / file, f" of {file}", source))
+            splits.setdefault(name, []).extend(read_file(path / file, f" of {file}", source)[:])
     notes = (f"prompts: files with no split in their name left out: {', '.join(unnamed)}",) if unnamed else ()
-    return {name: _joined(splits) for name, splits in parts.items()}, notes
+    return splits, notes
 
 
 def _is_data(file: Path, folder: Path) -> bool:
@@ -326,18 +305,6 @@ def _split_name(file: Path) -> str | None:
             if word in SPLIT_WORDS:
                 return SPLIT_WORDS[word]
     return None
-
-
-def _joined(splits: list[Split]) -> Split:
-    def rows(start: int, stop: int) -> list[PromptRow]:
-        found: list[PromptRow] = []
-        before = 0
-        for split in splits:
-            found += split.rows(min(max(start - before, 0), split.count), min(max(stop - before, 0), split.count))
-            before += split.count
-        return found
-
-    return Split(sum(split.count for split in splits), rows)
 
 
 UNREADABLE_AT_MOST = 0.5
@@ -365,17 +332,14 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     """
     splits, notes = load_splits(source)
     plan = make_plan(source, list(splits))
-    specs = {"test": plan.test, "eval": plan.eval, "pool": plan.pool}  # in the order of who keeps a repeated text
+    specs = {"test": plan.test, "eval": plan.eval, "pool": plan.pool}  # the first of them keeps a repeated text
     rows = {role: rows_of(spec, splits, source) for role, spec in specs.items() if spec is not None}
     everything = [row for part in rows.values() for row in part]
     column = _column(everything, source)
     notes = (*notes, *_missing_columns(rows))
-    left_out: list[LeftOut] = []
-    seen: set[str] = set()
-    kept: dict[str, list[_Kept]] = {}
-    for role, part in rows.items():
-        read = _without_long(_read(part, column, source, tokenizer, left_out), source, tokenizer, left_out)
-        kept[role] = _without_repeated(read, seen, left_out)
+    sieve = _Sieve(column, source, tokenizer)
+    kept = {role: sieve.keep(part) for role, part in rows.items()}
+    left_out = sieve.left_out
     _check_readable(left_out, len(everything), source)
     drawn = draw([row.position for row in kept["pool"]], plan, source)
     parts = {role: kept[role] if role in kept else [kept["pool"][i] for i in drawn[role]] for role in drawn}
@@ -395,74 +359,72 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
 
 def _missing_columns(rows: Mapping[str, Sequence[PromptRow]]) -> Iterator[str]:
     """Yield a note on each split that lacks a column of another one: a reward gets None for it."""
-    names = {
-        role: dict.fromkeys(name for row in part if row.values is not None for name in row.values)
-        for role, part in rows.items()
-    }
-    everywhere = dict.fromkeys(name for own in names.values() for name in own)
-    for role, own in names.items():
-        missing = [f'"{name}"' for name in everywhere if name not in own]
-        if own and missing:
+    names = {role: _column_names(part) for role, part in rows.items()}
+    everywhere = dict.fromkeys(itertools.chain(*names.values()))
+    for role, columns in names.items():
+        missing = [f'"{name}"' for name in everywhere if name not in columns]
+        if columns and missing:
             called = "train" if role == "pool" else role
             yield f"prompts: no row of {called} has the column {', '.join(missing)}, which another split has"
 
 
+def _column_names(rows: Sequence[PromptRow]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows if row.values is not None for name in row.values))
+
+
 def _column(rows: Sequence[PromptRow], source: PromptSource) -> str:
-    names = list(dict.fromkeys(name for row in rows if row.values is not None for name in row.values))
+    names = _column_names(rows)
     if not names:  # nothing was readable, which is reported as such
         return source.column or PROMPT_COLUMNS[0]
-    has = f"it has: {', '.join(names)}"
+    available = f"it has: {', '.join(names)}"
     if source.column is not None:
         if source.column not in names:
-            raise TaskError(f'{source.where}: no column "{source.column}"; {has}{nearest(source.column, names)}')
+            raise TaskError(f'{source.where}: no column "{source.column}"; {available}{nearest(source.column, names)}')
         return source.column
     for name in PROMPT_COLUMNS:
         if name in names:
             return name
-    raise TaskError(f"{source.where}: none of the columns {', '.join(PROMPT_COLUMNS)}; {has}; name the prompts' column")
+    raise TaskError(
+        f"{source.where}: none of the columns {', '.join(PROMPT_COLUMNS)}; {available}; name the prompts' column"
+    )
 
 
-def _read(
-    rows: Sequence[PromptRow],
-    column: str,
-    source: PromptSource,
-    tokenizer: "PreTrainedTokenizerBase",
-    left_out: list[LeftOut],
-) -> list[_Kept]:
-    kept = []
-    for position, row in enumerate(rows):
-        if row.values is None or column not in row.values:
-            left_out.append(LeftOut(row.where, "unreadable", row.fault or f'no column "{column}"'))
-            continue
-        others = {name: value for name, value in row.values.items() if name != column}
-        try:
-            kept.append(_Kept(position, row.where, make_prompt(row.values[column], others, source, tokenizer)))
-        except NoPromptError as error:
-            left_out.append(LeftOut(row.where, error.reason, error.why))
-    return kept
+class _Sieve:
+    """Keeps the rows that are prompts, each text once, and records which rows are left out and why."""
 
+    def __init__(self, column: str, source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.left_out: list[LeftOut] = []
+        self._column = column
+        self._source = source
+        self._tokenizer = tokenizer
+        self._seen: set[str] = set()
 
-def _without_long(
-    rows: Sequence[_Kept], source: PromptSource, tokenizer: "PreTrainedTokenizerBase", left_out: list[LeftOut]
-) -> list[_Kept]:
-    kept = []
-    for row, length in zip(rows, prompt_lengths([row.prompt for row in rows], tokenizer), strict=True):
-        if 0 < length <= source.max_prompt_tokens:
-            kept.append(row)
-        else:  # a tokenizer can make no token of a text
-            left_out.append(LeftOut(row.where, "too long" if length else "empty"))
-    return kept
+    def keep(self, rows: Sequence[PromptRow]) -> list[_Kept]:
+        """Return a split's rows that are prompts; those of an earlier split are not repeated."""
+        prompts = []
+        for position, row in enumerate(rows):
+            try:
+                prompts.append(_Kept(position, row.where, self._prompt(row)))
+            except NoPromptError as error:
+                self.left_out.append(LeftOut(row.where, error.reason, error.why))
+        kept = []
+        lengths = prompt_lengths([each.prompt for each in prompts], self._tokenizer)
+        for each, length in zip(prompts, lengths, strict=True):
+            text = each.prompt.text
+            if 0 < length <= self._source.max_prompt_tokens and text not in self._seen:
+                self._seen.add(text)
+                kept.append(each)
+            else:  # a tokenizer can make no token of a text
+                long = length > self._source.max_prompt_tokens
+                reason: Reason = "too long" if long else "repeated" if length else "empty"
+                self.left_out.append(LeftOut(each.where, reason))
+        return kept
 
-
-def _without_repeated(rows: Sequence[_Kept], seen: set[str], left_out: list[LeftOut]) -> list[_Kept]:
-    kept = []
-    for row in rows:
-        if row.prompt.text in seen:
-            left_out.append(LeftOut(row.where, "repeated"))
-        else:
-            seen.add(row.prompt.text)
-            kept.append(row)
-    return kept
+    def _prompt(self, row: PromptRow) -> Prompt:
+        if row.values is None or self._column not in row.values:
+            raise NoPromptError("unreadable", row.fault or f'no column "{self._column}"')
+        others = {name: value for name, value in row.values.items() if name != self._column}
+        return make_prompt(row.values[self._column], others, self._source, self._tokenizer)
 
 
 def _check_readable(left_out: Sequence[LeftOut], count: int, source: PromptSource) -> None:
@@ -481,8 +443,8 @@ def _check_filled(
         if not part:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in parts.items())
             why = f"; {_left_out_text(left_out, count, source)}" if left_out else ""
-            own = getattr(source, role)
-            where = f'prompts "{own}"' if is_data_file(own) else source.where
+            choice = getattr(source, role)
+            where = f'prompts "{choice}"' if is_data_file(choice) else source.where
             raise TaskError(f"{where}: no rows are left for {role} out of {count} rows ({sizes}){why}")
 
 
@@ -493,13 +455,10 @@ def _left_out_text(left_out: Sequence[LeftOut], count: int, source: PromptSource
         "unreadable": "unreadable",
         "repeated": "repeating another prompt",
     }
-    counts = Counter(row.reason for row in left_out)
-    first: dict[Reason, LeftOut] = {}
-    for row in left_out:
-        first.setdefault(row.reason, row)
     reasons = []
     for reason, name in names.items():
-        if counts[reason]:
-            why = f": {first[reason].why}" if first[reason].why else ""
-            reasons.append(f"{counts[reason]} {name} ({first[reason].where} first{why})")
+        rows = [row for row in left_out if row.reason == reason]
+        if rows:
+            why = f": {rows[0].why}" if rows[0].why else ""
+            reasons.append(f"{len(rows)} {name} ({rows[0].where} first{why})")
     return f"{len(left_out)} of {count} rows left out: {', '.join(reasons)}"

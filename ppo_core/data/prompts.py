@@ -1,19 +1,17 @@
-"""Prompts from files, folders and datasets: checked, and divided into disjoint splits.
+"""Prompts as declared, as rows and as token ids: `PromptSource`, `make_prompt` and `encode`. Never imports torch.
 
-`PromptSource` declares their location and splits; `read_prompts` reads them and reports rows left out. Never imports
-torch.
+Only `encode` and `prompt_lengths` decide about special tokens.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from jinja2 import TemplateError
 
 from ppo_core.data.task import Prompt
-from ppo_core.errors import TaskError, nearest
+from ppo_core.errors import TaskError
 
 if TYPE_CHECKING:  # importing it loads torch
     from transformers import PreTrainedTokenizerBase
@@ -23,7 +21,7 @@ PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text", "message
 """Default prompt columns: the first of these that the rows have."""
 
 SplitChoice = str | float | int | None
-"""A split by name ("validation", "train[:90%]"), a share of the rows (0.1), a number of rows (256), or the default. Of
+"""A split by name ("validation", "train[:90%]"), a share of the rows (0.1), a number of rows (256), or the default; for
 eval and test also a data file's path."""
 
 
@@ -32,7 +30,7 @@ class PromptSource:
     """A dataset of prompts.
 
     Raises:
-        TaskError: a field holds something that is not allowed; the message names it and says what is.
+        TaskError: a field's value is not allowed; the message names the field and the allowed values.
     """
 
     path: str
@@ -108,20 +106,6 @@ class PromptRow:
 
 
 @dataclass(frozen=True)
-class Split:
-    """A split's rows, read on request: a dataset may be larger than the part in use."""
-
-    count: int
-    rows: Callable[[int, int], list[PromptRow]]
-    """`rows(start, stop)`."""
-
-    @classmethod
-    def of(cls, rows: list[PromptRow]) -> "Split":
-        """Return a split of rows in memory."""
-        return cls(len(rows), lambda start, stop: rows[start:stop])
-
-
-@dataclass(frozen=True)
 class LeftOut:
     """A row that is not a prompt, with the reason."""
 
@@ -148,7 +132,7 @@ ANSWERED_ROLES = ("user", "tool")
 
 
 class NoPromptError(Exception):
-    """A row's value is not a prompt; has the reason, and the details."""
+    """A row's value is not a prompt, for a reason and with details."""
 
     def __init__(self, reason: Reason, why: str = "") -> None:
         super().__init__(reason, why)
@@ -225,8 +209,6 @@ def _rendered(
         raise NoPromptError("unreadable", f"the chat template says: {first_line}") from error
 
 
-# Prompts to token ids: the only place that decides about special tokens.
-
 BATCH = 1024
 """Prompts per call of the tokenizer: many at once are fast, all at once may not fit."""
 
@@ -238,14 +220,14 @@ def encode(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
 
 def prompt_lengths(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Return the number of tokens in each prompt, as `encode` makes them."""
-    lengths = [0] * len(prompts)
+    lengths: dict[int, int] = {}
     for chats in (False, True):
-        rows = [i for i, prompt in enumerate(prompts) if (prompt.messages is not None) == chats]
+        rows = [row for row, prompt in enumerate(prompts) if (prompt.messages is not None) == chats]
         for start in range(0, len(rows), BATCH):
             batch = rows[start : start + BATCH]
-            for row, ids in zip(batch, _encode_all([prompts[i].text for i in batch], chats, tokenizer), strict=True):
-                lengths[row] = len(ids)
-    return lengths
+            ids = _encode_all([prompts[row].text for row in batch], chats, tokenizer)
+            lengths |= zip(batch, map(len, ids), strict=True)
+    return [lengths[row] for row in range(len(prompts))]
 
 
 def _encode_all(texts: list[str], chats: bool, tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
@@ -256,116 +238,6 @@ def _encode_all(texts: list[str], chats: bool, tokenizer: "PreTrainedTokenizerBa
 
 
 def _closing(whole: list[int], text: str, tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Return the number of special tokens that the tokenizer put behind a text: a response must not follow an EOS."""
+    """Return the number of special tokens that the tokenizer put after a text: a response must not follow an EOS."""
     bare = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return next((n for n in range(len(whole)) if whole[: len(whole) - n][-len(bare) :] == bare), 0)
-
-
-# A split is named, or drawn from the rows of train: each row has a random key, a pure function of the seed and its
-# position (Philox: Salmon et al. 2011), and the rows with the smallest keys are test, the next ones eval. So a row
-# left out, or added at the end, does not change the order of the others: it moves at most one row over each border
-# (and if sizes are shares, the borders move with the number of rows).
-
-DRAWN_BY_DEFAULT = 256
-"""Default rows of eval, and of test, if the dataset has no such split..."""
-DRAWN_AT_MOST = 8
-"""...but at most one in so many."""
-EVAL_NAMES = ("validation", "valid", "val", "dev", "eval")
-TEST_NAMES = ("test",)
-
-
-@dataclass(frozen=True)
-class SplitPlan:
-    """Choice of splits to read; the rest are drawn from `pool`."""
-
-    pool: str
-    eval: str | None
-    test: str | None
-
-
-def make_plan(source: PromptSource, names: Sequence[str]) -> SplitPlan:
-    """Assign the dataset's splits to train, eval and test.
-
-    Raises:
-        TaskError: no split is called train and there are several.
-    """
-    named = {choice for choice in (source.eval, source.test) if isinstance(choice, str)}
-    pool = source.train if isinstance(source.train, str) else _default_pool(source, names, named)
-    taken = {name for spec in (pool, *named) for name in _split_names(spec, names)}
-    return SplitPlan(pool, _named(source.eval, EVAL_NAMES, names, taken), _named(source.test, TEST_NAMES, names, taken))
-
-
-def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> list[PromptRow]:
-    """Return the rows of "train", "train[:90%]" or "train+extra", in the syntax of `datasets`.
-
-    Raises:
-        TaskError: there is no such split, or it is no such text.
-    """
-    for name in _split_names(spec, splits):
-        if name not in splits:
-            raise TaskError(
-                f'{source.where}: split "{name}" not found; available: {", ".join(splits)}{nearest(name, splits)}'
-            )
-    if spec in splits:  # also a name that the library would not take, and what needs no import of it
-        return splits[spec].rows(0, splits[spec].count)
-    from datasets import ReadInstruction
-
-    try:
-        parts = ReadInstruction.from_spec(spec).to_absolute({name: split.count for name, split in splits.items()})
-    except (ValueError, AssertionError) as error:
-        raise TaskError(f'{source.where}: "{spec}" is not a split such as train, train[:90%] or train[100:]') from error
-    return [row for part in parts for row in splits[part.splitname].rows(part.from_, part.to)]
-
-
-def drawn_order(positions: Sequence[int], seed: int) -> list[int]:
-    """Return the indices of `positions`, the kept rows' positions in the pool, in the order of the draw."""
-    keys = np.random.Generator(np.random.Philox(seed)).random(max(positions, default=0) + 1)
-    return sorted(range(len(positions)), key=lambda i: float(keys[positions[i]]))
-
-
-def draw(positions: Sequence[int], plan: SplitPlan, source: PromptSource) -> dict[str, list[int]]:
-    """Return the pool's rows for train, in their own order, and for eval and test, in the order of the draw.
-
-    `positions` are the kept rows' positions in the pool; the results index them. A named split draws none.
-
-    Raises:
-        TaskError: the sizes take more rows than there are.
-    """
-    order, count = drawn_order(positions, source.seed), len(positions)
-    test = 0 if plan.test is not None else _size(source.test, count)
-    eval_ = 0 if plan.eval is not None else _size(source.eval, count)
-    train = (
-        count - test - eval_ if source.train is None or isinstance(source.train, str) else _size(source.train, count)
-    )
-    if train < 0 or test + eval_ + train > count:
-        sizes = ", ".join(f"{name} {n}" for name, n in (("train", max(train, 0)), ("eval", eval_), ("test", test)) if n)
-        raise TaskError(f"{source.where}: the sizes take more rows than the {count} there are: {sizes}")
-    rest = order[test + eval_ :]
-    return {"train": sorted(rest[:train]), "eval": order[test : test + eval_], "test": order[:test]}
-
-
-def _default_pool(source: PromptSource, names: Sequence[str], named: set[str]) -> str:
-    if "train" in names:
-        return "train"
-    taken = {name for spec in named for name in _split_names(spec, names)}
-    free = [name for name in names if name not in taken] or list(names)
-    if len(free) > 1:
-        raise TaskError(f"{source.where}: no split is called train; name the training split, one of: {', '.join(free)}")
-    return free[0]
-
-
-def _named(choice: SplitChoice, defaults: Sequence[str], names: Sequence[str], taken: set[str]) -> str | None:
-    if choice is not None:
-        return choice if isinstance(choice, str) else None
-    return next((name for name in defaults if name in names and name not in taken), None)
-
-
-def _split_names(spec: str, names: Collection[str]) -> list[str]:
-    return [spec] if spec in names else [part.split("[")[0].split("(")[0].strip() for part in spec.split("+")]
-
-
-def _size(choice: SplitChoice, count: int) -> int:
-    if choice is None:
-        return min(DRAWN_BY_DEFAULT, count // DRAWN_AT_MOST)
-    # 0.29 * 100 is a little less than 29
-    return int(choice * count + 1e-9) if isinstance(choice, float) else int(choice)

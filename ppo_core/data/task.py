@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ppo_core.config.declare import HyperValue, Range
-from ppo_core.data.lookup import import_module
+from ppo_core.data.lookup import attribute_hint, import_module
 from ppo_core.errors import TaskError
 
 
@@ -141,7 +141,7 @@ class Task:
     kl_limit: float
     """KL over which the guard stops a trial, in nats per response."""
     eval_temperature: float
-    """Temperature of evaluation: the same for all trials, whatever they train with."""
+    """Temperature of evaluation: the same for all trials, even if they train with others."""
     eval_response_length: int
     """Maximum new tokens of an evaluation response."""
     eval_seed: int
@@ -164,7 +164,6 @@ def import_task(path: str) -> Task:
         raise TaskError(f'task "{path}" is not an import path such as my_package.my_task:TASK') from error
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
-        there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
-        hint = f"; it has: {', '.join(there_are)}" if there_are else "; it defines no tasks"
+        hint = attribute_hint(module, Task, attribute)
         raise TaskError(f'task "{path}": module "{module.__name__}" has no task "{attribute}"{hint}')
     return task

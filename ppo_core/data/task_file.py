@@ -1,4 +1,4 @@
-"""Your own tasks, from a TOML or Python file: `get_task` reads them by path. Nothing here imports torch.
+"""Your own tasks, from a TOML or Python file: `get_task` reads them by path. Never imports torch.
 
 A TOML file states a policy, a reward and prompts; a Python file may do the same with `make_task`:
 
@@ -7,123 +7,27 @@ A TOML file states a policy, a reward and prompts; a Python file may do the same
 
 import dataclasses
 import functools
-import inspect
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any
 
 from ppo_core.config import declare
-from ppo_core.config.declare import Bounds, HyperValue, read_range, require_numeric, require_searchable
+from ppo_core.config.declare import HyperValue, read_range, require_numeric, require_searchable
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
-from ppo_core.data.lookup import import_file, not_found, require_reachable
-from ppo_core.data.prompt_files import HUB_ID, READERS, is_data_file, read_prompts
+from ppo_core.data.lookup import attribute_hint, import_file, not_found, require_reachable
+from ppo_core.data.places import TASK_PREFIX, data_place, policy_place, split_place
+from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource
-from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardKind, RewardPart, Task, TaskAssets, import_task
-from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
-from ppo_core.rewards.endpoint import EndpointReward
-from ppo_core.rewards.function import load_function
+from ppo_core.data.reward_parts import read_reward
+from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
+from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-TASK_PREFIX = "task:"
-"""`task:NAME` as a policy is the SFT policy of the built-in task NAME."""
-
-MODEL_CONFIGS = ("config.json", "adapter_config.json")
-
-
-def policy_place(value: object, folder: Path, where: str) -> str:
-    """Return the policy's absolute path or hub id, or `task:NAME` unchanged.
-
-    Raises:
-        ConfigError: see `model_place`; or the built-in task does not exist.
-    """
-    if isinstance(value, str) and value.startswith(TASK_PREFIX):
-        name = value.removeprefix(TASK_PREFIX)
-        if name not in BUILT_IN:
-            raise ConfigError(f"{where} = {value!r} is not allowed; expected {_policies()}{nearest(name, BUILT_IN)}")
-        return value
-    return model_place(value, folder, where)
-
-
-def model_place(value: object, folder: Path, where: str) -> str:
-    """Return a model's absolute path, relative ones from `folder`, or its hub id.
-
-    Raises:
-        ConfigError: it looks like a path and does not exist, or it is not a saved model.
-    """
-    text = declare.text(value, where, "a model's folder or hub id")
-    path = _local(text, folder, where, is_path=False)
-    if path is None:
-        return text
-    if not path.is_dir():
-        raise ConfigError(f"{where} = {text!r} is a file; a model is a folder that save_pretrained wrote")
-    if not any((path / name).exists() for name in MODEL_CONFIGS):
-        raise ConfigError(f"{where} = {text!r} is not a saved model: {path} has no config.json")
-    return str(path)
-
-
-def data_place(value: object, folder: Path, where: str) -> str:
-    """Return a data file's or folder's absolute path, relative ones from `folder`, or its hub id.
-
-    Raises:
-        ConfigError: it looks like a path and does not exist.
-    """
-    text = declare.text(value, where, "a data file, a folder or a dataset's hub id")
-    path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)
-    return text if path is None else str(path)
-
-
-def split_place(value: object, folder: Path, where: str) -> str:
-    """Return the absolute path of a split's data file, relative ones from `folder`.
-
-    Raises:
-        ConfigError: there is no such file, or it is no data file.
-    """
-    text = declare.text(value, where, f"a data file: {', '.join(READERS)}")
-    if not is_data_file(text):
-        raise ConfigError(f"{where} = {text!r} is not allowed; expected a data file: {', '.join(READERS)}")
-    return file_place(text, folder, where)
-
-
-def file_place(value: str, folder: Path, where: str) -> str:
-    """Return a file's absolute path, relative ones from `folder`.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
-    path = _local(value, folder, where, is_path=True)
-    assert path is not None
-    if not path.is_file():
-        raise ConfigError(f"{where} = {value!r} is a folder, not a file")
-    return str(path)
-
-
-def _local(text: str, folder: Path, where: str, *, is_path: bool) -> Path | None:
-    """Return the absolute path if it exists, or None for a hub id; `is_path`: it cannot be a hub id."""
-    path = (folder / Path(text).expanduser()).absolute()
-    if path.exists():
-        return path
-    if not is_path and HUB_ID.fullmatch(text) and not _is_begun(text, folder):
-        return None
-    raise ConfigError(f"{where} = {text!r}: {not_found(path)}")
-
-
-def _is_begun(text: str, folder: Path) -> bool:
-    """Return True if `a/b` begins with an existing folder, so that it names no user of a hub."""
-    first, slash, _ = text.partition("/")
-    return bool(slash) and (folder / first).is_dir()
-
-
-def _policies() -> str:
-    return "a model's folder or hub id, or " + " or ".join(f"{TASK_PREFIX}{name}" for name in BUILT_IN)
 
 
 @dataclass(frozen=True)
@@ -169,138 +73,12 @@ class Preparation:
 
         try:
             return AutoTokenizer.from_pretrained(policy)
-        except Exception as error:  # what a damaged folder or an unreachable hub raises is not of one class
-            first = next(iter(str(error).splitlines()), type(error).__name__)
+        except Exception as error:  # a damaged folder or an unreachable hub raises errors of any class
             raise TaskError(
-                f'{self.where}: the tokenizer of policy "{policy}" cannot be loaded ({first}); a policy is a folder '
-                f'that holds a model and its tokenizer, the id of one on a hub that can be reached, or "{TASK_PREFIX}'
-                'NAME" of a built-in task'
+                f'{self.where}: the tokenizer of policy "{policy}" cannot be loaded ({first_line(error)}); a policy is '
+                f"a folder that holds a model and its tokenizer, the id of one on a hub that can be reached, or "
+                f'"{TASK_PREFIX}NAME" of a built-in task'
             ) from error
-
-
-REWARD_KEYS = tuple(field.name for field in dataclasses.fields(RewardPart))
-KINDS: tuple[RewardKind, ...] = get_args(RewardKind)
-
-_NAME = re.compile(r"\w[\w.-]{0,59}")
-_FUNCTION = re.compile(r".+:[A-Za-z_]\w*")
-_URL = re.compile(r"https?://", re.IGNORECASE)
-_FORMS = "a model's folder or hub id, package.module:function, file.py:function, or a URL"
-
-
-def read_reward(value: object, folder: Path, where: str, running: Path | None = None) -> tuple[RewardPart, ...]:
-    """Return the parts of `value`: a text, a function, a table, or a list of them.
-
-    Args:
-        value: What the file says.
-        folder: Where relative paths begin.
-        where: Names the key in errors.
-        running: The Python file that is being run while its task is made; a function in it is not looked for yet.
-
-    Raises:
-        ConfigError: a key, a value or a name is not allowed, a path does not exist, or a function cannot be imported.
-    """
-    many = isinstance(value, Sequence) and not isinstance(value, str)
-    values = list(value) if many else [value]  # type: ignore[call-overload]
-    if not values:
-        raise ConfigError(f"{where} is empty; it needs at least one of: {_FORMS}")
-    parts = [_part(one, folder, f"{where}[{i}]" if many else where, running) for i, one in enumerate(values)]
-    names = [part.name for part in parts]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f'{where}: two parts are called "{name}"; give each its own name')
-    return tuple(parts)
-
-
-def _part(value: object, folder: Path, where: str, running: Path | None) -> RewardPart:
-    if isinstance(value, Mapping):
-        key, table = f"{where}.where", dict(value)
-        declare.require_known(table, REWARD_KEYS, f"{where}.")
-        if "where" not in table:
-            raise ConfigError(f"{key} is missing: {_FORMS}")
-    else:
-        key, table = where, {"where": value}
-    if callable(table["where"]):
-        return _settled(table, reference_to(table["where"], key), "function", where)
-    text = declare.text(table["where"], key, _FORMS)
-    kind = cast(RewardKind, declare.one_of(table.get("kind", _kind_of(text)), KINDS, f"{where}.kind"))
-    part = _settled(table, _place(text, kind, folder, key), kind, where)
-    _require_usable(part, key, running)
-    return part
-
-
-def _settled(table: Mapping[str, Any], place: str, kind: RewardKind, where: str) -> RewardPart:
-    """Return the part of a table with a known place."""
-    name = table.get("name", _name_of(place, kind))
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{where}.name = {name!r} is not allowed; expected letters, digits, dots, dashes and underscores"
-        )
-    return RewardPart(
-        name,
-        kind,
-        place,
-        weight=declare.number(table.get("weight", RewardPart.weight), None, f"{where}.weight"),
-        timeout=declare.number(table.get("timeout", RewardPart.timeout), declare.POSITIVE, f"{where}.timeout"),
-        retries=declare.whole(table.get("retries", RewardPart.retries), Bounds(0), f"{where}.retries"),
-        batch_size=declare.whole(table.get("batch_size", RewardPart.batch_size), Bounds(1), f"{where}.batch_size"),
-        concurrency=declare.whole(table.get("concurrency", RewardPart.concurrency), Bounds(1), f"{where}.concurrency"),
-        append_eos=declare.truth(table.get("append_eos", RewardPart.append_eos), f"{where}.append_eos"),
-    )
-
-
-def _kind_of(text: str) -> RewardKind:
-    if _URL.match(text):
-        return "http"
-    return "function" if _FUNCTION.fullmatch(text) else "model"
-
-
-def _place(text: str, kind: RewardKind, folder: Path, where: str) -> str:
-    if kind == "model":
-        return model_place(text, folder, where)
-    module, _, function = text.rpartition(":")
-    if kind == "function" and module.endswith(".py"):
-        return f"{file_place(module, folder, where)}:{function}"
-    return text
-
-
-def _name_of(place: str, kind: RewardKind) -> str:
-    if kind == "http":
-        return "http"
-    name = place.rpartition(":")[2] if kind == "function" else Path(place).name
-    return re.sub(r"[^\w.-]", "_", name)[:60] or kind
-
-
-def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
-    """Raise ConfigError if a function cannot be imported or a URL is invalid; nothing is called."""
-    if running is not None and part.where.rpartition(":")[0] == str(running):
-        return
-    try:
-        if part.kind == "function":
-            load_function(part)
-        elif part.kind == "http":
-            EndpointReward(part)
-    except TaskError as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def reference_to(function: Callable[..., Any], where: str) -> str:
-    """Return a function's name for another process: `package.module:function`, else `file.py:function`.
-
-    Raises:
-        ConfigError: it does not stand at the top of a module under its own name.
-    """
-    name = getattr(function, "__qualname__", repr(function))
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    if module is None or getattr(module, name, None) is not function:
-        raise ConfigError(
-            f"{where} = {name} cannot be found by other processes: a function that is defined at the top of a file "
-            "under its own name, no lambda and no inner function"
-        )
-    # A lone file may lie outside the path that modules are found on, as a task file does.
-    source = getattr(module, "__file__", None) and inspect.getsourcefile(module)
-    if source is None or module.__package__:
-        return f"{module.__name__}:{name}"
-    return f"{Path(source).absolute()}:{name}"
 
 
 KEYS = (
@@ -332,7 +110,7 @@ def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path 
     Args:
         table: The keys of a task file; relative paths in it begin at the file's folder.
         file: The file, by which other processes find the task again.
-        prefix: What stands before a key in errors, such as `my/task.toml: `.
+        prefix: The text before a key in errors, such as `my/task.toml: `.
         running: The Python file that is being run while its task is made.
 
     Raises:
@@ -354,23 +132,28 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
     reference = _reference(table.get("reference", {}), f"{prefix}reference")
     evaluation = declare.table(table.get("eval", {}), f"{prefix}eval")
     declare.require_known(evaluation, EVAL_KEYS, f"{prefix}eval.")
+    doc = f"Prompts of {Path(prompts.path).name}, rewarded by {', '.join(part.name for part in rewards)}."
+    sampling = _sampling(evaluation, reference, prefix)
+    most_prompts = evaluation.get("prompts")
+    if most_prompts is not None:
+        declare.whole(most_prompts, declare.AT_LEAST_ONE, f"{prefix}eval.prompts")
     kl_budget = declare.number(table.get("kl_budget", KL_BUDGET), declare.POSITIVE, f"{prefix}kl_budget")
     return Task(
         name=str(file),
-        doc=_doc(table, prompts, [part.name for part in rewards], f"{prefix}doc"),
+        doc=declare.text(table.get("doc", doc), f"{prefix}doc"),
         reference=reference,
         advised=_advised(table.get("search", {}), f"{prefix}search"),
         kl_budget=kl_budget,
         kl_limit=_kl_limit(table, kl_budget, prefix),
-        eval_temperature=float(_evaluated_as("temperature", evaluation, reference, prefix)),
-        eval_response_length=int(_evaluated_as("response_length", evaluation, reference, prefix)),
+        eval_temperature=sampling.temperature,
+        eval_response_length=sampling.response_length,
         eval_seed=declare.whole(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
         prepare=Preparation(
             where=prefix.rstrip(": "),
             policy=policy_place(table["policy"], file.parent, f"{prefix}policy"),
             rewards=rewards,
             prompts=prompts,
-            eval_prompts=_count(evaluation.get("prompts"), f"{prefix}eval.prompts"),
+            eval_prompts=most_prompts,
         ),
     )
 
@@ -431,17 +214,13 @@ def _advised(value: object, where: str) -> dict[str, Advised]:
     return advised
 
 
-def _evaluated_as(
-    name: str, evaluation: Mapping[str, Any], reference: Mapping[str, HyperValue], prefix: str
-) -> float | int:
-    """Return an evaluation's value: the eval table's, else the reference's, else the declared default."""
-    declared = HYPERPARAMETERS[name]
+def _sampling(evaluation: Mapping[str, Any], reference: Mapping[str, HyperValue], prefix: str) -> PPOConfig:
+    """Return the config whose temperature and length evaluations have: the eval table's over the reference's."""
+    given = {key: evaluation[key] for key in ("temperature", "response_length") if key in evaluation}
     try:
-        value = declared.coerce(evaluation.get(name, reference.get(name, declared.default)))
+        return PPOConfig.from_dict({**reference, **given})
     except ConfigError as error:
         raise ConfigError(f"{prefix}eval.{error}") from None
-    assert isinstance(value, int | float)
-    return value
 
 
 def _kl_limit(table: Mapping[str, Any], budget: float, prefix: str) -> float:
@@ -449,16 +228,6 @@ def _kl_limit(table: Mapping[str, Any], budget: float, prefix: str) -> float:
     if limit < budget:
         raise ConfigError(f"{prefix}kl_limit = {limit:g} is below kl_budget = {budget:g}; good trials would be stopped")
     return limit
-
-
-def _count(value: object, where: str) -> int | None:
-    return None if value is None else declare.whole(value, declare.AT_LEAST_ONE, where)
-
-
-def _doc(table: Mapping[str, Any], prompts: PromptSource, rewards: list[str], where: str) -> str:
-    if "doc" in table:
-        return declare.text(table["doc"], where)
-    return f"Prompts of {Path(prompts.path).name}, rewarded by {', '.join(rewards)}."
 
 
 SUFFIXES = (".toml", ".py")
@@ -484,7 +253,7 @@ def read_task(name: str) -> Task:
     """Return the task of a file, or of a folder with a task file in it; its name is the file's absolute path.
 
     Raises:
-        TaskError: there is none, or it holds something that is not allowed; the message names file and key.
+        TaskError: there is none, or a key or value is not allowed; the message names file and key.
     """
     path = Path(name).expanduser()
     file = _in_folder(path) if path.is_dir() else path
@@ -519,11 +288,11 @@ def make_task(
             has `where`, and may have `name`, `kind`, `weight`; of a model `append_eos`; of a URL `timeout`, `retries`,
             `batch_size` and `concurrency`: see `ppo_core.data.task.RewardPart`.
         prompts: A data file, a folder or a dataset's hub id; or all that a `PromptSource` has.
-        eval_prompts: A data file of the prompts that trials are judged on; unless given, `prompts` says.
-        test_prompts: A data file of the prompts of the final test; unless given, `prompts` says.
-        doc: What the task is, in a sentence.
+        eval_prompts: A data file of the prompts that trials are judged on; unless given, a split of `prompts`.
+        test_prompts: A data file of the prompts of the final test; unless given, a split of `prompts`.
+        doc: A description of the task, in a sentence.
         kl_budget: Highest eval KL a recommended policy may have, in nats per response.
-        kl_limit: Where the guard stops a trial, in nats per response. Default: 15, at least half more than the budget.
+        kl_limit: KL at which the guard stops a trial, in nats per response. Default: 15, or half more than the budget.
         eval: `temperature`, `response_length` (default: the reference's, else as declared), `seed` (0), and the most
             `prompts` of an evaluation.
         reference: Hyperparameters other than the declared defaults.
@@ -533,13 +302,12 @@ def make_task(
         TaskError: see `read_table`.
     """
     file = Path(sys._getframe(1).f_code.co_filename).absolute()
-    source = prompts if isinstance(prompts, PromptSource) else None
     given = {
-        "policy": _text(policy),
-        "reward": [_text(one) for one in reward] if isinstance(reward, list | tuple) else _text(reward),
-        "prompts": vars(source) if source else _text(prompts),
-        "eval_prompts": _text(eval_prompts),
-        "test_prompts": _text(test_prompts),
+        "policy": policy,
+        "reward": [_plain(part) for part in reward] if isinstance(reward, list | tuple) else reward,
+        "prompts": prompts,
+        "eval_prompts": eval_prompts,
+        "test_prompts": test_prompts,
         "doc": doc,
         "kl_budget": kl_budget,
         "kl_limit": kl_limit,
@@ -547,10 +315,15 @@ def make_task(
         "reference": reference,
         "search": search,
     }
-    return read_table({key: value for key, value in given.items() if value is not None}, file, f"{file}: ", file)
+    return read_table(
+        {key: _plain(value) for key, value in given.items() if value is not None}, file, f"{file}: ", file
+    )
 
 
-def _text(value: object) -> object:
+def _plain(value: object) -> object:
+    """Return a value as a task file states it."""
+    if isinstance(value, PromptSource):
+        return vars(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -579,22 +352,19 @@ def _read_toml(shown: Path, file: Path) -> Task:
 
 
 def _read_python(shown: Path, file: Path) -> Task:
-    module = _run(shown, file)
-    task = getattr(module, ATTRIBUTE, None)
-    if isinstance(task, Task):
-        return replace(task, name=str(file))
-    there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
-    hint = f"; it has: {', '.join(there_are)}" if there_are else "; it defines no tasks"
-    raise TaskError(f"{shown}: a task file defines {ATTRIBUTE}, a Task such as make_task returns{hint}")
-
-
-def _run(shown: Path, file: Path) -> ModuleType:
     try:
-        return import_file(file)
+        module = import_file(file)
     except PPOTunerError:
         raise
     except (Exception, SystemExit) as error:
-        raise TaskError(f"{shown}{_line(error, file)}: {type(error).__name__}: {_one_line(error)}") from error
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        reason = f"{type(error).__name__}: {' '.join(message.split())}"
+        raise TaskError(f"{shown}{_line(error, file)}: {reason}") from error
+    task = getattr(module, ATTRIBUTE, None)
+    if isinstance(task, Task):
+        return replace(task, name=str(file))
+    hint = attribute_hint(module, Task, ATTRIBUTE)
+    raise TaskError(f"{shown}: a task file defines {ATTRIBUTE}, a Task such as make_task returns{hint}")
 
 
 def _line(error: BaseException, file: Path) -> str:
@@ -603,10 +373,6 @@ def _line(error: BaseException, file: Path) -> str:
         return f", line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return f", line {lines[-1]}" if lines else ""
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
 
 
 def get_task(name: str) -> Task:

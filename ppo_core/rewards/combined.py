@@ -1,8 +1,8 @@
 """A task's reward: the weighted sum of its parts."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, cast, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, cast, get_args
 
 from ppo_core.data.task import Prompt, RewardKind, RewardPart, Scored
 from ppo_core.errors import TaskError, nearest
@@ -17,10 +17,8 @@ if TYPE_CHECKING:  # functions and endpoints need neither
     from ppo_core.rewards.model import RewardModel
 
 
-class Scorer(Protocol):
-    """Scores a batch of at least one response for one part."""
-
-    def __call__(self, batch: Batch) -> PartScores: ...
+Scorer = Callable[[Batch], PartScores]
+"""Scores a batch of at least one response for one part."""
 
 
 def load_reward(
@@ -85,7 +83,7 @@ class WeightedSum:
     ) -> Scored:
         """Score the responses.
 
-        A response without tokens has empty dense rewards, whatever its total.
+        A response without tokens has empty dense rewards, even if its total is not 0.
 
         Raises:
             RewardError: a part cannot score.
@@ -112,7 +110,7 @@ def _token_rewards(answers: Sequence[tuple[RewardPart, PartScores]], row: int, l
     rewards = [0.0] * length
     for part, answer in answers:
         if answer.dense is not None:
-            rewards = [sum_ + part.weight * reward for sum_, reward in zip(rewards, answer.dense[row], strict=True)]
+            rewards = [total + part.weight * reward for total, reward in zip(rewards, answer.dense[row], strict=True)]
         elif rewards:
             rewards[-1] += part.weight * answer.scores[row]
     return rewards

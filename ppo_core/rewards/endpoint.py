@@ -3,9 +3,9 @@
     POST {"prompts": [...], "responses": [...], "ended": [...], "columns": {name: [...]}}
     ->   {"rewards": [...]} or [...]
 
-`ended` says of each response whether it ended by itself, and was not cut at response_length.
+`ended` tells for each response if it ended by itself, and was not cut at response_length.
 
-One request for `batch_size` responses, `concurrency` of them at a time. A request that fails on the way, or is answered
+One request per `batch_size` responses, `concurrency` of them at a time. A request that fails on the way, or is answered
 with 429 or 5xx, is sent again.
 """
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 FIRST_WAIT = 0.5
 """Seconds before the first retry; doubled each time."""
 LONGEST_WAIT = 30.0
-"""Maximum seconds between two attempts, whatever Retry-After says."""
+"""Maximum seconds between two attempts, even if Retry-After says more."""
 TOO_MANY_REQUESTS, SERVER_ERROR = 429, 500
 
 
@@ -47,7 +47,9 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 class EndpointReward:
-    """A part that is an HTTP endpoint. `sleep` waits between attempts; None: for so many seconds.
+    """A part that is an HTTP endpoint.
+
+    `sleep(seconds)` waits between attempts; by default the wait ends early if the batch fails.
 
     Raises:
         TaskError: the URL, or one of the part's limits, cannot be used.

@@ -8,21 +8,22 @@ Arguments are passed by name, and only those that the signature asks for:
     any other   that column of the dataset: a list of B values, None where a row lacks it
 
 A function with `**kwargs` is given all of them. It returns one number per response; or, to reward token by token,
-one list a response with one number per token. Lists, arrays and tensors will do.
+one list per response with one number per token. Lists, arrays and tensors will do.
 """
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-from ppo_core.data.lookup import import_file, import_module, not_found
+from ppo_core.data.lookup import attribute_hint, import_file, import_module, not_found
 from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, TaskError, nearest, raised_at
 from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
 
 ALWAYS = ("prompts", "responses", "tokens", "ended")
-"""Arguments that every function may have, whatever the dataset."""
+"""Arguments that every function may have, with any dataset."""
 
 
 class FunctionReward:
@@ -50,7 +51,7 @@ class FunctionReward:
         """Score the batch.
 
         Raises:
-            RewardError: the function asks for what is not a column, raises, or does not answer with numbers.
+            RewardError: the function has an argument that is not a column, raises, or does not return numbers.
         """
         complaint = self._lacking((*ALWAYS, *batch.columns(self.columns)))
         if complaint:
@@ -117,12 +118,11 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
             module, _ = import_module(part.where, f"{who}: function", TaskError)
     except TaskError:
         raise
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise any class
         raise TaskError(f"{who}: importing {place} raised {one_line(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        there_are = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        hint = f"; available: {', '.join(there_are)}{nearest(name, there_are)}" if there_are else "; it defines none"
+        hint = attribute_hint(module, FunctionType, name)
         raise TaskError(f'{who}: {place} has no function "{name}"{hint}')
     return function  # type: ignore[no-any-return]
 

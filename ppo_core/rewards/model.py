@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ppo_core.data.task import Prompt, RewardPart
+from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import load_merged, prepare_layers
@@ -55,13 +55,12 @@ class RewardModel:
             RewardError: the chat template refuses a chat, or a score is not finite.
             OutOfMemory: a single row is too much.
         """
-        # The longest first: memory runs out early if it does, and rows of a pass need little padding.
-        rows = sorted(enumerate(self._encode(batch)), key=lambda row: -len(row[1]))
-        logits = self._chunks.run(lambda most: self._logits([ids for _, ids in rows], most), len(rows))
-        scores = [0.0] * len(rows)
-        for (row, _), score in zip(rows, logits, strict=True):
-            scores[row] = score
-        return read_answer(scores, batch, self.who)
+        rows = self._encode(batch)
+        # The longest first: if memory runs out, it does so early, and rows of a pass need little padding.
+        order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
+        logits = self._chunks.run(lambda most: self._logits([rows[row] for row in order], most), len(rows))
+        scores = dict(zip(order, logits, strict=True))
+        return read_answer([scores[row] for row in range(len(rows))], batch, self.who)
 
     @torch.no_grad()
     def _logits(self, rows: Sequence[list[int]], most: int) -> list[float]:
@@ -72,13 +71,10 @@ class RewardModel:
             # On the right, where position ids and the heads that read the first token expect it.
             ids = pad_sequence(part, batch_first=True, padding_value=fill)
             mask = pad_sequence([torch.ones_like(row) for row in part], batch_first=True)
-            scores.extend(self._forward(ids, mask)[:, 0].float().tolist())
+            device = self.model.device
+            logits: Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+            scores.extend(logits[:, 0].float().tolist())
         return scores
-
-    def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        device = self.model.device
-        logits: Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-        return logits
 
     def _fill(self, rows: Sequence[list[int]]) -> int:
         """Return a padding id known to the model: a decoder's head reads the last token that differs from it.
@@ -92,19 +88,16 @@ class RewardModel:
 
     def _encode(self, batch: Batch) -> list[list[int]]:
         self._say_lacking_template(batch)
-        encoded: list[list[int]] = [[] for _ in range(len(batch))]
-        chats = [self._is_chat(prompt) for prompt in batch.prompts]
+        has_template = self.tokenizer.chat_template is not None
+        chats = [prompt.messages is not None and has_template for prompt in batch.prompts]
+        encoded: dict[int, list[int]] = {}
         for chat in (False, True):
             rows = [row for row, is_chat in enumerate(chats) if is_chat == chat]
             texts = [self._chat(batch, row) if chat else batch.texts[row] + batch.responses[row] for row in rows]
             eos = self._endings.chat_eos if chat else self._endings.text_eos
             after = [eos if batch.ended[row] else [] for row in rows]
-            for row, ids in zip(rows, self._tokenise(texts, after, special_tokens=not chat), strict=True):
-                encoded[row] = ids
-        return encoded
-
-    def _is_chat(self, prompt: Prompt) -> bool:
-        return prompt.messages is not None and self.tokenizer.chat_template is not None
+            encoded |= zip(rows, self._tokenise(texts, after, special_tokens=not chat), strict=True)
+        return [encoded[row] for row in range(len(batch))]
 
     def _chat(self, batch: Batch, row: int) -> str:
         messages = [dict(message) for message in batch.prompts[row].messages or ()]
@@ -132,7 +125,14 @@ class RewardModel:
             for row in long:  # by the tokenizer, which keeps its special tokens at both ends
                 cut = self.tokenizer(texts[row], truncation=True, max_length=room[row], **options)
                 rows[row] = cut["input_ids"]
-            self._tell_cut(len(long))
+            if long and not self.cut_texts:
+                logger.warning(
+                    "%s: %d texts are longer than the %d tokens it can read; only their ends count (reported once)",
+                    self.who,
+                    len(long),
+                    self._longest,
+                )
+            self.cut_texts += len(long)
         return [[*ids, *end] or [self._pad_id or 0] for ids, end in zip(rows, after, strict=True)]
 
     def _say_endings(self, part: RewardPart) -> None:
@@ -159,16 +159,6 @@ class RewardModel:
                 "%s: its tokenizer has no chat template, so it reads chats as the policy's template writes them",
                 self.who,
             )
-
-    def _tell_cut(self, count: int) -> None:
-        if count and not self.cut_texts:
-            logger.warning(
-                "%s: %d texts are longer than the %d tokens it can read; only their ends count (reported once)",
-                self.who,
-                count,
-                self._longest,
-            )
-        self.cut_texts += count
 
 
 @dataclass(frozen=True)
@@ -236,10 +226,11 @@ def _pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int |
     nothing about the head, which would skip a text's end.
     """
     tokens = model.get_input_embeddings().num_embeddings
-    own, its = model.config.get_text_config().pad_token_id, tokenizer.pad_token_id
-    if own is not None and 0 <= own < tokens:
-        return int(own)
-    return None if its is None or its == tokenizer.eos_token_id or its >= tokens else int(its)
+    pad_id = model.config.get_text_config().pad_token_id
+    if pad_id is not None and 0 <= pad_id < tokens:
+        return int(pad_id)
+    pad_id = tokenizer.pad_token_id
+    return None if pad_id is None or pad_id == tokenizer.eos_token_id or pad_id >= tokens else int(pad_id)
 
 
 def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:

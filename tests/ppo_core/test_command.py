@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2Fo
 from ppo_core import PPOConfig
 from ppo_core.__main__ import main
 from ppo_core.cli import model_card
-from ppo_core.cli.run_folder import Ending, Run
+from ppo_core.cli.ending import Ending
+from ppo_core.cli.run_folder import Run
 from ppo_core.data import lookup
 from ppo_core.data.task import Prompts, RewardPart, TaskAssets
 from ppo_core.errors import TaskError
@@ -122,7 +123,7 @@ def test_the_card_says_what_was_trained_and_what_came_of_it(run: Command, folder
     assert "\npython -m ppo_core --policy policy --reward rewards.py:count" in card
 
 
-@pytest.mark.parametrize(("policy", "base"), [("openai/gpt-2", "openai/gpt-2"), ("policy", None), ("/a/b", None)])
+@pytest.mark.parametrize(("policy", "base"), [("openai/gpt-2", "openai/gpt-2"), ("policy", None), ("/a|b", None)])
 def test_only_a_hub_id_is_the_cards_base_model(folder: Path, policy: str, base: str | None) -> None:
     path = folder / "out"
     run = Run("t", PPOConfig(), "cpu", path, 1, (), "a|`b`", "id", None, 300.0, "python -m ppo_core")
@@ -133,6 +134,18 @@ def test_only_a_hub_id_is_the_cards_base_model(folder: Path, policy: str, base: 
     card = (run.model / "README.md").read_text()
     assert front_matter(card).get("base_model") == base
     assert f"- Base model: `{policy}`" in card and "No evaluation." in card
+
+
+def test_the_card_holds_no_password(folder: Path) -> None:
+    url = "https://me:hidden@host/score?api_key=hidden&n=1"
+    command = f"python -m ppo_core --reward '{url}' --reward https://hidden@host --run_name me@home"
+    run = Run("t", PPOConfig(), "cpu", folder / "out", 1, (), "mine", "id", None, 300.0, command)
+    run.model.mkdir(parents=True)
+    assets = TaskAssets("policy", (RewardPart("r", "http", url),), Prompts.of_texts("a", "b", "c"))
+    model_card.write(run.model, run, TINY_TASK, assets, [], Ending(kl_budget=10.0))
+    card = (run.model / "README.md").read_text()
+    assert "hidden" not in card and "`https://me:***@host/score?api_key=***&n=1`" in card
+    assert "'https://me:***@host/score?api_key=***&n=1' --reward 'https://***@host' --run_name me@home" in card
 
 
 def test_flags_win_over_the_file_over_the_defaults(run: Command, folder: Path) -> None:

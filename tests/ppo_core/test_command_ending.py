@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ppo_core.cli.run_folder import judge
+from ppo_core.cli.ending import judge
 from ppo_core.output import dumps
 
 
@@ -25,7 +25,7 @@ def step(number: int, reward: float, kl: float, se: float = 0.1) -> dict[str, fl
         ((0.8, 1.0), (0.75, 1.0), 1, None, None),  # within two standard errors of the start
         ((0.8, 1.0), (0.7, 1.0), 1, "its reward of 0.70 ± 0.10 is below the start's 1.00 ± 0.10", 1),
         ((0.6, 1.0), (0.7, 1.0), 1, "is below the start's 1.00 ± 0.10; no better checkpoint was kept", None),
-        ((0.6, 1.0), (0.7, 9.0), 1, "KL 1.00 nats/response, which is below the start's 1.00 ± 0.10, too", 1),
+        ((0.6, 1.0), (0.7, 9.0), 1, "KL 1.00 nats/response, which is also below the start's 1.00 ± 0.10", 1),
         ((1.2, 1.0), (math.nan, 1.0), 1, "its last evaluation is not finite", 1),
         ((1.2, 1.0), (2.0, math.nan), None, "its last evaluation is not finite; no checkpoint was", None),
     ],

@@ -151,7 +151,7 @@ def test_the_tldr_example() -> None:
     assert config.seed == 42, "TRL's default, not ours"
     # 15,625 iterations of 64: TRL samples completions in every 1,562nd.
     assert config.eval_every_episodes == 1562 * 64
-    assert file.cadences.save_every_episodes(config) == 500 * 64
+    assert file.save_every_episodes(config) == 500 * 64
     assert {"learning_rate", "missing_eos_penalty"} < set(told(file, "read as they are"))
     assert {"sft_model_path to policy", "stop_token to stop_token"} < set(told(file, "translated"))
     assert told(file, "ignored") == ["model_name_or_path", "eval_strategy", "eval_steps"]
@@ -170,7 +170,7 @@ def test_the_descriptiveness_example() -> None:
     assert config.num_iterations() == 157
     assert config.eval_every_episodes == 31 * 64
     assert (config.lr_scheduler_type, config.warmup_ratio) == ("cosine", pytest.approx(10 / 157))
-    assert file.cadences.save_every_episodes(config) == 20 * 64
+    assert file.save_every_episodes(config) == 20 * 64
     assert "num_mini_batches" in told(file, "read as they are") and not warned(file)
 
 
@@ -187,7 +187,7 @@ def test_adapters_and_what_trl_never_applied() -> None:
     assert (config.lr_scheduler_type, config.min_lr_rate) == ("cosine", pytest.approx(0.1))
     assert config.kl_target == 6, "a hyperparameter of ours beside TRL's"
     assert (file.settings.device, file.settings.report_to) == ("cpu", ())
-    assert file.cadences.save_every_episodes(config) is None
+    assert file.save_every_episodes(config) is None
     assert told(file, "ignored") == ["batch_size", "world_size", "lora_dropout", "deepspeed"]
     assert warned(file) == {"optim", "save_strategy", "max_grad_norm", "num_mini_batches", "missing_eos_penalty"}
 
@@ -229,6 +229,10 @@ def test_what_is_told_of_evaluations_is_what_is_done(lines: str, is_ignored: boo
         ("save_strategy: no", True),
         ("save_strategy: epoch", True),
         ("save_strategy: steps", False),
+        ("push_to_hub: true", True),
+        ("push_to_hub: false", False),
+        ("hub_model_id: me/mine", True),
+        ("hub_private_repo: true", True),
     ],
 )
 def test_a_value_that_is_not_followed_has_a_line_of_its_own(line: str, is_warned: bool) -> None:
@@ -254,7 +258,7 @@ def test_what_trl_counts_in_iterations_counts_those_of_all_processes(
     Path("trl.yaml").write_text("\n".join(line.strip() for line in lines.splitlines()))
     args = core_parser().parse_args([*PARTS, "--config", "trl.yaml"])
     plan = new_run.plan(args, "a command")
-    plan.output.mkdir()
+    plan.run.output.mkdir()
     run = new_run.resolve(plan, lambda *_: None)
     batch = 8 * processes
     sizes = run.config.batch_sizes(processes)

@@ -13,7 +13,8 @@ from huggingface_hub import ModelCard, constants
 from ppo_core import PPOConfig
 from ppo_core.__main__ import main
 from ppo_core.cli import model_card
-from ppo_core.cli.run_folder import ConfirmedReading, Ending, Run, RunOrigin
+from ppo_core.cli.ending import Ending
+from ppo_core.cli.run_folder import ConfirmedReading, Run, RunOrigin
 from ppo_core.data.task import Prompts, TaskAssets
 from tests.ppo_core.fake_hub import TOKEN, FakeHub, served
 from tests.tuner import quick_run

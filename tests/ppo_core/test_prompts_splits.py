@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from ppo_core.data.prompt_files import read_prompts
-from ppo_core.data.prompts import PromptRow, PromptSource, Split, SplitChoice, SplitPlan, draw, make_plan, rows_of
+from ppo_core.data.prompts import PromptRow, PromptSource, SplitChoice
+from ppo_core.data.splits import SplitPlan, draw, make_plan, rows_of
 from ppo_core.errors import TaskError
 
 DRAWN = SplitPlan("train", None, None)
@@ -126,8 +127,8 @@ def test_which_split_is_train_is_not_guessed() -> None:
     ],
 )
 def test_slices_are_those_of_datasets(spec: str, rows: Sequence[int], tmp_path: Path) -> None:
-    def split(numbers: Sequence[int]) -> Split:
-        return Split.of([PromptRow(str(number), {}) for number in numbers])
+    def split(numbers: Sequence[int]) -> list[PromptRow]:
+        return [PromptRow(str(number), {}) for number in numbers]
 
     splits = {"train": split(range(10)), "test": split([100, 101])}
     assert [int(row.where) for row in rows_of(spec, splits, PromptSource("rows"))] == list(rows)

@@ -42,9 +42,9 @@ def test_a_task_of_ones_own_is_found_by_its_import_path_and_named_by_it() -> Non
         (
             "tests.tuner.quick_trainer:TSAK",
             'task "tests.tuner.quick_trainer:TSAK": module "tests.tuner.quick_trainer" has no task "TSAK"; '
-            "it has: TASK, GATED_TASK, BROKEN_TASK",
+            'it has: TASK, GATED_TASK, BROKEN_TASK; did you mean "TASK"?',
         ),
-        ("math:pi", 'task "math:pi": module "math" has no task "pi"; it defines no tasks'),
+        ("math:pi", 'task "math:pi": module "math" has no task "pi"; it defines none'),
         (":TASK", 'task ":TASK" is not an import path such as my_package.my_task:TASK'),
     ],
 )

@@ -311,7 +311,7 @@ def test_a_mistake_is_one_line_that_names_file_and_key(folder: Path, text: str, 
         ("import a_missing_library\n", "task.py, line 1: ModuleNotFoundError: No module named 'a_missing_library'"),
         ("x = 1\nTASK = = 3\n", "task.py, line 2: SyntaxError: invalid syntax"),
         ("raise SystemExit('enough')\n", "task.py, line 1: SystemExit: enough"),
-        ("x = 1\n", "task.py: a task file defines TASK, a Task such as make_task returns; it defines no tasks"),
+        ("x = 1\n", "task.py: a task file defines TASK, a Task such as make_task returns; it defines none"),
         (PYTHON.replace("TASK =", "TSAK ="), "task.py: a task file defines TASK, .*; it has: TSAK"),
         (PYTHON.replace("kl_budget=4", "kl_budgt=4"), "task.py, line 7: TypeError: .*kl_budgt"),
         (

@@ -95,7 +95,7 @@ def returned(function: Callable[..., Any]) -> set[str]:
 
 def test_what_takes_minutes_to_print() -> None:
     """Their keys are read from the code, since a confirmation, an estimate or a run takes long."""
-    assert returned(training._data) | {"hub"} == keys(shapes.TRAINING)
+    assert returned(training._result_dict) | {"hub"} == keys(shapes.TRAINING)
     assert returned(estimate._data) == keys(shapes.ESTIMATE)
     assert returned(confirmed.confirmation_data) == keys(shapes.CONFIRMATION)
     by_name = {"reward", "kl", "over_reference", "under_best", "lost", "failed", "stopped", "open"}

@@ -87,7 +87,7 @@ def store(where: str) -> Check:
         return Check("fail", "store", str(error))
     if path is not None and not os.access(path, os.W_OK):
         return Check("fail", "store", f"{path} cannot be written")
-    return Check("ok", "store", f"{schema.without_secrets(where)}, schema {schema.SCHEMA_VERSION}, {studies}")
+    return Check("ok", "store", f"{output.without_secrets(where)}, schema {schema.SCHEMA_VERSION}, {studies}")
 
 
 def folder(about: str, path: Path) -> Check:

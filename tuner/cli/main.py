@@ -418,7 +418,7 @@ def _add_storage(parser: Parser) -> None:
 
 
 def _without_secrets(arguments: Sequence[str]) -> list[str]:
-    from tuner.store.schema import without_secrets
+    from ppo_core.output import without_secrets
 
     return [without_secrets(argument) for argument in arguments]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ppo_core.checkpoint import bytes_of, size
 from ppo_core.cli.command_line import EXIT_ERROR
 from ppo_core.errors import ConfigError, StudyError
-from ppo_core.output import plain
+from ppo_core.output import plain, without_secrets
 from tuner.cli.report import no_winner
 from tuner.cli.storage import opened
 from tuner.environment import to_copy
@@ -21,7 +21,7 @@ from tuner.judge.results import read_study
 from tuner.store import OrderState, Store, StudyRow
 from tuner.store.bulk import copy_study
 from tuner.store.connect import file_of
-from tuner.store.schema import parse_url, without_secrets
+from tuner.store.schema import parse_url
 from tuner.study import folder as study_folder
 from tuner.study import study_file
 

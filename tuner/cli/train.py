@@ -79,7 +79,16 @@ def _start(where: str, study: str, number: str) -> Start:
         spec = view.spec
         origin = _origin(store, view, trial)
         stages = forks.stages((*view.trials, *view.confirming), trial)
-        return Start(spec.task, dict(trial.config), trial.threads, name, spec.kl_budget, spec.device, origin, stages)
+        return Start(
+            task=spec.task,
+            values=dict(trial.config),
+            threads=trial.threads,
+            name=name,
+            kl_budget=spec.kl_budget,
+            device=spec.device,
+            origin=origin,
+            stages=stages,
+        )
     finally:
         store.close()
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from ppo_core.cli.command_line import StopRequest
+from ppo_core.cli.stop_request import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage

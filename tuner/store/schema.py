@@ -30,14 +30,10 @@ from sqlalchemy.exc import ArgumentError
 
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
+from ppo_core.output import without_secrets
 
 SCHEMA_VERSION = 13
 """Raised with every change of the tables; stores of other versions are refused."""
-
-_SECRETS = (
-    re.compile(r"(?<=://)([^:/?#@]*:).*(?=@)", re.DOTALL),
-    re.compile(r"([?&]\w*pass\w*=)[^&]*", re.IGNORECASE),
-)
 
 metadata = MetaData()
 
@@ -240,12 +236,3 @@ def parse_url(storage: str) -> URL:
 def redacted(url: URL) -> str:
     """Return the URL with all passwords hidden, those in options (`?password=`) included."""
     return without_secrets(url.render_as_string(hide_password=False))
-
-
-def without_secrets(text: str) -> str:
-    """Return the text of a storage, URL or not, with its passwords replaced by `***`."""
-    if "://" not in text:
-        return text
-    for pattern in _SECRETS:
-        text = pattern.sub(r"\1***", text)
-    return text

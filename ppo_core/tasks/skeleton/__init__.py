@@ -7,8 +7,9 @@ from importlib import resources
 from pathlib import Path
 
 from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.places import TASK_PREFIX, policy_place
 from ppo_core.data.task import Task
-from ppo_core.data.task_file import KL_BUDGET, KL_LIMIT, TASK_PREFIX, Preparation, get_task, policy_place
+from ppo_core.data.task_file import KL_BUDGET, KL_LIMIT, Preparation, get_task
 from ppo_core.errors import TaskError
 from ppo_core.tasks.arithmetic import DATA
 
@@ -26,25 +27,25 @@ def write(folder: Path, policy: str = DEFAULT_POLICY) -> list[str]:
     """Write a task into a new or empty `folder`, called after it, and return its files' names.
 
     Args:
-        folder: Where to.
-        policy: A model's folder, from the working directory on where it is relative; a hub id; or `task:NAME`.
+        folder: The folder to write.
+        policy: A model's folder, relative to the working directory; a hub id; or `task:NAME`.
 
     Raises:
-        TaskError: the folder's name is not allowed, there is something in it, or it cannot be written.
+        TaskError: the folder's name is not allowed, or the folder is not empty or cannot be written.
         ConfigError: there is no such policy.
     """
     _require_free(folder)
     place = policy_place(policy, Path.cwd(), "--policy")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         # Moved when whole, so that an interruption leaves nothing.
-        made = Path(temporary) / folder.name
-        made.mkdir()
+        draft = Path(temporary) / folder.name
+        draft.mkdir()
         values = {"name": folder.name, "folder": folder.as_posix(), "policy": _toml(place), **_suited(place)}
         for name in _TEMPLATES:
             text = (resources.files(__package__) / name).read_text(encoding="utf-8")
-            (made / name).write_text(text.format(**values) if name in _FILLED else text, encoding="utf-8")
-        (made / PROMPTS_FILE).write_text("".join(_rows()), encoding="utf-8")
-        made.replace(folder)
+            (draft / name).write_text(text.format(**values) if name in _FILLED else text, encoding="utf-8")
+        (draft / PROMPTS_FILE).write_text("".join(_rows()), encoding="utf-8")
+        draft.replace(folder)
     return sorted(item.name for item in folder.iterdir())
 
 
@@ -56,10 +57,11 @@ def example_note(task: Task) -> str | None:
     reward = (resources.files(__package__) / "reward.py").read_text(encoding="utf-8")
     functions = [part.where.rpartition(":")[0] for part in prepare.rewards if part.kind == "function"]
     places = [(Path(place), reward) for place in functions] + [(Path(prepare.prompts.path), "".join(_rows()))]
-    found = [path.name for path, example in places if path.is_file() and path.read_bytes() == example.encode()]
-    if not found:
+    unchanged = [path.name for path, example in places if path.is_file() and path.read_bytes() == example.encode()]
+    if not unchanged:
         return None
-    return f"{' and '.join(dict.fromkeys(found))}: still new-task's example, sums and their answers; put your own there"
+    names = " and ".join(dict.fromkeys(unchanged))
+    return f"{names}: still new-task's example, sums and their answers; put your own there"
 
 
 def _rows() -> list[str]:

@@ -1,0 +1,146 @@
+"""A run's ending: its last evaluation compared with its start, its KL budget and its best checkpoint.
+
+Never imports torch.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ppo_core.config.kl_budget import Stay, course, is_within
+from ppo_core.output import KL_UNIT, plus_minus, short
+
+
+@dataclass(frozen=True)
+class EvalReading:
+    """Readings of one evaluation; a number that was not finite is NaN."""
+
+    step: int
+    episode: int
+    reward: float
+    reward_se: float
+    kl: float
+    """In nats per response."""
+    kl_se: float = 0.0
+
+    @classmethod
+    def of(cls, step: Mapping[str, Any]) -> "EvalReading":
+        """Return the evaluation in a line of `steps.jsonl`."""
+        return cls(
+            step["step"],
+            step["episode"],
+            reward=_number(step, "eval/reward", math.nan),
+            reward_se=_number(step, "eval/reward_se", 0.0),
+            kl=_number(step, "eval/kl", math.nan),
+            kl_se=_number(step, "eval/kl_se", 0.0),
+        )
+
+    def is_within(self, kl_budget: float) -> bool:
+        """Return True if it is within the budget; see `ppo_core.config.kl_budget`."""
+        return is_within(self.kl, self.kl_se, kl_budget)
+
+    @property
+    def kl_text(self) -> str:
+        """Its KL in words, with the standard error if known."""
+        return f"{plus_minus(self.kl, self.kl_se)} {KL_UNIT}"
+
+    @property
+    def text(self) -> str:
+        """`reward 1.971 ± 0.031, KL 5.56 ± 0.12 nats/response`."""
+        return f"reward {plus_minus(self.reward, self.reward_se)}, KL {self.kl_text}"
+
+
+def _number(step: Mapping[str, Any], name: str, default: float) -> float:
+    value = step.get(name)
+    return default if value is None or math.isnan(value) else float(value)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The report on a run that has ended."""
+
+    kl_budget: float
+    note: str | None = None
+    """One line on a problem of the trained policy, or None."""
+    best: EvalReading | None = None
+    """Evaluation of a kept checkpoint that is better than the end, and whose model is also saved; or None."""
+    kl_course: str | None = None
+    """One line on when KL left the budget or came back; None: it never left."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to the value of `ending` in `run.json`."""
+        return asdict(self)
+
+
+def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step: int | None) -> Ending:
+    """Return how a run ended.
+
+    Args:
+        steps: Its lines of metrics.
+        kl_budget: In nats per response.
+        checkpoint_step: The step of the best kept checkpoint within the budget; None if there is none.
+    """
+    readings = [EvalReading.of(step) for step in steps if "eval/reward" in step]
+    if not readings:
+        return Ending(kl_budget)
+    kl_course = _kl_course(readings, kl_budget)
+    start, end = readings[0], readings[-1]
+    best = next((reading for reading in readings if reading.step == checkpoint_step), None)
+    within = end.is_within(kl_budget) and math.isfinite(end.reward)
+    wrong = [*_budget_problem(end, kl_budget), *_fall(start, end)]
+    margin = 0.0 if wrong else _error(best or end, end)
+    if best is not None and within and best.reward <= end.reward + margin:
+        best = None
+    if best is None and not wrong:
+        return Ending(kl_budget, kl_course=kl_course)
+    return Ending(kl_budget, _note(wrong, start, end, best, within), best, kl_course)
+
+
+def _kl_course(readings: Sequence[EvalReading], kl_budget: float) -> str | None:
+    left_and_back = course(
+        [Stay(each.step, each.episode, each.is_within(kl_budget)) for each in readings if math.isfinite(each.kl)]
+    )
+    if left_and_back is None:
+        return None
+    left, back = left_and_back
+    budget = f"the budget of {short(kl_budget)} {KL_UNIT}"
+    if back is None:
+        return f"KL left {budget} for good at step {left.step} (episode {left.episode})"
+    return (
+        f"KL was over {budget} at step {left.step} (episode {left.episode}), and stayed within it from step "
+        f"{back.step} (episode {back.episode})"
+    )
+
+
+def _budget_problem(end: EvalReading, kl_budget: float) -> list[str]:
+    if not (math.isfinite(end.kl) and math.isfinite(end.reward)):
+        return ["its last evaluation is not finite"]
+    if end.is_within(kl_budget):
+        return []
+    error = " with its standard error" if end.kl <= kl_budget else ""
+    return [f"its KL of {end.kl_text} is{error} over the budget of {short(kl_budget)}"]
+
+
+def _fall(start: EvalReading, end: EvalReading) -> list[str]:
+    fell = end.reward < start.reward - 2 * _error(start, end)
+    return [f"its reward of {_reward(end)} is below the start's {_reward(start)}"] if fell else []
+
+
+def _note(wrong: Sequence[str], start: EvalReading, end: EvalReading, best: EvalReading | None, within: bool) -> str:
+    problem = " and ".join(wrong) or f"its reward of {_reward(end)} was higher before"
+    if best is None:
+        lack = "no better checkpoint was kept" if within else "no checkpoint was within the budget"
+        return f"be careful with the trained policy: {problem}; {lack}"
+    lower = f", which is also below the start's {_reward(start)}" if _fall(start, best) else ""
+    better = f"the best within the budget is that of episode {best.episode}: {best.text}{lower}"
+    return f"the trained policy is not the best of this run: {problem}; {better}"
+
+
+def _error(one: EvalReading, other: EvalReading) -> float:
+    """Return an upper bound of the difference's standard error; both were measured on the same prompts."""
+    return math.hypot(one.reward_se, other.reward_se)
+
+
+def _reward(reading: EvalReading) -> str:
+    return plus_minus(reading.reward, reading.reward_se)

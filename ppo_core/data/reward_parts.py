@@ -1,0 +1,148 @@
+"""Read the reward of a task file: a text, a function, a table, or a list of them. Never imports torch."""
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from ppo_core.config import declare
+from ppo_core.config.declare import Bounds
+from ppo_core.data.places import file_place, model_place
+from ppo_core.data.task import RewardKind, RewardPart
+from ppo_core.errors import ConfigError, TaskError
+from ppo_core.rewards.endpoint import EndpointReward
+from ppo_core.rewards.function import load_function
+
+REWARD_KEYS = tuple(field.name for field in dataclasses.fields(RewardPart))
+KINDS: tuple[RewardKind, ...] = get_args(RewardKind)
+
+_NAME = re.compile(r"\w[\w.-]{0,59}")
+_FUNCTION = re.compile(r".+:[A-Za-z_]\w*")
+_URL = re.compile(r"https?://", re.IGNORECASE)
+_FORMS = "a model's folder or hub id, package.module:function, file.py:function, or a URL"
+
+
+def read_reward(value: object, folder: Path, where: str, running: Path | None = None) -> tuple[RewardPart, ...]:
+    """Return the parts of `value`: a text, a function, a table, or a list of them.
+
+    Args:
+        value: The file's value of the key.
+        folder: Relative paths begin here.
+        where: Names the key in errors.
+        running: The Python file that is being run while its task is made; a function in it is not looked for yet.
+
+    Raises:
+        ConfigError: a key, a value or a name is not allowed, a path does not exist, or a function cannot be imported.
+    """
+    many = isinstance(value, Sequence) and not isinstance(value, str)
+    values = list(value) if many else [value]  # type: ignore[call-overload]
+    if not values:
+        raise ConfigError(f"{where} is empty; it needs at least one of: {_FORMS}")
+    parts = tuple(_part(each, folder, f"{where}[{i}]" if many else where, running) for i, each in enumerate(values))
+    name, count = Counter(part.name for part in parts).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f'{where}: two parts are called "{name}"; give each its own name')
+    return parts
+
+
+def _part(value: object, folder: Path, where: str, running: Path | None) -> RewardPart:
+    if isinstance(value, Mapping):
+        key, table = f"{where}.where", dict(value)
+        declare.require_known(table, REWARD_KEYS, f"{where}.")
+        if "where" not in table:
+            raise ConfigError(f"{key} is missing: {_FORMS}")
+    else:
+        key, table = where, {"where": value}
+    if callable(table["where"]):
+        return _reward_part(table, reference_to(table["where"], key), "function", where)
+    text = declare.text(table["where"], key, _FORMS)
+    kind = cast(RewardKind, declare.one_of(table.get("kind", reward_kind(text)), KINDS, f"{where}.kind"))
+    part = _reward_part(table, _place(text, kind, folder, key), kind, where)
+    _require_usable(part, key, running)
+    return part
+
+
+_NUMBERS: Mapping[str, tuple[Callable[[object, Bounds | None, str], float], Bounds | None]] = {
+    "weight": (declare.number, None),
+    "timeout": (declare.number, declare.POSITIVE),
+    "retries": (declare.whole, Bounds(0)),
+    "batch_size": (declare.whole, declare.AT_LEAST_ONE),
+    "concurrency": (declare.whole, declare.AT_LEAST_ONE),
+}
+"""Checks of a reward part's numbers, with their bounds."""
+
+
+def _reward_part(table: Mapping[str, Any], place: str, kind: RewardKind, where: str) -> RewardPart:
+    """Return the part that a table describes, at the resolved `place`."""
+    name = table.get("name", reward_name(place, kind))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{where}.name = {name!r} is not allowed; expected letters, digits, dots, dashes and underscores"
+        )
+    options: dict[str, Any] = {
+        key: check(table[key], bounds, f"{where}.{key}") for key, (check, bounds) in _NUMBERS.items() if key in table
+    }
+    if "append_eos" in table:
+        options["append_eos"] = declare.truth(table["append_eos"], f"{where}.append_eos")
+    return RewardPart(name, kind, place, **options)
+
+
+def reward_kind(text: str) -> RewardKind:
+    """Return the kind of reward that a text looks like: a URL, a function, or else a model."""
+    if _URL.match(text):
+        return "http"
+    return "function" if _FUNCTION.fullmatch(text) else "model"
+
+
+def _place(text: str, kind: RewardKind, folder: Path, where: str) -> str:
+    if kind == "model":
+        return model_place(text, folder, where)
+    module, _, function = text.rpartition(":")
+    if kind == "function" and module.endswith(".py"):
+        return f"{file_place(module, folder, where)}:{function}"
+    return text
+
+
+def reward_name(place: str, kind: RewardKind) -> str:
+    """Return the default name of a reward part: `http`, the function's name, or the model folder's."""
+    if kind == "http":
+        return "http"
+    name = place.rpartition(":")[2] if kind == "function" else Path(place).name
+    return re.sub(r"[^\w.-]", "_", name)[:60] or kind
+
+
+def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
+    """Raise ConfigError if a function cannot be imported or a URL is invalid; nothing is called."""
+    if running is not None and part.where.rpartition(":")[0] == str(running):
+        return
+    try:
+        if part.kind == "function":
+            load_function(part)
+        elif part.kind == "http":
+            EndpointReward(part)
+    except TaskError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def reference_to(function: Callable[..., Any], where: str) -> str:
+    """Return a function's name for another process: `package.module:function`, else `file.py:function`.
+
+    Raises:
+        ConfigError: it is not defined at the top of a module under its own name.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or getattr(module, name, None) is not function:
+        raise ConfigError(
+            f"{where} = {name} cannot be found by other processes: a function that is defined at the top of a file "
+            "under its own name, no lambda and no inner function"
+        )
+    # A lone file may lie outside the path that modules are found on, as a task file does.
+    source = getattr(module, "__file__", None) and inspect.getsourcefile(module)
+    if source is None or module.__package__:
+        return f"{module.__name__}:{name}"
+    return f"{Path(source).absolute()}:{name}"
