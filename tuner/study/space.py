@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from ppo_core.config.declare import Choices, Dimension, HyperValue, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
@@ -19,6 +19,11 @@ if TYPE_CHECKING:  # Optuna takes half a second to load, and what reads a study 
 Search = Mapping[str, Dimension]
 Encoded: TypeAlias = "tuple[dict[str, HyperValue], dict[str, BaseDistribution]]"
 """Params and their distributions, in Optuna's form."""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return True for a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def decoded(search: Search, proposed: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
@@ -58,13 +63,9 @@ def read_by_sampler(search: Search, values: Mapping[str, HyperValue]) -> dict[st
 
 def for_sampler(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
     """Return `params` in the sampler's units, for Optuna's analyses; values outside their ranges are left out."""
-    kept: dict[str, HyperValue] = {}
-    distributions: dict[str, BaseDistribution] = {}
-    for name, one in search.items():
-        value = _encode(params.get(name), one)
-        if value is not None:
-            kept[name], distributions[name] = value, _sampler_distribution(name, one)
-    return kept, distributions
+    values = {name: _encode(params.get(name), span) for name, span in search.items()}
+    kept: dict[str, HyperValue] = {name: value for name, value in values.items() if value is not None}
+    return kept, {name: _sampler_distribution(name, search[name]) for name in kept}
 
 
 def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
@@ -79,7 +80,7 @@ def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
         if isinstance(one, Choices):
             if value in one.values:
                 kept[name], distributions[name] = value, _sampler_distribution(name, one)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        elif is_number(value):
             span = one or Range(value, value)
             if span.scale == "linear" or value > 0:
                 span = Range(min(span.low, value), max(span.high, value), span.scale)
