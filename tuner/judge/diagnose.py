@@ -265,30 +265,30 @@ def diagnose(course: Course) -> list[Diagnosis]:
     return [replace(diagnosis, value=values[diagnosis.name]) for diagnosis in diagnoses]
 
 
-def with_repeats(found: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]:
+def with_repeats(diagnoses: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]:
     """Return each diagnosis with True if an earlier one advises the same change."""
-    changes = [diagnosis.advice for diagnosis in found]
-    return [(diagnosis, diagnosis.advice in changes[:place]) for place, diagnosis in enumerate(found)]
+    changes = [diagnosis.advice for diagnosis in diagnoses]
+    return [(diagnosis, diagnosis.advice in changes[:place]) for place, diagnosis in enumerate(diagnoses)]
 
 
-def is_choice(found: Sequence[Diagnosis]) -> bool:
+def is_choice(diagnoses: Sequence[Diagnosis]) -> bool:
     """Return True if more than one change is advised."""
-    return len({diagnosis.advice for diagnosis in found}) > 1
+    return len({diagnosis.advice for diagnosis in diagnoses}) > 1
 
 
 NEAR = 1.3
 """Values within this factor of the advised one count as the advised one."""
 
 
-def tried(trials: Sequence[TrialRow], trial: TrialRow, found: Diagnosis, spec: StudySpec) -> TrialRow | None:
+def tried(trials: Sequence[TrialRow], trial: TrialRow, diagnosis: Diagnosis, spec: StudySpec) -> TrialRow | None:
     """Return a trial of the study that has the change already, or a greater one, or None."""
-    others, advised = {*spec.search, "kl_target"} - {found.name}, float(found.value or 0)
+    others, advised = {*spec.search, "kl_target"} - {diagnosis.name}, float(diagnosis.value or 0)
     candidates = []
     for row in trials:
-        value = row.config.get(found.name)
+        value = row.config.get(diagnosis.name)
         is_alike = row.role is Role.SEARCH and all(row.config.get(name) == trial.config.get(name) for name in others)
         if is_alike and isinstance(value, int | float) and min(value, advised) > 0:
-            is_as_far = value * NEAR > advised if _is_up(found) else value < advised * NEAR
+            is_as_far = value * NEAR > advised if _is_up(diagnosis) else value < advised * NEAR
             if is_as_far:
                 candidates.append((abs(math.log(value / advised)), row.number, row))
     return min(candidates)[2] if candidates else None
@@ -303,31 +303,35 @@ def why_nothing(trial: TrialRow) -> str:
     return "No rule finds anything to change."
 
 
-def enqueued(trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue]:
+def enqueued(trial: TrialRow, diagnosis: Diagnosis) -> dict[str, HyperValue]:
     """Return the values of a trial that tries the change."""
     others = {name: value for name, value in trial.params.items() if value is not None}
-    return {**others, found.name: found.value}
+    return {**others, diagnosis.name: diagnosis.value}
 
 
-def try_it(spec: StudySpec, trial: TrialRow, found: Diagnosis) -> list[str]:
+def try_it(spec: StudySpec, trial: TrialRow, diagnosis: Diagnosis) -> list[str]:
     """Return the command that enqueues a trial of the change."""
-    changes = [f"{name}={short(value, 12)}" for name, value in enqueued(trial, found).items()]
-    return ["enqueue", spec.name, "--set", *changes, "--label", label(trial, found)]
+    changes = [f"{name}={short(value, 12)}" for name, value in enqueued(trial, diagnosis).items()]
+    return ["enqueue", spec.name, "--set", *changes, "--label", label(trial, diagnosis)]
 
 
-def label(trial: TrialRow, found: Diagnosis) -> str:
+def label(trial: TrialRow, diagnosis: Diagnosis) -> str:
     """Return the label of a trial of the change."""
-    return f"trial {trial.number}, {found.name} {'up' if _is_up(found) else 'down'}"
+    return f"trial {trial.number}, {diagnosis.name} {'up' if _is_up(diagnosis) else 'down'}"
 
 
-def _is_up(found: Diagnosis) -> bool:
-    return isinstance(found.was, int | float) and isinstance(found.value, int | float) and found.value > found.was
+def _is_up(diagnosis: Diagnosis) -> bool:
+    return (
+        isinstance(diagnosis.was, int | float)
+        and isinstance(diagnosis.value, int | float)
+        and diagnosis.value > diagnosis.was
+    )
 
 
 def course_of(store: Store, trial: TrialRow, spec: StudySpec) -> Course:
     return Course(store.steps([trial.id], NEEDED), trial.config, spec, trial.reason)
 
 
-def diagnosis_data(trial: TrialRow, found: Diagnosis, command: str) -> dict[str, Any]:
+def diagnosis_data(trial: TrialRow, diagnosis: Diagnosis, command: str) -> dict[str, Any]:
     """Return one item of `diagnose` for JSON."""
-    return asdict(found) | {"enqueue": enqueued(trial, found), "command": command}
+    return asdict(diagnosis) | {"enqueue": enqueued(trial, diagnosis), "command": command}

@@ -37,15 +37,15 @@ def kept(own: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -
     return thinned([point for point in whole if point.step > 0 and is_here(point)], MOST_KEPT)
 
 
-def own_front(row: TrialRow, evaluations: Evaluations) -> list[Point]:
+def own_front(trial: TrialRow, evaluations: Evaluations) -> list[Point]:
     """Return a trial's own front; empty if it failed, broke, or confirms another.
 
     Step 0, the SFT policy, is one of the points, so checkpoints no better than it are left out.
     """
-    if not is_sound(row) or row.role is Role.CONFIRM:
+    if not is_sound(trial) or trial.role is Role.CONFIRM:
         return []
     return front(
-        Point(one["eval/reward"], bound(one["eval/kl"], one["eval/kl_se"]), row.number, one["step"])
-        for one in evaluations
-        if is_finite(one["eval/reward"])
+        Point(row["eval/reward"], bound(row["eval/kl"], row["eval/kl_se"]), trial.number, row["step"])
+        for row in evaluations
+        if is_finite(row["eval/reward"])
     )

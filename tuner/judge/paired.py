@@ -68,15 +68,15 @@ def _rewards(store: Store, trial: TrialRow) -> dict[int | None, Rewards]:
     return {row["step"]: row["rewards"] for row in store.readings([trial.id])}
 
 
-def _paired(one: Rewards | None, other: Rewards | None) -> Difference | None:
-    if one is None or other is None or len(one) != len(other):
+def _paired(rewards: Rewards | None, base: Rewards | None) -> Difference | None:
+    if rewards is None or base is None or len(rewards) != len(base):
         return None
-    gaps = [a - b for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    gaps = [a - b for a, b in zip(rewards, base, strict=True) if a is not None and b is not None]
     if len(gaps) < 2:
         return None
     return Difference(statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps))
 
 
-def _unpaired(one: float, one_se: Any, other: float, other_se: Any) -> Difference:
-    known = is_finite(one_se) and is_finite(other_se)
-    return Difference(one - other, math.hypot(one_se, other_se) if known else None, 0)
+def _unpaired(value: float, value_se: Any, base: float, base_se: Any) -> Difference:
+    known = is_finite(value_se) and is_finite(base_se)
+    return Difference(value - base, math.hypot(value_se, base_se) if known else None, 0)

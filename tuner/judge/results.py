@@ -28,7 +28,7 @@ from tuner.study.spec import SCALE_FREE, StudySpec
 from tuner.study.status import Origin, Role, Status
 
 LONGER = 10
-"""Factor by which the suggested training of a found configuration is longer."""
+"""Factor by which the suggested training of a recommended configuration is longer."""
 
 State = Literal["running", "paused", "finished", "unfinished"]
 Source = Literal["searched", "listed", "enqueued", "study", "task", "TRL", "default"]
@@ -67,7 +67,7 @@ class StudyView:
     @property
     def ended(self) -> int:
         """Number of trials that have ended; may exceed a total that was lowered since."""
-        return sum(trial.status.is_final for trial in self.trials)
+        return self.extent.ended
 
     @cached_property
     def extent(self) -> Extent:
@@ -166,7 +166,7 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
         return forks.find(view.row, point.trial, point.step).path
 
     evaluations, points = evaluations_by_trial(store, view.trials), []
-    for point in kept(own_fronts(store, view.trials), lambda one: path_of(one) is not None):
+    for point in kept(own_fronts(store, view.trials), lambda point: path_of(point) is not None):
         row = next(row for row in evaluations[point.trial] if row["step"] == point.step)
         reward, kl = (Measured(row[f"eval/{name}"], row[f"eval/{name}_se"]) for name in ("reward", "kl"))
         path = path_of(point)
@@ -303,8 +303,8 @@ def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, An
     A sample's `parts` are the reward's by name; its `tokens` are null, or lists with one item per token: `texts`,
     `logprobs`, `log_ratios`, `kls`, and of a critic `advantages` and `values`.
     """
-    own = store.own_metrics(trial.id)
-    steps = [row | own[row["step"]] for row in store.steps([trial.id], list(METRICS))]
+    own_metrics = store.own_metrics(trial.id)
+    steps = [row | own_metrics[row["step"]] for row in store.steps([trial.id], list(METRICS))]
     samples = store.samples([trial.id], with_tokens=True)
     kept = [
         {"step": checkpoint.step_of(path), "episode": episode, "path": str(path.absolute())}
@@ -360,7 +360,7 @@ def comparison_data(store: Store, view: StudyView, trials: Sequence[TrialRow]) -
         "study": view.row.name,
         "trials": [trial_data(trial) for trial in trials],
         "differences": differences(trials),
-        "over_first": [None if found is None else asdict(found) for found in over_first],
+        "over_first": [None if difference is None else asdict(difference) for difference in over_first],
     }
 
 

@@ -1,7 +1,7 @@
 """All limits on trials, declared once: rules that end a trial, and signs of what is wrong. Never imports torch.
 
 The guard enforces `RULES`. The diagnosis, its command and the dashboard read `SIGNS`. Limits without a source are
-rules of thumb, chosen to be late rather than wrong. No rule ends a trial for shrinking responses, since a task may
+rules of thumb, chosen to trip late rather than wrongly. No rule ends a trial for shrinking responses, since a task may
 well reward brevity.
 """
 
@@ -70,7 +70,7 @@ class Rule:
     steps: int = 1
     """Fewest readings for a verdict, for a sign of health."""
 
-    # Of rules that end a trial
+    # Only for rules that end a trial
 
     blame: Blame = "broken"
     valid: Bounds | None = None

@@ -101,8 +101,8 @@ def evaluations_by_trial(store: Store, rows: Iterable[TrialRow]) -> dict[int, Ev
     """Return the evaluations of each trial, by the trial's number."""
     number_of = {row.id: row.number for row in rows}
     evaluations: dict[int, list[Mapping[str, Any]]] = {number: [] for number in number_of.values()}
-    for one in store.steps(number_of, EVALUATION_METRICS, evaluations_only=True):
-        evaluations[number_of[one["trial_id"]]].append(one)
+    for row in store.steps(number_of, EVALUATION_METRICS, evaluations_only=True):
+        evaluations[number_of[row["trial_id"]]].append(row)
     return {**evaluations}
 
 
@@ -147,7 +147,7 @@ def with_running(store: Store, rows: Sequence[TrialRow], spec: StudySpec) -> lis
 
 
 def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) -> TrialRow:
-    at_rung = [one for one in evaluations if row.rung_episode is not None and one["episode"] <= row.rung_episode]
+    at_rung = [each for each in evaluations if row.rung_episode is not None and each["episode"] <= row.rung_episode]
     score = rung_score(at_rung, spec.kl_budget, spec.total_episodes) if at_rung else None
     return replace(row, rung_score=score, **vars(outcome(evaluations, spec, row.status, row.reason)))
 

@@ -141,16 +141,17 @@ def _with_spread(
     return sorted(importances, key=lambda item: (-item.share, item.name))
 
 
-def certainty(found: Sequence[Importance], count: int) -> str:
+def certainty(importances: Sequence[Importance], count: int) -> str:
     """Return in words how certain this is at `count` trials."""
-    sure = [item.name for item in found if item.is_sure]
-    per = count / max(1, len(found))
-    size = f"With {count} trials for {len(found)} searched hyperparameters ({per:.1f} each)"
+    sure = [item.name for item in importances if item.is_sure]
+    per = count / max(1, len(importances))
+    size = f"With {count} trials for {len(importances)} searched hyperparameters ({per:.1f} each)"
     if not sure:
         return f"{size}, none stands out from chance: do not rely on this order."
     return (
         f"{size}, {', '.join(sure)} {'stands' if len(sure) == 1 else 'stand'} out from chance, and the rest may be "
-        f"noise. Where nothing matters, about {CHANCE * len(found):.1f} of {len(found)} would stand out all the same."
+        f"noise. Where nothing matters, about {CHANCE * len(importances):.1f} of {len(importances)} would stand out "
+        "all the same."
     )
 
 

@@ -25,7 +25,7 @@ from tuner.search.choose import New, as_stored
 from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
 from tuner.store import NewTrial, TrialRow
-from tuner.study.space import decoded, read_by_sampler, sampler_space
+from tuner.study.space import decode, read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
 
@@ -49,7 +49,7 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
         return spread_params(spec.search, spec.seed, number)
     if name != "random" and not _has_enough(spec, rows):
         return first_params(spec.search, _leading_values(spec, rows), spec.seed, number)
-    return decoded(spec.search, _ask(spec, number, as_read(spec, rows)))
+    return decode(spec.search, _ask(spec, number, as_read(spec, rows)))
 
 
 def require_usable(spec: StudySpec) -> None:

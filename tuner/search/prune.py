@@ -6,7 +6,7 @@ value within the KL budget so far, by episodes; never the reward alone, which ri
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -90,13 +90,16 @@ def _replayed(
     return last_report
 
 
-def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> Iterator[TrialRow | Mapping[str, Any]]:
-    """Yield evaluations and ended trials in the order they were stored."""
-    events: list[tuple[float, int, int, TrialRow | Mapping[str, Any]]] = [
-        (row["at"], row["trial_id"], row["step"], row) for row in evaluations
-    ]
-    events += [(row.ended_at, row.id, -1, row) for row in rows if row.ended_at is not None and row.status.is_final]
-    yield from (event for *_, event in sorted(events, key=lambda entry: entry[:3]))
+def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> list[TrialRow | Mapping[str, Any]]:
+    """Return evaluations and ended trials in the order they were stored."""
+    ended = [row for row in rows if row.ended_at is not None and row.status.is_final]
+    return sorted([*evaluations, *ended], key=_place_in_order)
+
+
+def _place_in_order(event: TrialRow | Mapping[str, Any]) -> tuple[float, int, int]:
+    if isinstance(event, TrialRow):
+        return event.ended_at or 0.0, event.id, -1
+    return event["at"], event["trial_id"], event["step"]
 
 
 def _tell(study: optuna.Study, trial: Trial, row: TrialRow) -> None:

@@ -72,12 +72,21 @@ def found_version(engine: Engine) -> int | None:
         StoreError: it is damaged or not a store.
         SQLAlchemyError: it cannot be reached.
     """
-    if engine.dialect.name == "sqlite":
-        return _found_in_file(engine.url)
+    tables, version = (_read_file if engine.dialect.name == "sqlite" else _read_server)(engine)
+    if not tables:
+        return None
+    if meta.name not in tables:
+        raise NoStoreError(f"{redacted(engine.url)} is not a PPO Tuner store")
+    if version is None or not version.isdecimal():
+        raise StoreError(f"{redacted(engine.url)} is damaged: it has no schema version")
+    return int(version)
+
+
+def _read_server(engine: Engine) -> tuple[list[str], str | None]:
+    """Return the names of a server's tables, and the schema version if there is one."""
     with engine.connect() as connection:
-        names = inspect(connection).get_table_names()
-        stored = connection.scalar(_READ_VERSION) if meta.name in names else None
-    return _version(engine.url, names, stored)
+        tables = inspect(connection).get_table_names()
+        return tables, connection.scalar(_READ_VERSION) if meta.name in tables else None
 
 
 def create(engine: Engine) -> None:
@@ -145,47 +154,37 @@ def file_of(url: URL) -> Path | None:
     return Path(url.database)
 
 
-def _found_in_file(url: URL) -> int | None:
-    """Read the version with a connection that writes nothing, not even the files beside a log (WAL)."""
-    path = file_of(url)
+def _read_file(engine: Engine) -> tuple[list[str], str | None]:
+    """Do as `_read_server`, with a connection that writes nothing, not even the files beside a log (WAL)."""
+    url, path = engine.url, file_of(engine.url)
     if path is None:
         uri = f"{url.database}?mode=ro"
     elif not path.exists():
-        return None
+        return [], None
     elif path.is_dir():
         raise StoreError(f"the store {path} is a folder; name a file in it, such as {path / 'ppo-tuner.db'}")
     else:
         with path.open("rb") as file:
             header = file.read(100)
         if not header:
-            return None
+            return [], None
         if not header.startswith(_SQLITE_HEADER):
             raise NoStoreError(f"{path} is not an SQLite database")
         uri = f"{path.absolute().as_uri()}?{'immutable=1' if _log_is_empty(path) else 'mode=ro'}"
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS)) as connection:
-            names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             query = f"SELECT value FROM {meta.name} WHERE key = 'schema_version'"
-            row = connection.execute(query).fetchone() if meta.name in names else None
+            row = connection.execute(query).fetchone() if meta.name in tables else None
     except sqlite3.Error as error:
         raise failure(url, error) from error
-    return _version(url, names, None if row is None else row[0])
+    return tables, None if row is None else row[0]
 
 
 def _log_is_empty(path: Path) -> bool:
     """Return True if the file holds the whole database: nobody has it open, or it keeps no log."""
     logs = [path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-journal")]
     return not any(log.exists() and log.stat().st_size for log in logs)
-
-
-def _version(url: URL, names: list[str], stored: str | None) -> int | None:
-    if not names:
-        return None
-    if meta.name not in names:
-        raise NoStoreError(f"{redacted(url)} is not a PPO Tuner store")
-    if stored is None or not stored.isdecimal():
-        raise StoreError(f"{redacted(url)} is damaged: it has no schema version")
-    return int(stored)
 
 
 def _set_up_sqlite(engine: Engine) -> None:
@@ -326,8 +325,8 @@ class Database:
 def renew(connection: Connection, lease: Lease) -> None:
     """Renew the lease, or raise StudyError if it was lost."""
     table = schema.studies
-    own = update(table).where(table.c.id == lease.study_id, table.c.lease_token == lease.token)
-    if connection.execute(own.values(lease_renewed_at=now(connection))).rowcount != 1:
+    held_row = update(table).where(table.c.id == lease.study_id, table.c.lease_token == lease.token)
+    if connection.execute(held_row.values(lease_renewed_at=now(connection))).rowcount != 1:
         raise StudyError("this controller lost the study's lease to another one, and stops")
 
 

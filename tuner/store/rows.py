@@ -55,8 +55,9 @@ def _rounded(values: Sequence[float], digits: int) -> list[float | None]:
 LEASE_SECONDS = 60.0
 """A lease not renewed for this long may be taken over even if its process might still be alive elsewhere."""
 INTERRUPTED = "interrupted"
-SCREENED = "screened"
 """Status shown for a trial that has not ended and has no controller: the study's next run resumes it."""
+SCREENED = "screened"
+"""Status shown for a trial that the strategy paused at its rung."""
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,12 @@ class Studies(Database):
 
     def delete_study(self, lease: Lease) -> None:
         """Delete the study with its trials, steps, samples, orders and lease."""
-        one = schema.studies.c.id == lease.study_id
+        this_study = schema.studies.c.id == lease.study_id
 
         def remove(connection: Connection) -> None:
-            if connection.scalar(select(schema.studies.c.id).where(one)) is not None:
+            if connection.scalar(select(schema.studies.c.id).where(this_study)) is not None:
                 renew(connection, lease)
-                connection.execute(delete(schema.studies).where(one))
+                connection.execute(delete(schema.studies).where(this_study))
 
         self._change(remove)
 
@@ -101,7 +101,7 @@ class Studies(Database):
         """
         study = self.require_free(name)
         table, process, token = schema.studies, this_process(), study.lease_token + 1
-        attempts: list[float] = []  # the lease's time by each attempt: recognizes one whose reply was lost
+        attempts: list[float] = []  # times of all attempts: one whose reply was lost is recognized by its time
         holder = {
             "lease_host": process.host,
             "lease_pid": process.pid,

@@ -100,8 +100,8 @@ class Trials(Database):
         table = schema.trials
 
         def find(connection: Connection) -> Row[Any]:
-            one = and_(table.c.study_id == study.id, table.c.number == number)
-            row = connection.execute(select(table).where(one)).first()
+            this_trial = and_(table.c.study_id == study.id, table.c.number == number)
+            row = connection.execute(select(table).where(this_trial)).first()
             if row is None:
                 last = connection.scalar(select(func.max(table.c.number)).where(table.c.study_id == study.id))
                 there_are = "it has no trials yet" if last is None else f"it has trials 0 to {last}"

@@ -201,7 +201,9 @@ class StudySpec:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
         asked = {**self.search, **self.idle}
-        search = {name: list(one.values) if isinstance(one, Choices) else asdict(one) for name, one in asked.items()}
+        search = {
+            name: list(span.values) if isinstance(span, Choices) else asdict(span) for name, span in asked.items()
+        }
         values: dict[str, Any] = {
             **{key: getattr(self, key) for key in _PLAIN_KEYS},
             "fixed": dict(self.fixed),
@@ -299,11 +301,11 @@ class StudySpec:
         """Return the extreme trials by name; all others lie between them, so they bound a study's resource needs."""
         starts = {start.name: self.params_with(start.params) for start in self.starts}
         corners = {} if self.listed else {"largest values": self._corner("high")}
-        for name, one in self.search.items():
-            if isinstance(one, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
+        for name, span in self.search.items():
+            if isinstance(span, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
                 corners |= {
                     f"largest values, {_values_text({name: value})}": self._corner("high") | {name: value}
-                    for value in one.values[1:]
+                    for value in span.values[1:]
                 }
         reference = {} if self.listed else {"trial 0": self.reference_params()}
         trials = {**reference, **corners, **self._listed_params, **starts}
@@ -409,7 +411,7 @@ class StudySpec:
                 raise ConfigError(f"{where}: {which}: {error}") from None
 
     def _corner(self, which: Literal["low", "high"]) -> dict[str, HyperValue]:
-        return {name: study_file.end(one, which) for name, one in self.search.items()}
+        return {name: study_file.extreme(span, which) for name, span in self.search.items()}
 
 
 def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
@@ -424,8 +426,8 @@ def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     return [f"{name}: {value}, was {old[name]}" for name, value in new.items() if value != old[name]]
 
 
-def _dimension_text(one: Dimension | None) -> str:
-    return "not searched" if one is None else one.text
+def _dimension_text(span: Dimension | None) -> str:
+    return "not searched" if span is None else span.text
 
 
 def _values_text(values: Mapping[str, HyperValue]) -> str:

@@ -181,7 +181,7 @@ def read_search(values: Mapping[str, Any], task: Task, where: str) -> dict[str, 
     return {name: search[name] for name in HYPERPARAMETERS if name in search}
 
 
-def end(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
+def extreme(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
     """Return the lowest or highest value of a dimension; of choices without an order, the first."""
     if not isinstance(dimension, Choices):
         return getattr(dimension, which)  # type: ignore[no-any-return]
@@ -202,12 +202,12 @@ def single_values(dimension: Dimension) -> tuple[HyperValue, ...]:
 
 def choice_pairs(search: Mapping[str, Dimension]) -> Iterator[dict[str, HyperValue]]:
     """Yield each choice of a search, alone and with each single value of every other dimension."""
-    singles = {name: values for name, one in search.items() if (values := single_values(one))}
-    for name, one in search.items():
-        if isinstance(one, Choices):
-            yield from ({name: value} for value in one.values)
+    singles = {name: values for name, dimension in search.items() if (values := single_values(dimension))}
+    for name, dimension in search.items():
+        if isinstance(dimension, Choices):
+            yield from ({name: value} for value in dimension.values)
             for other in (each for each in singles if each != name):
-                yield from ({name: value, other: beside} for value in one.values for beside in singles[other])
+                yield from ({name: value, other: beside} for value in dimension.values for beside in singles[other])
 
 
 def split_idle(
@@ -221,7 +221,7 @@ def split_idle(
 def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]) -> str | None:
     """Return why searching `name` would have no effect in any trial, or None."""
     deciding = [
-        [(other, value) for value in single_values(search[other]) or (end(search[other], "low"),)]
+        [(other, value) for value in single_values(search[other]) or (extreme(search[other], "low"),)]
         for other in MAKES_INERT
         if other in search
     ]
