@@ -14,7 +14,7 @@ from tuner.files import trial_log
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Order, Store
 from tuner.study import folder as study_folder
-from tuner.study.status import KINDS
+from tuner.study.status import ORDER_KINDS
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,8 @@ class Proposal:
     def does(self) -> str:
         """A sentence on its effect that names study and trial."""
         whom = f'study "{self.study}"' if self.trial is None else f'trial {self.trial} of study "{self.study}"'
-        return (
-            f"{self.kind.capitalize()} {whom}: {_SENTENCES.get((self.kind, self.trial is None), KINDS[self.kind].doc)}."
-        )
+        effect = _SENTENCES.get((self.kind, self.trial is None), ORDER_KINDS[self.kind].doc)
+        return f"{self.kind.capitalize()} {whom}: {effect}."
 
     @property
     def ends_something(self) -> bool:

@@ -13,7 +13,7 @@ from ppo_core.report import StepReport
 from tuner.exchange.optuna import as_optuna, reference_config
 from tuner.search.prior import spread_params
 from tuner.store import Lease, Store, schema
-from tuner.store.trials import step_values
+from tuner.store.trials import step_columns
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Status
 
@@ -55,7 +55,7 @@ def write(path: Path, trials: int, steps: int) -> tuple[Store, Lease, int]:
             for trial_id, number in connection.execute(query).all():
                 last = steps // 2 if number == trials - 1 else steps
                 ends = _ends(spread_params(spec.search, spec.seed, number))
-                values = [step_values(report(number, step, steps, *ends)) for step in range(last + 1)]
+                values = [step_columns(report(number, step, steps, *ends)) for step in range(last + 1)]
                 connection.execute(insert(schema.steps), _alike(trial_id, values))
     engine.dispose()
     running = store.trials(study)[-1].id

@@ -22,7 +22,7 @@ from dashboard.views.control_parts import (
 )
 from tuner.judge.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
-from tuner.study.status import KINDS, SETTINGS
+from tuner.study.status import CHANGEABLE_SETTINGS, ORDER_KINDS
 
 # The action log.
 
@@ -106,7 +106,7 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
     common.live(snapshot, functools.partial(_follow, view.row.is_held), head)
     row = st.container(horizontal=True)
     for kind, label in _STUDY_BUTTONS.items():
-        if act_button(row, label, f"study {kind}", KINDS[kind].doc, steering.refusal(store, view, kind)):
+        if act_button(row, label, f"study {kind}", ORDER_KINDS[kind].doc, steering.refusal(store, view, kind)):
             confirm_order(store, view, kind)
     if not view.row.is_held:
         _run_it(view)
@@ -146,7 +146,7 @@ def _trial(store: Store, view: StudyView) -> None:
     place = st.container(horizontal=True)
     for kind, name in _TRIAL_BUTTONS.items():
         refusal = steering.refusal(store, view, kind, row.number)
-        if act_button(place, name, f"trial {kind}", KINDS[kind].doc, refusal):
+        if act_button(place, name, f"trial {kind}", ORDER_KINDS[kind].doc, refusal):
             confirm_order(store, view, kind, row.number)
 
 
@@ -160,7 +160,7 @@ def _settings(store: Store, view: StudyView) -> None:
     with st.form("settings"):
         typed = {
             name: st.text_input(f"{name}: {doc}", key=f"set {name}", placeholder=f"{now[name]} (unchanged)")
-            for name, doc in SETTINGS.items()
+            for name, doc in CHANGEABLE_SETTINGS.items()
         }
         pressed = st.form_submit_button("Change", disabled=not access.may_order())
     if pressed:

@@ -43,7 +43,8 @@ from tests.tuner.quick_study import (
     storage,
 )
 from tests.tuner.quick_trainer import QuickTrainer
-from tuner.judge.guard import GuardState, WatchState, check_step, watch
+from tuner.judge.budget_watch import WatchState, watch
+from tuner.judge.guard import GuardState, check_step
 from tuner.store import OrderState, Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status

@@ -21,7 +21,7 @@ from tuner.control.events import Event, TrialStarted, TrialStepped
 from tuner.control.run import run_study
 from tuner.store import OrderState, Store, schema
 from tuner.store.bulk import copy_study
-from tuner.study.status import KINDS, Origin, Status, Wanted
+from tuner.study.status import ORDER_KINDS, Origin, Status, Wanted
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ sample_rows = st.fixed_dictionaries(
 )
 order_rows = st.fixed_dictionaries(
     {
-        "kind": st.sampled_from([*KINDS]),
+        "kind": st.sampled_from([*ORDER_KINDS]),
         "arguments": st.dictionaries(json_text, values, max_size=2),
         "placed_by": text,
         "placed_at": finite,

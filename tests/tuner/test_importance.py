@@ -83,6 +83,7 @@ def test_too_few_trials_at_a_rung_are_refused_as_such() -> None:
     assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith(
         "7 trials were screened; importance needs 10"
     )
+    assert importance.refusal(studied(1), SEARCH, at_rung=True).startswith("1 trial was screened; ")
 
 
 def test_the_command_tells_both_with_how_sure_it_is_or_why_it_cannot(ppo_tuner: Invoke, own_folder: Path) -> None:

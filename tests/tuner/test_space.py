@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ppo_core.config.declare import Choices, HyperValue, Range
-from tuner.study.space import Search, decoded, for_people, for_sampler, read_by_sampler, sampler_space
+from tuner.study.space import Search, decode, for_people, for_sampler, read_by_sampler, sampler_space
 
 SEARCH = {
     "learning_rate": Range(1e-5, 1e-3, "log"),
@@ -25,7 +25,7 @@ def ask(seed: int, search: Search) -> tuple[dict[str, HyperValue], optuna.Trial]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     trial = study.ask(sampler_space(search))
-    return decoded(search, trial.params), trial
+    return decode(search, trial.params), trial
 
 
 @settings(max_examples=50, deadline=None)

@@ -351,13 +351,13 @@ def test_trial_0_is_trls_values_at_the_tasks_rates() -> None:
     origins = study.origins()
     assert set(origins) == {*names, "gamma"}
     assert {name for name, origin in origins.items() if origin == "study"} == {"gamma"}
-    assert {name for name, origin in origins.items() if origin == "task reference"} == set(names[:4])
+    assert {name for name, origin in origins.items() if origin == "task"} == set(names[:4])
 
 
 def test_what_a_task_states_is_what_trial_0_has() -> None:
     study = spec(task=OTHER_TASK_PATH, search={"num_ppo_epochs": "advised", "temperature": {"low": 0.7, "high": 1}})
     assert study.reference_params() == {"num_ppo_epochs": 2, "temperature": 0.9}
-    assert study.origins() == dict.fromkeys(("num_ppo_epochs", "temperature"), "task reference")
+    assert study.origins() == dict.fromkeys(("num_ppo_epochs", "temperature"), "task")
     assert StudySpec.from_dict(study.to_dict(), "stored") == study
 
 

@@ -20,8 +20,7 @@ from tests.processes import spawned
 from tests.tuner import stores
 from tests.tuner.stores import pretend
 from tests.waiting import until
-from tuner.store import LEASE_SECONDS, KnownTrials, Lease, NewTrial, Outcome, Store, TrialRow
-from tuner.store import rows as processes
+from tuner.store import LEASE_SECONDS, KnownTrials, Lease, NewTrial, Outcome, Store, TrialRow, processes
 from tuner.study.status import Origin, Reason, Status
 
 

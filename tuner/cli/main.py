@@ -40,7 +40,7 @@ from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import PROG, to_copy
 from tuner.exchange import FORMATS, TRAINERS
 from tuner.judge.best import RULE
-from tuner.study.status import KINDS, SETTINGS
+from tuner.study.status import CHANGEABLE_SETTINGS, ORDER_KINDS
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "importance": Command("show which hyperparameters mattered, and how sure that is", "evidence", "importance"),
         "logs": Command("print what a trial wrote while it ran", "read", "logs"),
     },
-    "Steer": {kind.name: Command(kind.doc, "steer", "place") for kind in KINDS.values()},
+    "Steer": {kind.name: Command(kind.doc, "steer", "place") for kind in ORDER_KINDS.values()},
     "Export and manage": {
         "report": Command("write a study as one HTML file, to mail or attach", "html_report", "write"),
         "export": Command(
@@ -227,7 +227,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         "report",
         "logs",
         "dashboard",
-        *KINDS,
+        *ORDER_KINDS,
         "doctor",
         *UPKEEP,
     ):
@@ -238,7 +238,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 def _add_run_flags(parser: Parser) -> None:
     parser.epilog = "If a study of that name exists, it resumes; a finished one prints its result."
     parser.add_argument("--trials", metavar="N", type=positive_int, help="the most trials that the study may start")
-    parser.add_argument("--budget", metavar="N", type=budget, help=SETTINGS["budget"])
+    parser.add_argument("--budget", metavar="N", type=budget, help=CHANGEABLE_SETTINGS["budget"])
     _add_worker_flags(parser)
 
 
@@ -360,7 +360,7 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
 
 
 def _add_order_arguments(commands: dict[str, Parser]) -> None:
-    for kind in KINDS.values():
+    for kind in ORDER_KINDS.values():
         parser = commands[kind.name]
         parser.epilog = "If nothing runs the study, the order waits, and is carried out once when it runs again."
         parser.add_argument("study", metavar="STUDY", help="a study's name")
@@ -373,11 +373,11 @@ def _add_order_arguments(commands: dict[str, Parser]) -> None:
     commands["fork"].add_argument(
         "--at", metavar="EPISODE", type=positive_int, help="episode of a kept checkpoint (default: the latest)"
     )
-    commands["set"].add_argument("--trials", metavar="N", type=positive_int, help=SETTINGS["trials"])
-    commands["set"].add_argument("--budget", metavar="N", type=budget, help=SETTINGS["budget"])
-    commands["set"].add_argument("--workers", metavar="K", type=positive_int, help=SETTINGS["workers"])
-    commands["set"].add_argument("--kl-budget", metavar="X", type=kl_budget, help=SETTINGS["kl_budget"])
-    for name in KINDS:
+    commands["set"].add_argument("--trials", metavar="N", type=positive_int, help=CHANGEABLE_SETTINGS["trials"])
+    commands["set"].add_argument("--budget", metavar="N", type=budget, help=CHANGEABLE_SETTINGS["budget"])
+    commands["set"].add_argument("--workers", metavar="K", type=positive_int, help=CHANGEABLE_SETTINGS["workers"])
+    commands["set"].add_argument("--kl-budget", metavar="X", type=kl_budget, help=CHANGEABLE_SETTINGS["kl_budget"])
+    for name in ORDER_KINDS:
         commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
 
 

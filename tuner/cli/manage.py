@@ -29,8 +29,7 @@ from tuner.study import study_file
 def delete(args: argparse.Namespace) -> int:
     """Delete a study, once its name was typed or --yes given."""
     with opened(args.storage) as store:
-        study = store.study(args.study)
-        store.require_free(study)
+        study = store.require_free(args.study)
         if not args.yes and not _is_meant(store, study, args.keep_files):
             _tell("nothing was deleted")
             return EXIT_ERROR

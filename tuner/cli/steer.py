@@ -14,7 +14,7 @@ from tuner.control import orders
 from tuner.environment import to_copy
 from tuner.judge.results import StudyView, order_data, read_study
 from tuner.store import Order, OrderState, Store
-from tuner.study.status import SETTINGS
+from tuner.study.status import CHANGEABLE_SETTINGS
 
 WAIT_SECONDS = 30.0
 """Time that a command waits for the controller to decide its order."""
@@ -61,7 +61,7 @@ def _example(view: StudyView) -> str:
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:
     if args.command == "set":
-        given = {name: getattr(args, name) for name in SETTINGS}
+        given = {name: getattr(args, name) for name in CHANGEABLE_SETTINGS}
         return {"changes": {name: value for name, value in given.items() if value is not None}}
     if args.command in ("enqueue", "fork"):
         arguments: dict[str, Any] = {"values": assignments(args.set or ())}

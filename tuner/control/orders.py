@@ -26,7 +26,7 @@ from tuner.store.connect import now
 from tuner.store.trials import copy_steps, insert_trial, write_judgements, write_outcome, write_pause, write_resumption
 from tuner.study import folder as study_folder
 from tuner.study.spec import StudySpec
-from tuner.study.status import KINDS, STOPPED_BY_PERSON, Origin, Role, Status, Wanted
+from tuner.study.status import ORDER_KINDS, STOPPED_BY_PERSON, Origin, Role, Status, Wanted
 
 
 def check_trial_order(kind: str, row: TrialRow) -> None:
@@ -98,8 +98,8 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
         ConfigError: it does not fit the study; the message says what is allowed.
         StudyError: there is no such trial, or no run that could be ended.
     """
-    if kind not in KINDS:
-        raise ConfigError(f'unknown order "{kind}"; available: {", ".join(KINDS)}')
+    if kind not in ORDER_KINDS:
+        raise ConfigError(f'unknown order "{kind}"; available: {", ".join(ORDER_KINDS)}')
     row = None if trial is None else store.trial(view.row, trial)
     if kind == "enqueue":
         enqueued_params(view.spec, view.trials, arguments["values"])
@@ -193,9 +193,9 @@ class OrderDesk:
         return changed
 
     def _carry_out(self, order: Order) -> None:
-        if order.kind not in KINDS:
+        if order.kind not in ORDER_KINDS:
             raise ConfigError(f'unknown order "{order.kind}"')
-        if order.trial is None and KINDS[order.kind].trial == "needed":
+        if order.trial is None and ORDER_KINDS[order.kind].trial == "needed":
             raise ConfigError(f"{order.kind} names no trial")
         whole = {"enqueue": self._enqueue, "fork": self._fork, "set": self._set, "retry": self._retry}
         if order.kind in whole:

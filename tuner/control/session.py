@@ -14,7 +14,7 @@ from tuner.store import Lease, Store, StudyRow, TrialRow
 from tuner.study import folder as study_folder
 from tuner.study.spec import SpecChanges, StudySpec
 from tuner.study.starts import best_of, settle
-from tuner.study.status import SETTINGS, Origin
+from tuner.study.status import CHANGEABLE_SETTINGS, Origin
 
 # Settings that both a study file and the order `set` give. No torch.
 #
@@ -37,10 +37,11 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
         ConfigError: an unknown setting, or a value that is not allowed.
     """
     if not changes:
-        raise ConfigError(f"set changes nothing; available: {', '.join(SETTINGS)}")
+        raise ConfigError(f"set changes nothing; available: {', '.join(CHANGEABLE_SETTINGS)}")
     for name, value in changes.items():
-        if name not in SETTINGS:
-            raise ConfigError(f'unknown setting "{name}"; available: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}')
+        if name not in CHANGEABLE_SETTINGS:
+            hint = nearest(name, CHANGEABLE_SETTINGS)
+            raise ConfigError(f'unknown setting "{name}"; available: {", ".join(CHANGEABLE_SETTINGS)}{hint}')
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
         if name not in ("budget", "kl_budget") and not is_count:
@@ -127,8 +128,7 @@ class OpenStudy:
 
     def refresh(self, number: int) -> TrialRow:
         """Reload a trial's row from the store."""
-        is_known = number < len(self.rows)
-        return self.put(self.store.read_again(self.rows[number]) if is_known else self.store.trial(self.row, number))
+        return self.put(self.store.trial(self.row, number))
 
     def put(self, row: TrialRow) -> TrialRow:
         """Replace or append a trial's row, and return it."""
@@ -149,7 +149,7 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
     """
     found = next((row for row in store.studies() if row.name == spec.name), None)
     if found is not None:
-        store.require_free(found)  # says who runs it; the lock cannot
+        store.require_free(found.name)  # says who runs it; the lock cannot
         study_folder.require_seen(folder, found)
     with study_folder.held_folder(folder):
         row = store.create_study(spec.name, spec.to_dict())

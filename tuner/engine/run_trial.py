@@ -21,7 +21,8 @@ from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerE
 from ppo_core.report import StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.protocol import Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
-from tuner.judge.guard import GUARD, GuardState, WatchState, check_step, watch
+from tuner.judge.budget_watch import WatchState, watch
+from tuner.judge.guard import GUARD, GuardState, check_step
 
 T = TypeVar("T")
 WATCH = "budget_watch"

@@ -32,7 +32,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.judge.best import best_trial
-from tuner.search.optuna_trials import Told, frozen, to_optuna
+from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
 from tuner.search.warm_start import ListedTrial
 from tuner.store import Store, TrialRow, schema
 from tuner.study import space
@@ -189,15 +189,15 @@ def _listed_for_people(listed: Sequence[ListedTrial], params: Mapping[str, Hyper
     return kept, {name: CategoricalDistribution(choices[name]) for name in kept}
 
 
-def _told(row: TrialRow, spec: StudySpec) -> Told:
+def _told(row: TrialRow, spec: StudySpec) -> OptunaReport:
     """Return a trial's state, value and constraint; see the top of this file."""
     if not row.status.is_final:
-        return Told(TrialState.RUNNING)
+        return OptunaReport(TrialState.RUNNING)
     seen = to_optuna(row, spec)
     if row.teaches and best_trial([row], spec.kl_budget) is not None:
         return replace(seen, state=TrialState.COMPLETE)
     if seen.state is TrialState.COMPLETE:
-        return Told(seen.state, seen.value, max(seen.constraint or 0.0, _LEAST_VIOLATION))
+        return OptunaReport(seen.state, seen.value, max(seen.constraint or 0.0, _LEAST_VIOLATION))
     return seen
 
 

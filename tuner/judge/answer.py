@@ -7,7 +7,6 @@ nothing is confirmed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -95,76 +94,79 @@ class Answer:
         """Words of the command that raises certainty; empty: it is confirmed, or this is not the study's own budget."""
         if self.badge is Badge.CONFIRMED or self.kl_budget != self.own_budget:
             return ()
-        found = self.confirmation
-        if self.badge is Badge.NOT_DISTINGUISHABLE and found is not None:
-            length = () if found.total_episodes == self.trial.config.get("total_episodes") else found.total_episodes
-            more = ("--total-episodes", str(length)) if length else ()
-            return ("confirm", self.study, "--seeds", str(2 * found.seeds), *more)
-        return ("confirm", self.study)
+        words = ["confirm", self.study]
+        done = self.confirmation
+        if self.badge is Badge.NOT_DISTINGUISHABLE and done is not None:
+            words += ["--seeds", str(2 * done.seeds)]
+            if done.total_episodes != self.trial.config.get("total_episodes"):
+                words += ["--total-episodes", str(done.total_episodes)]
+        return tuple(words)
 
     @property
     def reading(self) -> str:
         """Its reward and KL in a sentence: on fresh seeds if confirmed, else those of its checkpoint."""
-        one, budget = self.confirmed, f"budget {short(self.kl_budget)}"
-        if one is not None and one.reward is not None and one.kl is not None:
+        confirmed, budget = self.confirmed, f"budget {short(self.kl_budget)}"
+        if confirmed is not None and confirmed.reward is not None and confirmed.kl is not None:
+            reward, kl = confirmed.reward, confirmed.kl
             return (
-                f"Reward {one.reward.text} on the test prompts at a KL of {one.kl.text} {KL_UNIT} ({budget}): the mean "
-                f"of {counted(one.reward.n, 'fresh seed')} and its 95% interval."
+                f"Reward {reward.text} on the test prompts at a KL of {kl.text} {KL_UNIT} ({budget}): the mean "
+                f"of {counted(reward.n, 'fresh seed')} and its 95% interval."
             )
-        at = "" if self.kl is None else f" at a KL of {plus_minus(self.kl.mean, self.kl.se)} {KL_UNIT}"
-        return f"Eval reward {plus_minus(self.trial.value, self.trial.value_se)}{at} ({budget})."
+        at_kl = "" if self.kl is None else f" at a KL of {plus_minus(self.kl.mean, self.kl.se)} {KL_UNIT}"
+        return f"Eval reward {plus_minus(self.trial.value, self.trial.value_se)}{at_kl} ({budget})."
 
     @property
     def certainty(self) -> str:
         """Its certainty, in one to three sentences."""
-        found = self.confirmation
-        if self.badge in (Badge.CONFIRMED, Badge.NOT_DISTINGUISHABLE) and found is not None:
-            so_far = "" if found.is_whole else ", so far"
-            return f"On fresh seeds, {found.total_episodes:,} episodes each{so_far}: {found.verdict}"
-        if self.badge is Badge.NEWER and found is not None and found.best is not None:
-            was = found.best
-            own, other = (plus_minus(row.value, row.value_se) for row in (self.trial, was.trial))
-            reward = "" if was.reward is None else f" ({was.reward.text} on {counted(was.reward.n, 'fresh seed')})"
+        done = self.confirmation
+        before = None if done is None else done.best
+        if self.badge in (Badge.CONFIRMED, Badge.NOT_DISTINGUISHABLE) and done is not None:
+            so_far = "" if done.is_whole else ", so far"
+            return f"On fresh seeds, {done.total_episodes:,} episodes each{so_far}: {done.verdict}"
+        if self.badge is Badge.NEWER and before is not None:
+            value, earlier = (plus_minus(row.value, row.value_se) for row in (self.trial, before.trial))
+            mean = before.reward
+            reward = "" if mean is None else f" ({mean.text} on {counted(mean.n, 'fresh seed')})"
             return (
-                f"It is better in the search than what ran on fresh seeds, {was.label}{reward}: {own} against {other} "
-                f"on the eval prompts, one seed each{self.newer_by}. It is not confirmed itself."
+                f"It is better in the search than what ran on fresh seeds, {before.label}{reward}: {value} against "
+                f"{earlier} on the eval prompts, one seed each{self.newer_by}. It is not confirmed itself."
             )
-        said = f"{self.chose} chose trial {self.number}; it is not confirmed on fresh seeds"
+        choice = f"{self.chose} chose trial {self.number}; it is not confirmed on fresh seeds"
         if self.kl_budget == self.own_budget:
             few = f": {counted(self.seeds, 'fresh seed')} ran, and {LEAST_SEEDS} are needed" if self.seeds else ""
-            return f"{said}{few}."
-        if found is None or found.best is None:
-            return f"{said} for this KL budget."
+            return f"{choice}{few}."
+        if before is None:
+            return f"{choice} for this KL budget."
         return (
-            f"{said} for this KL budget: what ran on fresh seeds is {found.best.label}, for the study's own of "
+            f"{choice} for this KL budget: what ran on fresh seeds is {before.label}, for the study's own of "
             f"{short(self.own_budget)} {KL_UNIT}."
         )
 
     @property
     def cautions(self) -> tuple[str, ...]:
         """Warnings on the trial's end, and on KL on the test prompts, a sentence each."""
-        return tuple(self._cautions())
-
-    def _cautions(self) -> Iterator[str]:
-        one, budget = self.confirmed, f"the KL budget of {short(self.kl_budget)}"
-        if one is not None and one.reward is not None:
-            if one.ends_within < one.reward.n:
-                until = forks.stop_of(self.launch)
-                stop = "" if until is None else f", and the command stops at the last of these, episode {until}"
-                yield (
-                    f"{one.ends_within} of {counted(one.reward.n, 'run')} ended within {budget}: the readings are of "
-                    f"each run's best checkpoint within it{stop}. Where the launch ends over it, use best_model."
-                )
-            if one.kl is not None and one.kl.mean > self.kl_budget:
-                yield f"On the test prompts the mean KL of {one.kl.mean:.2f} is over {budget}."
-            yield f"It ran on fresh seeds at {one.length:,} episodes; nothing is known of other lengths."
-            return
-        yield self._end()
-        if isinstance(self.test, OnTest) and not is_within(self.test.kl, self.test.kl_se, self.kl_budget):
-            yield f"On the test prompts the checkpoint's KL is {_sum(self.test.kl, self.test.kl_se, self.kl_budget)}."
+        confirmed, budget = self.confirmed, f"the KL budget of {short(self.kl_budget)}"
+        if confirmed is None or confirmed.reward is None:
+            cautions = [self._end()]
+            if isinstance(self.test, OnTest) and not is_within(self.test.kl, self.test.kl_se, self.kl_budget):
+                kl = _sum(self.test.kl, self.test.kl_se, self.kl_budget)
+                cautions.append(f"On the test prompts the checkpoint's KL is {kl}.")
+            return tuple(cautions)
+        cautions = []
+        if confirmed.ends_within < confirmed.reward.n:
+            until = forks.stop_of(self.launch)
+            stop = "" if until is None else f", and the command stops at the last of these, episode {until}"
+            cautions.append(
+                f"{confirmed.ends_within} of {counted(confirmed.reward.n, 'run')} ended within {budget}: the readings "
+                f"are of each run's best checkpoint within it{stop}. Where the launch ends over it, use best_model."
+            )
+        if confirmed.kl is not None and confirmed.kl.mean > self.kl_budget:
+            cautions.append(f"On the test prompts the mean KL of {confirmed.kl.mean:.2f} is over {budget}.")
+        cautions.append(f"It ran on fresh seeds at {confirmed.length:,} episodes; nothing is known of other lengths.")
+        return tuple(cautions)
 
     def _end(self) -> str:
-        """State in words of the trial's end: the length trained, and its KL against the budget."""
+        """Return a sentence on the trial's end: how far it was trained, and its KL against the budget."""
         end, trial = self.end, self.trial
         kl = "unknown" if end.kl is None else f"{plus_minus(end.kl.mean, end.kl.se)} {KL_UNIT}"
         until = forks.stop_of(self.launch)
@@ -172,10 +174,10 @@ class Answer:
         if end.is_within:
             return f"It ends at KL {kl}, within the budget.{stop}"
         if not end.is_whole:
-            how = {"paused": "paused by the strategy" if trial.is_at_rung else "paused by a person"}
-            status = how.get(trial.shown_status, trial.shown_status)
-            of = short(trial.config.get("total_episodes"))
-            return f"It was not trained to its end: {status} at episode {trial.episodes} of {of}, KL {kl}.{stop}"
+            status, total = trial.shown_status, short(trial.config.get("total_episodes"))
+            if status == "paused":
+                status = f"paused by {'the strategy' if trial.is_at_rung else 'a person'}"
+            return f"It was not trained to its end: {status} at episode {trial.episodes} of {total}, KL {kl}.{stop}"
         if end.kl is None:
             return f"At its end its KL is unknown, so only the checkpoint counts.{stop}"
         mean, se, budget = end.kl.mean, end.kl.se, short(self.kl_budget)
@@ -195,9 +197,9 @@ def _sum(kl: float | None, se: float | None, budget: float) -> str:
 def of_study(store: Store, view: StudyView) -> Answer | None:
     """Return a study's answer under the view's KL budget; None: no trial is within it, and nothing is confirmed."""
     own = StudySpec.from_dict(view.row.spec, f'study "{view.row.name}"')
-    every = confirmations(store, replace(view, spec=own))
-    found = longest_read(every, LEAST_SEEDS)
-    best, holds = view.best(), found if view.spec.kl_budget == own.kl_budget else None
+    runs = confirmations(store, replace(view, spec=own))
+    longest = longest_read(runs, LEAST_SEEDS)
+    best, holds = view.best(), longest if view.spec.kl_budget == own.kl_budget else None
     confirmed = None if holds is None else holds.best
     if holds is None or confirmed is None:
         trial, badge = best, Badge.ONE_SEED
@@ -207,7 +209,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         trial, badge = confirmed.trial, Badge.CONFIRMED if holds.is_decided else Badge.NOT_DISTINGUISHABLE
     if trial is None:
         return None
-    checkpoint, end = forks.value_checkpoint(store, view.row, trial), results.end_of(store, trial, view.spec)
+    checkpoint = forks.value_checkpoint(store, view.row, trial)
     if confirmed is None:
         words = ["train", "--from", view.row.name, str(trial.number)] if checkpoint is None else checkpoint.again
     else:
@@ -220,12 +222,12 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         kl_budget=view.spec.kl_budget,
         checkpoint=checkpoint,
         kl=results.value_kl(store, trial),
-        end=end,
+        end=results.end_of(store, trial, view.spec),
         test=results.on_test(store, view, trial),
         badge=badge,
         confirmed=confirmed,
-        confirmation=found,
-        seeds=0 if (read := longest_read(every)) is None else read.seeds,
+        confirmation=longest,
+        seeds=0 if (read := longest_read(runs)) is None else read.seeds,
         newer_by=_newer_by(store, holds, trial) if badge is Badge.NEWER else "",
         own_budget=own.kl_budget,
         chose="One run of each trial" if own.listed else "One search on one seed",
@@ -233,64 +235,66 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     )
 
 
-def _is_newer(view: StudyView, best: TrialRow, found: Confirmation, confirmed: Confirmed) -> bool:
+def _is_newer(view: StudyView, best: TrialRow, done: Confirmation, confirmed: Confirmed) -> bool:
     """Return True if the search's best trial is unconfirmed, and better in the search than the confirmed one."""
-    own = whole_run(view.trials, best)
-    if any(whole_run(view.trials, one.trial) == own for one in found.configurations):
+    configuration = whole_run(view.trials, best)
+    if any(whole_run(view.trials, one.trial) == configuration for one in done.configurations):
         return False
     value = confirmed.trial.value
     return value is None or (best.value is not None and best.value > value)
 
 
-def _newer_by(store: Store, found: Confirmation | None, trial: TrialRow) -> str:
-    lead = None if found is None or found.best is None else over(store, found.best.trial, trial)
+def _newer_by(store: Store, done: Confirmation | None, trial: TrialRow) -> str:
+    lead = None if done is None or done.best is None else over(store, done.best.trial, trial)
     return "" if lead is None else f" ({lead.verdict})"
 
 
-def _launch_confirmed(study: str, one: Confirmed) -> list[str]:
+def _launch_confirmed(study: str, confirmed: Confirmed) -> list[str]:
     """Return the command words that train a configuration as its confirming runs were trained.
 
     If not all of them ended within the budget, it stops at the latest of their best checkpoints, which were the ones
     read.
     """
-    words, length = ["train", "--from", study, str(one.trial.number)], one.trial.config.get("total_episodes")
-    if length != one.length:
-        words += ["--total_episodes", str(one.length)]
-    if one.reward is None or one.ends_within >= one.reward.n:
-        return words
-    last = max(one.episodes.values())
-    whole = PPOConfig.from_dict({**one.trial.config, "total_episodes": one.length}).whole_episodes()
-    return [*words, forks.STOP, str(last)] if 0 < last < whole else words
+    config, words = confirmed.trial.config, ["train", "--from", study, str(confirmed.trial.number)]
+    if config.get("total_episodes") != confirmed.length:
+        words += ["--total_episodes", str(confirmed.length)]
+    if confirmed.reward is not None and confirmed.ends_within < confirmed.reward.n:
+        last = max(confirmed.episodes.values())
+        if 0 < last < PPOConfig.from_dict({**config, "total_episodes": confirmed.length}).whole_episodes():
+            words += [forks.STOP, str(last)]
+    return words
 
 
-def answer_data(one: Answer, launch: str) -> dict[str, Any]:
+def answer_data(answer: Answer, launch: str) -> dict[str, Any]:
     """Return the answer for JSON; `launch` is the command with the storage's flags."""
-    checkpoint, confirmed = one.checkpoint, one.confirmed
-    test = one.test if isinstance(one.test, OnTest) else None
-    return {
-        "trial": one.number,
-        "is_reference": one.trial.origin is Origin.REFERENCE,
-        "kl_budget": one.kl_budget,
-        "badge": one.badge.value,
-        "reward": one.trial.value,
-        "reward_se": one.trial.value_se,
-        "kl": None if one.kl is None else one.kl.mean,
-        "kl_se": None if one.kl is None else one.kl.se,
-        "step": None if checkpoint is None else checkpoint.step,
-        "episode": None if checkpoint is None else checkpoint.episode,
-        "end_kl": None if one.end.kl is None else one.end.kl.mean,
-        "ends_within_budget": one.end.is_within,
-        "test_reward": None if test is None else test.reward,
-        "test_kl": None if test is None else test.kl,
-        "confirmed": None
+    checkpoint, confirmed = answer.checkpoint, answer.confirmed
+    test = answer.test if isinstance(answer.test, OnTest) else None
+    confirmation = (
+        None
         if confirmed is None
         else {
             "total_episodes": confirmed.length,
             "reward": None if confirmed.reward is None else asdict(confirmed.reward),
             "kl": None if confirmed.kl is None else asdict(confirmed.kl),
             "ends_within": confirmed.ends_within,
-        },
-        "certainty": one.certainty,
-        "cautions": list(one.cautions),
+        }
+    )
+    return {
+        "trial": answer.number,
+        "is_reference": answer.trial.origin is Origin.REFERENCE,
+        "kl_budget": answer.kl_budget,
+        "badge": answer.badge.value,
+        "reward": answer.trial.value,
+        "reward_se": answer.trial.value_se,
+        **results.with_error("kl", answer.kl),
+        "step": None if checkpoint is None else checkpoint.step,
+        "episode": None if checkpoint is None else checkpoint.episode,
+        "end_kl": None if answer.end.kl is None else answer.end.kl.mean,
+        "ends_within_budget": answer.end.is_within,
+        "test_reward": None if test is None else test.reward,
+        "test_kl": None if test is None else test.kl,
+        "confirmed": confirmation,
+        "certainty": answer.certainty,
+        "cautions": list(answer.cautions),
         "launch": launch,
     }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tuner.judge.rules import RULES
+from tuner.judge.rules import blame_of
 from tuner.study.status import Role, Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
@@ -25,8 +25,8 @@ RULE = (
 def best_trial(trials: Sequence[TrialRow], kl_budget: float) -> TrialRow | None:
     """Return the best trial under a KL budget in nats per response, or None if none is within it.
 
-    The rule is `RULE`. The trials' values are for that budget. The SFT policy is no answer. Of equal values the lower
-    KL wins, then the lower number.
+    The rule is `RULE`. The trials' values are for that budget. The SFT policy is no answer. If values are equal, the
+    lower KL wins, then the lower number.
     """
     ranked = [(rank, trial) for trial in trials if (rank := best_rank(trial, kl_budget)) is not None]
     return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
@@ -41,17 +41,15 @@ def best_rank(trial: TrialRow, kl_budget: float) -> tuple[float, float, int] | N
 
 
 def is_eligible(trial: TrialRow) -> bool:
-    """Return True if a trial may be the best, whatever its value and KL; confirming runs may not."""
+    """Return True if a trial may be the best, regardless of its value and KL; confirming runs may not."""
     return trial.role is not Role.CONFIRM and ended_well(trial)
 
 
 def ended_well(trial: TrialRow) -> bool:
-    """Return True if a trial is sound and has a trained checkpoint, whatever its value and KL."""
+    """Return True if a trial is sound and has a trained checkpoint, regardless of its value and KL."""
     return is_sound(trial) and bool(trial.value_step)
 
 
 def is_sound(trial: TrialRow) -> bool:
     """Return True if a trial neither failed nor broke, so that its checkpoints may be answers."""
-    rule = RULES.get(trial.reason.rule) if trial.reason is not None else None
-    is_broken = rule is not None and rule.blame == "broken"
-    return trial.status is not Status.FAILED and not is_broken
+    return trial.status is not Status.FAILED and blame_of(trial.reason) != "broken"

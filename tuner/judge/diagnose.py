@@ -16,8 +16,9 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
 from ppo_core.output import KL_UNIT, short
 from tuner.judge import hacking
 from tuner.judge.hacking import Step, values
-from tuner.judge.rules import EARLY, HEALTH, KL, RULES, SIGNS, Blame, Rule
+from tuner.judge.rules import EARLY, HEALTH, KL, RULES, SIGNS, Blame, Rule, blame_of
 from tuner.store import Store, TrialRow
+from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
@@ -62,15 +63,21 @@ class Diagnosis:
         return f"{self.name} = {short(self.value)} (was {short(self.was)})"
 
 
+@dataclass(frozen=True, eq=False)
 class Course:
     """A trial's curves for the rules to read."""
 
-    def __init__(
-        self, steps: Sequence[Step], config: Mapping[str, HyperValue], spec: StudySpec, reason: Reason | None = None
-    ) -> None:
-        """Take a trial's steps (with the metrics `NEEDED`, by step), its configuration, and why it ended early."""
-        self.steps, self.config, self.spec, self.reason = steps, config, spec, reason
-        self.total = PPOConfig.from_dict(config).total_episodes
+    steps: Sequence[Step]
+    """With the metrics `NEEDED`, by step."""
+    config: Mapping[str, HyperValue]
+    spec: StudySpec
+    reason: Reason | None = None
+    """Reason of its early end."""
+
+    @cached_property
+    def total(self) -> int:
+        """Episodes of the whole trial."""
+        return PPOConfig.from_dict(self.config).total_episodes
 
     @cached_property
     def share(self) -> float:
@@ -80,20 +87,21 @@ class Course:
     @cached_property
     def end_kl(self) -> float:
         """Eval KL of the last evaluation after step 0, else the last rollout KL, else NaN."""
-        found = hacking.eval_kls(self.steps) or values(self.steps, KL)
-        return found[-1] if found else math.nan
+        kls = hacking.eval_kls(self.steps) or values(self.steps, KL)
+        return kls[-1] if kls else math.nan
 
     @cached_property
     def blame(self) -> Blame | None:
         """Kind of problem for which the guard ended it, or None."""
-        return RULES[self.reason.rule].blame if self.reason is not None and self.reason.rule in RULES else None
+        return blame_of(self.reason)
 
     @cached_property
     def over_limit_at(self) -> float | None:
         """Share of its episodes at which the rollout KL first exceeded the guard's limit, or None."""
-        measured, limit = (row for row in self.steps if hacking.is_measured(row, KL)), self.spec.kl_limit
-        first = next((row for row in measured if SIGNS["kl_early"].is_broken(row[KL], limit)), None)
-        return None if first is None else first["episode"] / self.total
+        for row in self.steps:
+            if hacking.is_measured(row, KL) and SIGNS["kl_early"].is_broken(row[KL], self.spec.kl_limit):
+                return float(row["episode"]) / self.total
+        return None
 
     @cached_property
     def readings(self) -> list[Measurement]:
@@ -101,12 +109,12 @@ class Course:
         return [self._reading(SIGNS[name]) for name in HEALTH]
 
     def _reading(self, sign: Rule) -> Measurement:
-        found = values((row for row in self.steps if row["step"] > 0), str(sign.metric))
+        numbers = values((row for row in self.steps if row["step"] > 0), str(sign.metric))
         is_ended = self.blame is not None and self.reason is not None and self.reason.metric == sign.metric
-        first = statistics.median(found[:LATEST]) if sign.relative_to and found else 1.0
-        if len(found) < sign.steps or first <= 0:
+        first = statistics.median(numbers[:LATEST]) if sign.relative_to and numbers else 1.0
+        if len(numbers) < sign.steps or first <= 0:
             return Measurement(sign, None, is_ended)
-        value = statistics.median(found[-LATEST:]) / first
+        value = statistics.median(numbers[-LATEST:]) / first
         return Measurement(sign, value, is_ended or sign.is_broken(value))
 
     @cached_property
@@ -120,7 +128,7 @@ class Course:
         Args:
             rule: From the table.
             finding: The numbers, in a sentence.
-            factor: On the price of KL, where the rule leaves it open; its square root on the learning rate.
+            factor: For the price of KL, where the rule does not state one; its square root for the learning rate.
         """
         # Fewer epochs come last where there are one or two.
         few = int(self.config.get("num_ppo_epochs") or 1) <= 2
@@ -132,7 +140,7 @@ class Course:
                     continue  # β was lowered as far as it helped
                 name, times = "kl_target", 1 / times
             was = self.config.get(name)
-            if not isinstance(was, int | float) or isinstance(was, bool) or inert(name, self.config):
+            if not is_number(was) or inert(name, self.config):
                 continue
             value = self._moved(name, float(was), times)
             if not math.isclose(value, float(was), rel_tol=0.05):
@@ -143,8 +151,8 @@ class Course:
         """Return a value times a factor, in the study's range, rounded for whole numbers."""
         value, span = was * factor, self.spec.search.get(name)
         if isinstance(span, Choices):
-            numbers = [one for one in span.values if isinstance(one, int | float)]
-            return min(numbers, key=lambda one: abs(one - value), default=was)
+            numbers = [choice for choice in span.values if isinstance(choice, int | float)]
+            return min(numbers, key=lambda number: abs(number - value), default=was)
         if span is not None:
             value = min(max(value, span.low), span.high)
         if HYPERPARAMETERS[name].kind is int:
@@ -160,12 +168,10 @@ def kl_too_high(course: Course) -> Diagnosis | None:
     kl, budget, blamed = course.end_kl, course.spec.kl_budget, course.blame == "kl"
     if not blamed and not SIGNS["kl_end"].is_broken(kl, budget):
         return None
-    at = course.over_limit_at
-    if at is not None and at <= EARLY:
-        text = (
-            f"KL was over the limit of {course.spec.kl_limit:g} {KL_UNIT} after {at:.0%} of the episodes, before β "
-            "could answer."
-        )
+    share = course.over_limit_at
+    if share is not None and share <= EARLY:
+        limit = f"{course.spec.kl_limit:g} {KL_UNIT}"
+        text = f"KL was over the limit of {limit} after {share:.0%} of the episodes, before β could answer."
         return course.change(SIGNS["kl_early"], text)
     reading = max(kl, course.reason.value or kl) if blamed and course.reason else kl
     text = f"KL ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
@@ -191,9 +197,9 @@ def out_of_range(label: str) -> Check:
     """Return the check of the signs of health with this label."""
 
     def check(course: Course) -> Diagnosis | None:
-        out = [one for one in course.readings if one.is_out and one.sign.label == label]
-        texts = [one.sign.reads(one.value) for one in out if one.value is not None]
-        if course.reason is not None and course.reason.metric in [one.sign.metric for one in out]:
+        out = [reading for reading in course.readings if reading.is_out and reading.sign.label == label]
+        texts = [reading.sign.reads(reading.value) for reading in out if reading.value is not None]
+        if course.reason is not None and course.reason.metric in [reading.sign.metric for reading in out]:
             texts.append(course.reason.message)
         return course.change(out[0].sign, f"{'; '.join(texts)}.") if out else None
 
@@ -209,10 +215,10 @@ def broke(course: Course) -> Diagnosis | None:
 
 def reward_hacked(course: Course) -> Diagnosis | None:
     """Reward that rises while texts repeat, shrink, grow or narrow (see `tuner.judge.hacking`)."""
-    found = hacking.check(0, course.steps, math.inf)
-    if found.verdict != "suspect":
+    finding = hacking.check(0, course.steps, math.inf)
+    if finding.verdict != "suspect":
         return None
-    return course.change(SIGNS["repeats"], f"Reward rises ({found.rise:+.2f}) while {', '.join(found.worse)}.")
+    return course.change(SIGNS["repeats"], f"Reward rises ({finding.rise:+.2f}) while {', '.join(finding.worse)}.")
 
 
 def stable_but_slow(course: Course) -> Diagnosis | None:
@@ -254,83 +260,78 @@ def diagnose(course: Course) -> list[Diagnosis]:
 
     If several change one hyperparameter, the first one's value is used for all.
     """
-    found: list[Diagnosis] = []
-    for rule in RULES_OF_DIAGNOSIS:
-        one = rule(course)
-        if one is not None:
-            known = next((other for other in found if other.name == one.name), one)
-            found.append(replace(one, value=known.value))
-    return found
+    diagnoses = [diagnosis for rule in RULES_OF_DIAGNOSIS if (diagnosis := rule(course)) is not None]
+    values = {diagnosis.name: diagnosis.value for diagnosis in reversed(diagnoses)}
+    return [replace(diagnosis, value=values[diagnosis.name]) for diagnosis in diagnoses]
 
 
-def with_repeats(found: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]:
+def with_repeats(diagnoses: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]:
     """Return each diagnosis with True if an earlier one advises the same change."""
-    changes = [one.advice for one in found]
-    return [(one, one.advice in changes[:place]) for place, one in enumerate(found)]
+    changes = [diagnosis.advice for diagnosis in diagnoses]
+    return [(diagnosis, diagnosis.advice in changes[:place]) for place, diagnosis in enumerate(diagnoses)]
 
 
-def is_choice(found: Sequence[Diagnosis]) -> bool:
+def is_choice(diagnoses: Sequence[Diagnosis]) -> bool:
     """Return True if more than one change is advised."""
-    return len({one.advice for one in found}) > 1
+    return len({diagnosis.advice for diagnosis in diagnoses}) > 1
 
 
 NEAR = 1.3
 """Values within this factor of the advised one count as the advised one."""
 
 
-def tried(trials: Sequence[TrialRow], trial: TrialRow, found: Diagnosis, spec: StudySpec) -> TrialRow | None:
+def tried(trials: Sequence[TrialRow], trial: TrialRow, diagnosis: Diagnosis, spec: StudySpec) -> TrialRow | None:
     """Return a trial of the study that has the change already, or a greater one, or None."""
-    names = {*spec.search, "kl_target"} - {found.name}
-    there = []
+    others, advised = {*spec.search, "kl_target"} - {diagnosis.name}, float(diagnosis.value or 0)
+    candidates = []
     for row in trials:
-        value = row.config.get(found.name)
-        is_alike = row.role is Role.SEARCH and all(row.config.get(n) == trial.config.get(n) for n in names)
-        if is_alike and isinstance(value, int | float) and _is_as_far(float(value), found):
-            there.append((abs(math.log(value / float(found.value or 1))), row))
-    return min(there, key=lambda pair: (pair[0], pair[1].number))[1] if there else None
-
-
-def _is_as_far(value: float, found: Diagnosis) -> bool:
-    """Return True if a value goes about as far as the advised one, in its direction, or further."""
-    if not isinstance(found.value, int | float) or min(value, found.value) <= 0:
-        return False
-    return value * NEAR > found.value if _is_up(found) else value < found.value * NEAR
+        value = row.config.get(diagnosis.name)
+        is_alike = row.role is Role.SEARCH and all(row.config.get(name) == trial.config.get(name) for name in others)
+        if is_alike and isinstance(value, int | float) and min(value, advised) > 0:
+            is_as_far = value * NEAR > advised if _is_up(diagnosis) else value < advised * NEAR
+            if is_as_far:
+                candidates.append((abs(math.log(value / advised)), row.number, row))
+    return min(candidates)[2] if candidates else None
 
 
 def why_nothing(trial: TrialRow) -> str:
     """Return the line for a trial in which no rule finds anything to change."""
     if trial.status is Status.FAILED:
         return "The trial failed; its log says why."
-    if trial.reason is not None and trial.reason.rule in RULES:
+    if trial.reason is not None and blame_of(trial.reason):
         return f"The guard ended it: {trial.reason.message}. No change of a hyperparameter is known to help."
     return "No rule finds anything to change."
 
 
-def enqueued(trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue]:
+def enqueued(trial: TrialRow, diagnosis: Diagnosis) -> dict[str, HyperValue]:
     """Return the values of a trial that tries the change."""
     others = {name: value for name, value in trial.params.items() if value is not None}
-    return {**others, found.name: found.value}
+    return {**others, diagnosis.name: diagnosis.value}
 
 
-def try_it(spec: StudySpec, trial: TrialRow, found: Diagnosis) -> list[str]:
+def try_it(spec: StudySpec, trial: TrialRow, diagnosis: Diagnosis) -> list[str]:
     """Return the command that enqueues a trial of the change."""
-    changes = [f"{name}={short(value, 12)}" for name, value in enqueued(trial, found).items()]
-    return ["enqueue", spec.name, "--set", *changes, "--label", label(trial, found)]
+    changes = [f"{name}={short(value, 12)}" for name, value in enqueued(trial, diagnosis).items()]
+    return ["enqueue", spec.name, "--set", *changes, "--label", label(trial, diagnosis)]
 
 
-def label(trial: TrialRow, found: Diagnosis) -> str:
+def label(trial: TrialRow, diagnosis: Diagnosis) -> str:
     """Return the label of a trial of the change."""
-    return f"trial {trial.number}, {found.name} {'up' if _is_up(found) else 'down'}"
+    return f"trial {trial.number}, {diagnosis.name} {'up' if _is_up(diagnosis) else 'down'}"
 
 
-def _is_up(found: Diagnosis) -> bool:
-    return isinstance(found.was, int | float) and isinstance(found.value, int | float) and found.value > found.was
+def _is_up(diagnosis: Diagnosis) -> bool:
+    return (
+        isinstance(diagnosis.was, int | float)
+        and isinstance(diagnosis.value, int | float)
+        and diagnosis.value > diagnosis.was
+    )
 
 
 def course_of(store: Store, trial: TrialRow, spec: StudySpec) -> Course:
     return Course(store.steps([trial.id], NEEDED), trial.config, spec, trial.reason)
 
 
-def diagnosis_data(trial: TrialRow, found: Diagnosis, command: str) -> dict[str, Any]:
+def diagnosis_data(trial: TrialRow, diagnosis: Diagnosis, command: str) -> dict[str, Any]:
     """Return one item of `diagnose` for JSON."""
-    return asdict(found) | {"enqueue": enqueued(trial, found), "command": command}
+    return asdict(diagnosis) | {"enqueue": enqueued(trial, diagnosis), "command": command}

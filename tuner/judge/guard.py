@@ -6,7 +6,7 @@ metric missing from a report neither breaks a rule nor resets its count of broke
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
@@ -129,11 +129,11 @@ def check_step(
     if bad is not None and settings.limits["nonfinite"]:
         return state, _nonfinite(bad, state, report)
     reason = None
-    for name, check in _CHECKS.items():
-        rule, limit = RULES[name], settings.limits[name]
+    for name, rule in RULES.items():
+        limit = settings.limits[name]
         if limit is False or rule.metric not in report.metrics or (rule.has_grace and in_grace):
             continue
-        reading = check(settings, state, report, progress)
+        reading = _reading(settings, state, report, progress, rule)
         count = state.broken.get(name, 0) + 1 if reading.is_broken else 0
         state = replace(state, broken={**state.broken, name: count})
         if reason is None and count >= (settings.patience if rule.is_patient else 1):
@@ -155,10 +155,13 @@ def _remember(settings: GuardSettings, state: GuardState, report: StepReport, in
     first = {**watched, **state.first}
     readings = ("eval/kl",) if _kl_starts_high(settings, first) else (KL, "eval/kl")
     kls = [finite[name] for name in readings if name in finite]
+    scale = max(state.value_scale, sum(finite.get(name, 0.0) ** 2 for name in _VALUE_SCALE))
+    if in_grace or VALUE_LOSS not in state.first:
+        scale = max(scale, finite.get(VALUE_LOSS, 0.0))
     return replace(
         state,
         first=first,
-        value_scale=_value_scale(state, finite, in_grace),
+        value_scale=scale,
         highest_kl=max(state.highest_kl, *kls, 0.0),
         kl_readings=state.kl_readings + (KL in finite),
         window=(*state.window, row)[-WINDOW:],
@@ -170,72 +173,32 @@ def _kl_starts_high(settings: GuardSettings, first: Mapping[str, float]) -> bool
     return first.get(KL, 0.0) >= settings.limits["nothing_learned"]
 
 
-def _value_scale(state: GuardState, finite: Mapping[str, float], in_grace: bool) -> float:
-    scale = max(state.value_scale, sum(finite.get(name, 0.0) ** 2 for name in _VALUE_SCALE))
-    is_first = VALUE_LOSS not in state.first
-    return max(scale, finite.get(VALUE_LOSS, 0.0)) if in_grace or is_first else scale
-
-
-_Check = Callable[[GuardSettings, GuardState, StepReport, float], _Reading]
-
-
-def _over(metric: str, limit: float, report: StepReport) -> _Reading:
-    value = float(report.metrics[metric])
-    return _Reading(value, limit, value > limit)
-
-
-def _kl_hard(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
-    return _over(KL, settings.limits["kl_hard"] * settings.kl_limit, report)
-
-
-def _kl_limit(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
-    return _over(KL, settings.kl_limit, report)
-
-
-def _entropy(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
-    limit = settings.limits["entropy_collapse"] * state.first.get(ENTROPY, 0.0)
-    value = float(report.metrics[ENTROPY])
-    return _Reading(value, limit, value < limit)
-
-
-def _repetition(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
-    first = state.first.get(REPETITION, 0.0)
-    return _over(REPETITION, first + settings.limits["repetition_collapse"] * (1 - first), report)
-
-
-def _value(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
-    return _over(VALUE_LOSS, settings.limits["value_divergence"] * state.value_scale, report)
-
-
-def _mismatch(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
-    return _over(MISMATCH, settings.limits["sampler_mismatch"], report)
-
-
-def _sampled_kl(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
-    limit = settings.limits["sampled_kl"] * report.metrics.get(KL_GAP_NOISE, math.inf)
-    value = abs(float(report.metrics[KL_GAP]))
-    return _Reading(value, limit, value > limit)
-
-
-def _nothing_learned(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
-    limit = settings.limits["nothing_learned"]
-    # A trial that has run all its episodes is left to its value: there is nothing to be saved any more.
-    is_due = 0.5 <= progress < 1 and state.kl_readings >= IDLE_STEPS
-    if _kl_starts_high(settings, state.first):
-        is_due = is_due and "eval/kl" in report.metrics
-    return _Reading(state.highest_kl, limit, is_due and state.highest_kl < limit)
-
-
-_CHECKS: Mapping[str, _Check] = {
-    "kl_hard": _kl_hard,
-    "kl_limit": _kl_limit,
-    "entropy_collapse": _entropy,
-    "repetition_collapse": _repetition,
-    "value_divergence": _value,
-    "sampler_mismatch": _mismatch,
-    "sampled_kl": _sampled_kl,
-    "nothing_learned": _nothing_learned,
-}
+def _reading(settings: GuardSettings, state: GuardState, report: StepReport, progress: float, rule: Rule) -> _Reading:
+    """Return a rule's reading and limit after a report of its metric, and True if the reading breaks the rule."""
+    setting, value = settings.limits[rule.name], float(report.metrics[str(rule.metric)])
+    is_due = True
+    match rule.name:
+        case "kl_hard":
+            limit = setting * settings.kl_limit
+        case "kl_limit":
+            limit = settings.kl_limit
+        case "entropy_collapse":
+            limit = setting * state.first.get(ENTROPY, 0.0)
+        case "repetition_collapse":
+            first = state.first.get(REPETITION, 0.0)
+            limit = first + setting * (1 - first)
+        case "value_divergence":
+            limit = setting * state.value_scale
+        case "sampled_kl":
+            value, limit = abs(value), setting * report.metrics.get(KL_GAP_NOISE, math.inf)
+        case "nothing_learned":
+            value, limit = state.highest_kl, setting
+            # A trial that has run all its episodes is left to its value: stopping it would save nothing.
+            is_due = 0.5 <= progress < 1 and state.kl_readings >= IDLE_STEPS
+            is_due = is_due and ("eval/kl" in report.metrics or not _kl_starts_high(settings, state.first))
+        case _:
+            limit = setting
+    return _Reading(value, limit, is_due and (value < limit if rule.breaks_below else value > limit))
 
 
 def _limit(rule: Rule, value: object, where: str) -> float:
@@ -270,67 +233,3 @@ def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: Gu
         steps = f" for {count} steps" if rule.is_patient and count > 1 else ""
         message = f"{metric.label} was {side} {limit}{steps}: {reading.value:.3g} at step {report.step}"
     return Reason(rule.name, message, rule.metric, reading.value, reading.limit, count, report.step, state.window)
-
-
-# The watch on the KL budget: when a trial about to cross it is evaluated beside its regular evaluations. No torch.
-#
-# A trial's value is its best evaluation within the budget, and the regular evaluations may all miss the last policies
-# within it. A pure fold over step reports, as the guard: it runs where the trainer runs, and its state travels in the
-# checkpoint.
-
-
-MOST_EXTRA = 4
-"""Extra evaluations allowed a trial."""
-AHEAD = 5
-"""Steps ahead for which a rise of the KL is extrapolated."""
-SMOOTHING = 0.5
-"""Weight of the newest change in the smoothed change per step; one batch's KL is noisy."""
-
-
-@dataclass(frozen=True)
-class WatchState:
-    """The watch's memory between two steps."""
-
-    kl: float | None = None
-    """The last finite rollout KL, in nats per response; None before any."""
-    change: float = 0.0
-    """Its smoothed change per step."""
-    extra: int = 0
-    """Extra evaluations so far."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "WatchState":
-        """Inverse of `to_dict`."""
-        return cls(**values)
-
-
-def watch(state: WatchState, report: StepReport, kl_budget: float) -> tuple[WatchState, bool]:
-    """Return the state after `report`, and True if its policy is to be evaluated now, before the next update.
-
-    With k_n the rollout KL of step n, B the budget, and d_n = d_{n-1} + SMOOTHING · (k_n - k_{n-1} - d_{n-1}), d_1 = 0,
-    that is when
-
-        k_n <= B and k_n + AHEAD · d_n > B    (about to cross), or
-        k_n > B  and k_n + d_n <= B           (about to return),
-
-    unless the report is an evaluation already, which counts as no extra one, or MOST_EXTRA were made. k_n is of the
-    policy before the update of step n; what is evaluated is the policy after it. A KL that is missing or not finite
-    changes nothing.
-
-    Chosen and judged on 33 configurations of `reviews` (20 drawn at random, 13 that learn fast) that were evaluated at
-    every step and read under ten budgets from 2.5 to 12 nats, in the 176 cases where the KL came near the budget. Loss
-    in reward of the best evaluation within the budget against the best of all steps: 0.088 with ten regular
-    evaluations alone, 0.030 with 1.8 extra ones by this rule, 0.059 with 1.2 by one step ahead without smoothing.
-    """
-    kl = report.metrics.get(KL)
-    if kl is None or not math.isfinite(kl):
-        return state, False
-    change = 0.0 if state.kl is None else state.change + SMOOTHING * (kl - state.kl - state.change)
-    will_cross = kl <= kl_budget < kl + AHEAD * change
-    will_return = kl + change <= kl_budget < kl
-    is_due = (will_cross or will_return) and not report.is_evaluation and state.extra < MOST_EXTRA
-    return WatchState(float(kl), change, state.extra + is_due), is_due

@@ -1,8 +1,8 @@
 """Reward hacking: does a trial's reward rise while something that nobody rewards gets worse? A pure function.
 
-`RULE` says when. The held-out readings (`eval/*`) are taken; where they were not measured, those of the training
-rollouts. The first is the first number of the trial, the last the mean of the last two evaluations or five rollouts.
-Reward that rises with nothing worse is `clean`, with something worse `suspect`: a reason to read samples, and no proof.
+`RULE` is the criterion. It reads the held-out metrics (`eval/*`), or where those were not measured, the training
+rollouts. The first reading is the trial's first number, the last is the mean of its last two evaluations or five
+rollouts. A rise with nothing worse is `clean`, with something worse `suspect`: a reason to read samples, not a proof.
 """
 
 import math
@@ -63,7 +63,7 @@ class Finding:
     @property
     def worse(self) -> tuple[str, ...]:
         """Symptoms that worsened, each with its numbers."""
-        return tuple(one.text for one in self.readings if one.is_worse)
+        return tuple(symptom.text for symptom in self.readings if symptom.is_worse)
 
 
 def check(number: int, steps: Sequence[Step], kl_budget: float) -> Finding:
@@ -76,13 +76,15 @@ def check(number: int, steps: Sequence[Step], kl_budget: float) -> Finding:
     rise = statistics.fmean(row["eval/reward"] for row in last) - before[0]["eval/reward"]
     errors = values(last, "eval/reward_se")
     se = math.hypot(statistics.fmean(errors) if errors else 0.0, *values(before, "eval/reward_se"))
-    readings = tuple(_readings(steps, kl_budget))
-    rises, is_worse = rise > ERRORS * se, any(one.is_worse for one in readings)
-    return Finding(number, "no rise" if not rises else "suspect" if is_worse else "clean", rise, se, readings)
+    readings = tuple(_symptoms(steps, kl_budget))
+    verdict: Verdict = "no rise"
+    if rise > ERRORS * se:
+        verdict = "suspect" if any(symptom.is_worse for symptom in readings) else "clean"
+    return Finding(number, verdict, rise, se, readings)
 
 
 def is_measured(row: Step, metric: str) -> bool:
-    """Return whether a step has a number of a metric."""
+    """Return True if a step has a number of a metric."""
     value = row.get(metric)
     return isinstance(value, int | float) and not math.isnan(value)
 
@@ -97,40 +99,36 @@ def eval_kls(steps: Iterable[Step]) -> list[float]:
     return values((row for row in steps if row["step"] > 0), "eval/kl")
 
 
-def _readings(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
-    kls = eval_kls(steps)
-    if not kls:
-        yield Symptom("KL", None)
-    else:
+def _symptoms(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
+    if kls := eval_kls(steps):
         is_over = SIGNS["kl_end"].is_broken(kls[-1], kl_budget)
         side = "over" if is_over else "within"
         text = f"KL ends at {kls[-1]:.1f} {KL_UNIT}, {side} the budget of {kl_budget:g}"
         yield Symptom("KL", is_over, f"{kls[-1]:.1f}", text)
-    ends = _first_and_last(steps, LENGTH)
-    if ends is None or ends[0] <= 0:
-        yield Symptom("length", None)
     else:
-        share = ends[1] / ends[0]
-        grows, shrinks = SIGNS["longer"].is_broken(share), SIGNS["shorter"].is_broken(share)
-        way = "grows" if grows else "shrinks" if shrinks else "goes"
-        numbers = [f"{end:.0f}" for end in ends]
-        yield _moved("length", grows or shrinks, numbers, f"length {way}", " tokens")
-    ends = _first_and_last(steps, REPETITION)
-    if ends is None:
-        yield Symptom("repetition", None)
-    else:
-        repeats = SIGNS["repeats"].is_broken(ends[1] - ends[0])
-        yield _moved("repetition", repeats, [f"{end:.0%}" for end in ends], "repetition goes")
-    ends = _first_and_last(steps, ENTROPY)
-    if ends is None or ends[0] <= 0:
-        yield Symptom("entropy", None)
-    else:
-        narrows = SIGNS["narrows"].is_broken(ends[1], ends[0])
-        yield _moved("entropy", narrows, [f"{end:.2f}" for end in ends], "entropy goes", " nats/token")
-
-
-def _moved(name: str, is_worse: bool, ends: Sequence[str], way: str, unit: str = "") -> Symptom:
-    return Symptom(name, is_worse, " → ".join(ends), f"{way} from {ends[0]} to {ends[1]}{unit}")
+        yield Symptom("KL", None)
+    for name, metrics in {"length": LENGTH, "repetition": REPETITION, "entropy": ENTROPY}.items():
+        ends = _first_and_last(steps, metrics)
+        if ends is None or (ends[0] <= 0 and name != "repetition"):
+            yield Symptom(name, None)
+            continue
+        first, last = ends
+        verb = "goes"
+        match name:
+            case "length":
+                grows = SIGNS["longer"].is_broken(last / first)
+                shrinks = SIGNS["shorter"].is_broken(last / first)
+                is_worse = grows or shrinks
+                verb = "grows" if grows else "shrinks" if shrinks else verb
+                digits, unit = ".0f", " tokens"
+            case "repetition":
+                is_worse = SIGNS["repeats"].is_broken(last - first)
+                digits, unit = ".0%", ""
+            case _:
+                is_worse = SIGNS["narrows"].is_broken(last, first)
+                digits, unit = ".2f", " nats/token"
+        numbers = [f"{end:{digits}}" for end in ends]
+        yield Symptom(name, is_worse, " → ".join(numbers), f"{name} {verb} from {' to '.join(numbers)}{unit}")
 
 
 def _first_and_last(steps: Sequence[Step], names: tuple[str, str]) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.judge.scoring import is_finite
+from tuner.judge.scoring import evaluations_of, is_finite
 from tuner.store import Store, TrialRow
 
 ERRORS = 2.0
@@ -47,41 +47,36 @@ class Difference:
 
 def improvement(store: Store, trial: TrialRow) -> Difference | None:
     """Return a trial's value minus the SFT policy's evaluation at step 0, or None if one is missing."""
-    rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
-    first = next((row for row in rows if row["step"] == 0), None)
+    first = next((row for row in evaluations_of(store, trial) if row["step"] == 0), None)
     if trial.value is None or first is None or not is_finite(first["eval/reward"]):
         return None
-    read = _readings(store, trial)
-    found = _paired(_of_value(trial, read), read.get(0))
-    return found or _unpaired(trial.value, trial.value_se, first["eval/reward"], first["eval/reward_se"])
+    rewards = _rewards(store, trial)
+    paired = _paired(rewards.get(trial.value_step), rewards.get(0))
+    return paired or _unpaired(trial.value, trial.value_se, first["eval/reward"], first["eval/reward_se"])
 
 
 def over(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
     """Return the value of `other` minus that of `base`, or None if one has no value."""
     if base.value is None or other.value is None:
         return None
-    own = (_of_value(row, _readings(store, row)) for row in (other, base))
-    return _paired(*own) or _unpaired(other.value, other.value_se, base.value, base.value_se)
+    pair = (_rewards(store, row).get(row.value_step) for row in (other, base))
+    return _paired(*pair) or _unpaired(other.value, other.value_se, base.value, base.value_se)
 
 
-def _readings(store: Store, trial: TrialRow) -> dict[int, Rewards]:
+def _rewards(store: Store, trial: TrialRow) -> dict[int | None, Rewards]:
+    """Return the rewards by prompt of each evaluation, by step; no evaluation has the step None."""
     return {row["step"]: row["rewards"] for row in store.readings([trial.id])}
 
 
-def _of_value(trial: TrialRow, read: dict[int, Rewards]) -> Rewards | None:
-    """Return the rewards by prompt behind the trial's value."""
-    return None if trial.value_step is None else read.get(trial.value_step)
-
-
-def _paired(one: Rewards | None, other: Rewards | None) -> Difference | None:
-    if one is None or other is None or len(one) != len(other):
+def _paired(rewards: Rewards | None, base: Rewards | None) -> Difference | None:
+    if rewards is None or base is None or len(rewards) != len(base):
         return None
-    gaps = [a - b for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    gaps = [a - b for a, b in zip(rewards, base, strict=True) if a is not None and b is not None]
     if len(gaps) < 2:
         return None
     return Difference(statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps))
 
 
-def _unpaired(one: float, one_se: Any, other: float, other_se: Any) -> Difference:
-    known = is_finite(one_se) and is_finite(other_se)
-    return Difference(one - other, math.hypot(one_se, other_se) if known else None, 0)
+def _unpaired(value: float, value_se: Any, base: float, base_se: Any) -> Difference:
+    known = is_finite(value_se) and is_finite(base_se)
+    return Difference(value - base, math.hypot(value_se, base_se) if known else None, 0)

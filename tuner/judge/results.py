@@ -4,6 +4,7 @@ The JSON shapes are stable: keys are added, never renamed or removed. A number t
 is `null`.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -15,20 +16,19 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import Point
 from ppo_core.data.task_file import get_task
-from ppo_core.errors import TaskError
 from ppo_core.metrics import METRICS
 from tuner.control import forks
 from tuner.judge.best import best_trial
 from tuner.judge.front import kept, own_fronts
-from tuner.judge.paired import improvement, over
-from tuner.judge.rules import RULES
-from tuner.judge.scoring import EVALUATION_METRICS, Extent, ends_within, extent, judged_again
+from tuner.judge.paired import Difference, improvement, over
+from tuner.judge.rules import blame_of
+from tuner.judge.scoring import Extent, ends_within, evaluations_by_trial, evaluations_of, extent, judged_again
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
-from tuner.study.spec import SCALE_FREE, StudySpec, ValueSource
+from tuner.study.spec import SCALE_FREE, StudySpec
 from tuner.study.status import Origin, Role, Status
 
 LONGER = 10
-"""Factor by which the suggested training of a found configuration is longer."""
+"""Factor by which the suggested training of a recommended configuration is longer."""
 
 State = Literal["running", "paused", "finished", "unfinished"]
 Source = Literal["searched", "listed", "enqueued", "study", "task", "TRL", "default"]
@@ -67,7 +67,7 @@ class StudyView:
     @property
     def ended(self) -> int:
         """Number of trials that have ended; may exceed a total that was lowered since."""
-        return sum(trial.status.is_final for trial in self.trials)
+        return self.extent.ended
 
     @cached_property
     def extent(self) -> Extent:
@@ -99,8 +99,7 @@ def as_view(row: StudyRow, trials: Sequence[TrialRow]) -> StudyView:
 
 def baseline(store: Store, trial: TrialRow) -> Measured | None:
     """Return the SFT baseline's eval reward: the trial's evaluation at step 0, before any update."""
-    rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
-    first = next((row for row in rows if row["step"] == 0), None)
+    first = next((row for row in evaluations_of(store, trial) if row["step"] == 0), None)
     return None if first is None else Measured(first["eval/reward"], first["eval/reward_se"])
 
 
@@ -108,8 +107,8 @@ def value_kl(store: Store, trial: TrialRow) -> Measured | None:
     """Return the eval KL at the trial's value, in nats per response."""
     if trial.kl is None:
         return None
-    rows = store.steps([trial.id], ("eval/kl_se",), evaluations_only=True)
-    return Measured(trial.kl, next((row["eval/kl_se"] for row in rows if row["step"] == trial.value_step), None))
+    errors = {row["step"]: row["eval/kl_se"] for row in evaluations_of(store, trial)}
+    return Measured(trial.kl, errors.get(trial.value_step))
 
 
 @dataclass(frozen=True)
@@ -126,19 +125,19 @@ class End:
 
 def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
     """Return a trial's end, or its state so far, under the KL budget of `spec`."""
-    rows = store.steps([trial.id], ("eval/kl", "eval/kl_se"), evaluations_only=True)
-    last = rows[-1] if rows else None
-    kl = None if last is None or last["eval/kl"] is None else Measured(last["eval/kl"], last["eval/kl_se"])
+    kl = None
+    for last in evaluations_of(store, trial)[-1:]:
+        kl = None if last["eval/kl"] is None else Measured(last["eval/kl"], last["eval/kl_se"])
     return End(trial.status is Status.COMPLETED, kl, ends_within(trial, spec))
 
 
 def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
     """Return the test result of the best trial's checkpoint, or why there is none, as a clause."""
-    answer = forks.value_checkpoint(store, view.row, trial)
-    found = None if answer is None else store.on_test(trial.id, answer.step)
-    if found is not None:
-        return found if found.why_not is None else found.why_not
-    if answer is None or answer.kept.path is None:
+    checkpoint = forks.value_checkpoint(store, view.row, trial)
+    result = None if checkpoint is None else store.on_test(trial.id, checkpoint.step)
+    if result is not None:
+        return result if result.why_not is None else result.why_not
+    if checkpoint is None or checkpoint.kept.path is None:
         return "the checkpoint is not kept here"
     if view.spec.kl_budget != as_view(view.row, ()).spec.kl_budget:
         return "only the answer under the study's own KL budget is"
@@ -166,14 +165,13 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
     def path_of(point: Point) -> Path | None:
         return forks.find(view.row, point.trial, point.step).path
 
-    row_of, points = {row.number: row for row in view.trials}, []
-    for point in kept(own_fronts(store, view.trials), lambda one: path_of(one) is not None):
-        rows = store.steps([row_of[point.trial].id], EVALUATION_METRICS, evaluations_only=True)
-        found = next(row for row in rows if row["step"] == point.step)
-        reward, kl = (Measured(found[f"eval/{name}"], found[f"eval/{name}_se"]) for name in ("reward", "kl"))
+    evaluations, points = evaluations_by_trial(store, view.trials), []
+    for point in kept(own_fronts(store, view.trials), lambda point: path_of(point) is not None):
+        row = next(row for row in evaluations[point.trial] if row["step"] == point.step)
+        reward, kl = (Measured(row[f"eval/{name}"], row[f"eval/{name}_se"]) for name in ("reward", "kl"))
         path = path_of(point)
         if path is not None:
-            points.append(FrontPoint(point.trial, point.step, found["episode"], reward, kl, point.bound, path))
+            points.append(FrontPoint(point.trial, point.step, row["episode"], reward, kl, point.bound, path))
     return points
 
 
@@ -181,9 +179,8 @@ def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
     """Return the trials that the guard pruned for too much KL, by rule."""
     by_rule: dict[str, list[int]] = {}
     for trial in trials:
-        rule = RULES.get(trial.reason.rule) if trial.status is Status.PRUNED and trial.reason else None
-        if rule is not None and rule.blame == "kl":
-            by_rule.setdefault(rule.name, []).append(trial.number)
+        if trial.status is Status.PRUNED and trial.reason is not None and blame_of(trial.reason) == "kl":
+            by_rule.setdefault(trial.reason.rule, []).append(trial.number)
     return by_rule
 
 
@@ -205,21 +202,13 @@ class Costs:
 
 
 def spent(store: Store, view: StudyView) -> Costs:
-    by: dict[str, tuple[int, float]] = {}
+    seconds = defaultdict[str, list[float]](list)
     for trial in view.trials:
-        count, seconds = by.get(trial.status_word, (0, 0.0))
-        by[trial.status_word] = (count + 1, seconds + trial.seconds)
+        seconds[trial.status_word].append(trial.seconds)
+    by = {status: (len(each), sum(each)) for status, each in seconds.items()}
     rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)
     evaluations = sum(row["time/evaluate"] or 0.0 for row in rows)
     return Costs(sum(trial.seconds for trial in view.trials), evaluations, by)
-
-
-def task_reference(task: str) -> Mapping[str, HyperValue]:
-    """Return the task's own reference values; empty if the task is no longer known."""
-    try:
-        return get_task(task).reference
-    except TaskError:
-        return {}
 
 
 def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
@@ -229,37 +218,30 @@ def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
     the `study`; the `task`'s own reference; one of `TRL`'s values that do not depend on the model's size; or another
     declared `default`.
     """
-    reference = task_reference(spec.task)
-    is_listed = bool(spec.listed) or trial.origin is Origin.LISTED
-    searched: Mapping[str, Source] = dict.fromkeys(trial.params, "listed" if is_listed else "searched")
-    usual: Mapping[str, Source] = {name: _ORIGINS[origin] for name, origin in spec.origins().items()}
-    if trial.origin is Origin.REFERENCE:
-        searched = usual
-    elif trial.origin is Origin.ENQUEUED and not spec.listed:
-        trial_0 = spec.reference_params()
-        searched = {
-            name: usual[name] if name in usual and value == trial_0.get(name) else "enqueued"
-            for name, value in trial.params.items()
-        }
-    return {
-        name: searched.get(name) or _unsearched_source(name, trial, spec, reference)
-        for name in HYPERPARAMETERS
-        if name in trial.config
-    }
+    reference = get_task(spec.task).reference
+    usual = spec.origins()
+    trial_0 = spec.reference_params()
 
+    def source(name: str, value: HyperValue) -> Source:
+        if trial.origin is Origin.REFERENCE:
+            if name in usual:
+                return usual[name]
+        elif name in trial.params:
+            if spec.listed or trial.origin is Origin.LISTED:
+                return "listed"
+            if trial.origin is not Origin.ENQUEUED:
+                return "searched"
+            is_usual = name in usual and trial.params[name] == trial_0.get(name)
+            return usual[name] if is_usual else "enqueued"
+        if name in spec.fixed or name == "seed":
+            return "study"
+        if name in reference and value == reference[name]:
+            return "task"
+        if value != HYPERPARAMETERS[name].default:
+            return "study"
+        return "TRL" if name in SCALE_FREE else "default"
 
-_ORIGINS: Mapping[ValueSource, Source] = {"TRL default": "TRL", "task reference": "task", "study": "study"}
-
-
-def _unsearched_source(name: str, trial: TrialRow, spec: StudySpec, reference: Mapping[str, HyperValue]) -> Source:
-    value = trial.config[name]
-    if name in spec.fixed or name == "seed":
-        return "study"
-    if name in reference and value == reference[name]:
-        return "task"
-    if value != HYPERPARAMETERS[name].default:
-        return "study"
-    return "TRL" if name in SCALE_FREE else "default"
+    return {name: source(name, trial.config[name]) for name in HYPERPARAMETERS if name in trial.config}
 
 
 def differences(trials: Sequence[TrialRow]) -> dict[str, list[HyperValue]]:
@@ -291,14 +273,12 @@ def study_summary(view: StudyView) -> dict[str, Any]:
 
 def study_data(view: StudyView) -> dict[str, Any]:
     """Return the object of `show STUDY`: its summary and spec, every trial, and the runs that confirm some of them."""
-    trials = [trial_data(trial) for trial in view.trials]
-    seconds = sum(trial.seconds for trial in view.trials)
     return study_summary(view) | {
-        "trials": trials,
+        "trials": [trial_data(trial) for trial in view.trials],
         "confirming": [trial_data(trial) for trial in view.confirming],
         "total": view.extent.total,
         "spec": view.row.spec,
-        "seconds": seconds,
+        "seconds": sum(trial.seconds for trial in view.trials),
     }
 
 
@@ -307,14 +287,12 @@ def trial_data(trial: TrialRow) -> dict[str, Any]:
 
     `status` is `interrupted` where the trial has not ended and nothing runs its study.
     """
-    hidden = ("id", "study_id", "is_interrupted")
-    values = {key: value for key, value in asdict(trial).items() if key not in hidden}
-    return values | {"status": trial.shown_status}
+    return _without(asdict(trial), "id", "study_id", "is_interrupted") | {"status": trial.shown_status}
 
 
 def order_data(order: Order) -> dict[str, Any]:
     """Return an order's object."""
-    return {key: value for key, value in asdict(order).items() if key not in ("study_id", "key")}
+    return _without(asdict(order), "study_id", "key")
 
 
 def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, Any]:
@@ -322,19 +300,19 @@ def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, An
 
     Its `checkpoints` are those on this machine, each with its `step`, `episode` and `path`.
 
-    A sample's `parts` are the reward's by name; its `tokens` are null, or lists with an item a token: `texts`,
+    A sample's `parts` are the reward's by name; its `tokens` are null, or lists with one item per token: `texts`,
     `logprobs`, `log_ratios`, `kls`, and of a critic `advantages` and `values`.
     """
-    own = store.own_metrics(trial.id)
-    steps = [row | own[row["step"]] for row in store.steps([trial.id], list(METRICS))]
+    own_metrics = store.own_metrics(trial.id)
+    steps = [row | own_metrics[row["step"]] for row in store.steps([trial.id], list(METRICS))]
     samples = store.samples([trial.id], with_tokens=True)
     kept = [
         {"step": checkpoint.step_of(path), "episode": episode, "path": str(path.absolute())}
         for episode, path in forks.kept_by_episode(study, trial.number).items()
     ]
     return trial_data(trial) | {
-        "steps": _without_id(steps),
-        "samples": _without_id(samples),
+        "steps": [_without(row, "trial_id") for row in steps],
+        "samples": [_without(row, "trial_id") for row in samples],
         "checkpoints": kept,
     }
 
@@ -344,8 +322,8 @@ def front_data(store: Store, view: StudyView) -> list[dict[str, Any]]:
     return [
         {
             **{name: getattr(point, name) for name in ("trial", "step", "episode", "budget")},
-            **{name: getattr(point, name).mean for name in ("reward", "kl")},
-            **{f"{name}_se": getattr(point, name).se for name in ("reward", "kl")},
+            **with_error("reward", point.reward),
+            **with_error("kl", point.kl),
             "path": str(point.path.absolute()),
         }
         for point in front(store, view)
@@ -355,20 +333,16 @@ def front_data(store: Store, view: StudyView) -> list[dict[str, Any]]:
 def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> dict[str, Any]:
     """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline.
 
-    `ends_within_budget` tells of the configuration itself; null: the trial was not trained to its end. `test` is what
-    its checkpoint came to on the test prompts; null: it was not read, and `test_why_not` says why.
+    `ends_within_budget` is about the configuration itself; null: the trial was not trained to its end. `test` is its
+    checkpoint's result on the test prompts; null: it was not read, and `test_why_not` says why.
     """
-    start, kl = baseline(store, trial), value_kl(store, trial)
-    better = improvement(store, trial)
     test = on_test(store, view, trial)
     return trial_data(trial) | {
         "study": view.row.name,
         "kl_budget": kl_budget,
-        "kl_se": None if kl is None else kl.se,
-        "baseline": None if start is None else start.mean,
-        "baseline_se": None if start is None else start.se,
-        "improvement": None if better is None else better.mean,
-        "improvement_se": None if better is None else better.se,
+        **with_error("kl", value_kl(store, trial)),
+        **with_error("baseline", baseline(store, trial)),
+        **with_error("improvement", improvement(store, trial)),
         "ends_within_budget": ends_within(trial, view.spec),
         "test": None if isinstance(test, str) else asdict(test),
         "test_why_not": test if isinstance(test, str) else None,
@@ -386,9 +360,15 @@ def comparison_data(store: Store, view: StudyView, trials: Sequence[TrialRow]) -
         "study": view.row.name,
         "trials": [trial_data(trial) for trial in trials],
         "differences": differences(trials),
-        "over_first": [None if found is None else asdict(found) for found in over_first],
+        "over_first": [None if difference is None else asdict(difference) for difference in over_first],
     }
 
 
-def _without_id(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "trial_id"} for row in rows]
+def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in names}
+
+
+def with_error(name: str, measured: Measured | Difference | None) -> dict[str, float | None]:
+    """Return a mean and its standard error under two keys; None for what is not known."""
+    mean, error = (None, None) if measured is None else (measured.mean, measured.se)
+    return {name: mean, f"{name}_se": error}

@@ -1,7 +1,7 @@
-"""All limits on trials, declared once: rules that end a trial, and signs of what is wrong. No torch.
+"""All limits on trials, declared once: rules that end a trial, and signs of what is wrong. Never imports torch.
 
 The guard enforces `RULES`. The diagnosis, its command and the dashboard read `SIGNS`. Limits without a source are
-rules of thumb, chosen to be late rather than wrong. No rule ends a trial for shrinking responses, since a task may
+rules of thumb, chosen to trip late rather than wrongly. No rule ends a trial for shrinking responses, since a task may
 well reward brevity.
 """
 
@@ -14,6 +14,7 @@ from typing import Literal
 from ppo_core.config.declare import Bounds
 from ppo_core.metrics import METRICS
 from ppo_core.sampling.sampler_check import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
+from tuner.study.status import Reason
 
 KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"
@@ -69,7 +70,7 @@ class Rule:
     steps: int = 1
     """Fewest readings for a verdict, for a sign of health."""
 
-    # Of rules that end a trial
+    # Only for rules that end a trial
 
     blame: Blame = "broken"
     valid: Bounds | None = None
@@ -186,3 +187,9 @@ SIGNS: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in (*_HEA
 
 HEALTH = tuple(rule.name for rule in _HEALTH)
 """Signs read as the median of the last steps."""
+
+
+def blame_of(reason: Reason | None) -> Blame | None:
+    """Return the problem for which a rule ended a trial, or None if no rule did."""
+    rule = None if reason is None else RULES.get(reason.rule)
+    return None if rule is None else rule.blame

@@ -1,4 +1,4 @@
-"""Judge trials: value, KL constraint, screening score, and a study's progress. No torch."""
+"""Judge trials: value, KL constraint, screening score, and a study's progress. Never imports torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 from ppo_core.config.kl_budget import is_within, rank
 from ppo_core.output import counted
-from tuner.judge.rules import RULES
+from tuner.judge.rules import blame_of
 from tuner.store import Outcome, Store, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
 LEAST_VIOLATION = -5.0
 BROKEN_VIOLATION = 1.0
-
-
 SLOWEST, FASTEST = 0.5, 3.0
 """Range of spent KL budget for a trial on course at its rung, as multiples of its share of episodes."""
 
@@ -40,7 +38,7 @@ Evaluations = Sequence[Mapping[str, Any]]
 def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
     """Return the evaluation of the highest reward whose KL plus one standard error is within the budget.
 
-    Step 0, the SFT baseline, is included. Of equal rewards the lower KL wins, then the earlier step.
+    Step 0, the SFT baseline, is included. If rewards are equal, the lower KL wins, then the earlier step.
     """
     within = [
         row
@@ -80,7 +78,7 @@ def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> floa
 
     Always finite, at least -5. Without a value it is 0.
     """
-    if reason is not None and reason.rule in RULES and RULES[reason.rule].blame == "broken":
+    if blame_of(reason) == "broken":
         return BROKEN_VIOLATION
     if kl is None:
         return 0.0
@@ -99,24 +97,23 @@ def evaluations_of(store: Store, row: TrialRow) -> Evaluations:
     return store.steps([row.id], EVALUATION_METRICS, evaluations_only=True)
 
 
+def evaluations_by_trial(store: Store, rows: Iterable[TrialRow]) -> dict[int, Evaluations]:
+    """Return the evaluations of each trial, by the trial's number."""
+    number_of = {row.id: row.number for row in rows}
+    evaluations: dict[int, list[Mapping[str, Any]]] = {number: [] for number in number_of.values()}
+    for row in store.steps(number_of, EVALUATION_METRICS, evaluations_only=True):
+        evaluations[number_of[row["trial_id"]]].append(row)
+    return {**evaluations}
+
+
 def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
     """Return the outcome of a trial with these evaluations, given its `status` and `reason`."""
-    value, value_se, kl, step = trial_value(evaluations, spec.kl_budget)
+    best = trial_value(evaluations, spec.kl_budget)
     end = next((row for row in reversed(evaluations) if is_finite(row["eval/kl"])), {})
-    over = violation(kl, spec.kl_budget, reason)
-    reward = end.get("eval/reward")
-    return Outcome(
-        status,
-        reason,
-        value,
-        value_se,
-        kl,
-        over,
-        step,
-        reward if is_finite(reward) else None,
-        end.get("eval/kl"),
-        end.get("eval/kl_se"),
-    )
+    reward, kl, kl_se = (end.get(metric) for metric in ("eval/reward", "eval/kl", "eval/kl_se"))
+    over = violation(best.kl, spec.kl_budget, reason)
+    end_reward = reward if is_finite(reward) else None
+    return Outcome(status, reason, best.value, best.value_se, best.kl, over, best.step, end_reward, kl, kl_se)
 
 
 def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:
@@ -139,33 +136,20 @@ def so_far(store: Store, row: TrialRow, spec: StudySpec) -> Outcome:
 def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> list[TrialRow]:
     """Return the judged trials, valued again under a spec with another KL budget."""
     chosen = [row for row in rows if row.violation is not None]
-    found: dict[int, list[Mapping[str, Any]]] = {row.id: [] for row in chosen}
-    for one in store.steps(found, EVALUATION_METRICS, evaluations_only=True):
-        found[one["trial_id"]].append(one)
-    return [_with_judgement(row, found[row.id], spec) for row in chosen]
+    evaluations = evaluations_by_trial(store, chosen)
+    return [_with_judgement(row, evaluations[row.number], spec) for row in chosen]
 
 
 def with_running(store: Store, rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     """Return the trials, with running ones valued by their evaluations so far."""
-    running = {row.number for row in rows if not row.is_done and row.episodes}
-    return [_with_judgement(row, evaluations_of(store, row), spec) if row.number in running else row for row in rows]
+    running = evaluations_by_trial(store, [row for row in rows if not row.is_done and row.episodes])
+    return [_with_judgement(row, running[row.number], spec) if row.number in running else row for row in rows]
 
 
 def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) -> TrialRow:
-    now = outcome(evaluations, spec, row.status, row.reason)
-    at_rung = [one for one in evaluations if row.rung_episode is not None and one["episode"] <= row.rung_episode]
-    return replace(
-        row,
-        value=now.value,
-        value_se=now.value_se,
-        kl=now.kl,
-        violation=now.violation,
-        value_step=now.value_step,
-        end_reward=now.end_reward,
-        end_kl=now.end_kl,
-        end_kl_se=now.end_kl_se,
-        rung_score=rung_score(at_rung, spec.kl_budget, spec.total_episodes) if at_rung else None,
-    )
+    at_rung = [each for each in evaluations if row.rung_episode is not None and each["episode"] <= row.rung_episode]
+    score = rung_score(at_rung, spec.kl_budget, spec.total_episodes) if at_rung else None
+    return replace(row, rung_score=score, **vars(outcome(evaluations, spec, row.status, row.reason)))
 
 
 @dataclass(frozen=True)

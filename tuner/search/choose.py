@@ -65,8 +65,7 @@ def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promot
     Interrupted trials come first, then waiting ones, then a trial to promote or a new one, as far as the budget
     allows. `busy` are the trials that a worker has.
     """
-    due = [row for row in runnable(spec, rows) if row.number not in busy]
-    if due:
+    if due := [row for row in runnable(spec, rows) if row.number not in busy]:
         return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
     promoted = _promoted(spec, rows)
     if promoted is not None:
@@ -76,9 +75,7 @@ def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promot
 
 def is_finished(spec: StudySpec, rows: Rows) -> bool:
     """Return True if all trials have ended or are screened, and none is to start or be promoted."""
-    if unended(spec, rows):
-        return False
-    return _promoted(spec, rows) is None and not _may_start(spec, rows)
+    return not unended(spec, rows) and _promoted(spec, rows) is None and not _may_start(spec, rows)
 
 
 def as_stored(params: Mapping[str, HyperValue], config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
@@ -98,7 +95,7 @@ _LENGTH = ("total_episodes", "batch_size", "mini_batch_size", "num_mini_batches"
            "gradient_accumulation_steps")  # fmt: skip
 
 
-@functools.lru_cache(maxsize=1024)  # to read a configuration takes longer than all else, and few differ in this
+@functools.lru_cache(maxsize=1024)  # reading a configuration dominates the time of a choice, and few differ in these
 def _lengths(values: tuple[tuple[str, HyperValue], ...]) -> tuple[int, int | None]:
     config = PPOConfig.from_dict(dict(values))
     batch = config.batch_sizes(world_size=1).batch_size
@@ -139,21 +136,14 @@ def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
     return [row for row in unended(spec, rows) if row.status is Status.PAUSED]
 
 
-def _is_room(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if the study's total allows another trial."""
-    return spec.trials is None or len(counted(rows)) < spec.trials
-
-
 def _left(spec: StudySpec, rows: Rows) -> float:
     """Return the budget's uncommitted episodes; a running trial is committed up to its rung or its end."""
     if spec.budget is None:
         return math.inf
-    promised = sum(row.episodes if row.is_done else _next_stop(spec, row) for row in counted(rows))
-    return spec.budget * spec.total_episodes - promised
-
-
-def _next_stop(spec: StudySpec, row: TrialRow) -> int:
-    return own_rung(spec, row) or lengths(row.config)[0]
+    committed = sum(
+        row.episodes if row.is_done else own_rung(spec, row) or lengths(row.config)[0] for row in counted(rows)
+    )
+    return spec.budget * spec.total_episodes - committed
 
 
 def _missing(row: TrialRow) -> int:
@@ -163,7 +153,7 @@ def _missing(row: TrialRow) -> int:
 
 def _may_start(spec: StudySpec, rows: Rows) -> bool:
     """Return True if the budget, less the reserve for finishing trials, allows a new trial."""
-    if not _is_room(spec, rows):
+    if spec.trials is not None and len(counted(rows)) >= spec.trials:
         return False
     whole, left = spec.total_episodes, _left(spec, rows)
     if not spec.pauses_trials:
@@ -214,8 +204,8 @@ def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
 
 def _is_due(rows: Rows) -> bool:
     """Return True if another of the trials that were screened is to be finished."""
-    came = sum(row.rung_episode is not None for row in counted(rows))
-    return came // ONE_IN > sum(row.is_promoted for row in counted(rows))
+    screened = sum(row.rung_episode is not None for row in counted(rows))
+    return screened // ONE_IN > sum(row.is_promoted for row in counted(rows))
 
 
 def _new(spec: StudySpec, rows: Rows) -> New:

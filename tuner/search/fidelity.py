@@ -1,6 +1,6 @@
 """Fidelity of a comparison: all trials at their rung, or all at their end, never mixed.
 
-A value at a tenth of the episodes says less than one of a whole run.
+A value at a tenth of the episodes says less than one at the end of a run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,28 +81,25 @@ def read(
     """
     if not at.at_rung:
         return tuple(replace(row, kl=row.end_kl) for row in rows if row.status.is_final)
-    pauses = rung_pauses(rows)
-    came = [row for row in rows if row.number in pauses]
-    there = [evaluated.get((row.number, pauses[row.number].episode), (None, None)) for row in came]
-    return tuple(
-        replace(row, value=reward, value_se=None, kl=kl) for row, (reward, kl) in zip(came, there, strict=True)
-    )
+    trials = []
+    for row in rows:
+        if row.rung_episode is not None:
+            reward, kl = evaluated.get((row.number, row.rung_episode), (None, None))
+            trials.append(replace(row, value=reward, value_se=None, kl=kl))
+    return tuple(trials)
 
 
 def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
     """Return a sentence on the share of episodes at screening; empty for the end, or if no trial reached it."""
-    if not at.at_rung:
+    shares = [
+        row.rung_episode / int(row.config["total_episodes"] or spec.total_episodes)
+        for row in rows
+        if row.rung_episode is not None
+    ]
+    if not at.at_rung or not shares:
         return ""
-    total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}
-    pauses = rung_pauses(rows)
-    shares = {f"{pause.episode / total[number]:.0%}": pause.episode / total[number] for number, pause in pauses.items()}
-    if not shares:
-        return ""
-    least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-    where, named = least if least == most else f"{least} to {most}", f"{SHARE:.0%}"
-    why = (
-        ""
-        if where == named
-        else f" The rung is at {named}, rounded up to whole iterations and never before a trial's second."
-    )
-    return f"{counted(len(pauses), 'trial')} read at {where} of {'its' if len(pauses) == 1 else 'their'} episodes.{why}"
+    least, most, rung = (f"{share:.0%}" for share in (min(shares), max(shares), SHARE))
+    place = least if least == most else f"{least} to {most}"
+    why = f" The rung is at {rung}, rounded up to whole iterations and never before a trial's second."
+    whose = "its" if len(shares) == 1 else "their"
+    return f"{counted(len(shares), 'trial')} read at {place} of {whose} episodes.{'' if place == rung else why}"

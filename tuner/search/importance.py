@@ -1,14 +1,13 @@
 """Importance of hyperparameters for reward and for KL, and its uncertainty.
 
 PED-ANOVA (Watanabe, Bansal and Hutter, 2023; as Optuna has it, for conditional spaces too) measures for each
-hyperparameter how much its values among the best trials differ from those among all. It gives a number whatever the
-data, so two checks stand beside it: the spread of the shares when trials are resampled (bootstrap), and the numbers
-that shuffled outcomes give, where nothing matters.
+hyperparameter how much its values among the best trials differ from those among all. It gives a number for any
+data, so two checks accompany it: the spread of the shares when trials are resampled (bootstrap), and the numbers for
+shuffled outcomes, on which no hyperparameter has an effect.
 """
 
-import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +16,9 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.search.optuna_trials import Told, frozen
+from ppo_core.output import counted
+from tuner.judge.scoring import is_finite
+from tuner.search.optuna_trials import OptunaReport, frozen
 from tuner.store import TrialRow
 from tuner.study.space import for_sampler
 from tuner.study.spec import StudySpec
@@ -77,8 +78,8 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False
         for row in trials
         if (at_rung or row.status in (Status.COMPLETED, Status.STOPPED))
         and row.teaches
-        and _is_number(row.value)
-        and _is_number(row.kl)
+        and is_finite(row.value)
+        and is_finite(row.kl)
         and for_sampler(spec.search, row.params)[0]
     ]
 
@@ -90,11 +91,10 @@ def refusal(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = Fals
     count = len(usable(trials, spec, at_rung=at_rung))
     if count >= LEAST:
         return ""
-    came = "were screened" if at_rung else f"ran to the end or {'was' if count == 1 else 'were'} stopped with a value"
-    return (
-        f"{count} trial{'' if count == 1 else 's'} {came}; importance needs {LEAST}, so {LEAST - count} "
-        f"more {'is' if LEAST - count == 1 else 'are'} needed."
-    )
+    were = "was" if count == 1 else "were"
+    ends = f"{were} screened" if at_rung else f"ran to the end or {were} stopped with a value"
+    more = f"{LEAST - count} more {'is' if LEAST - count == 1 else 'are'} needed"
+    return f"{counted(count, 'trial')} {ends}; importance needs {LEAST}, so {more}."
 
 
 def importances(
@@ -105,49 +105,53 @@ def importances(
     `trials` are those that are `usable`. The same trials and seed give the same numbers.
     """
     observed = [
-        frozen(Told(TrialState.COMPLETE, row.value or 0.0), for_sampler(spec.search, row.params)) for row in trials
+        frozen(OptunaReport(TrialState.COMPLETE, row.value or 0.0), for_sampler(spec.search, row.params))
+        for row in trials
     ]
     losses: dict[Outcome, np.ndarray] = {
         "reward": np.array([-(row.value or 0.0) for row in trials]),
         "KL": np.array([row.kl or 0.0 for row in trials]),
     }
-    random, whole = np.random.default_rng(seed), _study(observed)
+    random = np.random.default_rng(seed)
+    whole = _study(observed)
     measured = {outcome: _divergences(whole, loss) for outcome, loss in losses.items()}
-    drawn: dict[Outcome, list[np.ndarray]] = {outcome: [] for outcome in losses}
+    resampled_shares: dict[Outcome, list[np.ndarray]] = {outcome: [] for outcome in losses}
     shuffled: dict[Outcome, list[dict[str, float]]] = {outcome: [] for outcome in losses}
     for _ in range(resamples):
         picks, order = random.integers(len(observed), size=len(observed)), random.permutation(len(observed))
         resampled = _study([observed[i] for i in picks])  # copying trials takes longer than judging them
         for outcome, loss in losses.items():
-            drawn[outcome].append(_shares(_divergences(resampled, loss[picks]), list(measured[outcome])))
+            resampled_shares[outcome].append(_shares(_divergences(resampled, loss[picks]), measured[outcome]))
             shuffled[outcome].append(_divergences(whole, loss[order]))
-    return {outcome: _with_spread(measured[outcome], drawn[outcome], shuffled[outcome]) for outcome in losses}
+    return {
+        outcome: _with_spread(measured[outcome], resampled_shares[outcome], shuffled[outcome]) for outcome in losses
+    }
 
 
 def _with_spread(
-    measured: dict[str, float], drawn: Sequence[np.ndarray], shuffled: Sequence[dict[str, float]]
+    measured: dict[str, float], resampled_shares: Sequence[np.ndarray], shuffled: Sequence[dict[str, float]]
 ) -> list[Importance]:
-    whole = _shares(measured, list(measured))
-    lows, highs = np.quantile(drawn, [LOW, HIGH], axis=0)
-    found = []
-    for place, name in enumerate(measured):
-        as_much = sum(values.get(name, 0.0) >= measured[name] for values in shuffled)
-        chance = (1 + as_much) / (1 + len(shuffled))
-        low, high = min(lows[place], whole[place]), max(highs[place], whole[place])
-        found.append(Importance(name, float(whole[place]), float(low), float(high), chance))
-    return sorted(found, key=lambda item: (-item.share, item.name))
+    shares = _shares(measured, measured)
+    lows, highs = np.quantile(resampled_shares, [LOW, HIGH], axis=0)
+    importances = []
+    for name, share, low, high in zip(measured, shares, lows, highs, strict=True):
+        as_high = sum(values.get(name, 0.0) >= measured[name] for values in shuffled)
+        chance = (1 + as_high) / (1 + len(shuffled))
+        importances.append(Importance(name, float(share), float(min(low, share)), float(max(high, share)), chance))
+    return sorted(importances, key=lambda item: (-item.share, item.name))
 
 
-def certainty(found: Sequence[Importance], count: int) -> str:
+def certainty(importances: Sequence[Importance], count: int) -> str:
     """Return in words how certain this is at `count` trials."""
-    sure = [item.name for item in found if item.is_sure]
-    per = count / max(1, len(found))
-    size = f"With {count} trials for {len(found)} searched hyperparameters ({per:.1f} each)"
+    sure = [item.name for item in importances if item.is_sure]
+    per = count / max(1, len(importances))
+    size = f"With {count} trials for {len(importances)} searched hyperparameters ({per:.1f} each)"
     if not sure:
         return f"{size}, none stands out from chance: do not rely on this order."
     return (
         f"{size}, {', '.join(sure)} {'stands' if len(sure) == 1 else 'stand'} out from chance, and the rest may be "
-        f"noise. Where nothing matters, about {CHANCE * len(found):.1f} of {len(found)} would stand out all the same."
+        f"noise. Where nothing matters, about {CHANCE * len(importances):.1f} of {len(importances)} would stand out "
+        "all the same."
     )
 
 
@@ -162,18 +166,13 @@ def _divergences(study: optuna.Study, loss: np.ndarray) -> dict[str, float]:
     """Return PED-ANOVA's number by hyperparameter; a low `loss` is good."""
     share = min(0.5, max(BEST_SHARE, LEAST_BEST / len(loss)))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of few trials, which we say ourselves, and of the target's direction, which is meant
+        # About few trials, which `certainty` tells, and about the target's direction, which is intended.
+        warnings.simplefilter("ignore")
         evaluator = PedAnovaImportanceEvaluator(target_quantile=share)
         return evaluator.evaluate(study, target=lambda trial: float(loss[trial.number]))
 
 
-def _shares(divergences: dict[str, float], names: Sequence[str]) -> np.ndarray:
+def _shares(divergences: Mapping[str, float], names: Collection[str]) -> np.ndarray:
     values = np.array([divergences.get(name, 0.0) for name in names])
     total = values.sum()
     return values / total if total > 0 else np.full(len(names), 1 / max(1, len(names)))
-
-
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)

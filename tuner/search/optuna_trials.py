@@ -1,4 +1,4 @@
-"""A study's trials as Optuna reads them: state, value and constraint by status. No torch.
+"""A study's trials as Optuna reads them: state, value and constraint by status. Never imports torch.
 
 | status                  | Optuna state | value                       | constraint |
 |-------------------------|--------------|-----------------------------|------------|
@@ -39,7 +39,7 @@ CONSTRAINT = "kl"
 
 
 @dataclass(frozen=True)
-class Told:
+class OptunaReport:
     """A trial's report to a sampler (Optuna's "tell")."""
 
     state: TrialState
@@ -48,32 +48,32 @@ class Told:
     """Finite for every trial that a sampler learns from."""
 
 
-def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
+def to_optuna(row: TrialRow, spec: StudySpec) -> OptunaReport:
     """Return a trial's report to a sampler, by the table above.
 
     A completed trial that was never evaluated has no value, so it is reported as failed. A screened trial
     has its value so far; the study's own sampler reads a predicted one (see `tuner.search.propose`).
     """
     if not row.teaches or row.status is Status.FAILED:
-        return Told(TrialState.FAIL)
+        return OptunaReport(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason)
     if row.is_at_rung and row.value is not None:
-        return Told(TrialState.COMPLETE, row.value, constraint)
+        return OptunaReport(TrialState.COMPLETE, row.value, constraint)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
-        return Told(TrialState.RUNNING)
+        return OptunaReport(TrialState.RUNNING)
     if row.status is Status.COMPLETED and row.value is None:
-        return Told(TrialState.FAIL)
+        return OptunaReport(TrialState.FAIL)
     state = TrialState.COMPLETE if row.status is Status.COMPLETED else TrialState.PRUNED
-    return Told(state, row.value, constraint)
+    return OptunaReport(state, row.value, constraint)
 
 
-def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
+def frozen(report: OptunaReport, encoded: Encoded) -> FrozenTrial:
     """Convert to Optuna's trial."""
     params, distributions = encoded
     return create_trial(
-        state=told.state,
-        value=told.value,
+        state=report.state,
+        value=report.value,
         params=params,
         distributions=distributions,
-        constraints=None if told.constraint is None else {CONSTRAINT: told.constraint},
+        constraints=None if report.constraint is None else {CONSTRAINT: report.constraint},
     )

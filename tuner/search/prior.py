@@ -37,16 +37,16 @@ def first_params(search: Search, centre: Values, seed: int, number: int) -> dict
     """Return the params of one of a search's first trials.
 
     Args:
-        search: What trials sample.
-        centre: The values to draw around, by name; if there is none, the middle of the range.
+        search: The study's search space.
+        centre: Values to draw around, by name; where one is missing, the middle of the range.
         seed: The study's.
         number: The trial's.
     """
-    random = np.random.default_rng([seed, number, 1])  # the 1: zeros at the end would not count
+    random = np.random.default_rng([seed, number, 1])  # the 1: NumPy ignores zeros at the end of a seed
     if random.random() >= AROUND:
         return spread_params(search, seed, number)
-    drawn = {name: random.random() for name in sorted(search)}  # whatever the order of the study file
-    return {name: _around(name, span, centre.get(name), drawn[name]) for name, span in search.items()}
+    shares = {name: random.random() for name in sorted(search)}  # the same for any order in the study file
+    return {name: _around(name, span, centre.get(name), shares[name]) for name, span in search.items()}
 
 
 def spread_params(search: Search, seed: int, number: int) -> dict[str, HyperValue]:

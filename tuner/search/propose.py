@@ -7,35 +7,33 @@ Imports torch only for the sampler that needs it.
 import heapq
 import math
 import statistics
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
-from typing import Any
 
 import numpy as np
 import optuna
-from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.data.lookup import import_module
-from ppo_core.errors import ConfigError, nearest
-from ppo_core.rewards.batch import cut, one_line
+from ppo_core.errors import ConfigError
+from ppo_core.rewards.batch import one_line
 from tuner.judge.scoring import kl_pace
+from tuner.search import user_callable
 from tuner.search.choose import New, as_stored
-from tuner.search.optuna_trials import Told, frozen, to_optuna
+from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
 from tuner.store import NewTrial, TrialRow
-from tuner.study.space import decoded, read_by_sampler, sampler_space
+from tuner.study.space import decode, read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
 
 MOST_READ, BEST_READ = 500, 100
 """Trials that a sampler reads beside those that run or wait, and the number of these that are the best older ones. TPE
 proposes near the best, at most 25 of them, and contrasts these with the latest."""
+
+_FAILED = OptunaReport(TrialState.FAIL)
 
 Rows = Sequence[TrialRow]
 
@@ -51,7 +49,7 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
         return spread_params(spec.search, spec.seed, number)
     if name != "random" and not _has_enough(spec, rows):
         return first_params(spec.search, _leading_values(spec, rows), spec.seed, number)
-    return decoded(spec.search, _ask(spec, number, as_read(spec, rows)))
+    return decode(spec.search, _ask(spec, number, as_read(spec, rows)))
 
 
 def require_usable(spec: StudySpec) -> None:
@@ -60,7 +58,7 @@ def require_usable(spec: StudySpec) -> None:
         space = sampler_space(spec.search)
         params = read_by_sampler(spec.search, spread_params(spec.search, spec.seed, 0))
         assert params is not None
-        trials = [frozen(Told(TrialState.COMPLETE, value, 0.0), (params, space)) for value in (0.0, 1.0)]
+        trials = [frozen(OptunaReport(TrialState.COMPLETE, value, 0.0), (params, space)) for value in (0.0, 1.0)]
         _ask(spec, len(trials), trials)
 
 
@@ -78,23 +76,26 @@ def as_read(spec: StudySpec, rows: Rows) -> list[FrozenTrial]:
     A trial at a rung is read with a predicted value, and every trial with a value as COMPLETE (see
     `tuner.search.optuna_trials`). One that lacks a dimension is FAIL, and keeps its number.
     """
-    space = sampler_space(spec.search)
-    gain = _usual_gain(rows)
-    read = []
-    for row, told in _selected([(row, _told(spec, row, gain)) for row in rows]):
-        params = read_by_sampler(spec.search, {**row.config, **row.params})
-        read.append(frozen(Told(TrialState.FAIL), ({}, {})) if params is None else frozen(told, (params, space)))
-    return read
+    space, gain = sampler_space(spec.search), _usual_gain(rows)
+    trials = []
+    for row, report in _selected([(row, _report(spec, row, gain)) for row in rows]):
+        params = _read_params(spec, row)
+        trials.append(frozen(report, (params, space)) if params is not None else frozen(_FAILED, ({}, {})))
+    return trials
 
 
-def _told(spec: StudySpec, row: TrialRow, gain: float) -> Told:
+def _read_params(spec: StudySpec, row: TrialRow) -> dict[str, HyperValue] | None:
+    return read_by_sampler(spec.search, {**row.config, **row.params})
+
+
+def _report(spec: StudySpec, row: TrialRow, gain: float) -> OptunaReport:
     if row.origin is Origin.ENQUEUED and not row.params.keys() <= spec.search.keys():
-        return Told(TrialState.FAIL)  # what a person set beside what is searched may be why it came out so
-    told = to_optuna(row, spec)
-    if told.value is None:
-        return told
+        return _FAILED  # its result may be due to the values beyond the search
+    report = to_optuna(row, spec)
+    if report.value is None:
+        return report
     promised = gain * (row.rung_score or 0.0) if row.is_at_rung else 0.0
-    return replace(told, state=TrialState.COMPLETE, value=told.value + promised)
+    return replace(report, state=TrialState.COMPLETE, value=report.value + promised)
 
 
 def _usual_gain(rows: Rows) -> float:
@@ -107,26 +108,24 @@ def _usual_gain(rows: Rows) -> float:
     return (statistics.median(ends) if ends else max(values)) - min(values) if values else 0.0
 
 
-def _selected(told: list[tuple[TrialRow, Told]]) -> list[tuple[TrialRow, Told]]:
+def _selected(reports: list[tuple[TrialRow, OptunaReport]]) -> list[tuple[TrialRow, OptunaReport]]:
     """Return the trials that a sampler reads, by number: the latest, and the best and the running of the older ones."""
-    older, latest = told[: BEST_READ - MOST_READ], told[BEST_READ - MOST_READ :]
-    if len(told) <= MOST_READ:
-        return told
-    valued = [one for one in older if one[1].state is TrialState.COMPLETE]
-    best = heapq.nlargest(BEST_READ, valued, key=lambda one: ((one[1].constraint or 0.0) <= 0, one[1].value or 0.0))
-    running = [one for one in older if one[1].state is TrialState.RUNNING]
-    return sorted(best + running, key=lambda one: one[0].number) + latest
+    if len(reports) <= MOST_READ:
+        return reports
+    older, latest = reports[: BEST_READ - MOST_READ], reports[BEST_READ - MOST_READ :]
+    valued = [pair for pair in older if pair[1].state is TrialState.COMPLETE]
+    best = heapq.nlargest(BEST_READ, valued, key=lambda pair: ((pair[1].constraint or 0.0) <= 0, pair[1].value or 0.0))
+    running = [pair for pair in older if pair[1].state is TrialState.RUNNING]
+    return sorted(best + running, key=lambda pair: pair[0].number) + latest
 
 
 def _has_enough(spec: StudySpec, rows: Rows) -> bool:
     """Return True if the sampler's startup trials teach it and have a value."""
-    least = spec.sampler.startup_trials
-    return sum(1 for _ in islice((row for row in rows if _teaches(spec, row)), least)) == least
+    return sum(_teaches(spec, row) for row in rows) >= spec.sampler.startup_trials
 
 
 def _teaches(spec: StudySpec, row: TrialRow) -> bool:
-    has_value = _told(spec, row, 0.0).value is not None
-    return has_value and read_by_sampler(spec.search, {**row.config, **row.params}) is not None
+    return _report(spec, row, 0.0).value is not None and _read_params(spec, row) is not None
 
 
 def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
@@ -135,7 +134,7 @@ def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
     Its learning rate is moved to where its KL would have been on course, as early in a run KL rises about with the
     square of the rate. So a reference with a bad rate is left behind at once, not after a whole search around it.
     """
-    sound = [row for row in rows if _teaches(spec, row) and (_told(spec, row, 0.0).constraint or 0.0) <= 0]
+    sound = [row for row in rows if _teaches(spec, row) and (_report(spec, row, 0.0).constraint or 0.0) <= 0]
     best = max(sound, key=lambda row: (row.rung_score or 0.0, row.value or 0.0, -row.number), default=None)
     if best is None:
         return spec.config({}).to_dict()
@@ -175,50 +174,12 @@ def _attributes(study: optuna.Study, storage: InMemoryStorage) -> dict[str, obje
 def _sampler(spec: StudySpec, number: int) -> BaseSampler:
     """Return a fresh sampler for trial `number`; one kept, or rebuilt from the same seed, would repeat itself."""
     seed = int(np.random.SeedSequence([spec.seed, number]).generate_state(1)[0])
-    name = spec.sampler.name
-    if name == "random":
-        return RandomSampler(seed=seed)
-    if name == "gp":  # imports torch and SciPy when it proposes
-        return GPSampler(seed=seed, n_startup_trials=1)
-    if spec.sampler.is_own:
-        made: BaseSampler = made_by(name, "sampler", BaseSampler, seed=seed)
-        return made
-    return TPESampler(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)
-
-
-# Import a user's own sampler or pruner, named as `module:callable` in a study file.
-
-
-def made_by(path: str, what: str, kind: Any, **arguments: Any) -> Any:
-    """Call the user's `module:callable` and return the object, checked to be of the kind.
-
-    Args:
-        path: `module:callable`, as the study file says.
-        what: What it is, for errors: sampler, pruner.
-        kind: The class of what it must return.
-        arguments: What it is called with.
-
-    Raises:
-        ConfigError: it cannot be imported or called, or returns something else.
-    """
-    who = f'{what} "{path}"'
-    try:
-        module, name = import_module(path, what, ConfigError)
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the user's module raises
-        raise ConfigError(f"{who}: importing it raised {one_line(error)}") from error
-    make = getattr(module, name, None)
-    if not callable(make):
-        there_are = [key for key, value in vars(module).items() if callable(value)]
-        raise ConfigError(f'{who}: module "{module.__name__}" has no callable "{name}"{nearest(name, there_are)}')
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)  # of Optuna's own classes: the user chose them
-            made = make(**arguments)
-    except Exception as error:
-        given = ", ".join(f"{key}={value}" for key, value in arguments.items())
-        raise ConfigError(f"{who}: calling it with {given or 'nothing'} raised {one_line(error)}") from error
-    if not isinstance(made, kind):
-        raise ConfigError(f"{who} returned {cut(made)}, which is not an optuna {kind.__name__}")
-    return made
+    match spec.sampler.name:
+        case "random":
+            return RandomSampler(seed=seed)
+        case "gp":  # imports torch and SciPy when it proposes
+            return GPSampler(seed=seed, n_startup_trials=1)
+        case "tpe":
+            return TPESampler(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)
+    sampler: BaseSampler = user_callable.call(spec.sampler.name, "sampler", BaseSampler, seed=seed)
+    return sampler

@@ -5,7 +5,8 @@ were stored through one study in memory: 0.2 seconds for 200 trials of ten evalu
 value within the KL budget so far, by episodes; never the reward alone, which rises with the KL.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -16,7 +17,7 @@ from optuna.trial import Trial, TrialState
 from ppo_core.errors import ConfigError
 from ppo_core.rewards.batch import one_line
 from tuner.judge.scoring import Evaluations, trial_value
-from tuner.search.propose import made_by
+from tuner.search import user_callable
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import PRUNER, Origin, Reason, Status
@@ -32,9 +33,9 @@ def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluatio
     The reference, and trials that people asked for, run to their ends.
 
     Args:
-        spec: The study's, with a pruner.
+        spec: The study's; without a pruner nothing is pruned.
         rows: The study's trials.
-        evaluations: All of theirs, as `Store.steps` returns them.
+        evaluations: Those of all trials, as `Store.steps` returns them.
         number: The trial's number.
 
     Raises:
@@ -45,10 +46,8 @@ def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluatio
         return None
     try:
         prunes, value, episode = _replayed(spec, rows, evaluations, number)
-    except ConfigError:
-        raise
     except Exception as error:
-        if spec.pruner in PRUNERS:
+        if isinstance(error, ConfigError) or spec.pruner in PRUNERS:
             raise
         raise ConfigError(f'pruner "{spec.pruner}" raised {one_line(error)}') from error
     if not prunes:
@@ -74,30 +73,33 @@ def _replayed(
     )
     trials = [study.ask() for _ in rows]
     by_id = {row.id: row.number for row in rows}
-    seen: dict[int, list[Mapping[str, Any]]] = {}
-    answer = (False, 0.0, 0)
+    so_far = defaultdict[int, list[Mapping[str, Any]]](list)
+    last_report = (False, 0.0, 0)
     for event in _in_order(rows, evaluations):
         if isinstance(event, TrialRow):
             _tell(study, trials[event.number], event)
             continue
-        which = by_id[event["trial_id"]]
-        so_far = seen.setdefault(which, [])
-        so_far.append(event)
-        value = trial_value(so_far, spec.kl_budget).value
+        reported = by_id[event["trial_id"]]
+        so_far[reported].append(event)
+        value = trial_value(so_far[reported], spec.kl_budget).value
         if value is not None and event["step"] > 0:  # all begin with the same SFT policy
-            trials[which].report(value, event["episode"])
-            prunes = trials[which].should_prune()
-            answer = (prunes, value, event["episode"]) if which == number else answer
-    return answer
+            trials[reported].report(value, event["episode"])
+            prunes = trials[reported].should_prune()
+            if reported == number:
+                last_report = prunes, value, event["episode"]
+    return last_report
 
 
-def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> Iterator[TrialRow | Mapping[str, Any]]:
-    """Yield evaluations and ended trials in the order they were stored."""
-    events: list[tuple[float, int, int, TrialRow | Mapping[str, Any]]] = [
-        (one["at"], one["trial_id"], one["step"], one) for one in evaluations
-    ]
-    events += [(row.ended_at, row.id, -1, row) for row in rows if row.ended_at is not None and row.status.is_final]
-    yield from (event for *_, event in sorted(events, key=lambda one: one[:3]))
+def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> list[TrialRow | Mapping[str, Any]]:
+    """Return evaluations and ended trials in the order they were stored."""
+    ended = [row for row in rows if row.ended_at is not None and row.status.is_final]
+    return sorted([*evaluations, *ended], key=_place_in_order)
+
+
+def _place_in_order(event: TrialRow | Mapping[str, Any]) -> tuple[float, int, int]:
+    if isinstance(event, TrialRow):
+        return event.ended_at or 0.0, event.id, -1
+    return event["at"], event["trial_id"], event["step"]
 
 
 def _tell(study: optuna.Study, trial: Trial, row: TrialRow) -> None:
@@ -119,5 +121,5 @@ def _pruner(spec: StudySpec) -> BasePruner:
             return HyperbandPruner(min_resource=first, max_resource=last)
         case "successive_halving":
             return SuccessiveHalvingPruner(min_resource=first)
-    made: BasePruner = made_by(str(spec.pruner), "pruner", BasePruner)
-    return made
+    pruner: BasePruner = user_callable.call(str(spec.pruner), "pruner", BasePruner)
+    return pruner

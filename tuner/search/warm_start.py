@@ -1,4 +1,4 @@
-"""Starts of a search: `[[start]]` tables and published recipes, moved into the study's ranges. No torch.
+"""Starts of a search: `[[start]]` tables and published recipes, moved into the study's ranges. Never imports torch.
 
 A recipe has the searchable values that its source states; the reference fills in the rest. Its rates suit models of 1B
 to 7B, so in a study of a small one they move to the nearest end of the range. Batches count responses.
@@ -10,7 +10,7 @@ from typing import Any
 
 from ppo_core.config.declare import Choices, Dimension, HyperValue
 from ppo_core.errors import ConfigError
-from tuner.study.space import inside
+from tuner.study.space import inside, is_number
 
 STUDY = "study:"
 """Prefix of an earlier study's name, whose best trial is a warm start."""
@@ -56,7 +56,7 @@ class ListedTrial:
         return ": ".join(text for text in (self.label, "".join(self.moves[:1]) + more) if text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table that `read_listed` reads, or `tuner.study.study_file.read_starts` for a start."""
+        """Return the table that `tuner.study.trial_tables` reads."""
         named = {key: text for key, text in (("label", self.label), ("warm_start", self.source)) if text}
         moved = {} if self.moved_from is None else {"moved_from": dict(self.moved_from)}
         return {**named, **moved, **self.params}
@@ -146,9 +146,9 @@ def moved(
     Raises:
         ConfigError: a value without an order is none of its choices.
     """
-    asked = {name: value for name in search if isinstance(value := values.get(name), int | float | str)}
-    params = {name: _nearest(name, value, search[name]) for name, value in asked.items()}
-    moved_from = {name: value for name, value in asked.items() if value != params[name]}
+    requested = {name: value for name in search if isinstance(value := values.get(name), int | float | str)}
+    params = {name: _nearest(name, value, search[name]) for name, value in requested.items()}
+    moved_from = {name: value for name, value in requested.items() if value != params[name]}
     return ListedTrial(params, label, source, moved_from)
 
 
@@ -156,8 +156,8 @@ def _nearest(name: str, value: float | str, dimension: Dimension) -> HyperValue:
     if isinstance(dimension, Choices):
         if value in dimension.values:
             return value
-        choices = [one for one in dimension.values if isinstance(one, int | float) and not isinstance(one, bool)]
-        if isinstance(value, str | bool) or not choices:
+        choices = [choice for choice in dimension.values if is_number(choice)]
+        if not is_number(value) or not choices:
             raise ConfigError(f"{name} = {value!r} is not allowed; expected {dimension.text}, which is searched")
         return min(choices, key=lambda choice: abs(choice - value))
     assert isinstance(value, int | float)

@@ -4,14 +4,18 @@ The controller that holds a study's lease writes; everyone else reads, and place
 that first checks the lease's token, so a controller that lost its lease can write nothing.
 """
 
+from pathlib import Path
+
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_core.errors import StoreError
 from tuner.store import connect, schema
+from tuner.store.curves import STEP_KEYS, Curves
+from tuner.store.orders import Order, Orders, OrderState
 from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Outcome, StudyRow, TrialRow
-from tuner.store.studies import Order, Orders, OrderState, Studies
-from tuner.store.trials import STEP_KEYS, Curves, KnownTrials, NewTrial, Trials
+from tuner.store.studies import Studies
+from tuner.store.trials import KnownTrials, NewTrial, Trials
 
 __all__ = [
     "DEFAULT_STORAGE",
@@ -51,31 +55,28 @@ class Store(Studies, Trials, Curves, Orders):
         engine = connect.connect(schema.parse_url(storage))
         try:
             _check(engine, create, flag)
-            return cls(engine)
-        except connect.NoStoreError as error:
+        except (OSError, SQLAlchemyError) as error:
             engine.dispose()
-            raise StoreError(f"{error}; name another with {flag}") from error
-        except SQLAlchemyError as error:
-            engine.dispose()
-            raise connect.failure(engine.url, error) from error
-        except OSError as error:
-            engine.dispose()
+            if isinstance(error, connect.NoStoreError):
+                raise StoreError(f"{error}; name another with {flag}") from error
             if isinstance(error, StoreError):
                 raise
+            if isinstance(error, SQLAlchemyError):
+                raise connect.failure(engine.url, error) from error
             raise StoreError(f"cannot use the store {error.filename}: {error.strerror}") from error
+        return cls(engine)
 
 
 def _check(engine: Engine, create: bool, flag: str) -> None:
     """Check the store's schema version, creating the store if asked; on any error it is left unchanged."""
-    where, version = schema.redacted(engine.url), connect.found_version(engine)
+    where, version, path = schema.redacted(engine.url), connect.found_version(engine), connect.file_of(engine.url)
     if version is None:
-        if not create:
-            path = connect.file_of(engine.url)
-            if path is None or path.exists():
-                raise connect.NoStoreError(f"{where} is not a PPO Tuner store")
+        if create:
+            _create(engine, path)
+        elif path is None or path.exists():
+            raise connect.NoStoreError(f"{where} is not a PPO Tuner store")
+        else:
             raise StoreError(f"no store at {path}; `ppo-tuner run` creates it, or name another with --storage")
-        _make_file(engine)
-        connect.create(engine)
     elif version != schema.SCHEMA_VERSION:
         raise StoreError(
             f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}: "
@@ -84,12 +85,11 @@ def _check(engine: Engine, create: bool, flag: str) -> None:
     connect.try_reading(engine)
 
 
-def _make_file(engine: Engine) -> None:
-    path = connect.file_of(engine.url)
-    if path is None:
-        return
+def _create(engine: Engine, path: Path | None) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
     except OSError as error:
         raise StoreError(f"cannot make the store {path}: {error.filename}: {error.strerror}") from error
+    connect.create(engine)

@@ -16,7 +16,7 @@ from tuner.store.rows import StudyRow
 
 CHUNK = 1000
 """Rows held in memory at a time."""
-_OF_THE_SOURCE = (
+_NOT_COPIED = (
     *("id", "lease_token", "lease_host", "lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at"),
     "folder",
 )
@@ -25,7 +25,7 @@ _OF_THE_SOURCE = (
 
 @contextmanager
 def snapshot(database: Database) -> Iterator[Connection]:
-    """Open a connection whose reads all see the same moment, whatever is written meanwhile.
+    """Open a connection whose reads all see the same moment, even if others write meanwhile.
 
     Raises:
         StoreError: the database failed.
@@ -75,10 +75,10 @@ def copy_study(source: Database, study: StudyRow, target: Database, name: str) -
         StoreError: one of the databases failed.
     """
     with snapshot(source) as reading:
-        found = list(stream(reading, select(schema.studies).where(schema.studies.c.id == study.id)))
-        if not found:
+        rows = list(stream(reading, select(schema.studies).where(schema.studies.c.id == study.id)))
+        if not rows:
             raise StudyError(f'study "{study.name}" was deleted just now')
-        kept = {column: value for column, value in found[0].items() if column not in _OF_THE_SOURCE}
+        kept = {column: value for column, value in rows[0].items() if column not in _NOT_COPIED}
         values = {**kept, "name": name, "spec": {**kept["spec"], "name": name}}
         return target._change(lambda writing: _copy(reading, study, writing, values))
 
@@ -91,27 +91,23 @@ def _copy(reading: Connection, study: StudyRow, writing: Connection, values: dic
     except IntegrityError:
         where = schema.redacted(writing.engine.url)
         raise StudyError(f'study "{name}" already exists in {where}; give the copy another name with --name') from None
-    mine = {"study_id": writing.execute(select(studies.c.id).where(studies.c.name == name)).scalar_one()}
+    study_id = writing.execute(select(studies.c.id).where(studies.c.name == name)).scalar_one()
 
-    of_study = select(trials).where(trials.c.study_id == study.id).order_by(trials.c.number)
-    counts = {"trials": _insert(writing, trials, (_without_id(row) | mine for row in stream(reading, of_study)))}
-    old, new = _ids_by_number(reading, study.id), _ids_by_number(writing, mine["study_id"])
+    def rows_of_study(table: Table) -> Iterator[dict[str, Any]]:
+        for row in stream(reading, select(table).where(table.c.study_id == study.id).order_by(table.c.id)):
+            del row["id"]
+            yield row | {"study_id": study_id}
+
+    counts = {"trials": _insert(writing, trials, rows_of_study(trials))}
+    of_copy = select(trials.c.number, trials.c.id).where(trials.c.study_id == study_id)
+    new_ids = {row["number"]: row["id"] for row in stream(writing, of_copy)}
     for kind, table in schema.OF_TRIALS.items():
-        counts[kind] = 0
-        for number, trial_id in old.items():
-            of_trial = select(table).where(table.c.trial_id == trial_id).order_by(*table.primary_key.columns)
-            rows = (row | {"trial_id": new[number]} for row in stream(reading, of_trial))
-            counts[kind] += _insert(writing, table, rows)
-
-    placed = select(orders).where(orders.c.study_id == study.id).order_by(orders.c.id)
-    rows = (_without_id(row) | mine | {"key": uuid.uuid4().hex} for row in stream(reading, placed))
-    return counts | {"orders": _insert(writing, orders, rows)}
-
-
-def _ids_by_number(connection: Connection, study_id: int) -> dict[int, int]:
-    table = schema.trials
-    query = select(table.c.number, table.c.id).where(table.c.study_id == study_id).order_by(table.c.number)
-    return {row["number"]: row["id"] for row in stream(connection, query)}
+        columns = [trials.c.number.label("trial_id") if column is table.c.trial_id else column for column in table.c]
+        query = select(*columns).join_from(table, trials).where(trials.c.study_id == study.id)
+        rows = (row | {"trial_id": new_ids[row["trial_id"]]} for row in stream(reading, query))
+        counts[kind] = _insert(writing, table, rows)
+    placed = (row | {"key": uuid.uuid4().hex} for row in rows_of_study(orders))
+    return counts | {"orders": _insert(writing, orders, placed)}
 
 
 def _insert(connection: Connection, table: Table, rows: Iterable[dict[str, Any]]) -> int:
@@ -120,7 +116,3 @@ def _insert(connection: Connection, table: Table, rows: Iterable[dict[str, Any]]
         connection.execute(insert(table), chunk)
         count += len(chunk)
     return count
-
-
-def _without_id(row: dict[str, Any]) -> dict[str, Any]:
-    return {column: value for column, value in row.items() if column != "id"}

@@ -1,6 +1,6 @@
-"""Connections to the database: inspected read-only first, used only if it holds our tables.
+"""Connections to the database: inspected read-only first, used only if it holds the store's tables.
 
-A file or database that is damaged, someone else's, or of another version is refused and left unchanged.
+A file or database that is damaged, not a store, or of another version is refused and left unchanged.
 """
 
 import json
@@ -8,11 +8,10 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, and_, bindparam, create_engine, event, inspect, select, text, update
+from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, inspect, select, text, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
@@ -35,27 +34,22 @@ _KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_coun
 _SETUP_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
 _SQLITE_HEADER = b"SQLite format 3\x00"
 _READ_VERSION = select(meta.c.value).where(meta.c.key == "schema_version")
-_compact = partial(json.dumps, separators=(",", ":"), allow_nan=False)
 
 
 def _json(value: Any) -> str:
-    """Serialize to JSON that every database takes; `storable` runs only where needed, since it is slower."""
-    try:
-        text = _compact(value)
-    except ValueError:  # a number that is not finite
-        return _compact(schema.storable(value))
-    return _compact(schema.storable(value)) if "\\u0000" in text or "\\ud" in text else text
+    """Serialize to JSON that every database takes."""
+    return json.dumps(schema.storable(value), separators=(",", ":"), allow_nan=False)
 
 
 class NoStoreError(StoreError):
-    """The place holds something that is not ours; the caller adds which flag names another place."""
+    """The location holds something other than a store; the caller adds the flag that names another."""
 
 
 def connect(url: URL) -> Engine:
     """Return an engine, not connected yet.
 
     Raises:
-        StoreError: the driver is missing or none of ours.
+        StoreError: the driver is missing or not supported.
     """
     is_sqlite = url.get_backend_name() == "sqlite"
     try:
@@ -75,22 +69,31 @@ def found_version(engine: Engine) -> int | None:
     """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing.
 
     Raises:
-        StoreError: it is damaged or not ours.
+        StoreError: it is damaged or not a store.
         SQLAlchemyError: it cannot be reached.
     """
-    if engine.dialect.name == "sqlite":
-        return _found_in_file(engine.url)
+    tables, version = (_read_file if engine.dialect.name == "sqlite" else _read_server)(engine)
+    if not tables:
+        return None
+    if meta.name not in tables:
+        raise NoStoreError(f"{redacted(engine.url)} is not a PPO Tuner store")
+    if version is None or not version.isdecimal():
+        raise StoreError(f"{redacted(engine.url)} is damaged: it has no schema version")
+    return int(version)
+
+
+def _read_server(engine: Engine) -> tuple[list[str], str | None]:
+    """Return the names of a server's tables, and the schema version if there is one."""
     with engine.connect() as connection:
-        names = inspect(connection).get_table_names()
-        stored = connection.scalar(_READ_VERSION) if meta.name in names else None
-    return _version(engine.url, names, stored)
+        tables = inspect(connection).get_table_names()
+        return tables, connection.scalar(_READ_VERSION) if meta.name in tables else None
 
 
 def create(engine: Engine) -> None:
     """Create all tables or none; safe if two processes start at once."""
     if engine.dialect.name == "sqlite":
         _use_wal(engine)
-    with alone(engine) as connection:
+    with _exclusive(engine) as connection:
         if not inspect(connection).has_table(meta.name):
             metadata.create_all(connection)
             connection.execute(meta.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
@@ -111,7 +114,7 @@ def _use_wal(engine: Engine) -> None:
 
 
 @contextmanager
-def alone(engine: Engine) -> Iterator[Connection]:
+def _exclusive(engine: Engine) -> Iterator[Connection]:
     """Open an exclusive transaction; a second process that creates the store waits for the first."""
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
@@ -124,7 +127,7 @@ def alone(engine: Engine) -> Iterator[Connection]:
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{SETUP_SECONDS}s'")
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_SETUP_LOCK})")
             yield connection
-    engine.dispose()  # what comes waits for locks no longer than `LOCK_SECONDS`
+    engine.dispose()  # later connections wait for locks no longer than `LOCK_SECONDS`
 
 
 def try_reading(engine: Engine) -> None:
@@ -151,49 +154,37 @@ def file_of(url: URL) -> Path | None:
     return Path(url.database)
 
 
-def _found_in_file(url: URL) -> int | None:
-    """Read the version with a connection that writes nothing, not even the files that go with a log (WAL)."""
-    path = file_of(url)
+def _read_file(engine: Engine) -> tuple[list[str], str | None]:
+    """Do as `_read_server`, with a connection that writes nothing, not even the files beside a log (WAL)."""
+    url, path = engine.url, file_of(engine.url)
     if path is None:
         uri = f"{url.database}?mode=ro"
     elif not path.exists():
-        return None
+        return [], None
     elif path.is_dir():
         raise StoreError(f"the store {path} is a folder; name a file in it, such as {path / 'ppo-tuner.db'}")
     else:
         with path.open("rb") as file:
             header = file.read(100)
         if not header:
-            return None
+            return [], None
         if not header.startswith(_SQLITE_HEADER):
             raise NoStoreError(f"{path} is not an SQLite database")
         uri = f"{path.absolute().as_uri()}?{'immutable=1' if _log_is_empty(path) else 'mode=ro'}"
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS)) as connection:
-            names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             query = f"SELECT value FROM {meta.name} WHERE key = 'schema_version'"
-            row = connection.execute(query).fetchone() if meta.name in names else None
+            row = connection.execute(query).fetchone() if meta.name in tables else None
     except sqlite3.Error as error:
         raise failure(url, error) from error
-    return _version(url, names, None if row is None else row[0])
+    return tables, None if row is None else row[0]
 
 
 def _log_is_empty(path: Path) -> bool:
     """Return True if the file holds the whole database: nobody has it open, or it keeps no log."""
-    return not any(
-        other.exists() and other.stat().st_size
-        for other in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal"))
-    )
-
-
-def _version(url: URL, names: list[str], stored: str | None) -> int | None:
-    if not names:
-        return None
-    if meta.name not in names:
-        raise NoStoreError(f"{redacted(url)} is not a PPO Tuner store")
-    if stored is None or not stored.isdecimal():
-        raise StoreError(f"{redacted(url)} is damaged: it has no schema version")
-    return int(stored)
+    logs = [path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-journal")]
+    return not any(log.exists() and log.stat().st_size for log in logs)
 
 
 def _set_up_sqlite(engine: Engine) -> None:
@@ -202,7 +193,7 @@ def _set_up_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "do_connect")
     def name_mode(_dialect: Dialect, _record: object, args: list[Any], options: dict[str, Any]) -> None:
-        # A file that has gone (a folder no longer mounted) must fail, and not be created again without any table.
+        # A file that is gone (its folder is no longer mounted) must fail, not be created anew without tables.
         if uri is not None:
             args[0] = uri
             options["uri"] = True
@@ -218,8 +209,7 @@ def _set_up_sqlite(engine: Engine) -> None:
 def _set_up_postgresql(engine: Engine) -> None:
     @event.listens_for(engine, "do_connect")
     def give_up_in_time(_dialect: Dialect, _record: object, _args: object, options: dict[str, Any]) -> None:
-        for name, value in {"connect_timeout": CONNECT_SECONDS, **_KEEPALIVE}.items():
-            options.setdefault(name, value)
+        options.update({"connect_timeout": CONNECT_SECONDS, **_KEEPALIVE, **options})
 
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _record: object) -> None:
@@ -264,7 +254,7 @@ _PASSING_SQLSTATES = (
 
 
 class Database:
-    """An open database of ours. Work is passed as a function of a connection, so that it can be retried."""
+    """An open store. Work is passed as a function of a connection, so that it can be retried."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -280,6 +270,12 @@ class Database:
     def close(self) -> None:
         """Close the connections."""
         self._engine.dispose()
+
+    def _rows(self, query: Select[Any]) -> list[dict[str, Any]]:
+        return self._read(lambda connection: [dict(row) for row in connection.execute(query).mappings()])
+
+    def _scalar(self, query: Select[Any]) -> Any:
+        return self._read(lambda connection: connection.scalar(query))
 
     def _read(self, work: Callable[[Connection], T]) -> T:
         def reading() -> T:
@@ -326,18 +322,11 @@ class Database:
             return result
 
 
-# Built once: each step of a trial executes it, and building a statement takes longer than executing it.
-_RENEW = (
-    update(schema.studies)
-    .where(and_(schema.studies.c.id == bindparam("study"), schema.studies.c.lease_token == bindparam("held")))
-    .values(lease_renewed_at=bindparam("at"))
-)
-
-
 def renew(connection: Connection, lease: Lease) -> None:
     """Renew the lease, or raise StudyError if it was lost."""
-    held = connection.execute(_RENEW, {"study": lease.study_id, "held": lease.token, "at": now(connection)})
-    if held.rowcount != 1:
+    table = schema.studies
+    held_row = update(table).where(table.c.id == lease.study_id, table.c.lease_token == lease.token)
+    if connection.execute(held_row.values(lease_renewed_at=now(connection))).rowcount != 1:
         raise StudyError("this controller lost the study's lease to another one, and stops")
 
 

@@ -1,59 +1,46 @@
-"""Rows of the store's tables as plain values, and whether the process that holds a study's lease still lives."""
+"""Rows of the store's tables as plain values."""
 
-import functools
 import math
-import os
-import socket
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.report import EvalReadings, Sample, TokenReadings
+from tuner.store.processes import ProcessKey, is_alive
 from tuner.study.status import Origin, PausedBy, Reason, Role, Status, Wanted
 
-DIGITS = 4
+TOKEN_DIGITS = 4
 """Significant digits of a token's readings, which are only looked at."""
 READING_DIGITS = 7
 """Significant digits of an evaluation's readings per prompt: single precision."""
 
-_FIELDS = tuple(field.name for field in fields(TokenReadings))
+_TOKEN_NUMBERS = tuple(field.name for field in fields(TokenReadings) if field.name != "texts")
 
 
 def to_row(sample: Sample) -> dict[str, Any]:
     """Return a sample's columns; None for a number that is not finite."""
-    return {
-        "prompt_index": sample.prompt_index,
-        "prompt": sample.prompt,
-        "response": sample.response,
-        "reward": finite(sample.reward),
-        "kl": finite(sample.kl),
-        "length": sample.length,
-        "parts": {name: finite(value) for name, value in sample.parts.items()},
-        "tokens": None if sample.tokens is None else _token_columns(sample.tokens),
-    }
+    columns = {field.name: getattr(sample, field.name) for field in fields(sample)}
+    columns |= {"reward": finite(sample.reward), "kl": finite(sample.kl)}
+    columns["parts"] = {name: finite(value) for name, value in sample.parts.items()}
+    if sample.tokens is not None:
+        numbers = {name: _rounded(getattr(sample.tokens, name), TOKEN_DIGITS) for name in _TOKEN_NUMBERS}
+        columns["tokens"] = {"texts": list(sample.tokens.texts), **numbers}
+    return columns
 
 
 def reading_columns(readings: EvalReadings) -> dict[str, list[Any]]:
     """Return the columns of an evaluation's readings; None for a number that is not finite."""
-    rewards, kls = ([_short(v, READING_DIGITS) for v in values] for values in (readings.rewards, readings.kls))
-    return {"rewards": rewards, "kls": kls, "lengths": list(readings.lengths)}
+    numbers = {"rewards": readings.rewards, "kls": readings.kls}
+    columns: dict[str, list[Any]] = {name: _rounded(values, READING_DIGITS) for name, values in numbers.items()}
+    return columns | {"lengths": list(readings.lengths)}
 
 
 def token_readings(stored: Mapping[str, Sequence[Any]]) -> TokenReadings:
     """Return a row's token readings; NaN for a number that was not finite."""
-    numbers = {name: tuple(math.nan if v is None else v for v in stored[name]) for name in _FIELDS if name != "texts"}
+    numbers = {name: tuple(math.nan if value is None else value for value in stored[name]) for name in _TOKEN_NUMBERS}
     return TokenReadings(texts=tuple(stored["texts"]), **numbers)
-
-
-def _token_columns(tokens: TokenReadings) -> dict[str, list[Any]]:
-    numbers = {name: [_short(value) for value in getattr(tokens, name)] for name in _FIELDS if name != "texts"}
-    return {"texts": list(tokens.texts), **numbers}
 
 
 def finite(value: float) -> float | None:
@@ -61,15 +48,16 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _short(value: float, digits: int = DIGITS) -> float | None:
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+def _rounded(values: Sequence[float], digits: int) -> list[float | None]:
+    return [finite(float(f"{value:.{digits}g}")) for value in values]
 
 
 LEASE_SECONDS = 60.0
 """A lease not renewed for this long may be taken over even if its process might still be alive elsewhere."""
 INTERRUPTED = "interrupted"
-SCREENED = "screened"
 """Status shown for a trial that has not ended and has no controller: the study's next run resumes it."""
+SCREENED = "screened"
+"""Status shown for a trial that the strategy paused at its rung."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ class StudyRow:
     lease_pid_space: str | None = None
     """Namespace of `lease_pid` and `lease_pid_started`; see `pid_space`."""
     stopping_at: float | None = None
-    """Time since which the controller starts no trial and stops running ones after their steps; None: it goes on."""
+    """Time since which the controller starts no trial and stops running ones after their steps; None: it continues."""
     paused_at: float | None = None
     """Time at which an order paused the study; None: it is not paused."""
     folder: str | None = None
@@ -258,75 +246,3 @@ class Outcome:
     end_reward: float | None = None
     end_kl: float | None = None
     end_kl_se: float | None = None
-
-
-# A lease's process is identified by its id, its start in ticks since the boot, and the boot and namespace of that id.
-# On another host, boot or container the same id is another process, so processes are looked up only here.
-
-_PROC = Path("/proc")
-_STATE, _STARTED = 0, 19
-"""Positions of fields 3 and 22 of `/proc/<pid>/stat` after the command's name; see proc(5)."""
-
-
-@dataclass(frozen=True)
-class ProcessKey:
-    """Identity of a process, independent of any clock."""
-
-    host: str
-    pid: int
-    started: float
-    """Clock ticks since the boot; on a system without `/proc`, seconds since the epoch as the kernel noted once."""
-    space: str
-    """Boot and pid namespace of its id; see `pid_space`."""
-
-
-def this_process() -> ProcessKey:
-    pid = os.getpid()
-    state = _state_and_start(pid)
-    return ProcessKey(socket.gethostname(), pid, 0.0 if state is None else state[1], pid_space())
-
-
-@functools.cache
-def pid_space() -> str:
-    """Return the name of this boot and pid namespace, within which process ids are comparable.
-
-    Unique to this call if it cannot be determined.
-    """
-    try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"
-    except OSError:
-        # Without /proc (macOS) there are no pid namespaces, and a process that started before a boot is dead.
-        return f"unknown {uuid.uuid4()}" if (_PROC / "self").exists() else f"machine {uuid.getnode():x}"
-
-
-def is_alive(key: ProcessKey) -> bool | None:
-    """Return True if this very process lives, not a later one with its id; None if it cannot be seen from here."""
-    if key.host != socket.gethostname() or key.space != pid_space():
-        return None
-    try:
-        os.kill(key.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it is someone else's, and there
-    found = _state_and_start(key.pid)
-    if found is None:
-        return None
-    is_zombie, started = found
-    return not is_zombie and started == key.started
-
-
-def _state_and_start(pid: int) -> tuple[bool, float] | None:
-    """Return (is a zombie, start time) of a process, or None if it may not be inspected."""
-    if not (_PROC / "self").exists():
-        try:
-            process = psutil.Process(pid)
-            return process.status() == psutil.STATUS_ZOMBIE, process.create_time()
-        except psutil.Error:
-            return None
-    try:
-        fields = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[_STATE] in ("Z", "X"), float(fields[_STARTED])

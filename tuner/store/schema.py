@@ -36,8 +36,6 @@ SCHEMA_VERSION = 13
 """Raised with every change of the tables; stores of other versions are refused."""
 
 metadata = MetaData()
-
-
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -128,11 +126,19 @@ trials = Table(
     UniqueConstraint("study_id", "number"),
 )
 
+
+def _step_key() -> list[Column[Any]]:
+    """Return the columns that identify a step of a trial; its rows are deleted with the trial."""
+    return [
+        Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
+        Column("step", Integer, primary_key=True),
+    ]
+
+
 steps = Table(
     "ppo_steps",
     metadata,
-    Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
-    Column("step", Integer, primary_key=True),
+    *_step_key(),
     Column("episode", Integer, nullable=False),
     Column("at", Float, nullable=False),
     *(Column(metric.column, Float) for metric in METRICS.values()),
@@ -143,36 +149,33 @@ steps = Table(
 samples = Table(
     "ppo_samples",
     metadata,
-    Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
-    Column("step", Integer, primary_key=True),
+    *_step_key(),
     Column("prompt_index", Integer, primary_key=True),
     Column("prompt", PlainText, nullable=False),
     Column("response", PlainText, nullable=False),
     Column("reward", Float),
     Column("kl", Float),
     Column("length", Integer, nullable=False),
-    # The reward's parts by name, and the readings of each token: the fields of `TokenReadings` (see `sample_rows`).
+    # The reward's parts by name, and the readings of each token: the fields of `TokenReadings` (see `rows.to_row`).
     Column("parts", JSON, nullable=False),
     Column("tokens", JSON(none_as_null=True)),
 )
 
-# One reading an eval prompt, in the prompts' order: lets trials be compared prompt by prompt.
+# One reading per eval prompt, in the prompts' order: trials can be compared prompt by prompt.
 readings = Table(
     "ppo_readings",
     metadata,
-    Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
-    Column("step", Integer, primary_key=True),
+    *_step_key(),
     Column("rewards", JSON, nullable=False),
     Column("kls", JSON, nullable=False),
     Column("lengths", JSON, nullable=False),
 )
 
-# Readings on the test prompts, made once after the search.
+# Results on the test prompts, read once after the search.
 test_readings = Table(
     "ppo_test_readings",
     metadata,
-    Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
-    Column("step", Integer, primary_key=True),
+    *_step_key(),
     Column("prompts", Integer, nullable=False),
     Column("reward", Float),
     Column("reward_se", Float),
@@ -182,12 +185,7 @@ test_readings = Table(
     Column("at", Float, nullable=False),
 )
 
-OF_TRIALS = {
-    "steps": steps,
-    "samples": samples,
-    "readings": readings,
-    "test_readings": test_readings,
-}
+OF_TRIALS = {"steps": steps, "samples": samples, "readings": readings, "test_readings": test_readings}
 """Tables of a trial's own rows, by name: copied, exported and deleted with it."""
 
 orders = Table(
@@ -195,7 +193,7 @@ orders = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("study_id", ForeignKey("ppo_studies.id", ondelete="CASCADE"), nullable=False),
-    # Made by whoever places it, so that placing it again after a lost answer changes nothing.
+    # Chosen by the sender, so that placing an order again after a lost reply changes nothing.
     Column("key", String(64), nullable=False, unique=True),
     Column("kind", String(16), nullable=False),
     Column("trial", Integer),
@@ -215,14 +213,14 @@ def parse_url(storage: str) -> URL:
     """Return the database URL of `storage`, a URL or a plain path of an SQLite file.
 
     Raises:
-        StoreError: it is not an URL, or of a database that is not supported; no password is in the message.
+        StoreError: it is not a URL, or that of a database that is not supported; no password is in the message.
     """
     if "://" not in storage:
         storage = f"sqlite:///{storage}"
     try:
         url = make_url(storage)
     except (ArgumentError, ValueError):
-        # Not chained: what SQLAlchemy says may quote a part of the password.
+        # Not chained: SQLAlchemy's message may quote a part of the password.
         example = "sqlite:///runs/ppo-tuner.db or postgresql://user@host:5432/database"
         raise StoreError(f'storage "{without_secrets(storage)}" is not a database URL such as {example}') from None
     backend = url.get_backend_name()

@@ -93,11 +93,11 @@ def prepare_resume(folder: Path, last_step: int | None) -> tuple[Path, int] | No
     for path, step in steps.items():
         if last_step is None or step > last_step or not (path / checkpoint.MANIFEST).exists():
             checkpoint.remove(path)
-    found = checkpoint.latest(folder)
+    newest = checkpoint.latest(folder)
     for path, step in steps.items():
-        if found is None or step > steps[found]:
+        if newest is None or step > steps[newest]:
             checkpoint.remove(path)
-    return None if found is None else (found, steps[found])
+    return None if newest is None else (newest, steps[newest])
 
 
 def write_error(folder: Path, traceback: str) -> Path | None:
@@ -126,6 +126,11 @@ def _read_owner(folder: Path) -> object:
 def is_of(folder: Path, study: StudyRow) -> bool:
     """Return True if a folder is marked as the study's."""
     return _read_owner(folder) == _owner(study)
+
+
+def own_folder(study: StudyRow) -> Path | None:
+    """Return the study's folder of checkpoints, or None if it is not here or not the study's."""
+    return Path(study.folder) if study.folder is not None and is_of(Path(study.folder), study) else None
 
 
 def remove(folder: Path, between: Callable[[], None]) -> None:
@@ -158,18 +163,10 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path)
 
 
-Tell = Callable[[str], None]
-"""Called with notes for the user, one line each."""
-
-
-def own_folder(study: StudyRow) -> Path | None:
-    """Return the study's folder of checkpoints, or None if it is not here or not the study's."""
-    folder = None if study.folder is None else Path(study.folder)
-    return folder if folder is not None and is_of(folder, study) else None
-
-
-def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Tell) -> None:
+def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Callable[[str], None]) -> None:
     """Delete a study: its folder of checkpoints, unless `keep_files`, and then its rows.
+
+    `tell` is called with notes for the user, one line each.
 
     Raises:
         StudyError: a controller holds it.
@@ -184,10 +181,9 @@ def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Tell) -> No
 @contextmanager
 def _held(store: Store, study: StudyRow) -> Iterator[tuple[Lease, StudyRow]]:
     """Hold the study and its folder, and yield its current row."""
-    store.require_free(study)  # says who runs it; the lock cannot
-    folder = None if study.folder is None else Path(study.folder)
-    is_here = folder is not None and is_of(folder, study)
-    with held_folder(folder) if folder is not None and is_here else nullcontext():
+    store.require_free(study.name)  # says who runs it; the lock cannot
+    folder = own_folder(study)
+    with nullcontext() if folder is None else held_folder(folder):
         lease = store.acquire(study.name)
         try:
             if lease.study_id != study.id:
@@ -197,7 +193,7 @@ def _held(store: Store, study: StudyRow) -> Iterator[tuple[Lease, StudyRow]]:
             store.release(lease)
 
 
-def _delete_files(store: Store, lease: Lease, study: StudyRow, tell: Tell) -> None:
+def _delete_files(store: Store, lease: Lease, study: StudyRow, tell: Callable[[str], None]) -> None:
     if study.folder is None:
         return
     folder = own_folder(study)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from ppo_core.config.declare import Choices, Dimension, HyperValue, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
@@ -21,11 +21,16 @@ Encoded: TypeAlias = "tuple[dict[str, HyperValue], dict[str, BaseDistribution]]"
 """Params and their distributions, in Optuna's form."""
 
 
-def decoded(search: Search, proposed: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return True for a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def decode(search: Search, proposed: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
     """Convert params from the sampler's units to real values, in the order of the search."""
     return {
-        name: 2 ** int(proposed[name] or 0) if isinstance(one, Range) and one.scale == "log2" else proposed[name]
-        for name, one in search.items()
+        name: 2 ** int(proposed[name] or 0) if isinstance(span, Range) and span.scale == "log2" else proposed[name]
+        for name, span in search.items()
     }
 
 
@@ -45,12 +50,12 @@ def read_by_sampler(search: Search, values: Mapping[str, HyperValue]) -> dict[st
         values: The trial's configuration, and its params.
     """
     kept: dict[str, HyperValue] = {}
-    for name, one in search.items():
+    for name, dimension in search.items():
         value = values.get(name)
-        if isinstance(one, Choices) and value in one.values:
+        if isinstance(dimension, Choices) and value in dimension.values:
             kept[name] = value
-        elif isinstance(one, Range) and isinstance(value, int | float):
-            kept[name] = _clipped(name, value, one)
+        elif isinstance(dimension, Range) and isinstance(value, int | float):
+            kept[name] = _clipped(name, value, dimension)
         else:
             return None
     return kept
@@ -58,13 +63,9 @@ def read_by_sampler(search: Search, values: Mapping[str, HyperValue]) -> dict[st
 
 def for_sampler(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
     """Return `params` in the sampler's units, for Optuna's analyses; values outside their ranges are left out."""
-    kept: dict[str, HyperValue] = {}
-    distributions: dict[str, BaseDistribution] = {}
-    for name, one in search.items():
-        value = _encode(params.get(name), one)
-        if value is not None:
-            kept[name], distributions[name] = value, _sampler_distribution(name, one)
-    return kept, distributions
+    values = {name: _encode(params.get(name), span) for name, span in search.items()}
+    kept: dict[str, HyperValue] = {name: value for name, value in values.items() if value is not None}
+    return kept, {name: _sampler_distribution(name, search[name]) for name in kept}
 
 
 def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
@@ -75,12 +76,12 @@ def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
     kept: dict[str, HyperValue] = {}
     distributions: dict[str, BaseDistribution] = {}
     for name, value in params.items():
-        one = search.get(name)
-        if isinstance(one, Choices):
-            if value in one.values:
-                kept[name], distributions[name] = value, _sampler_distribution(name, one)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            span = one or Range(value, value)
+        dimension = search.get(name)
+        if isinstance(dimension, Choices):
+            if value in dimension.values:
+                kept[name], distributions[name] = value, _sampler_distribution(name, dimension)
+        elif is_number(value):
+            span = dimension or Range(value, value)
             if span.scale == "linear" or value > 0:
                 span = Range(min(span.low, value), max(span.high, value), span.scale)
                 kept[name], distributions[name] = value, _numeric(name, span.low, span.high, span.scale != "linear")

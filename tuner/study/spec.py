@@ -1,4 +1,4 @@
-"""A study's spec, from a TOML file: its search or list of trials, length and KL limits. No torch."""
+"""A study's spec, from a TOML file: its search or list of trials, length and KL limits. Never imports torch."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from tuner.environment import STUDY_FILE, to_copy
 from tuner.judge.guard import GuardSettings
 from tuner.search import warm_start
 from tuner.search.warm_start import ListedTrial
-from tuner.study import study_file
+from tuner.study import study_file, trial_tables
 from tuner.study.study_file import SamplerSpec, Strategy
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
@@ -34,7 +34,11 @@ SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", 
 KL_TARGET = 0.85
 """Share of the KL budget at which β lands a trial's KL, unless the study says how β moves."""
 
-ValueSource = Literal["TRL default", "task reference", "study"]
+_PLAIN_KEYS = ("name", "task", "trainer", "trials", "budget", "strategy", "seed", "device", "gpus_per_trial", "pruner")
+"""Keys of a study file that are fields of `StudySpec` as they are."""
+
+ValueSource = Literal["TRL", "task", "study"]
+"""Source of a value: TRL's default, the task's reference, or the study."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +115,19 @@ class StudySpec:
         if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
             notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
         notes += [note] if (note := example_note(get_task(self.task))) else []
-        notes += study_file.notes(self.listed, self.fixed)
+        notes += trial_tables.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
         notes += [f"{start.name} is left out: in this study it is the same as {other}" for start, other in self.dropped]
         if self.starts and self.trials is not None and self.trials <= len(self.starts):
             notes.append(f"trials = {self.trials} leaves room for {self.trials - 1} of {len(self.starts)} starts")
-        each = {f"trial {number}: ": trial.params for number, trial in enumerate(self.listed)}
-        checked = each or {"": self.reference_params()}
-        notes += [f"{which}{line}" for which, params in checked.items() for line in cautions(self.config(params))]
+        for name, params in (self._listed_params or {"": self.reference_params()}).items():
+            notes += [f"{name}: {line}" if name else line for line in cautions(self.config(params))]
         return tuple(notes)
+
+    @property
+    def _listed_params(self) -> dict[str, Mapping[str, HyperValue]]:
+        """The listed trials' params, by the trial's name."""
+        return {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
 
     @classmethod
     def load(cls, path: Path | str) -> "StudySpec":
@@ -150,18 +158,18 @@ class StudySpec:
                 raise ConfigError(f"{where}: {key} is missing")
         task = study_file.read_task(content["task"], where)
         fixed = study_file.read_fixed(declare.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
-        listed = study_file.read_listed(content, fixed, where)
+        listed = trial_tables.read_listed(content, fixed, where)
         table = declare.table(content.get("search", {}), f"{where}: search")
         asked = study_file.read_search(table, task, f"{where}: search")
         search, idle = study_file.split_idle(asked, fixed)
-        names = study_file.read_warm_starts(content, content["name"], where)
-        settled, starts = study_file.read_starts(content, fixed, search, where)
+        names = trial_tables.read_warm_starts(content, content["name"], where)
+        settled, starts = trial_tables.read_starts(content, fixed, search, where)
         kl_budget, kl_limit = study_file.read_kl(
-            content.get("kl", {}), task, study_file.response_length(task, fixed, asked, listed), f"{where}: kl"
+            content.get("kl", {}), task, trial_tables.response_length(task, fixed, asked, listed), f"{where}: kl"
         )
         optional = partial(study_file.optional, content, where)
         guard = declare.table(content.get("guard", {}), f"{where}: guard")
-        strategy = study_file.read_strategy(content, listed, where)
+        strategy = study_file.read_strategy(content, bool(listed), where)
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
@@ -193,27 +201,21 @@ class StudySpec:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
         asked = {**self.search, **self.idle}
-        search = {name: list(one.values) if isinstance(one, Choices) else asdict(one) for name, one in asked.items()}
-        searched = {"search": search, "sampler": asdict(self.sampler)}
-        return {
-            "name": self.name,
-            "task": self.task,
-            "trainer": self.trainer,
-            **{key: value for key in ("trials", "budget") if (value := getattr(self, key)) is not None},
-            "strategy": self.strategy,
-            "seed": self.seed,
-            "device": self.device,
-            "threads": self.threads,
-            "gpus_per_trial": self.gpus_per_trial,
+        search = {
+            name: list(span.values) if isinstance(span, Choices) else asdict(span) for name, span in asked.items()
+        }
+        values: dict[str, Any] = {
+            **{key: getattr(self, key) for key in _PLAIN_KEYS},
             "fixed": dict(self.fixed),
-            **({"trial": [trial.to_dict() for trial in self.listed]} if self.listed else searched),
-            **({"pruner": self.pruner} if self.pruner is not None else {}),
-            **({"start": [start.to_dict() for start in self.starts]} if self.starts else {}),
-            **({"warm_start": list(self.warm_start)} if self.warm_start else {}),
+            **({} if self.listed else {"search": search, "sampler": asdict(self.sampler)}),
+            "trial": [trial.to_dict() for trial in self.listed],
+            "start": [start.to_dict() for start in self.starts],
+            "warm_start": list(self.warm_start),
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
             "guard": self.guard.to_dict(),
             "workers": self.workers.to_dict(),
         }
+        return {key: value for key, value in values.items() if value not in (None, [])} | {"threads": self.threads}
 
     def with_starts(self, settled: Sequence[ListedTrial], asked: Iterable[ListedTrial], where: str = "") -> "StudySpec":
         """Return this study with the `settled` starts and the new ones among those `asked` for.
@@ -239,7 +241,7 @@ class StudySpec:
     def with_trials(self, trials: int) -> "StudySpec":
         """Return this study with another total of trials; ConfigError if it lists them."""
         if self.listed:
-            study_file.require_total(trials, self.listed)
+            trial_tables.require_total(trials, self.listed)
         return replace(self, trials=trials)
 
     def with_budget(self, budget: object, where: str) -> "StudySpec":
@@ -297,17 +299,17 @@ class StudySpec:
 
     def extreme_configs(self) -> dict[str, PPOConfig]:
         """Return the extreme trials by name; all others lie between them, so they bound a study's resource needs."""
-        listed = {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
         starts = {start.name: self.params_with(start.params) for start in self.starts}
         corners = {} if self.listed else {"largest values": self._corner("high")}
-        for name, one in self.search.items():
-            if isinstance(one, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
+        for name, span in self.search.items():
+            if isinstance(span, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
                 corners |= {
                     f"largest values, {_values_text({name: value})}": self._corner("high") | {name: value}
-                    for value in one.values[1:]
+                    for value in span.values[1:]
                 }
         reference = {} if self.listed else {"trial 0": self.reference_params()}
-        return {name: self.config(params) for name, params in {**reference, **corners, **listed, **starts}.items()}
+        trials = {**reference, **corners, **self._listed_params, **starts}
+        return {name: self.config(params) for name, params in trials.items()}
 
     def configs_of_one_process(self) -> dict[str, PPOConfig]:
         """Return one process's share of each of `extreme_configs`, which bounds its device's needs."""
@@ -323,39 +325,33 @@ class StudySpec:
         reference = get_task(self.task).reference
         origins: dict[str, ValueSource] = dict.fromkeys(self.fixed, "study")
         for name in self.search:
-            origins[name] = "task reference" if name in reference else "TRL default"
+            origins[name] = "task" if name in reference else "TRL"
         return origins
 
     def changes_to(self, old: "StudySpec") -> SpecChanges:
         """Return the changes from `old`, the stored spec of the same name."""
-        allowed = [
-            _change(f"search.{name}", *(_dimension_text(spec.search.get(name)) for spec in (old, self)))
-            for name in HYPERPARAMETERS
-        ]
-        allowed += [
-            _change(key, getattr(old, key), getattr(self, key))
-            for key in ("trials", "budget", "device", "threads", "gpus_per_trial")
-        ]
-        allowed.append(_change("kl.budget", old.kl_budget, self.kl_budget))
-        old_workers, new_workers = old.workers.to_dict(), self.workers.to_dict()
-        allowed += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]
-        allowed.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
-        refused = [
-            _change(key, getattr(old, key), getattr(self, key))
-            for key in ("task", "trainer", "strategy", "pruner", "seed")
-        ]
-        refused += [
-            _change(f"fixed.{name}", old.fixed.get(name, "unset"), self.fixed.get(name, "unset"))
-            for name in HYPERPARAMETERS
-        ]
-        refused += study_file.changes(old.listed, self.listed)
-        refused.append(_change("kl.limit", old.kl_limit, self.kl_limit))
-        old_guard = old.guard.to_dict()
-        refused += [_change(f"guard.{key}", old_guard[key], value) for key, value in self.guard.to_dict().items()]
-        return SpecChanges(
-            [line for line in allowed if line],
-            [f"{line}; give the study another name" for line in refused if line],
-        )
+        allowed = _changes(old._may_change(), self._may_change())
+        refused = [*_changes(old._must_stay(), self._must_stay()), *trial_tables.changes(old.listed, self.listed)]
+        return SpecChanges(allowed, [f"{line}; give the study another name" for line in refused])
+
+    def _may_change(self) -> dict[str, object]:
+        """Return what may change between runs, by name."""
+        return {
+            **{f"search.{name}": _dimension_text(self.search.get(name)) for name in HYPERPARAMETERS},
+            **{key: getattr(self, key) for key in ("trials", "budget", "device", "threads", "gpus_per_trial")},
+            "kl.budget": self.kl_budget,
+            **{f"workers.{key}": f"{value:g}" for key, value in self.workers.to_dict().items()},
+            "sampler": f"{self.sampler.name} after {self.sampler.startup_trials} trials",
+        }
+
+    def _must_stay(self) -> dict[str, object]:
+        """Return what must not change once a trial has run, by name."""
+        return {
+            **{key: getattr(self, key) for key in ("task", "trainer", "strategy", "pruner", "seed")},
+            **{f"fixed.{name}": self.fixed.get(name, "unset") for name in HYPERPARAMETERS},
+            "kl.limit": self.kl_limit,
+            **{f"guard.{key}": value for key, value in self.guard.to_dict().items()},
+        }
 
     @property
     def lands_kl(self) -> bool:
@@ -370,13 +366,15 @@ class StudySpec:
     def _check(self, where: str) -> None:
         """Raise ConfigError if a trial of this study could not be a valid PPOConfig."""
         if self.listed:
-            self._check_each({f"trial {number}": trial.params for number, trial in enumerate(self.listed)}, where)
+            self._check_each(self._listed_params, where)
             return
         if not self.search:
             why = f"; {self.notes[0]}" if self.notes else ""
             raise ConfigError(f"{where}: [search] is empty, so all trials would be the same{why}")
         self._check_extent(f"{where}: ")
-        study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
+        for name in self.fixed:
+            if name in self.search or name in self.idle:
+                raise ConfigError(f"{where}: {name} is in both [fixed] and [search]; remove it from one of them")
         low, high = self._corner("low"), self._corner("high")
         trials = {
             "trial 0 (the reference)": self.reference_params(),
@@ -401,22 +399,19 @@ class StudySpec:
         for which, params in trials.items():
             try:
                 config = self.config(params)
-                self._require_own_batch(config)
+                steps = config.gradient_accumulation_steps
+                if self.gpus_per_trial > 1 and steps is not None:
+                    raise ConfigError(
+                        f"gradient_accumulation_steps = {steps} is not allowed with gpus_per_trial = "
+                        f"{self.gpus_per_trial}: the batch would grow with the number of GPUs; set batch_size and "
+                        "mini_batch_size instead"
+                    )
                 config.batch_sizes(self.gpus_per_trial)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {which}: {error}") from None
 
-    def _require_own_batch(self, config: PPOConfig) -> None:
-        """Raise ConfigError if a trial's batch would depend on its number of processes."""
-        steps = config.gradient_accumulation_steps
-        if self.gpus_per_trial > 1 and steps is not None:
-            raise ConfigError(
-                f"gradient_accumulation_steps = {steps} is not allowed with gpus_per_trial = {self.gpus_per_trial}: "
-                "the batch would grow with the number of GPUs; set batch_size and mini_batch_size instead"
-            )
-
     def _corner(self, which: Literal["low", "high"]) -> dict[str, HyperValue]:
-        return {name: study_file.end(one, which) for name, one in self.search.items()}
+        return {name: study_file.extreme(span, which) for name, span in self.search.items()}
 
 
 def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
@@ -427,17 +422,13 @@ def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
     return min(mini, batch) if isinstance(mini, int) and isinstance(batch, int) else mini
 
 
-def _change(what: str, old: object, new: object) -> str:
-    return "" if old == new else f"{what}: {new}, was {old}"
+def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    return [f"{name}: {value}, was {old[name]}" for name, value in new.items() if value != old[name]]
 
 
-def _dimension_text(one: Dimension | None) -> str:
-    return "not searched" if one is None else one.text
+def _dimension_text(span: Dimension | None) -> str:
+    return "not searched" if span is None else span.text
 
 
 def _values_text(values: Mapping[str, HyperValue]) -> str:
     return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
-
-
-def _sampler_text(sampler: SamplerSpec) -> str:
-    return f"{sampler.name} after {sampler.startup_trials} trials"

@@ -1,4 +1,4 @@
-"""Settle a study's starts: those that have run, unchanged, then those that its file asks for. No torch.
+"""Settle a study's starts: those that have run, unchanged, then those that its file asks for. Never imports torch.
 
 Settled starts are stored in place of the names in `warm_start`, so that neither new ranges nor a new best trial of an
 earlier study changes one that has run.
@@ -24,10 +24,10 @@ def settle(
     """Return the study with all starts settled, changes in those still to run, and forbidden changes, one line each.
 
     Args:
-        spec: The study as it is to be.
-        stored: As it is stored; None: it has no trial yet.
-        ran: How many of its stored starts have run, or run now.
-        resolve: Finds what the best trial of an earlier study is as a start of this one.
+        spec: The study as its file describes it now.
+        stored: The study as stored; None: it has no trial yet.
+        ran: Number of its stored starts that have run, or are running.
+        resolve: Returns the best trial of an earlier study as a start of this one.
     """
     before = () if stored is None else stored.starts
     done, known = before[:ran], {start.source: start for start in before}
@@ -79,10 +79,7 @@ def best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
         raise StudyError(f'warm_start "{name}": study "{study}" has no best trial: none is within {budget}')
     config = PPOConfig.from_dict(best.config)
     sizes = config.batch_sizes(world_size=1)
-    values = {
-        **config.to_dict(),
-        "batch_size": sizes.batch_size,
-        "mini_batch_size": sizes.mini_batch_size,
-        "num_mini_batches": sizes.num_mini_batches,
+    values = config.to_dict() | {
+        name: getattr(sizes, name) for name in ("batch_size", "mini_batch_size", "num_mini_batches")
     }
     return moved(values, spec.search, f"{name} trial {best.number}", source=name)

@@ -1,4 +1,4 @@
-"""A trial's statuses and origins, declared once: what each means and how it is shown. Never imports torch."""
+"""Statuses, origins and roles of trials, reasons of early ends, and the kinds of orders. Never imports torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ class Reason:
 
 
 OUTAGE = "outage"
-"""The rule of a trial that waits for something outside to be well again."""
+"""The rule of a trial that waits for an external service to recover."""
 PERSON = "person"
 """The rule of a trial that a person ended."""
 PRUNER = "pruner"
@@ -122,7 +122,7 @@ class OrderKind:
     """Keys of its arguments."""
 
 
-KINDS: Mapping[str, OrderKind] = {
+ORDER_KINDS: Mapping[str, OrderKind] = {
     kind.name: kind
     for kind in (
         OrderKind(
@@ -144,7 +144,7 @@ KINDS: Mapping[str, OrderKind] = {
     )
 }
 
-SETTINGS: Mapping[str, str] = {
+CHANGEABLE_SETTINGS: Mapping[str, str] = {
     "trials": "the study's total number of trials",
     "budget": "what the study may spend, in trials of full length",
     "workers": "trials at the same time",

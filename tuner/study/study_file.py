@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -24,7 +24,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, MAKES_INERT, inert,
 from ppo_core.data.task import BUILT_IN, Task
 from ppo_core.data.task_file import get_task, is_task_path, read_table
 from ppo_core.errors import ConfigError, TaskError, nearest
-from tuner.search.warm_start import RECIPES, STUDY, ListedTrial, moved
+from tuner.study.space import is_number
 
 TOP_LEVEL: Mapping[str, str] = {
     "name": "results are stored under this name, and found again by it",
@@ -174,17 +174,18 @@ def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
 
 def read_search(values: Mapping[str, Any], task: Task, where: str) -> dict[str, Dimension]:
     """Return the [search] table as ranges and choices, in the order of declaration; `where` names the table."""
-    found = {}
-    for name, value in values.items():
-        found[name] = _read_dimension(require_name(name, where), value, task, f"{where}.{name}")
-    return {name: found[name] for name in HYPERPARAMETERS if name in found}
+    search = {
+        name: _read_dimension(require_name(name, where), value, task, f"{where}.{name}")
+        for name, value in values.items()
+    }
+    return {name: search[name] for name in HYPERPARAMETERS if name in search}
 
 
-def end(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
+def extreme(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
     """Return the lowest or highest value of a dimension; of choices without an order, the first."""
     if not isinstance(dimension, Choices):
         return getattr(dimension, which)  # type: ignore[no-any-return]
-    numbers = [value for value in dimension.values if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [value for value in dimension.values if is_number(value)]
     if len(numbers) < len(dimension.values):
         return dimension.values[0]
     return min(numbers) if which == "low" else max(numbers)
@@ -201,12 +202,12 @@ def single_values(dimension: Dimension) -> tuple[HyperValue, ...]:
 
 def choice_pairs(search: Mapping[str, Dimension]) -> Iterator[dict[str, HyperValue]]:
     """Yield each choice of a search, alone and with each single value of every other dimension."""
-    singles = {name: values for name, one in search.items() if (values := single_values(one))}
-    for name, one in search.items():
-        if isinstance(one, Choices):
-            yield from ({name: value} for value in one.values)
+    singles = {name: values for name, dimension in search.items() if (values := single_values(dimension))}
+    for name, dimension in search.items():
+        if isinstance(dimension, Choices):
+            yield from ({name: value} for value in dimension.values)
             for other in (each for each in singles if each != name):
-                yield from ({name: value, other: beside} for value in one.values for beside in singles[other])
+                yield from ({name: value, other: beside} for value in dimension.values for beside in singles[other])
 
 
 def split_idle(
@@ -220,19 +221,12 @@ def split_idle(
 def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]) -> str | None:
     """Return why searching `name` would have no effect in any trial, or None."""
     deciding = [
-        [(other, value) for value in single_values(search[other]) or (end(search[other], "low"),)]
+        [(other, value) for value in single_values(search[other]) or (extreme(search[other], "low"),)]
         for other in MAKES_INERT
         if other in search
     ]
     reasons = [inert(name, {**fixed, **dict(values)}) for values in itertools.product(*deciding)]
     return None if None in reasons else reasons[0]
-
-
-def require_disjoint(search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue], where: str) -> None:
-    """Raise ConfigError for a hyperparameter that is both fixed and searched."""
-    for name in search:
-        if name in fixed:
-            raise ConfigError(f"{where}: {name} is in both [fixed] and [search]; remove it from one of them")
 
 
 def _read_dimension(hyper: Hyperparameter, value: object, task: Task, where: str) -> Dimension:
@@ -252,144 +246,6 @@ def _read_dimension(hyper: Hyperparameter, value: object, task: Task, where: str
     return read_range(hyper, value, where)
 
 
-# Listed trials: the `[[trial]]` tables of a study file, which run in order. A study either searches or lists.
-
-_ONLY_SEARCHED = ("search", "sampler", "pruner", "start", "warm_start")
-"""Keys without effect if trials are listed."""
-
-
-def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], where: str) -> tuple[ListedTrial, ...]:
-    """Return the `[[trial]]` tables of a parsed study file; empty without any.
-
-    Raises:
-        ConfigError: one holds what is not allowed or fixed already, two are the same, there is a table that only a
-            search reads, or `trials` says another number.
-    """
-    if "trial" not in content:
-        return ()
-    for key in _ONLY_SEARCHED:
-        if key in content:
-            raise ConfigError(f"{where}: {key} has no effect beside [[trial]] tables; remove one of them")
-    found = content["trial"]
-    if not isinstance(found, Sequence) or isinstance(found, str) or not found:
-        raise ConfigError(f"{where}: trial = {found!r} is not allowed; expected [[trial]] tables, one per trial")
-    listed = tuple(read_trial(values, fixed, f"{where}: trial {number}") for number, values in enumerate(found))
-    for number, trial in enumerate(listed):
-        first = next(i for i, other in enumerate(listed) if other.params == trial.params)
-        if first < number:
-            raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; remove one of them")
-    require_total(declare.whole(content.get("trials", len(listed)), None, f"{where}: trials"), listed, f"{where}: ")
-    return listed
-
-
-def response_length(
-    task: Task, fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], listed: Sequence[ListedTrial]
-) -> int | None:
-    """Return the response length in tokens if it is the same in all trials, else None."""
-    name = "response_length"
-    default = fixed.get(name, task.reference.get(name, HYPERPARAMETERS[name].default))
-    lengths = {trial.params.get(name, default) for trial in listed} or {default}
-    return int(lengths.pop() or 0) if name not in search and len(lengths) == 1 else None
-
-
-def require_total(trials: int, listed: Sequence[ListedTrial], where: str = "") -> None:
-    """Raise ConfigError if a study's total differs from its number of listed trials."""
-    if trials != len(listed):
-        raise ConfigError(
-            f"{where}trials = {trials} is not allowed beside [[trial]] tables: leave it out, or list as many "
-            f"(there are {len(listed)})"
-        )
-
-
-def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> list[str]:
-    """Return a line for each listed value that has no effect in its trial."""
-    return [
-        f"trial {number}: {name} does nothing: {why}"
-        for number, trial in enumerate(listed)
-        for name in trial.params
-        if (why := inert(name, {**fixed, **trial.params}))
-    ]
-
-
-def changes(old: Sequence[ListedTrial], new: Sequence[ListedTrial]) -> list[str]:
-    """Return the differences of `new` from `old` in the trials that `old` lists, one line each."""
-    if bool(old) != bool(new):
-        return [f"trials: {'listed' if new else 'searched'}, were {'listed' if old else 'searched'}"]
-    lines = []
-    for number, trial in enumerate(old):
-        now = new[number].to_dict() if number < len(new) else "not listed"
-        if now != trial.to_dict():
-            lines.append(f"trial {number}: {now}, was {trial.to_dict()}")
-    return lines
-
-
-def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:
-    """Read one table of values with an optional label; ConfigError if a value is not allowed, or already fixed."""
-    own = dict(declare.table(values, where))
-    label = declare.text(own.pop("label"), f"{where}.label") if "label" in own else ""
-    params = read_fixed(own, where)
-    for name in params:
-        if name in fixed:
-            raise ConfigError(f"{where}.{name}: it is also in [fixed]; remove it from one of them")
-    return ListedTrial(params, label)
-
-
-def read_warm_starts(content: Mapping[str, Any], study: object, where: str) -> tuple[str, ...]:
-    """Return the names in `warm_start` of a study file: recipes, and earlier studies as `study:NAME`.
-
-    Raises:
-        ConfigError: a name is unknown or stands there twice, or is of `study`, this one.
-    """
-    found = content.get("warm_start", [])
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f'{where}: warm_start = {found!r} is not allowed; expected a list of names such as ["trl"]')
-    at = f"{where}: warm_start"
-    for number, name in enumerate(found):
-        if name in found[:number]:
-            raise ConfigError(f'{at}: "{name}" is listed twice')
-        if name == f"{STUDY}{study}":
-            raise ConfigError(f'{at}: "{name}" is this study; name an earlier one')
-        if name.startswith(STUDY):
-            matching(name.removeprefix(STUDY), NAME, f"{at}: {STUDY}NAME with NAME")
-        elif name not in RECIPES:
-            there_are = f"available: {', '.join(RECIPES)}, and {STUDY}NAME for the best trial of an earlier study"
-            raise ConfigError(f'{at}: unknown recipe "{name}"; {there_are}{nearest(name, RECIPES)}')
-    return tuple(found)
-
-
-def read_starts(
-    content: Mapping[str, Any], fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], where: str
-) -> tuple[list[ListedTrial], list[ListedTrial]]:
-    """Return the `[[start]]` tables of a parsed study file: settled ones of a stored study, and those to settle.
-
-    Raises:
-        ConfigError: one holds what is not allowed, is fixed, or is not searched.
-    """
-    found = content.get("start", [])
-    if not isinstance(found, Sequence) or isinstance(found, str):
-        raise ConfigError(f"{where}: start = {found!r} is not allowed; expected [[start]] tables, one per start")
-    settled, asked = [], []
-    for number, values in enumerate(found):
-        at = f"{where}: start {number}"
-        own = dict(declare.table(values, at))
-        if "moved_from" in own:
-            moved_from = read_fixed(declare.table(own.pop("moved_from"), at), f"{at}.moved_from")
-            source = own.pop("warm_start", "")
-            stored = read_trial(own, fixed, at)
-            settled.append(ListedTrial(stored.params, stored.label, source, moved_from))
-            continue
-        start = read_trial(own, fixed, at)
-        for name in start.params:
-            if name not in search:
-                hint = nearest(name, search)
-                raise ConfigError(f"{at}.{name}: it is not searched; a start may set: {', '.join(search)}{hint}")
-        try:
-            asked.append(moved(start.params, search, start.label))
-        except ConfigError as error:
-            raise ConfigError(f"{at}.{error}") from None
-    return settled, asked
-
-
 def read_task(value: object, where: str) -> Task:
     """Return the task that the study file `where` names (a path relative to the file) or states in a table."""
     file = Path(where)
@@ -397,8 +253,8 @@ def read_task(value: object, where: str) -> Task:
         if isinstance(value, Mapping):
             return read_table(value, file, f"{where}: task.")
         name = declare.text(value, f"{where}: task", "a string in quotes, or a [task] table")
-        is_own = name not in BUILT_IN and is_task_path(name, file.parent)
-        return get_task(str(file.parent / name) if is_own else name)
+        is_path = name not in BUILT_IN and is_task_path(name, file.parent)
+        return get_task(str(file.parent / name) if is_path else name)
     except TaskError as error:
         message = str(error)
         raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
@@ -406,27 +262,32 @@ def read_task(value: object, where: str) -> Task:
 
 def read_sampler(value: object, where: str) -> SamplerSpec:
     """Return the sampler of a name or of the [sampler] table, or raise ConfigError."""
-    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
-    declare.require_known(values, SAMPLER, f"{where}.")
-    name = _name_or_own(values.get("name", SamplerSpec.name), SAMPLERS, where)
+    values = {"name": SamplerSpec.name, **_named_table(value, SAMPLER, where)}
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
-    return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
+    startup_trials = declare.whole(startup, Bounds(1), f"{where}.startup_trials")
+    return SamplerSpec(_name_or_path(values["name"], SAMPLERS, where), startup_trials)
 
 
 def read_pruner(value: object, strategy: Strategy, where: str) -> str:
     """Return the pruner of a name or of the [pruner] table; ConfigError where the strategy stops trials itself."""
-    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
-    declare.require_known(values, PRUNER, f"{where}.")
+    values = _named_table(value, PRUNER, where)
     if "name" not in values:
         raise ConfigError(f"{where}.name is missing; expected one of {', '.join(PRUNERS)}")
-    name = _name_or_own(values["name"], PRUNERS, where)
+    name = _name_or_path(values["name"], PRUNERS, where)
     if strategy != "full":
         raise ConfigError(f'{where} = "{name}" needs strategy = "full"; with "{strategy}" the strategy stops trials')
     return name
 
 
-def _name_or_own(name: object, known: Mapping[str, str], where: str) -> str:
-    """Return a table's `name`: a known one, or the path of a user's own."""
+def _named_table(value: object, keys: Mapping[str, str], where: str) -> Mapping[str, Any]:
+    """Return a table that may be written as its name alone."""
+    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
+    declare.require_known(values, keys, f"{where}.")
+    return values
+
+
+def _name_or_path(name: object, known: Mapping[str, str], where: str) -> str:
+    """Return a known name, or the path of a user's own callable."""
     if not isinstance(name, str) or not (name in known or TRAINER[0].fullmatch(name)):
         raise ConfigError(
             f'{where}.name = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
@@ -435,14 +296,14 @@ def _name_or_own(name: object, known: Mapping[str, str], where: str) -> str:
     return name
 
 
-def read_strategy(content: Mapping[str, Any], listed: Sequence[ListedTrial], where: str) -> Strategy:
+def read_strategy(content: Mapping[str, Any], is_listed: bool, where: str) -> Strategy:
     """Return the study's strategy; listed trials all run to the end."""
-    strategy = content.get("strategy", "full" if listed else "early_cut")
+    strategy = content.get("strategy", "full" if is_listed else "early_cut")
     if strategy not in tuple(STRATEGIES):
         meanings = "; ".join(f'"{name}": {meaning}' for name, meaning in STRATEGIES.items())
         hint = nearest(str(strategy), STRATEGIES)
         raise ConfigError(f"{where}: strategy = {strategy!r} is not allowed; expected {meanings}{hint}")
-    if listed and strategy != "full":
+    if is_listed and strategy != "full":
         raise ConfigError(f'{where}: strategy = "{strategy}" needs a [search]; [[trial]] tables are run to their end')
     return cast(Strategy, strategy)
 
