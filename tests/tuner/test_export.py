@@ -14,7 +14,7 @@ from ppo_core.errors import ConfigError, StudyError
 from ppo_core.metrics import METRICS
 from tests.tuner import stores
 from tests.tuner.exported import FORMATS, HOSTILE, everything, files
-from tuner.exchange import SUFFIXES, folder
+from tuner.exchange import SUFFIXES, export_folder
 from tuner.exchange.export_folder import export_study
 from tuner.store import Store, schema
 from tuner.store.bulk import snapshot
@@ -80,9 +80,9 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
 
 
 def test_the_reference_names_every_column() -> None:
-    assert list(json_shapes.TABLES) == [table.name for table in folder.TABLES]
+    assert list(json_shapes.TABLES) == [table.name for table in export_folder.TABLES]
     metrics = [metric.column for metric in METRICS.values()]
-    for table in folder.TABLES:
+    for table in export_folder.TABLES:
         named = [name for key in json_shapes.TABLES[table.name][1] for name in key.split(", ")]
         assert sorted([*named, *(metrics if table.name == "steps" else [])]) == sorted(table.fields), table.name
 
@@ -126,7 +126,7 @@ def test_a_snapshot_sees_one_moment(tmp_path: Path) -> None:
 
 
 def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = folder._write_table
+    written = export_folder._write_table
 
     def full(folder: Path, table: Any, *rest: Any) -> int:
         if table.name == "samples":
@@ -136,7 +136,7 @@ def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypat
     target = tmp_path / "to" / "a"
     export_study(store, "made", target, "csv")
     before = files(target)
-    monkeypatch.setattr(folder, "_write_table", full)
+    monkeypatch.setattr(export_folder, "_write_table", full)
     with pytest.raises(ConfigError, match=r"cannot write the export .*: No space left on device"):
         export_study(store, "made", target, "parquet", replace=True)
     assert files(target) == before and [*files(target.parent)] == ["a"]

@@ -47,7 +47,7 @@ OPENRLHF = Table(
     lambda flat: not _MARKS.isdisjoint(flat),
     (
         Row("total_episodes", "data.max_samples", _prompts, never),
-        Row("total_episodes", "train.num_episodes", lambda *_: 1, never),  # passes over so many prompts
+        Row("total_episodes", "train.num_episodes", lambda *_: 1, never),  # passes over these prompts
         Row("seed", "train.seed"),
         Row("learning_rate", "actor.adam.lr"),
         Row("value_learning_rate", "critic.adam.lr"),

@@ -44,7 +44,7 @@ def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
         return value if ours["use_kl_loss"] is is_loss else None
 
     def kind(value: Any, ours: Ours) -> Any:
-        return coefficient(next(word for word, own in _ESTIMATORS.items() if own == value), ours)
+        return coefficient(next(word for word, name in _ESTIMATORS.items() if name == value), ours)
 
     return (
         Row("use_kl_loss", _SWITCHES[is_loss], lambda on, _: on is is_loss, lambda _, keys: _is_loss(keys)),
