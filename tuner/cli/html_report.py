@@ -34,7 +34,7 @@ def write(args: argparse.Namespace) -> int:
 
 
 def _require_place(path: Path, *, force: bool) -> None:
-    """Raise ConfigError where the file cannot be written."""
+    """Raise ConfigError if the file cannot be written."""
     if not path.parent.is_dir():
         raise ConfigError(f"-o {path}: folder {path.parent} not found")
     if path.is_dir():

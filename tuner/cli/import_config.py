@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _why_not(imported: Imported, name: str) -> str | None:
-    """Return why a start cannot set a value, or None where it can."""
+    """Return why a start cannot set a value, or None if it can."""
     try:
         require_searchable(HYPERPARAMETERS[name], name)
         require_numeric(HYPERPARAMETERS[name], name)

@@ -169,7 +169,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _is_text(argument: str) -> bool:
-    """Return whether a store can hold an argument: Python passes on bytes that are not UTF-8 as lone surrogates."""
+    """Return True if a store can hold an argument; Python passes bytes that are not UTF-8 as lone surrogates."""
     return "\0" not in argument and not any("\ud800" <= character <= "\udfff" for character in argument)
 
 
@@ -185,7 +185,7 @@ def _function(name: str) -> Callable[..., int]:
 
 
 class _Overview(Parser):
-    """Lists the commands in groups in its help."""
+    """The main parser, whose help lists the commands in groups."""
 
     def format_help(self) -> str:
         width = min(100, shutil.get_terminal_size().columns) - 2

@@ -92,7 +92,7 @@ class _Running:
     stepped: TrialStepped | None = None
 
     def share(self, spec: StudySpec) -> float:
-        """Return the share of its episodes that it has trained on since its start here."""
+        """Return the share of its episodes that it has trained on since this start."""
         if self.stepped is None:
             return 0.0
         episodes = max(0, self.stepped.report.episode - self.row.episodes)
@@ -117,7 +117,7 @@ class _Running:
 
 
 class StudyProgress:
-    """Shows the events of `run_study`; a context manager, and the callback itself."""
+    """Display of the events of `run_study`: a context manager, and the callback itself."""
 
     _spec: StudySpec
     _extent: Extent

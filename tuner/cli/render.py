@@ -212,7 +212,7 @@ def lineage(trial: TrialRow) -> str:
     return f'{text} as "{plain(trial.label)}"' if trial.label else text
 
 
-def _called(trial: TrialRow) -> str:
+def _marked_label(trial: TrialRow) -> str:
     """Return a trial's label; trials that a person added are marked."""
     added = f"fork of {trial.parent}" if trial.role is Role.FORK else ""
     if trial.origin is Origin.ENQUEUED:
@@ -227,7 +227,7 @@ def params_tables(trials: Sequence[TrialRow], spec: StudySpec, width: int = READ
         _broken(name): [short(trial.params[name]) if name in trial.params else NOTHING for trial in trials]
         for name in names
     }
-    called = [_called(trial) for trial in trials]
+    called = [_marked_label(trial) for trial in trials]
     labels = {"label": called} if any(called) else {}
     title: str | None = "Listed values" if spec.listed else "Searched values"
     tables = []
@@ -241,7 +241,7 @@ def params_tables(trials: Sequence[TrialRow], spec: StudySpec, width: int = READ
 
 
 def _in_widths(columns: Mapping[str, list[str]], width: int) -> list[dict[str, list[str]]]:
-    """Return the columns in groups, each at most `width` characters wide where its columns allow it."""
+    """Return the columns in groups, each at most `width` characters wide if its columns allow it."""
     groups: list[dict[str, list[str]]] = [{}]
     for header, cells in columns.items():
         if groups[-1] and _width(groups[-1]) + _width({header: cells}) > width:
@@ -306,7 +306,7 @@ def comparison_tables(
     outcomes = new_table("outcome", *numbers, title="Outcomes", right=numbers)
     within = {None: NOTHING, True: "yes", False: "no"}
     rows: Mapping[str, Callable[[TrialRow], str | Text]] = {
-        "label": _called,
+        "label": _marked_label,
         "status": _status,
         "best within the KL budget ± SE (reward)": lambda trial: plus_minus(trial.value, trial.value_se),
         f"KL there ({KL_UNIT})": lambda trial: measured(trial.kl),
@@ -351,7 +351,7 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def orders_table(orders: Sequence[Order], placed: int) -> Table:
-    """Return the table of a study's orders: of those placed all, or the latest."""
+    """Return the table of a study's orders: all that were placed, or the latest."""
     title = "Orders" if len(orders) == placed else f"Latest {len(orders)} of {placed} orders (--all lists them all)"
     table = new_table("order", "placed", "asks", "state", "outcome", title=title, right=("order",))
     for order in orders:
@@ -370,7 +370,7 @@ def _asked(order: Order) -> dict[str, Any]:
     return flat
 
 
-def answer_line(checkpoint: ValueCheckpoint) -> str:
+def checkpoint_line(checkpoint: ValueCheckpoint) -> str:
     """Return one line on the checkpoint of a trial's value: its place, or why it is not kept."""
     kept = checkpoint.kept
     place = f"not kept here ({kept.why_not})." if kept.path is None else _place(kept.path)
@@ -388,7 +388,7 @@ def front_table(points: Sequence[FrontPoint]) -> Table:
 
 
 def checkpoint_lines(kept: Mapping[int, Path]) -> list[str]:
-    """Return a heading and one line per checkpoint, by episode; nothing where none is kept."""
+    """Return a heading and one line per checkpoint, by episode; nothing if none is kept."""
     lines = [f"  episode {episode}: {_place(path)}" for episode, path in kept.items()]
     return ["Checkpoints kept:", *lines] if lines else []
 

@@ -29,7 +29,7 @@ unended ones.
 def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = False) -> None:
     """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL.
 
-    Of a large study they list some trials (see `MOST_LISTED`), unless `is_all`.
+    The tables of a large study list only some trials (see `MOST_LISTED`), unless `is_all`.
     """
     if not view.trials:
         out.print("No trial has started yet.")
@@ -100,6 +100,10 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
 def print_recommendation(out: Console, answer: Answer) -> None:
     """Print the trial to launch, its reading, how sure that is, and cautions."""
     out.print(f"To launch: {answer.name} ({answer.badge}). {answer.reading}", style="bold", soft_wrap=True)
+    _print_certainty(out, answer)
+
+
+def _print_certainty(out: Console, answer: Answer) -> None:
     for line in (answer.certainty, *answer.cautions):
         out.print(line, soft_wrap=True)
 
@@ -126,9 +130,8 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
     if answer.checkpoint is not None:
         if answer.confirmed is None:
             out.print(_test_line(answer))
-        out.print(render.answer_line(answer.checkpoint), soft_wrap=answer.checkpoint.kept.path is not None)
-    for line in (answer.certainty, *answer.cautions):
-        out.print(line, soft_wrap=True)
+        out.print(render.checkpoint_line(answer.checkpoint), soft_wrap=answer.checkpoint.kept.path is not None)
+    _print_certainty(out, answer)
     print_launch(out, store, answer)
 
 

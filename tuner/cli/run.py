@@ -74,7 +74,7 @@ def _file(given: str) -> Path | None:
 
 
 def _stored_spec(args: argparse.Namespace) -> StudySpec:
-    """Return the stored study's spec; ConfigError if there is none, and so neither a file nor a study."""
+    """Return the stored study's spec; ConfigError if there is none: then the name is neither a file nor a study."""
     name = args.study
     path = store_file(parse_url(storage.location(args.storage)))
     if path is not None and not path.exists():
@@ -100,7 +100,7 @@ def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
 
 
 def confirm(args: argparse.Namespace) -> int:
-    """Run what confirms a study's best configurations, or resume it, and print the result."""
+    """Run or resume the confirmation of a study's best configurations, and print the result."""
     spec = _stored_spec(args)
     if args.show:
         return _show_confirmed(args)
@@ -191,7 +191,7 @@ def _repeated(args: argparse.Namespace, *own: str) -> Iterator[str]:
 def _train(
     spec: StudySpec, args: argparse.Namespace, *, is_file: bool = False, plan: Plan | None = None
 ) -> StudyStopped | None:
-    """Run what is left of a study with its progress shown; return how it stopped short of that, if it did."""
+    """Run the rest of a study with its progress shown; return the event with which it stopped early, if it did."""
     gpus = _gpus(spec, args)
     names = trackers.resolve(args.report_to or (), SEVERAL_AT_ONCE)
     with ExitStack() as stack:

@@ -100,7 +100,7 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
 
 
 def require_free(folder: Path, replace: bool) -> None:
-    """Raise ConfigError unless a folder is new, empty or, to be replaced, holds an export and nothing else."""
+    """Raise ConfigError unless a folder is new, is empty, or holds nothing but an export that is to be replaced."""
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():

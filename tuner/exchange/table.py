@@ -40,9 +40,9 @@ class Row:
 
     ours: str
     theirs: str
-    to: Callable[[Any, Ours], Any] = as_it_is
+    to_theirs: Callable[[Any, Ours], Any] = as_it_is
     """Converts our value, given all others, to theirs; None: they cannot express it."""
-    of: Callable[[Any, Theirs], Any] = as_it_is
+    to_ours: Callable[[Any, Theirs], Any] = as_it_is
     """Converts their value, given all others, to ours; None: we cannot express it."""
 
 
@@ -140,7 +140,7 @@ def write(table: Table, values: Ours) -> tuple[dict[str, Any], dict[str, str]]:
     keys: dict[str, Any] = {}
     expressed = set(_OTHER_SIZES)
     for row in table.rows:
-        value = None if inert(row.ours, values) else row.to(values[row.ours], values)
+        value = None if inert(row.ours, values) else row.to_theirs(values[row.ours], values)
         if value is not None:
             expressed.add(row.ours)
             has_critic = values["advantage_estimator"] == "gae"
@@ -172,7 +172,7 @@ def read(table: Table, flat: Theirs, where: str) -> Imported:
             if key not in stated or key in variables:
                 continue
             try:
-                value = row.of(stated[key], stated)
+                value = row.to_ours(stated[key], stated)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {names[key]}: {error}") from None
             if value is not None:
