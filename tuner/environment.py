@@ -28,11 +28,13 @@ def existing(path: Path) -> Path:
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
+def shortened(path: Path) -> Path:
+    """Return the path, relative to the working folder if it is in it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def to_copy(words: Sequence[str]) -> str:
     """Return a `ppo-tuner` command for people to copy, with its path if it is not on PATH."""
     started = Path(sys.argv[0])
-    program = PROG
-    if shutil.which(PROG) is None and started.name == PROG:
-        is_below = started.is_absolute() and started.is_relative_to(Path.cwd())
-        program = str(started.relative_to(Path.cwd()) if is_below else started)
-    return shlex.join([program, *words])
+    is_found = started.name != PROG or shutil.which(PROG) is not None
+    return shlex.join([PROG if is_found else str(shortened(started)), *words])

@@ -81,7 +81,7 @@ def run(name: str, work: Callable[[], int]) -> int:
         return status
     except PPOTunerError as error:
         if launched.rank() == 0:  # the other processes of the launch report the same
-            print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"{name}: error: {output.plain(' '.join(str(error).split()))}", file=sys.stderr)
         return status_of(error)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

@@ -426,3 +426,9 @@ def test_help_is_by_group_and_needs_no_torch() -> None:
     )
     assert "the task's reference, which replaces the defaults below" in text
     assert "default: None" not in text
+
+
+def test_an_error_cannot_write_control_characters_to_the_terminal(run: Command) -> None:
+    status, _, stderr = run("--task", "no\x1b[31mred")
+    assert status == 2
+    assert r"no\x1b[31mred" in stderr and "\x1b" not in stderr

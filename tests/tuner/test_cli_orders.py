@@ -29,7 +29,7 @@ def folder(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PPO_TUNER_STORAGE", storage(own_folder))
     monkeypatch.setenv(FOLDER_VARIABLE, str(own_folder))
     monkeypatch.setattr("tuner.cli.steer.POLL_SECONDS", 0.02)
-    monkeypatch.setattr("tuner.cli.read.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("tuner.cli.logs.POLL_SECONDS", 0.02)
     return own_folder
 
 

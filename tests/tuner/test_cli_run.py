@@ -24,6 +24,7 @@ from tests.tuner.trial_rows import pruned, trial_row
 from tuner.cli.progress import StudyProgress
 from tuner.cli.run import DEMO_PLAN
 from tuner.control.events import (
+    Emit,
     Preparing,
     StudyStarted,
     StudyStopped,
@@ -229,6 +230,20 @@ def test_the_time_between_checkpoints_is_the_studys_from_then_on(
     store = Store.open("runs/ppo-tuner.db")
     assert store.study("quick").spec["workers"]["checkpoint_seconds"] == 2.5
     store.close()
+
+
+def test_the_command_that_resumes_repeats_the_flags_on_workers(
+    ppo_tuner: Invoke, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, on_event: Emit, **__: object) -> None:
+        on_event(StudyStopped(Extent(0, 0, 3, 0.0, None), "interrupted"))
+
+    monkeypatch.setattr("tuner.cli.run.run_study", stop)
+    monkeypatch.setattr("tuner.cli.run.require_gpus", lambda _: None)
+    flags = "--gpus 0,1 --trials-per-gpu 2 --checkpoint-seconds 5"
+    for command in (f"run {made} --trials 9 {flags}", f"confirm {made} --top 1 --seeds 3 {flags}"):
+        status, _, stderr = ppo_tuner(*command.split())
+        assert status == 130 and stderr.endswith(f"to resume: ppo-tuner {command}\n")
 
 
 def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -417,7 +418,8 @@ def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, 
     run(own_folder, spec())
     where = ["--storage", storage(own_folder)]
     status, _, err = ppo_tuner("confirm", NAME, "--show", *where)
-    assert status == 1 and err.endswith(f'nothing of study "{NAME}" is confirmed yet; run: ppo-tuner confirm {NAME}\n')
+    again = shlex.join(["ppo-tuner", "confirm", NAME, *where])
+    assert status == 1 and err.endswith(f'nothing of study "{NAME}" is confirmed yet; run: {again}\n')
     status, out, err = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "3", *where)
     assert status == 0 and err == ""
     assert "160 episodes will confirm trial" in out

@@ -24,7 +24,7 @@ from tests.tuner import made_study, stores
 from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
-from tuner.exchange.optuna import as_optuna, export_to_optuna, open_place, reference_config
+from tuner.exchange.optuna import as_optuna, export_to_optuna, open_storage, reference_config
 from tuner.judge.best import best_trial
 from tuner.store import Outcome, Store, TrialRow
 from tuner.study.spec import StudySpec
@@ -167,7 +167,7 @@ def export(store: Store, output: str, *, replace: bool = False) -> optuna.Study:
 
 
 def loaded(output: str) -> optuna.Study:
-    return optuna.load_study(study_name="made", storage=open_place(output).storage)
+    return optuna.load_study(study_name="made", storage=open_storage(output))
 
 
 @pytest.fixture(params=["file", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -275,7 +275,7 @@ def optuna_cli(*arguments: str) -> Any:
 def test_optunas_command_line_reads_it(store: Store, tmp_path: Path) -> None:
     for output in ("o.db", "o.log"):
         export(store, str(tmp_path / output))
-        where = ("--storage", open_place(str(tmp_path / output)).url, "--study-name", "made")
+        where = ("--storage", f"sqlite:///{tmp_path / output}", "--study-name", "made")
         rows = store.trials(store.study("made"))
         assert [(t["number"], t["state"], t.get("value")) for t in optuna_cli("trials", *where)] == [
             (row.number, state, row.value) for row, state in zip(rows, MADE, strict=True)

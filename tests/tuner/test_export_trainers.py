@@ -18,9 +18,10 @@ from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import trial_row
 from tuner.confirm.result import Confirmation, Confirmed, Interval
 from tuner.exchange import TRAINERS
+from tuner.exchange.launch_config import LaunchConfig, launch_config
 from tuner.exchange.table import effective
 from tuner.exchange.table import write as write_table
-from tuner.exchange.trainers import TARGETS, Chosen, choose, read, write
+from tuner.exchange.trainers import TARGETS, read, write
 from tuner.judge import answer
 from tuner.judge.results import read_study
 from tuner.store import Store, schema
@@ -32,12 +33,12 @@ REVIEWS = get_task("reviews")
 ACTOR = "actor_rollout_ref.actor"
 
 
-def of(**values: HyperValue) -> Chosen:
+def of(**values: HyperValue) -> LaunchConfig:
     """Return a configuration of the reviews task with some values changed."""
-    return Chosen("s", trial_row(3), config_file.layered(REVIEWS.reference, values), ("Trial 3.",), 10.0, None, None)
+    return LaunchConfig(trial_row(3), config_file.layered(REVIEWS.reference, values), ("Trial 3.",), 10.0, None, None)
 
 
-def export(config: Chosen, target: str) -> tuple[str, dict[str, Any], dict[str, str]]:
+def export(config: LaunchConfig, target: str) -> tuple[str, dict[str, Any], dict[str, str]]:
     """Return what is written for a target: the text, its keys, and what has none with the reasons."""
     table = TARGETS[target].table
     assert table is not None
@@ -246,7 +247,7 @@ def stored(folder: Path, changes: dict[str, Any] | None = None, number: int = 2)
 def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tmp_path: Path) -> None:
     with_store = stored(tmp_path)
     view = read_study(with_store, "made")
-    found = choose(with_store, view, None)
+    found = launch_config(with_store, view, None)
     assert found is not None and found.trial.number == 2 and found.config.learning_rate == 5e-4
     first, second, *_ = found.facts
     assert first.startswith('Study "made", task reviews, trial 2, by PPO Tuner 0.')
@@ -255,10 +256,10 @@ def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tm
         "nats/response (budget 10)."
     )
     assert found.facts[-1] == "The same here: ppo-tuner train --from made 2"
-    other = choose(with_store, view, 0)
+    other = launch_config(with_store, view, 0)
     assert other is not None and other.facts[1].startswith("Eval reward 1.000 ± 0.030, eval KL 4.00 ± 0.20")
     assert found.last_kl_coef == 0.05
-    running = choose(with_store, view, 7)
+    running = launch_config(with_store, view, 7)
     assert running is not None and running.facts[1].startswith("It has no value yet (status ")
     with_store.close()
 
@@ -268,7 +269,7 @@ def test_how_far_a_trial_was_trained_is_said(tmp_path: Path) -> None:
     with store._engine.begin() as connection:
         values = {"value_step": 0, "status": "paused", "episodes": 256}
         connection.execute(update(schema.trials).where(schema.trials.c.number == 2).values(**values))
-    found = choose(store, read_study(store, "made"), 2)
+    found = launch_config(store, read_study(store, "made"), 2)
     assert found is not None and found.facts[2] == (
         "It was trained for 256 of 256 episodes (paused), so how the whole run ends is not known."
     )
@@ -276,7 +277,7 @@ def test_how_far_a_trial_was_trained_is_said(tmp_path: Path) -> None:
     with store._engine.begin() as connection:
         values = {"role": Role.FORK, "parent": 1, "fork_step": 4}
         connection.execute(update(schema.trials).where(schema.trials.c.number == 2).values(**values))
-    fork = choose(store, read_study(store, "made"), 2)
+    fork = launch_config(store, read_study(store, "made"), 2)
     assert fork is not None and fork.facts[-1].startswith(
         "It is a fork: it resumed from a checkpoint of trial 1 (step 4)"
     )
@@ -305,12 +306,12 @@ def test_a_confirmation_says_which_to_launch_and_at_which_length(
     unread = Confirmation(1024, 0, None, (replace(launch, reward=None),))
     monkeypatch.setattr(answer, "confirmations", lambda *_: [found, unread])
     view = replace(view, trials=view.trials[:2] + view.trials[3:])
-    told = choose(store, view, None)
+    told = launch_config(store, view, None)
     assert told is not None and told.trial.number == 3 and told.config.total_episodes == 512
     assert "(confirmed). Reward 1.50 [1.25, 1.75] on the test prompts at a KL of 5.00 [" in told.facts[1]
     assert any(one.startswith("2 of 3 runs ended within the KL budget") for one in told.facts)
     assert told.facts[-1].endswith("train --from made 3 --total_episodes 512 --stop_at_episode 192")
-    by_number = choose(store, view, 2)
+    by_number = launch_config(store, view, 2)
     assert by_number is not None and by_number.trial.number == 2 and by_number.config.total_episodes == 256
     store.close()
 

@@ -61,3 +61,6 @@ def test_of_a_study_with_many_trials_the_best_the_latest_and_the_unended_are_lis
     assert (
         "2 of 8 trials: the 1 best, the 1 latest, and those that have not ended. All of them: ppo-tuner show made --all"
     ) in ppo_tuner("show", made)[1].splitlines()
+    monkeypatch.setenv("PPO_TUNER_STORAGE", "elsewhere.db")
+    again = "ppo-tuner show made --all --storage sqlite:///made.db\n"
+    assert f"All of them: {again}" in ppo_tuner("show", made, "--storage", "made.db")[1]

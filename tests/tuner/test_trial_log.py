@@ -16,7 +16,7 @@ from tests.tuner.quick_study import MODULE
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import run_out, to_gate
 from tests.tuner.test_worker import trial_spec
-from tuner.cli import read
+from tuner.cli import logs
 from tuner.engine.local import LocalEngine
 from tuner.engine.protocol import Ended, Failed, Lost, Prepared, PrepareTask
 from tuner.files import trial_log
@@ -214,10 +214,10 @@ def test_a_log_is_printed_whole_or_its_end_escaped(
     path = trial_log.path_of(folder / "7")
     path.replace(trial_log.set_aside(path))
     path.write_text("one\n\x1b[2Jtwo\nthree\n")
-    assert read.logs(arguments(store)) == 0
+    assert logs.logs(arguments(store)) == 0
     whole = capsys.readouterr().out.splitlines()
     assert whole[0].endswith(" begins") and whole[1:] == ["one", "\\x1b[2Jtwo", "three"]
-    assert read.logs(arguments(store, lines=2)) == 0
+    assert logs.logs(arguments(store, lines=2)) == 0
     assert capsys.readouterr().out == "\\x1b[2Jtwo\nthree\n"
 
 
@@ -232,7 +232,7 @@ def test_following_prints_what_comes_until_the_trial_ends(
     seen = []
 
     def poll(seconds: float) -> None:
-        assert seconds == read.POLL_SECONDS
+        assert seconds == logs.POLL_SECONDS
         seen.append(capsys.readouterr().out)
 
     def read_before_more_comes(follower: trial_log.Follower) -> str:
@@ -246,7 +246,7 @@ def test_following_prints_what_comes_until_the_trial_ends(
 
     monkeypatch.setattr("time.sleep", poll)
     monkeypatch.setattr(trial_log.Follower, "read", read_before_more_comes)
-    assert read.logs(arguments(store, follow=True, lines=1)) == 0
+    assert logs.logs(arguments(store, follow=True, lines=1)) == 0
     assert seen == ["two\n", "more 0\n"] and capsys.readouterr().out == "more 1\n"
 
 
@@ -257,18 +257,18 @@ def test_a_log_that_is_not_there_is_told_in_one_line(
     row = store.study(made_study.NAME)
     lease = Lease(row.id, 2)
     with pytest.raises(StudyError, match=r"^trial 7 of study \"made\" has no log at .*/7/log.txt: it was removed, or"):
-        read.logs(arguments(store))
+        logs.logs(arguments(store))
     waiting = NewTrial(8, Origin.ENQUEUED, config={}, params={}, threads=1, status=Status.WAITING)
     store.add_trial(lease, waiting)
     with pytest.raises(StudyError, match=r'^trial 8 of study "made" has not started yet$'):
-        read.logs(arguments(store, 8))
+        logs.logs(arguments(store, 8))
 
     def start(_: float) -> None:
         trial_log.note(folder / "8", "started")
         store.finish_trial(lease, store.trial(row, 8).id, Outcome(Status.COMPLETED))
 
     monkeypatch.setattr("time.sleep", start)
-    assert read.logs(arguments(store, 8, follow=True)) == 0
+    assert logs.logs(arguments(store, 8, follow=True)) == 0
     out, err = capsys.readouterr()
     assert err == 'trial 8 of study "made" has not started yet; waiting for it\n' and out.endswith(" started\n")
 
@@ -280,11 +280,11 @@ def test_a_study_whose_folder_is_elsewhere_says_where(
     lease = Lease(store.study(made_study.NAME).id, 2)
     store.update_study(lease, folder=str(tmp_path / "gone"))
     with pytest.raises(StudyError, match="/gone, is not on this host: it is on the host that ran the study, or was"):
-        read.logs(arguments(store))
+        logs.logs(arguments(store))
     with monkeypatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "elsewhere")
         with pytest.raises(StudyError, match=f"/gone, is on host {os.uname().nodename}; look there"):
-            read.logs(arguments(store))
+            logs.logs(arguments(store))
     store.update_study(lease, folder=None)
     with pytest.raises(StudyError, match='study "made" has no logs: no controller has run it yet'):
-        read.logs(arguments(store))
+        logs.logs(arguments(store))

@@ -1,9 +1,10 @@
-"""Types of arguments of `ppo-tuner`. See `ppo_core.cli.command_line`."""
+"""Types of arguments of `ppo-tuner`: each returns a text's value, or raises ArgumentTypeError with what is allowed."""
 
 import argparse
 import math
 import re
 
+from ppo_core.config.declare import POSITIVE, Bounds
 from ppo_core.errors import nearest
 from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import STORAGE_VARIABLE
@@ -19,6 +20,10 @@ _MOST_DIGITS = 9
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+def _refusal(text: str, expected: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{text!r} is not allowed; expected {expected}")
+
+
 def trial_number(text: str) -> int:
     """Return a trial's number."""
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
@@ -27,17 +32,16 @@ def trial_number(text: str) -> int:
 
 
 def trainer(text: str) -> str:
-    """Return what a configuration is written for."""
+    """Return the target of a configuration, one of `TRAINERS`."""
     if text not in TRAINERS:
-        allowed = ", ".join(TRAINERS)
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected one of {allowed}{nearest(text, TRAINERS)}")
+        raise _refusal(text, f"one of {', '.join(TRAINERS)}{nearest(text, TRAINERS)}")
     return text
 
 
 def port(text: str) -> int:
     """Return a TCP port."""
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a port from 1 to 65535")
+        raise _refusal(text, "a port from 1 to 65535")
     return int(text)
 
 
@@ -45,52 +49,40 @@ def gpus(text: str) -> tuple[str, ...]:
     """Return the GPUs of `0,1`: indices or UUIDs, as CUDA_VISIBLE_DEVICES takes them."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-/]+", name) for name in names) or len({*names}) < len(names):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not allowed; expected different GPUs by index or UUID, such as 0,1"
-        )
+        raise _refusal(text, "different GPUs by index or UUID, such as 0,1")
     return names
 
 
 def engine(text: str) -> str:
-    """Return where trials run: `local`, `ray`, or a cluster's address such as `ray://host:10001`."""
+    """Return the place where trials run: `local`, `ray`, or a cluster's address such as `ray://host:10001`."""
     if text not in (LOCAL, RAY) and not re.fullmatch(rf"{RAY_CLIENT}[^\s/:]+:[0-9]+", text):
-        hint = nearest(text, (LOCAL, RAY))
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not allowed; expected {LOCAL}, {RAY} or {RAY_CLIENT}HOST:PORT{hint}"
-        )
+        raise _refusal(text, f"{LOCAL}, {RAY} or {RAY_CLIENT}HOST:PORT{nearest(text, (LOCAL, RAY))}")
     return text
 
 
 def kl_budget(text: str) -> float:
     """Return a KL budget in nats per response."""
-    return _number(text, "a number over 0, in nats per response")
+    return _number(text, POSITIVE, "nats per response")
 
 
 def budget(text: str) -> float:
     """Return a budget in trials of full length."""
-    return _number(text, "a number over 0, in trials of full length")
-
-
-def _number(text: str, allowed: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected {allowed}")
-    return number
+    return _number(text, POSITIVE, "trials of full length")
 
 
 def checkpoint_seconds(text: str) -> float:
     """Return the longest time between two checkpoints, in seconds."""
-    valid = WORKER_SETTINGS["checkpoint_seconds"]["valid"]
+    return _number(text, WORKER_SETTINGS["checkpoint_seconds"]["valid"], "seconds")
+
+
+def _number(text: str, allowed: Bounds, unit: str) -> float:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds in valid):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a number of seconds, {valid}")
-    return seconds
+        number = math.nan
+    if not math.isfinite(number) or number not in allowed:
+        raise _refusal(text, f"a number {allowed}, in {unit}")
+    return number
 
 
 def duration(text: str) -> float:
@@ -98,7 +90,5 @@ def duration(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text, flags=re.ASCII)
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if seconds <= 0:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not allowed; expected a time over 0, such as 90 (seconds), 10m or 2h"
-        )
+        raise _refusal(text, "a time over 0, such as 90 (seconds), 10m or 2h")
     return seconds

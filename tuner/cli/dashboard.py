@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 
 from ppo_core.errors import ConfigError
@@ -31,9 +32,12 @@ _OPENER = "import sys; from tuner.cli import dashboard; dashboard.open_link(sys.
 def dashboard(args: argparse.Namespace) -> int:
     """Replace this process by the dashboard's server, which ends with Ctrl-C."""
     where = storage.location(args.storage)
-    _check(where)
-    chosen = _port(args.port)
-    address, variables = f"http://{HOST}:{chosen}/", {STORAGE_VARIABLE: where}
+    url = parse_url(where)
+    if url.get_backend_name() == "sqlite" and Path(url.database or "").exists():  # a missing one may appear later
+        Store.open(where).close()  # raises StoreError if it is not readable
+    port = _port(args.port)
+    address = f"http://{HOST}:{port}/"
+    variables = {STORAGE_VARIABLE: where}
     if args.read_only:
         link, note = address, "read-only; Ctrl-C ends it"
         variables[READ_ONLY_VARIABLE] = "1"
@@ -44,14 +48,7 @@ def dashboard(args: argparse.Namespace) -> int:
     print(f"dashboard: {link} ({note})", flush=True)
     if args.open:
         _open_later(link)
-    os.execve(sys.executable, streamlit_command(chosen), os.environ | variables)
-
-
-def _check(where: str) -> None:
-    """Raise StoreError for a file that is not a readable store; a missing one may appear later."""
-    url = parse_url(where)
-    if url.get_backend_name() == "sqlite" and Path(url.database or "").exists():
-        Store.open(where).close()
+    os.execve(sys.executable, streamlit_command(port), os.environ | variables)
 
 
 def streamlit_command(port: int) -> list[str]:
@@ -89,34 +86,24 @@ def open_link(link: str) -> None:
 def _open_later(link: str) -> None:
     """Open the link from a child process, since this one becomes the server."""
     nothing = subprocess.DEVNULL
-    opener = subprocess.Popen(
-        [sys.executable, "-c", _OPENER], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, text=True
-    )
+    opener = subprocess.Popen([sys.executable, "-c", _OPENER], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing)
     assert opener.stdin is not None
-    opener.stdin.write(link)
-    opener.stdin.close()
+    with opener.stdin as stdin:
+        stdin.write(link.encode())
 
 
 def _port(wanted: int | None) -> int:
     """Return the wanted port, or the first free one; ConfigError if there is none."""
     candidates = range(FIRST_PORT, FIRST_PORT + 50) if wanted is None else [wanted]
     for candidate in candidates:
-        if _is_free(candidate):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, candidate))
             return candidate
-    ports = f"{candidates[0]}" if wanted else f"{candidates[0]} to {candidates[-1]}"
+    ports = str(wanted) if wanted else f"{candidates[0]} to {candidates[-1]}"
     raise ConfigError(f"port {ports} is in use or not allowed; name another with --port")
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
 def _listens(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0

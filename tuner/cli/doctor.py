@@ -1,4 +1,4 @@
-"""`ppo-tuner doctor`: whether this machine has what studies need. It leaves no files, and never hangs."""
+"""`ppo-tuner doctor`: check that this machine has what studies need. It leaves no files, and never hangs."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ import psutil
 
 from ppo_core import output
 from ppo_core.checkpoint import size
+from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
 from ppo_core.errors import PPOTunerError
 from tuner.cli import storage
 from tuner.engine.gpu import mps_line
@@ -23,11 +24,11 @@ from tuner.store import connect, schema
 
 NEEDED = ("python", "ppo-tuner", "torch", "transformers", "peft", "optuna", "sqlalchemy", "streamlit")
 OPTIONAL = ("ray", "psycopg", "bitsandbytes")
-_ASK = "import json; from tuner.cli.doctor import gpus; print(json.dumps(gpus()))"
+_PRINT_GPUS = "import json; from tuner.cli.doctor import gpus; print(json.dumps(gpus()))"
 
 
 class Check(NamedTuple):
-    """One line of what was found; its state is `ok`, `warn` or `fail`."""
+    """The result of a check; its state is `ok`, `warn` or `fail`."""
 
     state: str
     about: str
@@ -36,23 +37,26 @@ class Check(NamedTuple):
 
 def doctor(args: argparse.Namespace) -> int:
     """Print one line per check; return 1 if something required is broken."""
-    found = [versions(), *devices(), store(storage.location(args.storage)), folder("runs folder", RUNS_FOLDER)]
-    lines = [f"{finding.state:5}{finding.about}: {output.plain(finding.found)}" for finding in found]
-    print(output.dumps([finding._asdict() for finding in found]) if args.json else "\n".join(lines))
-    return int(any(finding.state == "fail" for finding in found))
+    checks = [versions(), *devices(), store(storage.location(args.storage)), folder("runs folder", RUNS_FOLDER)]
+    if args.json:
+        print(output.dumps([check._asdict() for check in checks]))
+    else:
+        for check in checks:
+            print(f"{check.state:5}{check.about}: {output.plain(check.found)}")
+    return EXIT_ERROR if any(check.state == "fail" for check in checks) else EXIT_OK
 
 
 def versions() -> Check:
-    """Return what is installed."""
-    there = {each.name.lower(): each.version for each in distributions()} | {"python": sys.version.split()[0]}
-    named = [f"{name} {there.get(name, 'not installed')}" for name in (*NEEDED, *OPTIONAL)]
-    return Check("ok" if there.keys() >= set(NEEDED) else "fail", "versions", ", ".join(named))
+    """Check the installed packages."""
+    installed = {each.name.lower(): each.version for each in distributions()} | {"python": sys.version.split()[0]}
+    named = [f"{name} {installed.get(name, 'not installed')}" for name in (*NEEDED, *OPTIONAL)]
+    return Check("ok" if installed.keys() >= set(NEEDED) else "fail", "versions", ", ".join(named))
 
 
 def devices() -> list[Check]:
-    """Return the devices that torch finds, asked in a child process because a stuck driver would hang this one."""
+    """Check the devices that torch finds, in a child process because a stuck driver would hang this one."""
     try:
-        answer = subprocess.check_output([sys.executable, "-c", _ASK], text=True, timeout=60)
+        answer = subprocess.check_output([sys.executable, "-c", _PRINT_GPUS], text=True, timeout=60)
     except subprocess.SubprocessError:  # its error is on stderr
         return [Check("fail", "devices", "torch failed, or did not answer within a minute; see nvidia-smi")]
     cpu = Check("ok", "CPU", f"{os.cpu_count()} cores, {size(psutil.virtual_memory().available)} of memory free")
@@ -60,17 +64,19 @@ def devices() -> list[Check]:
 
 
 def gpus() -> list[Check]:
-    """Return the GPUs that torch finds; called in the process that `devices` asks."""
+    """Check the GPUs that torch finds; called in the process that `devices` starts."""
     import torch
 
-    found = []
+    checks = []
     for index in range(torch.cuda.device_count()):
-        about, (free, total) = torch.cuda.get_device_properties(index), torch.cuda.mem_get_info(index)
-        bf16 = "bf16" if about.major >= 8 else "no bf16"
-        state = "ok" if about.major >= 8 and free > total / 2 else "warn"
-        found.append(Check(state, f"GPU {index}", f"{about.name}, {size(free)} of {size(total)} free, {bf16}"))
-    if found:
-        return [*found, Check("ok", "MPS", mps_line())]
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        has_bf16 = properties.major >= 8
+        state = "ok" if has_bf16 and free > total / 2 else "warn"
+        bf16 = "bf16" if has_bf16 else "no bf16"
+        checks.append(Check(state, f"GPU {index}", f"{properties.name}, {size(free)} of {size(total)} free, {bf16}"))
+    if checks:
+        return [*checks, Check("ok", "MPS", mps_line())]
     state = "warn" if shutil.which("nvidia-smi") else "ok"
     return [Check(state, "GPU", f"torch {torch.__version__} sees none; runs use the CPU")]
 

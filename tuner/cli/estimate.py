@@ -1,4 +1,4 @@
-"""`ppo-tuner estimate`: how much memory, disk and time a run or a study takes, before it is started."""
+"""`ppo-tuner estimate`: the memory, disk and time that a run or a study takes, before it is started."""
 
 import argparse
 import shutil
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ppo_core import checkpoint, output
+from ppo_core import output
+from ppo_core.checkpoint import size
 from ppo_core.cli import config_file
 from ppo_core.cli.arguments import HyperparameterParser, hyperparameters_of
-from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK, import_from_working_folder, refuse_unknown
+from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK, refuse_unknown
 from ppo_core.cli.training import seconds_left
 from ppo_core.config import declare
 from ppo_core.config.hyperparameters import PPOConfig
@@ -35,52 +36,114 @@ if TYPE_CHECKING:
     from ppo_core.models.memory import Room
 
 
+@dataclass(frozen=True)
+class _Request:
+    """The run or study to estimate."""
+
+    task: str
+    device: str
+    configs: Mapping[str, PPOConfig]
+    """Configurations by description; a study is estimated by its largest."""
+    spec: StudySpec | None = None
+
+
+def _request(args: argparse.Namespace) -> _Request:
+    values = hyperparameters_of(vars(args))
+    spec = _study(args.what, args.storage)
+    device = require_device(args.device or ("auto" if spec is None else spec.device), "--device")
+    if spec is None:
+        task = get_task(args.what)
+        return _Request(task.name, device, {"run": config_file.layered(task.reference, {}, values)})
+    if values:
+        raise ConfigError(
+            f"a study states its own values, so it does not take {', '.join(f'--{name}' for name in values)}"
+        )
+    if spec.trainer != PPO_TRAINER:
+        raise ConfigError(f'study "{spec.name}" has a trainer of its own, {spec.trainer}; what that takes is not known')
+    if spec.shards_weights:
+        raise ConfigError(f'study "{spec.name}" shards its weights (use_fsdp); what that takes is not predicted')
+    return _Request(spec.task, device, spec.configs_of_one_process(), spec)
+
+
+@dataclass(frozen=True)
+class _Prediction:
+    """The predicted use of memory and disk."""
+
+    estimates: Mapping[str, "Estimate"]
+    """By description of the configuration."""
+    name: str
+    """Description of the largest one."""
+    config: PPOConfig
+    """The largest one, with gradient checkpointing decided."""
+    side_by_side: int
+    """Number of such runs that fit into the memory together."""
+    disk: Disk
+    problems: list[str]
+    """Lines on what does not fit."""
+
+    @property
+    def largest(self) -> "Estimate":
+        return self.estimates[self.name]
+
+
 def estimate(argv: Sequence[str]) -> int:
-    """Print what a run or a study takes; return 1 where it does not fit into memory or on the disk."""
+    """Print what a run or a study takes; return 1 if it does not fit into memory or on the disk."""
     parser = build_parser()
     args, rest = parser.parse_known_args(list(argv))
     refuse_unknown(parser, rest)
-    import_from_working_folder()
-    asked = _asked(args)
-    from ppo_core.models import fits
-    from ppo_core.models.estimate import Estimator
+    request = _request(args)
     from ppo_core.models.load import resolve_device
     from ppo_core.models.memory import room
 
-    device = resolve_device(asked.device)
-    task = get_task(asked.task)
-    place = room(device)
-    assets = task.prepare(None)
-    configs = dict(asked.configs)
-    found: dict[str, Estimate] = {}
-    wrong: list[str] = []
+    place = room(resolve_device(request.device))
+    prediction = None
     try:
-        estimator = Estimator(task, assets, place)
-        configs = {name: fits.settled(config, place, estimator) for name, config in configs.items()}
-        found = {name: estimator(config) for name, config in configs.items()}
+        prediction = _predict(request, place)
     except TaskError:
         if not args.measure:
             raise
-    worst = max(found or configs, key=lambda name: found[name].peak if found else 0)
-    measured = _measure(configs[worst], task.name, asked.device) if args.measure else None
-    space = asked.disk(found[worst]) if found else None
-    if space is not None:
-        wrong = [line for line in (fits.why_not(configs[worst], place, estimator), _no_disk(space)) if line is not None]
+    name, config = next(iter(request.configs.items()))
+    if prediction is not None:
+        name, config = prediction.name, prediction.config
+    measured = _measure(config, request.task, request.device) if args.measure else None
     if args.json:
-        print(output.dumps(_data(found, worst, place, space, wrong, measured)))
+        print(output.dumps(_data(prediction, name, place, measured)))
     else:
         out = output.console()
-        if space is not None:
-            _print(out, asked, found, worst, place, space)
+        if prediction is not None:
+            _print(out, request, prediction, place)
         if measured is not None:
-            out.print(_measured_line(measured, found.get(worst)), soft_wrap=True)
-            if asked.spec is not None:
+            out.print(_measured_line(measured, prediction), soft_wrap=True)
+            if request.spec is not None:
                 seconds = measured["iteration_seconds"], measured["evaluation_seconds"]
-                on_disk = "" if space is None else f"; checkpoints of up to {checkpoint.size(space.most)}"
-                out.print(search_line(asked.spec, *seconds) + on_disk, soft_wrap=True)
-        for line in wrong:
+                disk_use = "" if prediction is None else f"; checkpoints of up to {size(prediction.disk.most)}"
+                out.print(search_line(request.spec, *seconds) + disk_use, soft_wrap=True)
+        for line in prediction.problems if prediction is not None else ():
             print(f"{PROG}: {line}")
-    return EXIT_ERROR if wrong else EXIT_OK
+    return EXIT_ERROR if prediction is not None and prediction.problems else EXIT_OK
+
+
+def _predict(request: _Request, place: "Room") -> _Prediction:
+    """Predict without loading the models; TaskError if that is not possible for the task's models."""
+    from ppo_core.models import fits
+    from ppo_core.models.estimate import Estimator
+
+    task = get_task(request.task)
+    estimator = Estimator(task, task.prepare(None), place)
+    configs = {name: fits.settled(config, place, estimator) for name, config in request.configs.items()}
+    estimates = {name: estimator(config) for name, config in configs.items()}
+    name = max(estimates, key=lambda name: estimates[name].peak)
+    largest = estimates[name]
+    space = disk(largest.checkpoint, largest.model, request.spec, shutil.disk_usage(existing(RUNS_FOLDER)).free)
+    memory_problem = fits.why_not(configs[name], place, estimator)
+    problems = [] if memory_problem is None else [memory_problem]
+    if space.most > space.free:
+        problems.append(
+            f"checkpoints of up to {size(space.most)} do not fit into the {size(space.free)} that are free; LoRA "
+            "(use_peft) has small ones"
+        )
+    side_by_side = place.total // fits.predicted(largest, place)
+    return _Prediction(estimates, name, configs[name], side_by_side, space, problems)
 
 
 def _measure(config: PPOConfig, task: str, device: str) -> dict[str, float]:
@@ -128,39 +191,6 @@ def build_parser() -> HyperparameterParser:
     return parser
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The run or study to estimate."""
-
-    task: str
-    device: str
-    configs: Mapping[str, PPOConfig]
-    """Configurations by description; a study is estimated by its largest."""
-    spec: StudySpec | None = None
-
-    def disk(self, largest: "Estimate") -> Disk:
-        """Return the disk space of checkpoints, and what is free."""
-        return disk(largest.checkpoint, largest.model, self.spec, shutil.disk_usage(existing(RUNS_FOLDER)).free)
-
-
-def _asked(args: argparse.Namespace) -> _Asked:
-    values = hyperparameters_of(vars(args))
-    spec = _study(args.what, args.storage)
-    device = require_device(args.device or ("auto" if spec is None else spec.device), "--device")
-    if spec is None:
-        task = get_task(args.what)
-        return _Asked(task.name, device, {"run": config_file.layered(task.reference, {}, values)})
-    if values:
-        raise ConfigError(
-            f"a study states its own values, so it does not take {', '.join(f'--{name}' for name in values)}"
-        )
-    if spec.trainer != PPO_TRAINER:
-        raise ConfigError(f'study "{spec.name}" has a trainer of its own, {spec.trainer}; what that takes is not known')
-    if spec.shards_weights:
-        raise ConfigError(f'study "{spec.name}" shards its weights (use_fsdp); what that takes is not predicted')
-    return _Asked(spec.task, device, spec.configs_of_one_process(), spec)
-
-
 def _study(what: str, where: str | None) -> StudySpec | None:
     """Return the study of a file, a folder or the store; None: a task is meant."""
     path = Path(what).expanduser()
@@ -183,30 +213,19 @@ def _study(what: str, where: str | None) -> StudySpec | None:
             return StudySpec.from_dict(store.study(what).spec, f'study "{what}" in the store')
     if what in BUILT_IN:
         return None
-    there = list(dict.fromkeys([*BUILT_IN, *names]))
+    known = list(dict.fromkeys([*BUILT_IN, *names]))
     raise TaskError(
-        f'"{what}" is neither a task nor a stored study; available: {", ".join(there)}{nearest(what, there)}'
+        f'"{what}" is neither a task nor a stored study; available: {", ".join(known)}{nearest(what, known)}'
     )
 
 
-def _no_disk(space: Disk) -> str | None:
-    if space.most <= space.free:
-        return None
-    return (
-        f"checkpoints of up to {checkpoint.size(space.most)} do not fit into the {checkpoint.size(space.free)} that "
-        "are free; LoRA (use_peft) has small ones"
-    )
-
-
-def _print(
-    out: Console, asked: _Asked, found: Mapping[str, "Estimate"], worst: str, place: "Room", space: Disk
-) -> None:
+def _print(out: Console, request: _Request, prediction: _Prediction, place: "Room") -> None:
     from ppo_core.models import fits
 
-    largest = found[worst]
-    title = f"{output.plain(asked.task)}, {worst}" if asked.spec is None else f"{asked.spec.name}, {worst}"
-    if asked.spec is not None and asked.spec.gpus_per_trial > 1:
-        title += f", each of {asked.spec.gpus_per_trial} processes"
+    largest, spec = prediction.largest, request.spec
+    title = f"{output.plain(request.task) if spec is None else spec.name}, {prediction.name}"
+    if spec is not None and spec.gpus_per_trial > 1:
+        title += f", each of {spec.gpus_per_trial} processes"
     table = new_table("memory", "part", "size", title=title, right=("size",))
     always = {**largest.held, "the process itself": place.process}
     for moment, parts in {"always": always, **largest.moments}.items():
@@ -214,50 +233,44 @@ def _print(
             if amount(count) != amount(0):  # tiny parts are only in the JSON
                 table.add_row(moment, part, amount(count))
     out.print(table)
-    for name, each in found.items():
-        if name != worst:
+    for name, each in prediction.estimates.items():
+        if name != prediction.name:
             out.print(f"{name}: {amount(fits.predicted(each, place))}", soft_wrap=True)
     out.print(fits.line(largest, place), soft_wrap=True)
-    if asked.spec is not None:
-        count = place.total // fits.predicted(largest, place)
-        out.print(f"trials side by side: {count}, as far as memory goes", soft_wrap=True)
-    out.print(space.line, soft_wrap=True)
+    if spec is not None:
+        out.print(f"trials side by side: {prediction.side_by_side}, as far as memory goes", soft_wrap=True)
+    out.print(prediction.disk.line, soft_wrap=True)
 
 
-def _measured_line(measured: Mapping[str, float], predicted: "Estimate | None") -> str:
-    beside = "; nothing can be predicted"
-    if predicted is not None:
-        beside = f", predicted {amount(predicted.peak)} ({predicted.peak / measured['peak'] - 1:+.0%})"
+def _measured_line(measured: Mapping[str, float], prediction: _Prediction | None) -> str:
+    comparison = "; nothing can be predicted"
+    if prediction is not None:
+        peak = prediction.largest.peak
+        comparison = f", predicted {amount(peak)} ({peak / measured['peak'] - 1:+.0%})"
     return (
-        f"measured: a peak of {amount(measured['peak'])} over what the process held before{beside}; "
-        f"{measured['iteration_seconds']:.1f} s an iteration, {measured['evaluation_seconds']:.1f} s an evaluation, so "
-        f"{output.duration(measured['run_seconds'])} for the run"
+        f"measured: a peak of {amount(measured['peak'])} over what the process held before{comparison}; "
+        f"{measured['iteration_seconds']:.1f} s per iteration, {measured['evaluation_seconds']:.1f} s per evaluation, "
+        f"so {output.duration(measured['run_seconds'])} for the run"
     )
 
 
 def _data(
-    found: Mapping[str, "Estimate"],
-    worst: str,
-    place: "Room",
-    space: Disk | None,
-    wrong: Sequence[str],
-    measured: Mapping[str, float] | None,
+    prediction: _Prediction | None, name: str, place: "Room", measured: Mapping[str, float] | None
 ) -> dict[str, Any]:
     from ppo_core.models.estimate import ERROR
-    from ppo_core.models.fits import predicted
 
-    largest = found.get(worst)
+    largest = None if prediction is None else prediction.largest
     return {
-        "largest": worst,
-        "held": largest and dict(largest.held),
-        "moments": largest and {name: dict(parts) for name, parts in largest.moments.items()},
+        "largest": name,
+        "held": largest and largest.held,
+        "moments": largest and largest.moments,
         "peak": largest and largest.peak,
-        "peaks": {name: each.peak for name, each in found.items()},
+        "peaks": {name: each.peak for name, each in prediction.estimates.items()} if prediction else {},
         "error": ERROR,
         "room": asdict(place),
-        "side_by_side": largest and place.total // predicted(largest, place),
-        "disk": space and asdict(space),
-        "fits": not wrong if found else None,
-        "wrong": list(wrong),
+        "side_by_side": prediction and prediction.side_by_side,
+        "disk": prediction and asdict(prediction.disk),
+        "fits": prediction and not prediction.problems,
+        "wrong": prediction.problems if prediction else [],
         "measured": measured,
     }

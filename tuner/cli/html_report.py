@@ -9,18 +9,17 @@ from pathlib import Path
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError
 from tuner.cli import storage
-from tuner.cli.storage import opened
 from tuner.environment import STORAGE_VARIABLE
 from tuner.judge.results import read_study
 
 
 def write(args: argparse.Namespace) -> int:
     """Write the report of a study, and say where it is."""
-    with opened(args.storage) as store:
-        name = read_study(store, args.study).row.name
-    path = Path(args.output or f"{name}-report.html")
+    with storage.opened(args.storage) as store:
+        read_study(store, args.study)  # raises the error here, not in the other process
+    path = Path(args.output or f"{args.study}-report.html")
     _require_place(path, force=args.force)
-    command = [sys.executable, "-m", "dashboard.report", name]
+    command = [sys.executable, "-m", "dashboard.report", args.study]
     variables = {STORAGE_VARIABLE: storage.location(args.storage)}
     new = path.with_name(f".{path.name}.new")
     try:
@@ -35,7 +34,7 @@ def write(args: argparse.Namespace) -> int:
 
 
 def _require_place(path: Path, *, force: bool) -> None:
-    """Raise ConfigError where the file cannot be written."""
+    """Raise ConfigError if the file cannot be written."""
     if not path.parent.is_dir():
         raise ConfigError(f"-o {path}: folder {path.parent} not found")
     if path.is_dir():

@@ -9,6 +9,7 @@ from pathlib import Path
 import tomli_w
 
 from ppo_core import output
+from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.config.declare import require_numeric, require_searchable
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.errors import ConfigError
@@ -19,7 +20,7 @@ from tuner.study.spec import StudySpec
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a `[[start]]` table on stdout, and the source of each value on stderr."""
+    """Print a `[[start]]` table on stdout, and notes on its values on stderr."""
     path = Path(args.file)
     imported = read(path)
     label = f"{path.stem} ({imported.table.title})"
@@ -41,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
     for line in notes:
         print(output.plain(line), file=sys.stderr)
     print(f"[[start]]\n{tomli_w.dumps({'label': label, **values})}", end="")
-    return 0
+    return EXIT_OK
 
 
 def _why_not(imported: Imported, name: str) -> str | None:
-    """Return why a start cannot set a value, or None where it can."""
+    """Return why a start cannot set a value, or None if it can."""
     try:
         require_searchable(HYPERPARAMETERS[name], name)
         require_numeric(HYPERPARAMETERS[name], name)
@@ -55,7 +56,7 @@ def _why_not(imported: Imported, name: str) -> str | None:
 
 
 def _origins(imported: Imported) -> Iterator[str]:
-    """Yield which keys each value comes from, and which keys are not taken."""
+    """Yield lines on each value's keys, and on the keys that are not taken."""
     for name, value in imported.values.items():
         why_not = _why_not(imported, name)
         end = "" if why_not is None else f"; not in the start: {why_not}"
@@ -66,7 +67,7 @@ def _origins(imported: Imported) -> Iterator[str]:
 
 
 def _in_study(spec: StudySpec, values: Mapping[str, float], label: str) -> Iterator[str]:
-    """Yield notes on how the values fit a study.
+    """Yield notes on the values in a study.
 
     Raises:
         ConfigError: the study lists its trials, or searches none of the values.

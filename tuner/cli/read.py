@@ -1,30 +1,23 @@
-"""The commands that read a store: list, show, compare, best, logs."""
+"""The commands that read a store: list, show, compare, best."""
 
 import argparse
-import socket
-import sys
-import time
-from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
 
 from ppo_core import output
-from ppo_core.cli.command_line import EXIT_INTERRUPTED
+from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
 from tuner.cli import render, report, storage
 from tuner.control import forks
 from tuner.files import trial_log
 from tuner.judge import results
-from tuner.judge.answer import answer_data, of_study
+from tuner.judge.answer import of_study
 from tuner.judge.paired import over
 from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import with_running
-from tuner.store import Store, StudyRow, TrialRow
+from tuner.store import Store, TrialRow
 from tuner.study import folder as study_folder
-from tuner.study.status import Status
 
 MOST_ORDERS = 10
-"""`show STUDY` lists so many of the latest orders, unless all are asked for."""
+"""Number of the latest orders that `show STUDY` lists, unless all are asked for."""
 
 
 def studies(args: argparse.Namespace) -> int:
@@ -37,7 +30,7 @@ def studies(args: argparse.Namespace) -> int:
         output.console().print(render.studies_table(rows))
     else:
         print("No studies yet; start with: ppo-tuner demo")
-    return 0
+    return EXIT_OK
 
 
 def show(args: argparse.Namespace) -> int:
@@ -48,16 +41,17 @@ def show(args: argparse.Namespace) -> int:
             _show_study(store, view, args)
         else:
             _show_trial(store, view, store.trial(view.row, args.trial), args.json)
-    return 0
+    return EXIT_OK
 
 
 def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None:
-    placed, where = store.orders(view.row), storage.location(args.storage)
+    placed = store.orders(view.row)
+    answer = of_study(store, view)
     if args.json:
         more = {
             "front": results.front_data(store, view),
             "orders": [results.order_data(order) for order in placed],
-            "answer": report.data_of_answer(store, view, where),
+            "answer": report.answer_json(store, answer),
         }
         print(output.dumps(results.study_data(view) | more))
         return
@@ -65,14 +59,13 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
     out.print(render.study_line(view), style="bold")
     out.print()
     report.print_trials(out, store, view, is_all=args.all)
-    found = of_study(store, view)
-    if found is not None or view.ended:
+    if answer is not None:
         out.print()
-    if found is not None:
-        report.print_answer(out, store, view, found, where)
-        report.print_front(out, store, view, where)
+        report.print_answer(out, store, view, answer)
+        report.print_front(out, store, view)
     elif view.ended:
-        out.print(report.no_winner(view, view.spec.kl_budget))
+        out.print()
+        out.print(report.no_winner(view))
     if placed:
         out.print()
         out.print(render.orders_table(placed if args.all else placed[-MOST_ORDERS:], len(placed)))
@@ -115,8 +108,8 @@ def compare(args: argparse.Namespace) -> int:
         trials = [store.trial(view.row, number) for number in numbers]
         if args.json:
             print(output.dumps(results.comparison_data(store, view, trials)))
-            return 0
-        over_first = [over(store, trials[0], trial) for trial in trials[1:]]
+            return EXIT_OK
+        differences = [over(store, trials[0], trial) for trial in trials[1:]]
     out = output.console()
     differing = results.differences(trials)
     for table in render.comparison_tables(view, trials, differing):
@@ -127,9 +120,9 @@ def compare(args: argparse.Namespace) -> int:
     out.print(
         f"Differences in value from trial {first}, the first one listed (+: better than trial {first}; -: worse):"
     )
-    for trial, found in zip(trials[1:], over_first, strict=True):
-        out.print(render.difference_line(trials[0], trial, found), soft_wrap=True)
-    return 0
+    for trial, difference in zip(trials[1:], differences, strict=True):
+        out.print(render.difference_line(trials[0], trial, difference), soft_wrap=True)
+    return EXIT_OK
 
 
 def best(args: argparse.Namespace) -> int:
@@ -138,95 +131,15 @@ def best(args: argparse.Namespace) -> int:
         view = read_study(store, args.study)
         if args.kl_budget is not None:
             view = results.under_budget(store, view, args.kl_budget)
-        found, where, kl_budget = of_study(store, view), storage.location(args.storage), view.spec.kl_budget
-        if found is None:
-            raise StudyError(report.no_winner(view, kl_budget))
+        answer = of_study(store, view)
+        if answer is None:
+            raise StudyError(report.no_winner(view))
         if args.json:
             more = {
-                "checkpoint": report.checkpoint_data(store, view, found.trial, where),
-                "answer": answer_data(found, report.launch_command(found, where)),
+                "checkpoint": report.checkpoint_data(store, view, answer.trial),
+                "answer": report.answer_json(store, answer),
             }
-            print(output.dumps(results.best_data(store, view, found.trial, kl_budget) | more))
+            print(output.dumps(results.best_data(store, view, answer.trial, view.spec.kl_budget) | more))
         else:
-            report.print_answer(output.console(), store, view, found, where)
-    return 0
-
-
-# The command that prints a trial's log, and follows it.
-
-POLL_SECONDS = 0.5
-
-
-def logs(args: argparse.Namespace) -> int:
-    """Print a trial's log, or its last `args.lines`; with `args.follow` keep printing until the trial ends.
-
-    Raises:
-        StudyError: there is no such trial, or its log is not here.
-    """
-    with storage.opened(args.storage) as store:
-        study = store.study(args.study)
-        trial = store.trial(study, args.trial)
-        folder = _study_folder(study) / str(trial.number)
-        if not trial_log.path_of(folder).is_file():
-            missing = _why_missing(study, trial, folder)
-            if not args.follow or trial.attempts:
-                raise StudyError(missing)
-            print(f"{missing}; waiting for it", file=sys.stderr)
-        try:
-            _print_log(args, folder, lambda: not args.follow or not _goes_on(store, args))
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
-        return 0
-
-
-def _print_log(args: argparse.Namespace, folder: Path, is_over: Callable[[], bool]) -> None:
-    """Print a log, and what is added until the trial is over."""
-    with closing(trial_log.Follower(folder)) as follower:
-        was_over = is_over()  # checked before each read, so that the last lines are not missed
-        text = trial_log.earlier(folder) + follower.read()
-        _write(text if args.lines is None else trial_log.last_lines(text, args.lines))
-        while not was_over:
-            time.sleep(POLL_SECONDS)
-            was_over = is_over()
-            _write(follower.read())
-
-
-def _goes_on(store: Store, args: argparse.Namespace) -> bool:
-    """Return True if more may come; report an unended trial that nothing runs."""
-    study = store.study(args.study)
-    trial = store.trial(study, args.trial)
-    if trial.status.is_final:
-        return False
-    if trial.status is Status.PAUSED or not study.is_held:
-        print(f"trial {trial.number} is {trial.shown_status}; nothing is running it", file=sys.stderr)
-        return False
-    return True
-
-
-def _study_folder(study: StudyRow) -> Path:
-    if study.folder is None:
-        raise StudyError(f'study "{study.name}" has no logs: no controller has run it yet')
-    folder = Path(study.folder)
-    if not folder.is_dir():
-        raise StudyError(f'the folder of study "{study.name}", {folder}, {_where(study)}')
-    return folder
-
-
-def _where(study: StudyRow) -> str:
-    """Say where a missing folder may be."""
-    if study.lease_host not in (None, socket.gethostname()):
-        return f"is on host {study.lease_host}; look there"
-    return "is not on this host: it is on the host that ran the study, or was removed"
-
-
-def _why_missing(study: StudyRow, trial: TrialRow, folder: Path) -> str:
-    which = f'trial {trial.number} of study "{study.name}"'
-    if not trial.attempts:
-        return f"{which} has not started yet"
-    return f"{which} has no log at {trial_log.path_of(folder)}: it was removed, or could not be written"
-
-
-def _write(text: str) -> None:
-    if text:
-        sys.stdout.write(trial_log.escaped(text))
-        sys.stdout.flush()
+            report.print_answer(output.console(), store, view, answer)
+    return EXIT_OK

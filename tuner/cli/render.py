@@ -1,14 +1,13 @@
 """Tables and short texts on a study, for a terminal (readable at 100 columns) and for a pipe.
 
-Whatever comes from a model, a study file or an error is shown with its control characters escaped,
-and never as markup.
+Text from a model, a study file or an error is shown with its control characters escaped, and never as markup.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,20 @@ from rich.text import Text
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, NOTHING, PIPE_WIDTH, counted, measured, parts_text, plain, plus_minus, short
+from ppo_core.output import (
+    KL_UNIT,
+    NOTHING,
+    PIPE_WIDTH,
+    counted,
+    measured,
+    params_line,
+    parts_text,
+    plain,
+    plus_minus,
+    short,
+)
 from tuner.control.forks import ValueCheckpoint
+from tuner.environment import shortened
 from tuner.judge.paired import Difference
 from tuner.judge.results import FrontPoint, Measured, Source, StudyView, value_sources
 from tuner.judge.rules import RULES
@@ -42,47 +53,44 @@ STYLES = {
     Status.FAILED: "red",
     Status.STOPPED: "magenta",
 }
-SOURCES: Mapping[Source, str] = {
-    "searched": "* searched",
-    "enqueued": "* enqueued",
-    "listed": "* listed",
-    "study": "the study",
-    "task": "the task's reference",
-    "TRL": "TRL's default",
-    "default": "default",
+SOURCES: Mapping[Source, tuple[str, str]] = {
+    "searched": ("* searched", "bold"),
+    "enqueued": ("* enqueued", "bold"),
+    "listed": ("* listed", "bold"),
+    "study": ("the study", ""),
+    "task": ("the task's reference", ""),
+    "TRL": ("TRL's default", "dim"),
+    "default": ("default", ""),
 }
-
-
-def params_line(params: Mapping[str, HyperValue]) -> str:
-    """Return values on one line."""
-    return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items())
+"""Text and style of each source of a value."""
 
 
 def trial_line(trial: TrialRow) -> str:
     """Return one line on a trial: number, status, its best reward within the KL budget, its last reward and KL,
     seconds, reason, label, and its values.
     """
-    of = lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params)
-    parts = [
+    is_past_best = trial.end_reward is not None and trial.end_reward != trial.value
+    parts = (
         f"trial {trial.number:>3}",
         f"{trial.status_word:<9}",
         f"best in budget {plus_minus(trial.value, trial.value_se):<13} at KL {measured(trial.kl):>5}",
         f"{trial.seconds:>5.0f} s",
-    ]
-    if trial.end_reward is not None and trial.end_reward != trial.value:
-        parts.append(f"last {_last(trial)}")
-    if trial.is_at_rung:
-        parts.append(f"screening score {measured(trial.rung_score)}")
-    elif trial.reason is not None:
-        parts.append(plain(trial.reason.message))
-    if trial.label:
-        parts.append(plain(trial.label))
-    return "  ".join([*parts, of])
+        f"last {_last_evaluation(trial, ' at KL ')}" if is_past_best else "",
+        _why(trial),
+        plain(trial.label),
+        lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params),
+    )
+    return "  ".join(filter(None, parts))
 
 
-def _last(trial: TrialRow) -> str:
-    """Return the reward and KL of a trial's last evaluation, whatever the KL budget."""
-    return NOTHING if trial.end_kl is None else f"{measured(trial.end_reward)} at KL {measured(trial.end_kl)}"
+def _last_evaluation(trial: TrialRow, joint: str) -> str:
+    """Return the reward and KL of a trial's last evaluation, within the KL budget or not."""
+    return NOTHING if trial.end_kl is None else f"{measured(trial.end_reward)}{joint}{measured(trial.end_kl)}"
+
+
+def at_kl(kl: Measured | None) -> str:
+    """Return ` at a KL of 1.94 ± 0.08 nats/response`; empty if it is unknown."""
+    return "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
 
 
 def study_line(view: StudyView) -> str:
@@ -96,22 +104,23 @@ def study_line(view: StudyView) -> str:
 
 def outcome_line(trial: TrialRow, kl: Measured | None) -> str:
     """Return one line on a trial's outcome so far."""
-    at = "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
-    texts = [trial.status_word, f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at}"]
-    if trial.end_kl is not None:
-        texts.append(f"last evaluation {_last(trial)}")
     total = short(trial.config.get("total_episodes"))
-    texts += [f"{trial.episodes} of {total} episodes", f"{trial.seconds:.0f} s"]
-    if trial.attempts > 1:
-        texts.append(f"{trial.attempts} attempts")
-    return "Outcome: " + ", ".join(texts)
+    parts = (
+        trial.status_word,
+        f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at_kl(kl)}",
+        "" if trial.end_kl is None else f"last evaluation {_last_evaluation(trial, ' at KL ')}",
+        f"{trial.episodes} of {total} episodes",
+        f"{trial.seconds:.0f} s",
+        f"{trial.attempts} attempts" if trial.attempts > 1 else "",
+    )
+    return "Outcome: " + ", ".join(filter(None, parts))
 
 
-MOST_WHOLE = 24
+MOST_UNBROKEN = 24
 """Longest value that is kept on one line."""
 
 
-class _Whole(Table):
+class _UnbrokenTable(Table):
     """A table that avoids breaking values and words; into a pipe it breaks nothing."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -143,17 +152,19 @@ class _Whole(Table):
 
     def _narrowest(self, parts: Callable[[str], list[str]]) -> list[int]:
         """Return each column's narrowest width without breaking a word, or in columns of values one of these parts."""
-        found = []
+        widths = []
         for column in self.columns:
             split = parts if column.justify == "right" else str.split
-            whole = [*str(column.header).split(), *(part for cell in column.cells for part in split(str(cell)))]
-            found.append(min(max(map(cell_len, whole), default=0), MOST_WHOLE))
-        return found
+            unbroken = [*str(column.header).split(), *(part for cell in column.cells for part in split(str(cell)))]
+            widths.append(min(max(map(cell_len, unbroken), default=0), MOST_UNBROKEN))
+        return widths
 
 
 def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
     """Return an empty table; columns in `right` hold values, kept on one line if they fit."""
-    table = _Whole(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = _UnbrokenTable(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
@@ -161,28 +172,29 @@ def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()
 
 def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Table:
     """Return the table of trials: value, KL, status and reason. The best one is marked."""
-    kl = f"eval KL\n{KL_UNIT}"
-    numbers = ("trial", "value ± SE\nreward", kl, "last reward\nand KL", "episodes", "seconds")
-    table = new_table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
+    numbers = ("value ± SE\nreward", f"eval KL\n{KL_UNIT}", "last reward\nand KL", "episodes", "seconds")
+    table = new_table("trial", "status", *numbers, "reason", title="Trials", right=("trial", *numbers))
     for trial in trials:
-        mark = "* " if best is not None and trial.number == best.number else ""
+        is_best = best is not None and trial.number == best.number
         table.add_row(
-            f"{mark}{trial.number}",
+            f"* {trial.number}" if is_best else str(trial.number),
             _status(trial),
             plus_minus(trial.value, trial.value_se),
             measured(trial.kl),
-            NOTHING if trial.end_kl is None else f"{measured(trial.end_reward)}, {measured(trial.end_kl)}",
+            _last_evaluation(trial, ", "),
             str(trial.episodes),
             f"{trial.seconds:.0f}",
-            "best" if mark else _why(trial),
+            "best" if is_best else _why(trial),
         )
     return table
 
 
 def _why(trial: TrialRow) -> str:
-    """Return why a trial ended; of one that the strategy paused its screening score."""
-    if trial.is_at_rung:
-        return f"screening score {measured(trial.rung_score)}"
+    """Return why a trial ended, or the screening score if the strategy paused it."""
+    return f"screening score {measured(trial.rung_score)}" if trial.is_at_rung else _reason(trial)
+
+
+def _reason(trial: TrialRow) -> str:
     return plain(trial.reason.message) if trial.reason else ""
 
 
@@ -191,7 +203,7 @@ def _status(trial: TrialRow) -> Text:
 
 
 def lineage(trial: TrialRow) -> str:
-    """Return where a trial comes from, and what it is called."""
+    """Return a trial's origin and its label."""
     text = str(trial.origin)
     if trial.role is Role.FORK:
         text = f"forked from trial {trial.parent} at step {trial.fork_step}"
@@ -200,38 +212,36 @@ def lineage(trial: TrialRow) -> str:
     return f'{text} as "{plain(trial.label)}"' if trial.label else text
 
 
-def _called(trial: TrialRow) -> str:
+def _marked_label(trial: TrialRow) -> str:
     """Return a trial's label; trials that a person added are marked."""
-    added = f"fork of {trial.parent}" if trial.role is Role.FORK else _ADDED.get(trial.origin, "")
-    return ": ".join(text for text in (added, plain(trial.label)) if text)
-
-
-_ADDED = {Origin.ENQUEUED: "enqueued"}
+    added = f"fork of {trial.parent}" if trial.role is Role.FORK else ""
+    if trial.origin is Origin.ENQUEUED:
+        added = "enqueued"
+    return ": ".join(filter(None, (added, plain(trial.label))))
 
 
 def params_tables(trials: Sequence[TrialRow], spec: StudySpec, width: int = READABLE_WIDTH) -> list[Table]:
     """Return the searched or listed values, one row per trial, split into tables that fit the width."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    columns = {_broken(name): [_cell(trial, name) for trial in trials] for name in names}
-    called = [_called(trial) for trial in trials]
+    columns = {
+        _broken(name): [short(trial.params[name]) if name in trial.params else NOTHING for trial in trials]
+        for name in names
+    }
+    called = [_marked_label(trial) for trial in trials]
     labels = {"label": called} if any(called) else {}
-    title = "Listed values" if spec.listed else "Searched values"
+    title: str | None = "Listed values" if spec.listed else "Searched values"
     tables = []
-    for number, chosen in enumerate(_in_widths(columns, width - 8 - _width(labels))):
-        head = ("trial", *labels, *chosen)
-        table = new_table(*head, title=title if number == 0 else None, right=("trial", *chosen))
-        for row, trial in enumerate(trials):
-            table.add_row(str(trial.number), *(cells[row] for cells in {**labels, **chosen}.values()))
+    for group in _in_widths(columns, width - 8 - _width(labels)):
+        table = new_table("trial", *labels, *group, title=title, right=("trial", *group))
+        for trial, *cells in zip(trials, *labels.values(), *group.values(), strict=True):
+            table.add_row(str(trial.number), *cells)
         tables.append(table)
+        title = None
     return tables
 
 
-def _cell(trial: TrialRow, name: str) -> str:
-    return short(trial.params[name]) if name in trial.params else NOTHING
-
-
 def _in_widths(columns: Mapping[str, list[str]], width: int) -> list[dict[str, list[str]]]:
-    """Return the columns in groups, each at most `width` characters wide where its columns allow it."""
+    """Return the columns in groups, each at most `width` characters wide if its columns allow it."""
     groups: list[dict[str, list[str]]] = [{}]
     for header, cells in columns.items():
         if groups[-1] and _width(groups[-1]) + _width({header: cells}) > width:
@@ -241,7 +251,7 @@ def _in_widths(columns: Mapping[str, list[str]], width: int) -> list[dict[str, l
 
 
 def _width(columns: Mapping[str, list[str]]) -> int:
-    """Return how many characters the columns take, with their gaps."""
+    """Return the number of characters that the columns take, with their gaps."""
     return sum(2 + max(map(len, [*header.split("\n"), *cells])) for header, cells in columns.items())
 
 
@@ -256,37 +266,35 @@ def _broken(name: str, width: int = 7) -> str:
 
 
 def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
-    """Return a trial's configuration but for the declared defaults, with where each value comes from."""
+    """Return the table of a trial's configuration, without declared defaults, and the source of each value."""
     table = new_table("hyperparameter", "value", "unit", "from", title=title, right=("value",))
     sources = value_sources(trial, view.spec)
-    chosen = {name: source for name, source in sources.items() if source != "default"}
-    for name, source in chosen.items():
-        style = "bold" if source in ("searched", "listed", "enqueued") else "dim" if source == "TRL" else ""
-        cells = (name, short(trial.config[name], 6), HYPERPARAMETERS[name].unit, SOURCES[source])
-        table.add_row(*cells, style=style)
-    table.caption = f"{len(sources) - len(chosen)} others have their defaults; --json prints all."
+    for name, source in sources.items():
+        if source != "default":
+            text, style = SOURCES[source]
+            table.add_row(name, short(trial.config[name], 6), HYPERPARAMETERS[name].unit, text, style=style)
+    table.caption = f"{len(sources) - table.row_count} others have their defaults; --json prints all."
     table.caption_justify = "left"
     return table
 
 
 def reference_legend(view: StudyView) -> str | None:
     """Return one paragraph on trial 0: which of its values are TRL's, the task's own, and the study's."""
-    trial = next((t for t in view.trials if t.origin == "reference"), None)
+    trial = next((t for t in view.trials if t.origin is Origin.REFERENCE), None)
     if trial is None:
         return None
     sources = value_sources(trial, view.spec)
-    shown = {name: source for name, source in sources.items() if trial.config[name] is not None and name != "seed"}
-    groups = {source: [name for name, s in shown.items() if s == source] for source in ("TRL", "task", "study")}
     owners = {
         "TRL": "TRL's values",
         "task": f'the reference of task "{plain(view.spec.task)}"',
         "study": "this study's",
     }
-    texts = [
-        f"{owners[source]}: " + params_line({name: trial.config[name] for name in names})
-        for source, names in groups.items()
-        if names
-    ]
+    texts = []
+    for source, owner in owners.items():
+        names = [name for name, value in trial.config.items() if value is not None and name != "seed"]
+        values = {name: trial.config[name] for name in names if sources.get(name) == source}
+        if values:
+            texts.append(f"{owner}: {params_line(values)}")
     return f"Trial {trial.number} is the reference. " + "; ".join(texts) + "; all else: defaults."
 
 
@@ -296,32 +304,35 @@ def comparison_tables(
     """Return the trials' outcomes and their differing values, one column per trial."""
     numbers = [f"trial {trial.number}" for trial in trials]
     outcomes = new_table("outcome", *numbers, title="Outcomes", right=numbers)
-    if any(_called(trial) for trial in trials):
-        outcomes.add_row("label", *(_called(trial) for trial in trials))
-    outcomes.add_row("status", *(_status(trial) for trial in trials))
-    outcomes.add_row("best within the KL budget ± SE (reward)", *(plus_minus(t.value, t.value_se) for t in trials))
-    outcomes.add_row(f"KL there ({KL_UNIT})", *(measured(t.kl) for t in trials))
-    outcomes.add_row("last eval reward", *(measured(t.end_reward) for t in trials))
-    outcomes.add_row(f"its KL ({KL_UNIT})", *(measured(t.end_kl) for t in trials))
-    outcomes.add_row(
-        f"ends within {short(view.spec.kl_budget)} {KL_UNIT}",
-        *({None: NOTHING, True: "yes", False: "no"}[ends_within(t, view.spec)] for t in trials),
-    )
-    outcomes.add_row("episodes", *(str(t.episodes) for t in trials))
-    outcomes.add_row("seconds", *(f"{t.seconds:.0f}" for t in trials))
-    outcomes.add_row("reason", *(plain(t.reason.message) if t.reason else "" for t in trials))
+    within = {None: NOTHING, True: "yes", False: "no"}
+    rows: Mapping[str, Callable[[TrialRow], str | Text]] = {
+        "label": _marked_label,
+        "status": _status,
+        "best within the KL budget ± SE (reward)": lambda trial: plus_minus(trial.value, trial.value_se),
+        f"KL there ({KL_UNIT})": lambda trial: measured(trial.kl),
+        "last eval reward": lambda trial: measured(trial.end_reward),
+        f"its KL ({KL_UNIT})": lambda trial: measured(trial.end_kl),
+        f"ends within {short(view.spec.kl_budget)} {KL_UNIT}": lambda trial: within[ends_within(trial, view.spec)],
+        "episodes": lambda trial: str(trial.episodes),
+        "seconds": lambda trial: f"{trial.seconds:.0f}",
+        "reason": _reason,
+    }
+    for name, text in rows.items():
+        cells = [text(trial) for trial in trials]
+        if any(cells):
+            outcomes.add_row(name, *cells)
     values = new_table("hyperparameter", *numbers, title="Differing values", right=numbers)
     for name, row in differing.items():
         values.add_row(name, *(short(value, 6) for value in row))
     return [outcomes, values]
 
 
-def difference_line(base: TrialRow, other: TrialRow, found: Difference | None) -> str:
+def difference_line(base: TrialRow, other: TrialRow, difference: Difference | None) -> str:
     """Return one line on the value of `other` less that of `base`."""
     names = f"Trial {other.number} minus trial {base.number}"
-    if found is None:
+    if difference is None:
         return f"{names}: one of them has no value."
-    return f"{names}: {plus_minus(found.mean, found.se)} reward, {found.verdict}."
+    return f"{names}: {plus_minus(difference.mean, difference.se)} reward, {difference.verdict}."
 
 
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
@@ -329,31 +340,18 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     headers = ("trials\nended", "best\ntrial", "best value\nreward", f"its KL\n{KL_UNIT}")
     table = new_table("study", "task", "state", *headers, right=headers)
     for view in views:
+        ended, total = view["finished"], view["trials"]
+        count = str(ended)
+        if total is not None:
+            count = f"{ended}/{total}" if ended <= total else f"{ended} ({total} asked)"
         best = NOTHING if view["best"] is None else str(view["best"])
-        numbers = (
-            _ended(view),
-            best,
-            measured(view["best_value"]),
-            measured(view["best_kl"]),
-        )
-        table.add_row(
-            plain(view["name"]),
-            plain(view["task"]),
-            view["state"],
-            *numbers,
-        )
+        value, kl = measured(view["best_value"]), measured(view["best_kl"])
+        table.add_row(plain(view["name"]), plain(view["task"]), view["state"], count, best, value, kl)
     return table
 
 
-def _ended(view: Mapping[str, Any]) -> str:
-    ended, total = view["finished"], view["trials"]
-    if total is None:
-        return f"{ended}"
-    return f"{ended}/{total}" if ended <= total else f"{ended} ({total} asked)"
-
-
 def orders_table(orders: Sequence[Order], placed: int) -> Table:
-    """Return the table of a study's orders: of those placed all, or the latest."""
+    """Return the table of a study's orders: all that were placed, or the latest."""
     title = "Orders" if len(orders) == placed else f"Latest {len(orders)} of {placed} orders (--all lists them all)"
     table = new_table("order", "placed", "asks", "state", "outcome", title=title, right=("order",))
     for order in orders:
@@ -372,12 +370,11 @@ def _asked(order: Order) -> dict[str, Any]:
     return flat
 
 
-def answer_line(answer: ValueCheckpoint) -> str:
-    """Return one line on the checkpoint that stands for a trial's value: where it is, or why it is not kept."""
-    at = f"of step {answer.step}, episode {answer.episode}"
-    if answer.kept.path is not None:
-        return f"Checkpoint {at}: {_place(answer.kept.path)}"
-    return f"Checkpoint {at}: not kept here ({answer.kept.why_not})."
+def checkpoint_line(checkpoint: ValueCheckpoint) -> str:
+    """Return one line on the checkpoint of a trial's value: its place, or why it is not kept."""
+    kept = checkpoint.kept
+    place = f"not kept here ({kept.why_not})." if kept.path is None else _place(kept.path)
+    return f"Checkpoint of step {checkpoint.step}, episode {checkpoint.episode}: {place}"
 
 
 def front_table(points: Sequence[FrontPoint]) -> Table:
@@ -391,18 +388,15 @@ def front_table(points: Sequence[FrontPoint]) -> Table:
 
 
 def checkpoint_lines(kept: Mapping[int, Path]) -> list[str]:
-    """Return a heading and one line per checkpoint, by episode; nothing where none is kept."""
+    """Return a heading and one line per checkpoint, by episode; nothing if none is kept."""
     lines = [f"  episode {episode}: {_place(path)}" for episode, path in kept.items()]
     return ["Checkpoints kept:", *lines] if lines else []
 
 
 def _place(path: Path) -> str:
     """Return a path as short as possible for copying."""
-    here = Path.cwd()
-    return plain(str(path.relative_to(here) if path.is_relative_to(here) else path))
+    return plain(str(shortened(path)))
 
-
-# One trial in detail
 
 _CURVE = (
     ("objective/scores", "score\nreward"),
@@ -439,38 +433,35 @@ def _thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def evidence_table(reason: Reason) -> Table | None:
-    """Return the last steps' readings that made a rule stop the trial, or None where none were kept."""
-    read_first = [name for name in ("step", "episode", reason.metric) if name is not None]
-    names = list(dict.fromkeys([*read_first, *(name for reading in reason.evidence for name in reading)]))
+    """Return the last steps' readings that made a rule stop the trial, or None if none were kept."""
     if not reason.evidence:
         return None
+    watched = [] if reason.metric is None else [reason.metric]
+    names = list(dict.fromkeys(["step", "episode", *watched, *chain(*reason.evidence)]))
     headers = [METRICS[name].label if name in METRICS else plain(name) for name in names]
     table = new_table(*headers, title="Evidence", right=headers)
     for reading in reason.evidence:
-        table.add_row(*(_reading(name, reading.get(name)) for name in names))
+        counts = (f"{reading['step']:.0f}", f"{reading['episode']:.0f}")
+        table.add_row(*counts, *(measured(reading.get(name)) for name in names[2:]))
     return table
-
-
-def _reading(name: str, value: float | None) -> str:
-    is_count = name in ("step", "episode") and value is not None
-    return f"{value:.0f}" if is_count else measured(value)
 
 
 def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]:
     """Return the last evaluation's first samples: prompt, response, reward with its parts, and KL."""
-    last = max((row["step"] for row in rows), default=None)
-    chosen = [row for row in rows if row["step"] == last][:most]
-    lines = [Text(f"Samples at step {last}", style="bold")] if chosen else []
-    for row in chosen:
+    if not rows:
+        return []
+    last = max(row["step"] for row in rows)
+    lines = [Text(f"Samples at step {last}", style="bold")]
+    for row in [row for row in rows if row["step"] == last][:most]:
         reward = f"reward {plus_minus(row['reward'])}{parts_text(row['parts'])}"
-        numbers = ", ".join((reward, f"KL {plus_minus(row['kl'])} {KL_UNIT}", f"{counted(row['length'], 'token')}"))
+        numbers = f"{reward}, KL {plus_minus(row['kl'])} {KL_UNIT}, {counted(row['length'], 'token')}"
         lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))
         lines.append(Text(f"    {plain(row['prompt'])} |") + Text(f" {plain(row['response']).strip()}", style="cyan"))
     return lines
 
 
 def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:
-    """Return how many of the trials were pruned for their KL, and by which rule."""
+    """Return the number of trials that were pruned for their KL, by rule."""
     count = sum(len(numbers) for numbers in by_rule.values())
     rules = "; ".join(f"{RULES[rule].label} ({rule}): {_ranges(numbers)}" for rule, numbers in by_rule.items())
     were = "was" if count == 1 else "were"

@@ -2,15 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, closing, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, redirect_stdout
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo_core import output
 from ppo_core.cli import trackers
-from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK
+from ppo_core.cli.command_line import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 from ppo_core.errors import ConfigError, StudyError, nearest
 from tuner.cli import evidence, report, storage
 from tuner.cli.arguments import LOCAL, RAY
@@ -22,10 +22,10 @@ from tuner.control.run import run_study
 from tuner.engine.base import MakeEngine
 from tuner.engine.gpu import require_gpus, visible_gpus
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
-from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
+from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE
 from tuner.exchange.trackers import SEVERAL_AT_ONCE, StudyTrackers
 from tuner.judge import results
-from tuner.judge.answer import of_study
+from tuner.judge.answer import Answer, of_study
 from tuner.judge.results import read_study
 from tuner.store import Store
 from tuner.store.connect import file_of as store_file
@@ -55,34 +55,31 @@ def demo(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     """Run the study of a file, of a folder that holds one, or a stored one of that name, or resume it."""
     file = _file(args.study)
-    spec = _stored_spec(args.study, storage.location(args.storage)) if file is None else StudySpec.load(file)
+    spec = _stored_spec(args) if file is None else StudySpec.load(file)
     return _run(spec, args, ["run", args.study], is_file=file is not None)
 
 
 def _file(given: str) -> Path | None:
     """Return the study file that `run` was given, as itself or by its folder; None: the name of a stored study."""
     path = Path(given)
+    pattern, _ = study_file.NAME
+    is_name = pattern.fullmatch(given) is not None
     if not path.is_dir():
-        return path if path.suffix == ".toml" or path.exists() or not _is_name(given) else None
+        return path if path.suffix == ".toml" or path.exists() or not is_name else None
     if (path / STUDY_FILE).exists():
         return path / STUDY_FILE
-    if not _is_name(given):
+    if not is_name:
         raise ConfigError(f"the folder {path} has no {STUDY_FILE}")
     return None
 
 
-def _is_name(given: str) -> bool:
-    """Return True if this is a valid study name."""
-    pattern, _ = study_file.NAME
-    return pattern.fullmatch(given) is not None
-
-
-def _stored_spec(name: str, where: str) -> StudySpec:
-    """Return the stored study's spec; ConfigError if there is none, and so neither a file nor a study."""
-    path = store_file(parse_url(where))
+def _stored_spec(args: argparse.Namespace) -> StudySpec:
+    """Return the stored study's spec; ConfigError if there is none: then the name is neither a file nor a study."""
+    name = args.study
+    path = store_file(parse_url(storage.location(args.storage)))
     if path is not None and not path.exists():
         raise ConfigError(_unknown(name, f"no store at {path}", ()))
-    with closing(Store.open(where)) as store:
+    with storage.opened(args.storage) as store:
         names = [row.name for row in store.studies()]
         if name not in names:
             has = f"has: {', '.join(names)}" if names else "has no studies yet"
@@ -91,7 +88,7 @@ def _stored_spec(name: str, where: str) -> StudySpec:
 
 
 def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
-    """Return why `name` is not a study to run: where it was looked for, and the nearest file or stored study."""
+    """Return an error for a name that is no study: the places that were searched, and the nearest file or study."""
     here = Path.cwd()
     file = f"the folder {name} has no {STUDY_FILE}" if Path(name).is_dir() else f"file {here / name} not found"
     files = [path.name for path in sorted(here.glob("*.toml"))]
@@ -103,88 +100,98 @@ def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
 
 
 def confirm(args: argparse.Namespace) -> int:
-    """Run what confirms a study's best configurations, or resume it, and print the result."""
-    where = storage.location(args.storage)
-    spec = _stored_spec(args.study, where)
+    """Run or resume the confirmation of a study's best configurations, and print the result."""
+    spec = _stored_spec(args)
     if args.show:
-        return _show_confirmed(args, where)
+        return _show_confirmed(args)
     plan = Plan(args.top, args.seeds, args.total_episodes)
-    stopped = _train(spec, args, where, is_file=False, plan=plan)
-    with closing(Store.open(where)) as store:
-        found = [
-            one for one in confirmations(store, read_study(store, spec.name)) if one.total_episodes == plan.length(spec)
-        ]
-        if args.json:
-            print(output.dumps(_confirmed_data(store, spec.name, found, where)[0] if found else None))
-        else:
-            _print_confirmed(store, spec.name, found, where)
+    stopped = _train(spec, args, plan=plan)
+    with storage.opened(args.storage) as store:
+        view = read_study(store, spec.name)
+        answer = of_study(store, view)
+        asked = [each for each in confirmations(store, view) if each.total_episodes == plan.length(spec)]
+    if args.json:
+        print(output.dumps(_confirmed_data(store, asked[0], spec.name, answer) if asked else None))
+    else:
+        _print_confirmed(store, asked, answer)
     if stopped is None:
         return EXIT_OK
-    length = [] if args.total_episodes is None else ["--total-episodes", str(args.total_episodes)]
-    top = [] if args.top is None else ["--top", str(args.top)]
-    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length, *_engine_flags(args)]
-    return _tell_stop(stopped, spec.name, words, where)
+    words = ["confirm", spec.name, *_repeated(args, "top", "seeds", "total_episodes")]
+    return _announce_stop(stopped, spec.name, words, store)
 
 
-def _show_confirmed(args: argparse.Namespace, where: str) -> int:
+def _show_confirmed(args: argparse.Namespace) -> int:
     """Print what was confirmed so far, and run nothing."""
-    with closing(Store.open(where)) as store:
-        found = [one for one in confirmations(store, read_study(store, args.study)) if one.best is not None]
-        if args.json:
-            print(output.dumps(_confirmed_data(store, args.study, found, where)))
-        elif not found:
-            confirm_it = to_copy(["confirm", args.study])
-            raise StudyError(f'nothing of study "{args.study}" is confirmed yet; run: {confirm_it}')
-        else:
-            _print_confirmed(store, args.study, found, where)
+    with storage.opened(args.storage) as store:
+        view = read_study(store, args.study)
+        answer = of_study(store, view)
+        finished = [each for each in confirmations(store, view) if each.best is not None]
+    if args.json:
+        print(output.dumps([_confirmed_data(store, each, args.study, answer) for each in finished]))
+    elif finished:
+        _print_confirmed(store, finished, answer)
+    else:
+        confirm_it = storage.command(["confirm", args.study], store)
+        raise StudyError(f'nothing of study "{args.study}" is confirmed yet; run: {confirm_it}')
     return EXIT_OK
 
 
-def _print_confirmed(store: Store, name: str, found: Sequence[Confirmation], where: str) -> None:
+def _print_confirmed(store: Store, found: Sequence[Confirmation], answer: Answer | None) -> None:
     """Print confirmations, and then the study's answer, which follows from all of them."""
     out = output.console()
-    answer = of_study(store, read_study(store, name))
-    for one in found:  # the answer states the verdict for its own length
-        told = answer is not None and answer.confirmed is not None and answer.confirmed.length == one.total_episodes
-        evidence.print_confirmation(out, one, with_verdict=not told)
+    stated = None if answer is None or answer.confirmed is None else answer.confirmed.length
+    for confirmation in found:  # the answer states the verdict for its own length
+        evidence.print_confirmation(out, confirmation, with_verdict=confirmation.total_episodes != stated)
     if answer is not None:
         out.print()
-        out.print(f"To launch: {answer.name} ({answer.badge}). {answer.reading}", style="bold", soft_wrap=True)
-        report.print_launch(out, answer, where)
+        report.print_recommendation(out, answer)
+        report.print_launch(out, store, answer)
 
 
-def _confirmed_data(store: Store, name: str, found: Sequence[Confirmation], where: str) -> list[dict[str, Any]]:
-    answer = report.data_of_answer(store, read_study(store, name), where)
-    return [confirmation_data(one) | {"study": name, "answer": answer} for one in found]
+def _confirmed_data(store: Store, confirmation: Confirmation, name: str, answer: Answer | None) -> dict[str, Any]:
+    return confirmation_data(confirmation) | {"study": name, "answer": report.answer_json(store, answer)}
 
 
 def _run(
     spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_file: bool, plan: Plan | None = None
 ) -> int:
     """Run the study, and what confirms it, with its progress shown; print its outcome, and return the exit status."""
-    where = storage.location(args.storage)
-    stopped = _train(spec, args, where, is_file=is_file, trials=args.trials, budget=args.budget)
-    if plan is not None and stopped is None and _has_candidates(spec.name, where):
-        stopped = _train(_stored_spec(spec.name, where), args, where, is_file=False, plan=plan)
-    status = _print_result(spec.name, where, args.json, is_confirmed=plan is not None)
+    stopped = _train(spec, args, is_file=is_file)
+    if plan is not None and stopped is None:
+        with storage.opened(args.storage) as store:
+            view = read_study(store, spec.name)
+        if candidates((*view.trials, *view.confirming), view.spec):
+            stopped = _train(view.spec, args, plan=plan)
+    with storage.opened(args.storage) as store:
+        view = read_study(store, spec.name)
+        if args.json:
+            answer = report.answer_json(store, of_study(store, view))
+            print(output.dumps(results.study_data(view) | {"answer": answer}))
+        elif view.state == "finished":
+            report.print_end(output.console(), store, view, is_confirmed=plan is not None)
     if stopped is None:
-        return status
-    total = [*(["--trials", str(args.trials)] if args.trials else []), *_budget_flag(args.budget)]
-    every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
-    return _tell_stop(stopped, spec.name, [*command, *total, *every, *_engine_flags(args)], where)
+        return EXIT_ERROR if report.all_failed(view) else EXIT_OK
+    words = [*command, *_repeated(args, "trials", "budget")]
+    return _announce_stop(stopped, spec.name, words, store)
+
+
+def _repeated(args: argparse.Namespace, *own: str) -> Iterator[str]:
+    """Yield the words of the flags to give again when resuming: a command's `own`, and those on workers."""
+    for name in (*own, "gpus", "trials_per_gpu", "checkpoint_seconds", "engine", "report_to"):
+        value = getattr(args, name)
+        if value is None or (name, value) in (("trials_per_gpu", 1), ("engine", LOCAL)):
+            continue
+        if isinstance(value, tuple):
+            value = ",".join(value)
+        flag = "--report_to" if name == "report_to" else f"--{name.replace('_', '-')}"
+        for each in value if isinstance(value, list) else [value]:
+            yield from (flag, f"{each:g}" if isinstance(each, float) else str(each))
 
 
 def _train(
-    spec: StudySpec,
-    args: argparse.Namespace,
-    where: str,
-    *,
-    is_file: bool,
-    trials: int | None = None,
-    budget: float | None = None,
-    plan: Plan | None = None,
+    spec: StudySpec, args: argparse.Namespace, *, is_file: bool = False, plan: Plan | None = None
 ) -> StudyStopped | None:
-    """Run what is left of a study with its progress shown; return how it stopped short of that, if it did."""
+    """Run the rest of a study with its progress shown; return the event with which it stopped early, if it did."""
     gpus = _gpus(spec, args)
     names = trackers.resolve(args.report_to or (), SEVERAL_AT_ONCE)
     with ExitStack() as stack:
@@ -203,14 +210,14 @@ def _train(
             make_engine, threads_per_trial = cluster.engine, cluster.threads_per_trial
         run_study(
             spec,
-            storage=where,
+            storage=storage.location(args.storage),
             runs_folder=RUNS_FOLDER,
             workers=args.workers,
             gpus=gpus,
             trials_per_gpu=args.trials_per_gpu,
             is_file=is_file,
-            trials=trials,
-            budget=budget,
+            trials=args.trials if plan is None else None,
+            budget=args.budget if plan is None else None,
             timeout=args.timeout,
             checkpoint_seconds=args.checkpoint_seconds,
             plan=plan,
@@ -257,38 +264,10 @@ def _ray_cluster(engine: str) -> "RayCluster":
     return RayCluster(None if engine == RAY else engine)
 
 
-def _has_candidates(name: str, where: str) -> bool:
-    with closing(Store.open(where)) as store:
-        view = read_study(store, name)
-        return bool(candidates((*view.trials, *view.confirming), view.spec))
-
-
-def _engine_flags(args: argparse.Namespace) -> list[str]:
-    engine = [] if args.engine == LOCAL else ["--engine", args.engine]
-    return [*engine, *(word for name in args.report_to or () for word in ("--report_to", name))]
-
-
-def _budget_flag(budget: float | None) -> list[str]:
-    return [] if budget is None else ["--budget", f"{budget:g}"]
-
-
-def _print_result(name: str, where: str, as_json: bool, *, is_confirmed: bool) -> int:
-    """Print the outcome of a study that has all its trials; return the exit status of that outcome."""
-    store = Store.open(where)
-    try:
-        view = read_study(store, name)
-        if as_json:
-            print(output.dumps(results.study_data(view) | {"answer": report.data_of_answer(store, view, where)}))
-        elif view.state == "finished":
-            report.print_end(output.console(), store, view, where, is_confirmed=is_confirmed)
-        return report.exit_status(view)
-    finally:
-        store.close()
-
-
-def _tell_stop(stopped: StudyStopped, name: str, again: Sequence[str], where: str) -> int:
+def _announce_stop(stopped: StudyStopped, name: str, again: Sequence[str], store: Store) -> int:
     """Say how a study stopped and how to resume it: `again`, after `resume` of paused trials. Return the status."""
     resumed = [["resume", name, str(number)] for number in stopped.paused]
-    go_on = " && ".join(to_copy([*words, *storage.flags(where)]) for words in [*resumed, again])
-    print(f"ppo-tuner: {output.plain(stopped.why)}: {stopped.extent.text}; to resume: {go_on}", file=sys.stderr)
+    resuming = " && ".join(storage.command(words, store) for words in [*resumed, again])
+    why = output.plain(stopped.why)
+    print(f"{PROG}: {why}: {stopped.extent.text}; to resume: {resuming}", file=sys.stderr)
     return EXIT_OK if stopped.is_deliberate else EXIT_INTERRUPTED

@@ -3,13 +3,14 @@
 import argparse
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from ppo_core import output
+from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.config.declare import Choices
 from ppo_core.errors import ConfigError, StudyError
 from tuner.cli import storage
-from tuner.cli.storage import opened
 from tuner.control import orders
 from tuner.environment import to_copy
 from tuner.judge.results import StudyView, order_data, read_study
@@ -23,7 +24,7 @@ POLL_SECONDS = 0.2
 
 def place(args: argparse.Namespace) -> int:
     """Check an order against the study as it stands, place it, and print its outcome."""
-    with opened(args.storage) as store:
+    with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.command == "enqueue" and not args.set:
             raise ConfigError(f"enqueue needs values, such as: {_example(view)}")
@@ -31,11 +32,24 @@ def place(args: argparse.Namespace) -> int:
         trial = getattr(args, "trial", None)
         orders.check(store, view, args.command, trial, arguments)
         order = store.place_order(view.row, args.command, trial, arguments)
-        return _tell(store, view, _decided(store, view, order), args)
+        order = _decided(store, view, order)
+        is_held = store.study(view.row.name).is_held
+    if args.json:
+        print(output.dumps(order_data(order)))
+    if order.state is OrderState.REFUSED:
+        raise StudyError(f"order {order.id} was refused: {order.outcome}")
+    if args.json:
+        return EXIT_OK
+    if order.state is OrderState.DONE:
+        print(f"Order {order.id}: {output.plain(order.outcome or '')}.")
+    else:
+        run = storage.command(["run", view.row.name], store)
+        print(f"Order {order.id} waits: {orders.why_waiting(is_held, run)}")
+    return EXIT_OK
 
 
 def assignments(texts: Sequence[str]) -> dict[str, str]:
-    """Return the values of `name=value` arguments; ConfigError where one is none, or a name stands twice."""
+    """Return the values of `name=value` arguments; ConfigError if one is malformed, or a name is repeated."""
     values: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -49,28 +63,25 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
 
 def _example(view: StudyView) -> str:
     """Return a command that enqueues a value which the study allows."""
-    listed = {name: value for trial in view.spec.listed for name, value in trial.params.items()}
-    values = {
-        name: str(one.values[0]) if isinstance(one, Choices) else output.short(one.low, 12)
-        for name, one in view.spec.search.items()
-    }
-    values |= {name: output.short(value, 12) for name, value in listed.items()}
-    name, value = next(iter(values.items()), ("NAME", "VALUE"))
-    return to_copy(["enqueue", view.row.name, "--set", f"{name}={value}"])
+    searched = (
+        (name, domain.values[0] if isinstance(domain, Choices) else domain.low)
+        for name, domain in view.spec.search.items()
+    )
+    listed = (pair for trial in view.spec.listed for pair in trial.params.items())
+    name, value = next(chain(searched, listed), ("NAME", "VALUE"))
+    return to_copy(["enqueue", view.row.name, "--set", f"{name}={output.short(value, 12)}"])
 
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the order's arguments, as `tuner.control.orders` takes them."""
     if args.command == "set":
         given = {name: getattr(args, name) for name in CHANGEABLE_SETTINGS}
         return {"changes": {name: value for name, value in given.items() if value is not None}}
-    if args.command in ("enqueue", "fork"):
-        arguments: dict[str, Any] = {"values": assignments(args.set or ())}
-        if args.label:
-            arguments["label"] = args.label
-        if args.command == "fork" and args.at is not None:
-            arguments["episode"] = args.at
-        return arguments
-    return {}
+    if args.command not in ("enqueue", "fork"):
+        return {}
+    optional = {"label": args.label or None, "episode": getattr(args, "at", None)}
+    given = {name: value for name, value in optional.items() if value is not None}
+    return {"values": assignments(args.set or ()), **given}
 
 
 def _decided(store: Store, view: StudyView, order: Order) -> Order:
@@ -82,19 +93,3 @@ def _decided(store: Store, view: StudyView, order: Order) -> Order:
         time.sleep(POLL_SECONDS)
         order = store.order(order.id)
     return order
-
-
-def _tell(store: Store, view: StudyView, order: Order, args: argparse.Namespace) -> int:
-    if args.json:
-        print(output.dumps(order_data(order)))
-    if order.state is OrderState.REFUSED:
-        raise StudyError(f"order {order.id} was refused: {order.outcome}")
-    if args.json:
-        return 0
-    if order.state is OrderState.DONE:
-        print(f"Order {order.id}: {output.plain(order.outcome or '')}.")
-        return 0
-    is_held = store.study(view.row.name).is_held
-    go_on = to_copy(["run", view.row.name, *storage.flags(storage.location(args.storage))])
-    print(f"Order {order.id} waits: {orders.why_waiting(is_held, go_on)}")
-    return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ppo_core.cli import training
 from ppo_core.cli.arguments import DESCRIPTION, RunParser
-from ppo_core.cli.command_line import import_from_working_folder, refuse_unknown
+from ppo_core.cli.command_line import EXIT_OK, refuse_unknown
 from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import ConfirmedReading, RunOrigin
 from ppo_core.cli.training import Program
@@ -17,9 +17,9 @@ from ppo_core.errors import ConfigError, PPOTunerError, TaskError
 from ppo_core.tasks import skeleton
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP, trial_number
-from tuner.confirm.result import Confirmation, Confirmed, confirmations
+from tuner.confirm.result import confirmations
 from tuner.control import forks
-from tuner.environment import PROG, to_copy
+from tuner.environment import PROG, STUDY_FILE, to_copy
 from tuner.judge import results
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
@@ -37,17 +37,15 @@ def train(argv: Sequence[str]) -> int:
 def _train(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     args, rest = parser.parse_known_args(list(argv))
     refuse_unknown(parser, rest)
-    import_from_working_folder()
     start = None
     if args.trial is not None:
-        start = rank_zero.by_first(lambda: _start(storage.location(args.storage), *args.trial))
-    if start is not None:
+        start = rank_zero.by_first(lambda: _start(args.storage, *args.trial))
         _require_same_task(args, start)
     return training.train(args, argv, PROGRAM, start)
 
 
 def build_parser() -> RunParser:
-    """Return the parser of `train`: that of `python -m ppo_core`, with where a trial is found."""
+    """Return the parser of `train`: that of `python -m ppo_core`, with flags that name a trial and its store."""
     parser = RunParser(
         f"{PROG} train",
         f"{PROG} train [--task TASK | --policy MODEL --reward R --prompts DATA] [--config FILE | --from STUDY TRIAL] "
@@ -65,68 +63,62 @@ def build_parser() -> RunParser:
     return parser
 
 
-def _start(where: str, study: str, number: str) -> Start:
-    """Return a trial's task, configuration, threads and device; of a fork also what it had before."""
+def _start(given_storage: str | None, study: str, number: str) -> Start:
+    """Return a trial's task, configuration, threads and device, and the values that a fork had before."""
     try:
         wanted = trial_number(number)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"--from {study} {number}: {error}") from None
-    store = Store.open(where)
-    try:
+    with storage.opened(given_storage) as store:
         view = results.read_study(store, study)
         trial = store.trial(view.row, wanted)
-        name = f"{study}-{number}"
-        spec = view.spec
         origin = _origin(store, view, trial)
-        stages = forks.stages((*view.trials, *view.confirming), trial)
-        return Start(
-            task=spec.task,
-            values=dict(trial.config),
-            threads=trial.threads,
-            name=name,
-            kl_budget=spec.kl_budget,
-            device=spec.device,
-            origin=origin,
-            stages=stages,
-        )
-    finally:
-        store.close()
+    spec = view.spec
+    stages = forks.stages((*view.trials, *view.confirming), trial)
+    name = f"{study}-{number}"
+    return Start(
+        task=spec.task,
+        values=dict(trial.config),
+        threads=trial.threads,
+        name=name,
+        kl_budget=spec.kl_budget,
+        device=spec.device,
+        origin=origin,
+        stages=stages,
+    )
 
 
 def _origin(store: Store, view: StudyView, trial: TrialRow) -> RunOrigin:
     """Return a trial's origin and confirmed results, as plain data."""
     number = trial.number if trial.role is not Role.CONFIRM or trial.parent is None else trial.parent
-    readings = [
-        _reading(one, each)
-        for one in confirmations(store, view)
-        for each in one.configurations
-        if each.trial.number == number
-    ]
-    return RunOrigin(view.row.name, number, tuple(reading for reading in readings if reading is not None))
-
-
-def _reading(one: Confirmation, each: Confirmed) -> ConfirmedReading | None:
-    reward, kl = each.reward, each.kl
-    if reward is None:
-        return None
-    kl_mean = None if kl is None else kl.mean
-    return ConfirmedReading(one.total_episodes, reward.n, one.prompts, reward.mean, reward.low, reward.high, kl_mean)
+    readings = []
+    for confirmation in confirmations(store, view):
+        for each in confirmation.configurations:
+            reward = each.reward
+            if each.trial.number == number and reward is not None:
+                kl = None if each.kl is None else each.kl.mean
+                reading = ConfirmedReading(
+                    confirmation.total_episodes,
+                    reward.n,
+                    confirmation.prompts,
+                    reward.mean,
+                    reward.low,
+                    reward.high,
+                    kl,
+                )
+                readings.append(reading)
+    return RunOrigin(view.row.name, number, tuple(readings))
 
 
 def _require_same_task(args: argparse.Namespace, start: Start) -> None:
-    """Raise ConfigError for flags that give another task than the trial's: its rates and lengths were found for that.
-
-    A file's task may be named by other paths.
-    """
+    """Raise ConfigError for flags that give another task than the trial's, for which its values were found."""
     given = [f"--{name}" for name in ("task", "policy", "reward", "prompts") if getattr(args, name) is not None]
+    # A file's task may be named by other paths.
     if given and (given != ["--task"] or get_task(args.task).name != get_task(start.task).name):
         raise ConfigError(
             f"--from {shlex.join(args.trial)} trains on the trial's task, {start.task}, so it takes no "
             f"{', '.join(given)}"
         )
-
-
-# `ppo-tuner new-task`
 
 
 def new_task(args: argparse.Namespace) -> int:
@@ -143,5 +135,5 @@ def new_task(args: argparse.Namespace) -> int:
     if note is not None:
         print(f"first:      {note}")
     print(f"train once: {to_copy(['train', '--task', str(folder)])}")
-    print(f"tune:       {to_copy(['run', str(folder / 'study.toml')])}")
-    return 0
+    print(f"tune:       {to_copy(['run', str(folder / STUDY_FILE)])}")
+    return EXIT_OK

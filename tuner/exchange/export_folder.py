@@ -9,14 +9,13 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Boolean, Column, Connection, Float, Integer, Table, literal, select
+from sqlalchemy import JSON, Boolean, Column, ColumnElement, Connection, Float, Integer, Table, select
 
 from ppo_core.errors import ConfigError, PPOTunerError
 from tuner.exchange import SUFFIXES
@@ -31,51 +30,40 @@ STUDY_FILE = "study.json"
 Row = dict[str, Any]
 
 
-class ColumnType(Enum):
-    """Type of a column."""
-
-    WHOLE = auto()
-    NUMBER = auto()
-    TEXT = auto()
-    JSON = auto()
-    TRUTH = auto()
-
-
 @dataclass(frozen=True)
 class TableLayout:
     """One exported table: the columns of one of the store's tables."""
 
     name: str
-    fields: Mapping[str, ColumnType]
-    """Column types, in order."""
+    fields: Mapping[str, str]
+    """pyarrow's names of the columns' types, in order, or `json`: text with JSON in it."""
 
     def file(self, fmt: str) -> str:
         """Return the name of its file in a format."""
         return self.name + SUFFIXES[fmt]
 
 
-_TYPES: tuple[tuple[type[Any], ColumnType], ...] = (
-    (Integer, ColumnType.WHOLE),
-    (Float, ColumnType.NUMBER),
-    (JSON, ColumnType.JSON),
-    (Boolean, ColumnType.TRUTH),
+_TYPES: tuple[tuple[type[Any], str], ...] = (
+    (Integer, "int64"),
+    (Float, "float64"),
+    (Boolean, "bool"),
+    (JSON, "json"),
 )
 
 
-def _kind(column: Column[Any]) -> ColumnType:
-    return next((kind for type_, kind in _TYPES if isinstance(column.type, type_)), ColumnType.TEXT)
+def _type_name(column: Column[Any]) -> str:
+    return next((name for type_, name in _TYPES if isinstance(column.type, type_)), "string")
 
 
-def _fields(table: Table, *without: str) -> dict[str, ColumnType]:
-    return {column.name: _kind(column) for column in table.c if column.name not in without}
+def _fields(table: Table, *without: str) -> dict[str, str]:
+    return {column.name: _type_name(column) for column in table.c if column.name not in without}
 
 
-_OF_TRIAL = {"trial": ColumnType.WHOLE}
 TRIALS = TableLayout("trials", _fields(schema.trials, "id", "study_id"))
-OF_TRIALS = {
-    name: TableLayout(name, _OF_TRIAL | _fields(table, "trial_id")) for name, table in schema.OF_TRIALS.items()
-}
-TABLES = (TRIALS, *OF_TRIALS.values())
+OF_TRIALS = tuple(
+    TableLayout(name, {"trial": "int64"} | _fields(table, "trial_id")) for name, table in schema.OF_TRIALS.items()
+)
+TABLES = (TRIALS, *OF_TRIALS)
 
 ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
 """Fields of each order in `study.json`."""
@@ -84,17 +72,17 @@ STUDY_FIELDS = ("created_at", "finished_at", "paused_at", "workers", "overrides"
 
 
 def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bool = False) -> dict[str, int]:
-    """Write the study `name` to a new folder, its tables in format `fmt`; `replace`: or over an older export.
+    """Write the study `name` to a new folder, its tables in format `fmt`; with `replace` also over an older export.
 
     Returns:
-        How many rows each table has, by its name.
+        The number of rows of each table, by its name.
 
     Raises:
-        StudyError: there is no such study.
+        StudyError: there is no such study; the message names the nearest.
         ConfigError: the folder holds something that is not to be replaced, or cannot be written.
         StoreError: the store failed.
     """
-    study_id = store.study(name).id  # tells the nearest name if there is none of this one
+    study_id = store.study(name).id
     require_free(folder, replace)
     part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
     try:
@@ -112,7 +100,7 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
 
 
 def require_free(folder: Path, replace: bool) -> None:
-    """Raise ConfigError unless a folder is new, empty or, to be replaced, holds an export and nothing else."""
+    """Raise ConfigError unless a folder is new, is empty, or holds nothing but an export that is to be replaced."""
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():
@@ -140,14 +128,16 @@ def _is_export(folder: Path) -> bool:
 def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) -> dict[str, int]:
     """Write all files; return the number of rows by table."""
     trials, studies, orders = schema.trials, schema.studies, schema.orders
-    study = dict(connection.execute(select(studies).where(studies.c.id == study_id)).one()._mapping)
-    mine = select(trials.c.id, trials.c.number).where(trials.c.study_id == study_id).order_by(trials.c.number)
-    numbers = {row.id: row.number for row in connection.execute(mine)}
-    columns = [trials.c[name] for name in TRIALS.fields]
-    of_study = select(*columns).where(trials.c.study_id == study_id).order_by(trials.c.number)
-    rows = {TRIALS.name: _write_table(folder, TRIALS, fmt, stream(connection, of_study))}
-    for name, table in OF_TRIALS.items():
-        rows[name] = _write_table(folder, table, fmt, _rows_by_trial(connection, schema.OF_TRIALS[name], numbers))
+    study = connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
+    is_own = trials.c.study_id == study_id
+    columns: list[ColumnElement[Any]] = [trials.c[name] for name in TRIALS.fields]
+    query = select(*columns).where(is_own).order_by(trials.c.number)
+    rows = {TRIALS.name: _write_table(folder, TRIALS, fmt, stream(connection, query))}
+    for layout, table in zip(OF_TRIALS, schema.OF_TRIALS.values(), strict=True):
+        key = [column for column in table.primary_key if column.name != "trial_id"]
+        columns = [trials.c.number.label("trial"), *(table.c[name] for name in layout.fields if name != "trial")]
+        query = select(*columns).join_from(trials, table).where(is_own).order_by(trials.c.number, *key)
+        rows[layout.name] = _write_table(folder, layout, fmt, stream(connection, query))
     columns = [orders.c[name] for name in ORDER_FIELDS]
     placed = stream(connection, select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id))
     content = {
@@ -163,14 +153,6 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
     }
     (folder / STUDY_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii", newline="\n")
     return rows
-
-
-def _rows_by_trial(connection: Connection, table: Table, numbers: Mapping[int, int]) -> Iterator[Row]:
-    """Yield a table's rows trial by trial, which spares the database a sort of all rows."""
-    key: list[Column[Any]] = list(table.primary_key.columns)
-    for trial_id, number in numbers.items():
-        columns = [literal(number).label("trial"), *(column for column in table.c if column is not table.c.trial_id)]
-        yield from stream(connection, select(*columns).where(table.c.trial_id == trial_id).order_by(*key))
 
 
 def _put_in_place(part: Path, folder: Path) -> None:
@@ -198,25 +180,18 @@ def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    types = {
-        ColumnType.WHOLE: pa.int64(),
-        ColumnType.NUMBER: pa.float64(),
-        ColumnType.TEXT: pa.string(),
-        ColumnType.JSON: pa.string(),
-        ColumnType.TRUTH: pa.bool_(),
-    }
-    columns = pa.schema([pa.field(name, types[kind]) for name, kind in table.fields.items()])
-    json_names = [name for name, kind in table.fields.items() if kind is ColumnType.JSON]
-    count, path = 0, folder / table.file(fmt)
+    types = {name: pa.type_for_alias("string" if kind == "json" else kind) for name, kind in table.fields.items()}
+    columns = pa.schema(types)
+    json_names = [name for name, kind in table.fields.items() if kind == "json"]
+    path = folder / table.file(fmt)
+    count = 0
     with csv.CSVWriter(path, columns) if fmt == "csv" else parquet.ParquetWriter(path, columns) as writer:
         for chunk in chunks(rows):
             for row in chunk:
-                row |= {name: _to_text(row[name]) for name in json_names if row[name] is not None}
+                # In ASCII, which can also hold half a UTF-16 pair.
+                row |= {
+                    name: json.dumps(row[name], separators=(",", ":")) for name in json_names if row[name] is not None
+                }
             writer.write_table(pa.Table.from_pylist(chunk, schema=columns))
             count += len(chunk)
     return count
-
-
-def _to_text(value: object) -> str:
-    """Return a value as ASCII JSON, in which half a UTF-16 pair is text, too."""
-    return json.dumps(value, separators=(",", ":"))

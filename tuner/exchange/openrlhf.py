@@ -47,7 +47,7 @@ OPENRLHF = Table(
     lambda flat: not _MARKS.isdisjoint(flat),
     (
         Row("total_episodes", "data.max_samples", _prompts, never),
-        Row("total_episodes", "train.num_episodes", lambda *_: 1, never),  # passes over so many prompts
+        Row("total_episodes", "train.num_episodes", lambda *_: 1, never),  # passes over these prompts
         Row("seed", "train.seed"),
         Row("learning_rate", "actor.adam.lr"),
         Row("value_learning_rate", "critic.adam.lr"),
@@ -84,11 +84,11 @@ OPENRLHF = Table(
         Row("response_length", "rollout.max_new_tokens"),
         Row("temperature", "rollout.temperature"),
         Row("top_p", "rollout.top_p"),
-        Row("lora_r", "ds.lora.rank", of=never),
+        Row("lora_r", "ds.lora.rank", to_ours=never),
         Row("use_peft", "ds.lora.rank", lambda on, ours: ours["lora_r"] if on else 0, never),
-        Row("lora_alpha", "ds.lora.alpha", of=never),
+        Row("lora_alpha", "ds.lora.alpha", to_ours=never),
         Row("lora_target_modules", "ds.lora.target_modules", lambda names, _: names and names.split(","), never),
-        Row("load_in_4bit", "ds.load_in_4bit", of=never),
+        Row("load_in_4bit", "ds.load_in_4bit", to_ours=never),
         words("bf16", {True: "bf16"}, "ds.param_dtype"),
     ),
     {

@@ -13,13 +13,14 @@ within the KL budget. So of the search's own trials
 In two cases Optuna names another trial: if a fork is the best one, or if several share the best value, of which ours
 has the lowest KL. The study's user attribute `best_trial` is always the number of ours.
 
-Intermediate values are the eval reward by episode. Optuna has one series a trial, so the eval KL by episode is the user
-attribute `eval_kl`; origin, status, reason and differences from the reference are user attributes, too.
+Intermediate values are the eval reward by episode. Optuna has one series per trial, so the eval KL by episode is the
+user attribute `eval_kl`; origin, status, reason and differences from the reference are user attributes, too.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,55 +47,49 @@ _LEAST_VIOLATION = 1e-9
 _EVALUATION = ("eval/reward", "eval/kl")
 
 
-@dataclass(frozen=True)
-class OptunaStorage:
-    """A storage of Optuna's."""
-
-    storage: RDBStorage
-    url: str
-    """URL for Optuna's tools, with its password hidden."""
-
-
-def export_to_optuna(
-    store: Store, name: str, output: str, *, replace: bool = False
-) -> tuple[OptunaStorage, list[TrialRow]]:
-    """Write the study `name` to a storage of Optuna's; return the storage, and the trials as written.
+def export_to_optuna(store: Store, name: str, output: str, *, replace: bool = False) -> tuple[str, list[TrialRow]]:
+    """Write the study `name` to a storage of Optuna's.
 
     Args:
         store: Our store.
         name: The study's name, in the storage too.
-        output: An SQLite file, or the URL of a database; made if there is none.
-        replace: Whether a study of that name there is deleted first.
+        output: An SQLite file, or the URL of a database; created if there is none.
+        replace: True to delete a study of that name there first.
+
+    Returns:
+        The storage's URL for Optuna's tools, with its password hidden, and the trials as written.
 
     Raises:
-        StudyError: there is no such study in the store.
+        StudyError: there is no such study in the store; the message names the nearest.
         ConfigError: a study of that name is in the storage already.
         StoreError: one of the two failed.
     """
-    study = store.study(name)  # tells the nearest name if there is none of this one
+    study = store.study(name)
     spec = StudySpec.from_dict(study.spec, f'study "{study.name}"')
     rows, reference = store.trials(study), reference_config(spec)
-    evaluations = _evaluations(store, rows)
+    evaluations: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for evaluation in store.steps([row.id for row in rows], _EVALUATION, evaluations_only=True):
+        evaluations[evaluation["trial_id"]].append(evaluation)
     best = best_trial(rows, spec.kl_budget)
-    place = open_place(output)
+    storage = open_storage(output)
+    url = schema.redacted(storage.engine.url)
     try:
-        with _one_line(place.url):
-            if name in optuna.get_all_study_names(place.storage):
+        with _one_line(url):
+            if name in optuna.get_all_study_names(storage):
                 if not replace:
                     raise ConfigError(
-                        f'{place.url} holds a study "{name}" already; replace it with --force, or name another place '
-                        "with -o"
+                        f'{url} holds a study "{name}" already; replace it with --force, or name another place with -o'
                     )
-                optuna.delete_study(study_name=name, storage=place.storage)
-            there = optuna.create_study(study_name=name, storage=place.storage, direction="maximize")
-            there.add_trials([as_optuna(row, spec, reference, evaluations.get(row.id, ())) for row in rows])
-            there.set_user_attr(BEST, None if best is None else best.number)
+                optuna.delete_study(study_name=name, storage=storage)
+            exported = optuna.create_study(study_name=name, storage=storage, direction="maximize")
+            exported.add_trials([as_optuna(row, spec, reference, evaluations[row.id]) for row in rows])
+            exported.set_user_attr(BEST, None if best is None else best.number)
     finally:
-        place.storage.engine.dispose()
-    return place, rows
+        storage.engine.dispose()
+    return url, rows
 
 
-def open_place(output: str) -> OptunaStorage:
+def open_storage(output: str) -> RDBStorage:
     """Open the Optuna storage at a file or URL, creating it if there is none.
 
     Raises:
@@ -111,7 +106,7 @@ def open_place(output: str) -> OptunaStorage:
     options = {"connect_args": {"timeout": _LOCK_SECONDS}} if is_sqlite else {"pool_pre_ping": True}
     template = url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
     with _one_line(schema.redacted(url)):
-        return OptunaStorage(RDBStorage(template, engine_kwargs=options), schema.redacted(url))
+        return RDBStorage(template, engine_kwargs=options)
 
 
 @contextmanager
@@ -147,13 +142,12 @@ def as_optuna(
         evaluations: Rows of `episode`, `eval/reward` and `eval/kl`, as `Store.steps` returns them.
     """
     encoded = _listed_for_people(spec.listed, row.params) if spec.listed else space.for_people(spec.search, row.params)
-    trial = frozen(_told(row, spec), encoded)
+    trial = frozen(_report(row, spec), encoded)
     trial.datetime_start = datetime.fromtimestamp(row.started_at)
-    trial.datetime_complete = None
-    if row.status.is_final:
-        trial.datetime_complete = datetime.fromtimestamp(row.ended_at or row.started_at)
-    rewards = {each["episode"]: each["eval/reward"] for each in evaluations}
-    trial.intermediate_values = {episode: value for episode, value in rewards.items() if value is not None}
+    trial.datetime_complete = datetime.fromtimestamp(row.ended_at or row.started_at) if row.status.is_final else None
+    trial.intermediate_values = {
+        each["episode"]: each["eval/reward"] for each in evaluations if each["eval/reward"] is not None
+    }
     differing = {name: value for name, value in row.config.items() if value != reference.get(name)}
     attributes: dict[str, Any] = {
         "origin": str(row.origin),
@@ -189,7 +183,7 @@ def _listed_for_people(listed: Sequence[ListedTrial], params: Mapping[str, Hyper
     return kept, {name: CategoricalDistribution(choices[name]) for name in kept}
 
 
-def _told(row: TrialRow, spec: StudySpec) -> OptunaReport:
+def _report(row: TrialRow, spec: StudySpec) -> OptunaReport:
     """Return a trial's state, value and constraint; see the top of this file."""
     if not row.status.is_final:
         return OptunaReport(TrialState.RUNNING)
@@ -199,11 +193,3 @@ def _told(row: TrialRow, spec: StudySpec) -> OptunaReport:
     if seen.state is TrialState.COMPLETE:
         return OptunaReport(seen.state, seen.value, max(seen.constraint or 0.0, _LEAST_VIOLATION))
     return seen
-
-
-def _evaluations(store: Store, rows: Sequence[TrialRow]) -> dict[int, list[dict[str, Any]]]:
-    """Return evaluations by trial id."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    for each in store.steps([row.id for row in rows], _EVALUATION, evaluations_only=True):
-        found.setdefault(each["trial_id"], []).append(each)
-    return found

@@ -40,25 +40,25 @@ class Row:
 
     ours: str
     theirs: str
-    to: Callable[[Any, Ours], Any] = as_it_is
+    to_theirs: Callable[[Any, Ours], Any] = as_it_is
     """Converts our value, given all others, to theirs; None: they cannot express it."""
-    of: Callable[[Any, Theirs], Any] = as_it_is
+    to_ours: Callable[[Any, Theirs], Any] = as_it_is
     """Converts their value, given all others, to ours; None: we cannot express it."""
 
 
 def words(ours: str, meanings: Mapping[Any, Any], theirs: str) -> Row:
     """Return the row of a choice: `meanings` maps our values to their words."""
-    own = {word: value for value, word in reversed(list(meanings.items()))}
+    values = {word: value for value, word in reversed(list(meanings.items()))}
     return Row(
         ours,
         theirs,
         lambda value, _: meanings.get(value),
-        lambda word, _: own.get(word) if isinstance(word, str | bool) else None,
+        lambda word, _: values.get(word) if isinstance(word, str | bool) else None,
     )
 
 
 def per_prompt(ours: str, theirs: str, responses: str) -> Row:
-    """Return the row of a size that they count in prompts, with the key `responses` for responses a prompt."""
+    """Return the row of a size that they count in prompts, with the key `responses` for responses per prompt."""
     return Row(
         ours,
         theirs,
@@ -129,7 +129,7 @@ def effective(config: PPOConfig) -> dict[str, Any]:
     values: dict[str, Any] = config.to_dict()
     sizes = config.batch_sizes(1)
     values |= {name: getattr(sizes, name) for name in ("batch_size", "mini_batch_size", "per_device_train_batch_size")}
-    values |= {own: values[other] for own, other in _FOLLOWS.items() if values[own] is None}
+    values |= {name: values[other] for name, other in _FOLLOWS.items() if values[name] is None}
     if values["value_lr_scheduler_type"] == "constant":
         values["value_warmup_ratio"] = 0.0
     return values
@@ -138,20 +138,20 @@ def effective(config: PPOConfig) -> dict[str, Any]:
 def write(table: Table, values: Ours) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the trainer's keys and values, and our names that it cannot express, with reasons."""
     keys: dict[str, Any] = {}
-    said = set(_OTHER_SIZES)
+    expressed = set(_OTHER_SIZES)
     for row in table.rows:
-        value = None if inert(row.ours, values) else row.to(values[row.ours], values)
+        value = None if inert(row.ours, values) else row.to_theirs(values[row.ours], values)
         if value is not None:
-            said.add(row.ours)
+            expressed.add(row.ours)
             has_critic = values["advantage_estimator"] == "gae"
             keys |= {key: copy(value) for key in row.theirs.split() if has_critic or not key.startswith("critic.")}
     with_row = {row.ours for row in table.rows}
     usual = {name: declared.default for name, declared in HYPERPARAMETERS.items()}
-    usual |= {own: values[other] for own, other in _FOLLOWS.items()}
-    unsaid = [name for name in HYPERPARAMETERS if name not in said and inert(name, values) is None]
+    usual |= {name: values[other] for name, other in _FOLLOWS.items()}
+    inexpressible = [name for name in HYPERPARAMETERS if name not in expressed and inert(name, values) is None]
     return keys, {
         name: table.why.get(name, "")
-        for name in unsaid
+        for name in inexpressible
         if name in with_row or values[name] != usual[name] or (name in table.why and values[name] is not None)
     }
 
@@ -164,31 +164,29 @@ def read(table: Table, flat: Theirs, where: str) -> Imported:
     """
     names = {table.renamed.get(key, key): key for key in flat}
     stated = {key: flat[name] for key, name in names.items() if flat[name] is not None}
-    left = {key: "the value is a variable" for key, value in stated.items() if _is_variable(value)}
-    left = {key: left.get(key, table.why.get(key, "")) for key in stated}
+    variables = {key for key, value in stated.items() if isinstance(value, str) and ("$" in value or value == "???")}
+    left = {key: "the value is a variable" if key in variables else table.why.get(key, "") for key in stated}
     found: dict[str, dict[str, HyperValue]] = {}
     for row in table.rows:
         for key in row.theirs.split():
-            if key not in stated or _is_variable(stated[key]):
+            if key not in stated or key in variables:
                 continue
             try:
-                value = row.of(stated[key], stated)
+                value = row.to_ours(stated[key], stated)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {names[key]}: {error}") from None
             if value is not None:
                 checked = hyperparameter(row.ours, value, f"{where}: {names[key]}")
                 found.setdefault(row.ours, {})[key] = checked
-    agreed = {ours: keys for ours, keys in found.items() if len(set(keys.values())) == 1}
-    for ours in found.keys() - agreed.keys():
-        left |= dict.fromkeys(found[ours], f"{ours} is one value here, and these differ")
-    taken = {key for keys in agreed.values() for key in keys}
-    return Imported(
-        table,
-        {ours: next(iter(keys.values())) for ours, keys in agreed.items()},
-        {ours: " and ".join(names[key] for key in keys) for ours, keys in agreed.items()},
-        {names[key]: why for key, why in left.items() if key not in taken},
-    )
-
-
-def _is_variable(value: object) -> bool:
-    return isinstance(value, str) and ("$" in value or value == "???")
+    values: dict[str, HyperValue] = {}
+    origins: dict[str, str] = {}
+    taken: set[str] = set()
+    for ours, by_key in found.items():
+        value, *others = by_key.values()
+        if all(value == other for other in others):
+            values[ours] = value
+            origins[ours] = " and ".join(names[key] for key in by_key)
+            taken |= by_key.keys()
+        else:
+            left |= dict.fromkeys(by_key, f"{ours} is one value here, and these differ")
+    return Imported(table, values, origins, {names[key]: why for key, why in left.items() if key not in taken})

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from types import TracebackType
 from typing import Any
 
 from ppo_core.cli.run_folder import TRACKERS
@@ -33,27 +32,27 @@ END_SECONDS = 60.0
 class StudyTrackers:
     """Passes a study's events on to `emit` and, in a thread that the study does not wait for, to trackers.
 
-    A tracker that fails gets nothing more, which one warning says: no trial notices. A context manager, and the
-    callback itself.
+    A tracker that fails gets nothing more, and one warning says so; trials go on. A context manager, and the callback
+    itself.
     """
+
+    _spec: StudySpec
+    """Set by StudyStarted, the first event."""
 
     def __init__(self, names: Sequence[str], runs_folder: Path, emit: Emit) -> None:
         self._names, self._runs_folder, self._emit = list(names), runs_folder, emit
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._warnings: SimpleQueue[str] = SimpleQueue()
         self._thread = Thread(target=self._work, name="trackers", daemon=True)
-        # The thread's:
-        self._spec: StudySpec | None = None
         self._runs: dict[tuple[str, int], Trackers] = {}
+        """By tracker and trial; used by the thread alone."""
 
     def __enter__(self) -> "StudyTrackers":
         if self._names:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread.is_alive():
             self._events.put(None)
             self._thread.join(END_SECONDS)
@@ -93,33 +92,29 @@ class StudyTrackers:
             case None:
                 for key in [key for key in self._runs if key[0] == name]:
                     self._runs.pop(key).finish()
-            case StudyStarted():
-                self._spec = event.spec
-            case TrialStarted():
-                self._finish(name, event.row)
-                self._start(name, event.row, 0 if event.resumed_step is None else event.resumed_step + 1)
-            case TrialStepped():
-                self._runs[name, event.number].log(event.report)
-            case TrialSetAside():
-                self._finish(name, event.row)
-            case TrialEnded():
-                row, step = (
-                    event.row,
-                    event.row.episodes // PPOConfig.from_dict(event.row.config).batch_sizes(1).batch_size,
-                )
+            case StudyStarted(spec):
+                self._spec = spec
+            case TrialStarted(row, resumed_step):
+                self._finish(name, row)
+                self._start(name, row, 0 if resumed_step is None else resumed_step + 1)
+            case TrialStepped(number, report):
+                self._runs[name, number].log(report)
+            case TrialSetAside(row):
+                self._finish(name, row)
+            case TrialEnded(row):
+                step = row.episodes // PPOConfig.from_dict(row.config).batch_sizes(1).batch_size
                 if (name, row.number) not in self._runs:  # it ended while it was paused
                     self._start(name, row, step + 1)
-                self._runs[name, row.number].log_values(_verdict(row), step)
+                self._runs[name, row.number].log_values(_result(row), step)
                 self._finish(name, row)
 
     def _start(self, name: str, row: TrialRow, first_step: int) -> None:
-        assert self._spec is not None
         study = self._spec.name
-        own = f"trial-{row.number}"
+        trial = f"trial-{row.number}"
         run = TrackedRun(
-            name=f"{study}/{own}",
-            id=uuid.uuid5(uuid.NAMESPACE_URL, f"{study}/{own}/{row.started_at}").hex,
-            folder=self._runs_folder / study / TRACKERS / own,
+            name=f"{study}/{trial}",
+            id=uuid.uuid5(uuid.NAMESPACE_URL, f"{study}/{trial}/{row.started_at}").hex,
+            folder=self._runs_folder / study / TRACKERS / trial,
             configuration={"task": self._spec.task, "origin": str(row.origin), "role": str(row.role), **row.config},
             is_new=row.attempts <= 1,
             first_step=first_step,
@@ -133,8 +128,8 @@ class StudyTrackers:
             run.finish()
 
 
-def _verdict(row: TrialRow) -> dict[str, Any]:
-    """Return how a trial ended, as trackers take it."""
+def _result(row: TrialRow) -> dict[str, Any]:
+    """Return a trial's end, as trackers take it."""
     reason = None if row.reason is None else f"{row.reason.rule}: {row.reason.message}"
-    found = {"status": str(row.status), "reason": reason, "value": row.value, "kl": row.kl, "step": row.value_step}
-    return {f"trial/{name}": value for name, value in found.items() if value is not None}
+    values = {"status": str(row.status), "reason": reason, "value": row.value, "kl": row.kl, "step": row.value_step}
+    return {f"trial/{name}": value for name, value in values.items() if value is not None}

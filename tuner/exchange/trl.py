@@ -53,7 +53,8 @@ TRL = Table(
         Row("value_learning_rate", "learning_rate", lambda rate, ours: rate if rate == ours["learning_rate"] else None),
         Row("kl_estimator", "kl_estimator", lambda kind, _: kind if kind in ("k1", "k3") else None),
         Row("load_in_4bit", "load_in_4bit use_bnb_nested_quant"),
-        Row("warmup_ratio", "warmup_steps", of=lambda n, keys: n if trl.translated("warmup_steps", keys) < 1 else None),
+        Row("warmup_ratio", "warmup_steps",
+            to_ours=lambda n, keys: n if trl.translated("warmup_steps", keys) < 1 else None),
         Row("warmup_ratio", "warmup_ratio", never,  # before transformers 5, where warmup_steps overrides it
             lambda share, keys: None if keys.get("warmup_steps") else share),
         _translated("lr_scheduler_type", "lr_scheduler_type", lambda name, ours: (

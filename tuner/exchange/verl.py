@@ -24,7 +24,7 @@ def _iterations(episodes: int, ours: Ours) -> int:
 
 def _warmup(ours: str, steps: str) -> Row:
     """Return the row of a share of the run, which their number of steps overrides."""
-    return Row(ours, f"{steps}_ratio", of=lambda share, keys: share if count(keys.get(steps, -1)) < 0 else None)
+    return Row(ours, f"{steps}_ratio", to_ours=lambda share, keys: share if count(keys.get(steps, -1)) < 0 else None)
 
 
 def _floor(share: Any, keys: Theirs) -> Any:
@@ -44,7 +44,7 @@ def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
         return value if ours["use_kl_loss"] is is_loss else None
 
     def kind(value: Any, ours: Ours) -> Any:
-        return coefficient(next(word for word, own in _ESTIMATORS.items() if own == value), ours)
+        return coefficient(next(word for word, name in _ESTIMATORS.items() if name == value), ours)
 
     return (
         Row("use_kl_loss", _SWITCHES[is_loss], lambda on, _: on is is_loss, lambda _, keys: _is_loss(keys)),
@@ -66,7 +66,7 @@ VERL = Table(
         words("value_lr_scheduler_type", _SCHEDULES, "critic.optim.lr_scheduler_type"),
         _warmup("warmup_ratio", f"{_OPTIM}.lr_warmup_steps"),
         _warmup("value_warmup_ratio", "critic.optim.lr_warmup_steps"),
-        Row("min_lr_rate", f"{_OPTIM}.min_lr_ratio critic.optim.min_lr_ratio", of=_floor),
+        Row("min_lr_rate", f"{_OPTIM}.min_lr_ratio critic.optim.min_lr_ratio", to_ours=_floor),
         Row("max_grad_norm", f"{_ACTOR}.grad_clip {_OPTIM}.clip_grad"),  # its older and its newer engine
         Row("value_max_grad_norm", "critic.grad_clip critic.optim.clip_grad"),
         words("optim", {"adamw": "AdamW", "adamw_8bit": "AdamW8bit"}, f"{_OPTIM}.optimizer critic.optim.optimizer"),
@@ -93,10 +93,10 @@ VERL = Table(
         Row("temperature", f"{_ROLLOUT}.temperature"),
         Row("top_p", f"{_ROLLOUT}.top_p"),
         Row("top_k", f"{_ROLLOUT}.top_k", lambda k, _: k or -1, lambda k, _: k if count(k) > 0 else None),
-        Row("lora_r", f"{_MODEL}.lora_rank critic.model.lora_rank", of=never),
+        Row("lora_r", f"{_MODEL}.lora_rank critic.model.lora_rank", to_ours=never),
         Row("use_peft", f"{_MODEL}.lora_rank critic.model.lora_rank",
             lambda on, ours: ours["lora_r"] if on else 0, never),
-        Row("lora_alpha", f"{_MODEL}.lora_alpha critic.model.lora_alpha", of=never),
+        Row("lora_alpha", f"{_MODEL}.lora_alpha critic.model.lora_alpha", to_ours=never),
         Row("lora_target_modules", f"{_MODEL}.target_modules critic.model.target_modules",
             lambda names, _: names.split(",") if names and "," in names else names, never),
     ),

@@ -1,0 +1,131 @@
+"""Choose a study's configuration to launch, and state its facts. Never imports torch."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ppo_core import __version__
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.output import KL_UNIT, plus_minus, short
+from tuner.control import forks
+from tuner.control.forks import ValueCheckpoint
+from tuner.environment import to_copy
+from tuner.judge import results
+from tuner.judge.answer import Answer, of_study
+from tuner.judge.results import StudyView
+from tuner.store import Store, TrialRow
+from tuner.study.status import Role
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """A configuration to launch."""
+
+    trial: TrialRow
+    config: PPOConfig
+    facts: tuple[str, ...]
+    """Lines on its origin and results."""
+    kl_budget: float
+    """The study's, in nats per response."""
+    stop_at_episode: int | None
+    """Episode to stop at, that of the checkpoint; None: the run's end."""
+    last_kl_coef: float | None
+    """β at the end of the trial; None: never reported."""
+
+
+def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchConfig | None:
+    """Return the configuration of trial `number`, or of the study's answer; None if there is no answer.
+
+    Raises:
+        StudyError: there is no such trial, or its stored configuration is not whole.
+        ConfigError: its stored configuration is not allowed in this version.
+    """
+    answer = of_study(store, view)
+    if number is not None and (answer is None or answer.number != number):
+        answer, trial = None, store.trial(view.row, number)
+    elif answer is None:
+        return None
+    else:
+        trial = answer.trial
+    values = dict(trial.config)
+    if answer is not None and answer.confirmed is not None:
+        values["total_episodes"] = answer.confirmed.length
+    config = PPOConfig.from_dict(values, f'trial {trial.number} of study "{view.row.name}"')
+    checkpoint = forks.value_checkpoint(store, view.row, trial)
+    again: Sequence[str] = ()
+    if answer is not None:
+        again = answer.launch
+    elif checkpoint is not None:
+        again = checkpoint.again
+    return LaunchConfig(
+        trial,
+        config,
+        tuple(_facts(store, view, trial, config, answer, checkpoint)),
+        view.spec.kl_budget,
+        forks.stop_of(again),
+        _last_kl_coef(store, trial),
+    )
+
+
+def _facts(
+    store: Store,
+    view: StudyView,
+    trial: TrialRow,
+    config: PPOConfig,
+    answer: Answer | None,
+    checkpoint: ValueCheckpoint | None,
+) -> Iterator[str]:
+    yield f'Study "{view.row.name}", task {view.spec.task}, trial {trial.number}, by PPO Tuner {__version__}.'
+    has_value = trial.value is not None and math.isfinite(trial.value)
+    if answer is not None:
+        yield f"It is what the study says to launch ({answer.badge}). {answer.reading}"
+        yield answer.certainty
+        yield from answer.cautions
+    else:
+        kl = results.value_kl(store, trial)
+        kl_text = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"
+        result = f"Eval reward {plus_minus(trial.value, trial.value_se)}, eval KL {kl_text}"
+        if not has_value:
+            result = f"It has no value yet (status {trial.shown_status})"
+        yield f"{result}; the KL budget is {short(view.spec.kl_budget)} {KL_UNIT}."
+    if has_value and (answer is None or answer.confirmed is None):
+        yield from _checkpoint_facts(store, view, trial, config, checkpoint)
+    if answer is not None:
+        yield f"The same here: {to_copy(answer.launch)}"
+    elif has_value and checkpoint is not None and 0 < checkpoint.episode < config.whole_episodes():
+        yield f"The same here: {to_copy(checkpoint.again)}"
+    if trial.role is Role.FORK:
+        yield (
+            f"It is a fork: it resumed from a checkpoint of trial {trial.parent} (step {trial.fork_step}). This file "
+            "has the values after that, so a trainer that starts with them trains another run; to train both parts "
+            f"here: {to_copy(['train', '--from', view.row.name, str(trial.number)])}"
+        )
+
+
+def _checkpoint_facts(
+    store: Store, view: StudyView, trial: TrialRow, config: PPOConfig, checkpoint: ValueCheckpoint | None
+) -> Iterator[str]:
+    """Yield lines on the checkpoint's place in the run, if not its end, and on the trial's progress."""
+    whole = config.whole_episodes()
+    is_whole = results.end_of(store, trial, view.spec).is_whole
+    if not is_whole:
+        yield (
+            f"It was trained for {trial.episodes} of {whole} episodes ({trial.shown_status}), so how the whole run "
+            "ends is not known."
+        )
+    if checkpoint is None or checkpoint.episode >= (whole if is_whole else trial.episodes):
+        return
+    if checkpoint.episode == 0:
+        yield "That is the SFT policy: no checkpoint of the trial was better within the KL budget."
+        return
+    yield (
+        f"That was evaluated after {checkpoint.episode} of {whole} episodes (iteration {checkpoint.step} of "
+        f"{config.num_iterations()}), before its end. The rates follow the whole length: keep the length, and save and "
+        "stop there."
+    )
+
+
+def _last_kl_coef(store: Store, trial: TrialRow) -> float | None:
+    rows = store.steps([trial.id], ("objective/kl_coef",))
+    found = [row["objective/kl_coef"] for row in rows if row["objective/kl_coef"] is not None]
+    return float(found[-1]) if found and math.isfinite(found[-1]) else None
