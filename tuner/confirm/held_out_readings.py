@@ -1,4 +1,4 @@
-"""Readings on the test prompts: the study's answer and its confirming runs, each once.
+"""Readings on the test prompts: of the study's answer and of its confirming runs, each once.
 
 The highest of many readings is high by luck, even on prompts that no trial learned from. So the chosen ones are read
 once more, on prompts that played no part in any choice.
@@ -7,14 +7,69 @@ once more, on prompts that played no part in any choice.
 from collections.abc import Iterable, Iterator
 
 from ppo_core import checkpoint
-from tuner.confirm.plan import DEFAULT_SEEDS, due_step
+from ppo_core.errors import StudyError
+from tuner.confirm.plan import DEFAULT_SEEDS, Plan, due_step, missing
 from tuner.control import forks
 from tuner.control.session import OpenStudy
-from tuner.engine.protocol import ReadTest
+from tuner.engine.protocol import Failed, Message, Read, ReadTest
 from tuner.environment import to_copy
 from tuner.judge.best import best_trial
 from tuner.store import TrialRow
 from tuner.study.status import Role
+
+
+class HeldOutReadings:
+    """The readings of one run of a study, each tried once, and the confirming runs that follow the first of them."""
+
+    def __init__(self, study: OpenStudy, plan: Plan | None) -> None:
+        self._study, self._plan = study, plan
+        self._tried: set[tuple[int, int]] = set()
+        """(trial, step)."""
+        self.running: dict[int, ReadTest] = {}
+        """By trial."""
+
+    def due(self, *, is_searched: bool) -> list[ReadTest]:
+        """Return the readings to start; `is_searched`: the study is finished, and its files are settled."""
+        if self._plan is not None:  # the SFT policy's reading is the baseline of all confirming runs
+            jobs = [_reading(self._study, self._study.rows[0], 0)]
+        else:
+            jobs = due_readings(self._study) if is_searched else []
+        return [job for job in jobs if (job.number, job.step) not in self._tried]
+
+    def begin(self, job: ReadTest) -> None:
+        """Note that a worker runs the job."""
+        self._tried.add((job.number, job.step))
+        self.running[job.number] = job
+
+    def end(self, number: int, message: Message) -> str | None:
+        """Record a reading from its job's last message; return a warning if it failed, else None."""
+        job = self.running.pop(number)
+        if isinstance(message, Read):
+            trial_id = self._study.rows[number].id
+            self._study.store.add_test_reading(self._study.lease, trial_id, job.step, message.reading, message.why_not)
+            return None
+        why = message.message if isinstance(message, Failed) else str(message)
+        return f"trial {number} could not be evaluated on the test prompts: {why}"
+
+    def add_confirming_runs(self) -> None:
+        """Add the confirming runs that the study lacks, once the SFT policy has been evaluated.
+
+        Raises:
+            StudyError: the task has no test prompts, or they could not be evaluated.
+        """
+        study = self._study
+        if self._plan is None:
+            return
+        first = study.rows[0]
+        baseline = study.store.on_test(first.id, 0)
+        if baseline is None and (first.number in self.running or (first.number, 0) not in self._tried):
+            return
+        why_not = "the SFT policy could not be evaluated on the test prompts" if baseline is None else baseline.why_not
+        if why_not is not None:
+            raise StudyError(f'study "{study.spec.name}" cannot be confirmed: {why_not}')
+        for trial in missing(study.rows, study.spec, self._plan):
+            study.put(study.store.add_trial(study.lease, trial))
+        self._plan = None
 
 
 def due_readings(study: OpenStudy) -> list[ReadTest]:
@@ -38,7 +93,7 @@ def why_unread(study: OpenStudy) -> str | None:
 def _unread(study: OpenStudy, wanted: Iterable[tuple[TrialRow, int]]) -> list[ReadTest]:
     wanted = list(wanted)
     read = study.store.test_readings([row.id for row, _ in wanted])
-    return [reading(study, row, step) for row, step in wanted if (row.id, step) not in read]
+    return [_reading(study, row, step) for row, step in wanted if (row.id, step) not in read]
 
 
 def _is_here(job: ReadTest) -> bool:
@@ -48,8 +103,7 @@ def _is_here(job: ReadTest) -> bool:
 def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:
     spec = study.spec
     best = best_trial(study.rows, spec.kl_budget)
-    found = None if best is None else forks.value_checkpoint(study.store, study.row, best)
-    if best is not None and found is not None:
+    if best is not None and (found := forks.value_checkpoint(study.store, study.row, best)) is not None:
         yield best, found.step
     for row in study.rows:
         step = due_step(row, spec) if row.role is Role.CONFIRM else None
@@ -57,7 +111,7 @@ def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:
             yield row, step
 
 
-def reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
+def _reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
     """Return the job that reads a trial's checkpoint, or for step 0 the SFT policy."""
     spec, folder = study.spec, study.trial_folder(row.number)
     path = checkpoint.step_folder(folder, step) if step > 0 else None
@@ -69,6 +123,6 @@ def reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
         spec.device,
         row.threads,
         folder,
-        path,
-        spec.gpus_per_trial,
+        checkpoint=path,
+        ranks=spec.gpus_per_trial,
     )
