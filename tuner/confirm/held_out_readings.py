@@ -4,12 +4,9 @@ The highest of many readings is high by luck, even on prompts that no trial lear
 once more, on prompts that played no part in any choice.
 """
 
-from collections.abc import Iterable, Iterator
-
 from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tuner.confirm.plan import DEFAULT_SEEDS, Plan, due_step, missing
-from tuner.control import forks
 from tuner.control.session import OpenStudy
 from tuner.engine.protocol import Failed, Message, Read, ReadTest
 from tuner.environment import to_copy
@@ -74,55 +71,45 @@ class HeldOutReadings:
 
 def due_readings(study: OpenStudy) -> list[ReadTest]:
     """Return the jobs for readings that are missing and whose checkpoint is here, the answer's first."""
-    return [job for job in _unread(study, _wanted(study)) if _is_here(job)]
+    return [job for job in _missing_readings(study) if _is_here(job)]
 
 
 def why_unread(study: OpenStudy) -> str | None:
     """Return why confirming runs will never be read on the test prompts from here, or None."""
-    runs = ((row, step) for row, step in _wanted(study) if row.role is Role.CONFIRM)
-    lost = [str(job.number) for job in _unread(study, runs) if not _is_here(job)]
+    confirming = [job for job in _missing_readings(study) if study.rows[job.number].role is Role.CONFIRM]
+    lost = [str(job.number) for job in confirming if not _is_here(job)]
     if not lost:
         return None
-    again = to_copy(["confirm", study.spec.name, "--seeds", str(DEFAULT_SEEDS + len(lost))])
+    more_runs = to_copy(["confirm", study.spec.name, "--seeds", str(DEFAULT_SEEDS + len(lost))])
     return (
         f"trial {', '.join(lost)}: not evaluated on the test prompts, since the checkpoint is not in {study.folder}; "
-        f"run the study where it is, or add runs: {again}"
+        f"run the study where it is, or add runs: {more_runs}"
     )
 
 
-def _unread(study: OpenStudy, wanted: Iterable[tuple[TrialRow, int]]) -> list[ReadTest]:
-    wanted = list(wanted)
-    read = study.store.test_readings([row.id for row, _ in wanted])
-    return [_reading(study, row, step) for row, step in wanted if (row.id, step) not in read]
+def _missing_readings(study: OpenStudy) -> list[ReadTest]:
+    best = best_trial(study.rows, study.spec.kl_budget)
+    steps = [] if best is None else [(best, best.value_step)]
+    steps += [(row, due_step(row, study.spec)) for row in study.rows if row.role is Role.CONFIRM]
+    read = study.store.test_readings([row.id for row, _ in steps])
+    return [_reading(study, row, step) for row, step in steps if step is not None and (row.id, step) not in read]
 
 
 def _is_here(job: ReadTest) -> bool:
     return job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()
 
 
-def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:
-    spec = study.spec
-    best = best_trial(study.rows, spec.kl_budget)
-    if best is not None and (found := forks.value_checkpoint(study.store, study.row, best)) is not None:
-        yield best, found.step
-    for row in study.rows:
-        step = due_step(row, spec) if row.role is Role.CONFIRM else None
-        if step is not None:
-            yield row, step
-
-
 def _reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
     """Return the job that reads a trial's checkpoint, or for step 0 the SFT policy."""
     spec, folder = study.spec, study.trial_folder(row.number)
-    path = checkpoint.step_folder(folder, step) if step > 0 else None
     return ReadTest(
-        row.number,
-        row.config,
-        spec.task,
-        spec.trainer,
-        spec.device,
-        row.threads,
-        folder,
-        checkpoint=path,
+        number=row.number,
+        config=row.config,
+        task=spec.task,
+        trainer=spec.trainer,
+        device=spec.device,
+        threads=row.threads,
+        folder=folder,
+        checkpoint=checkpoint.step_folder(folder, step) if step > 0 else None,
         ranks=spec.gpus_per_trial,
     )

@@ -22,7 +22,9 @@ class FileWork:
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open = 0
-        self._thread: threading.Thread | None = None
+        # A daemon: a second Ctrl-C ends the process at once; a checkpoint that is cut off does not exist.
+        self._thread = threading.Thread(target=self._work, name="file work", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -51,18 +53,11 @@ class FileWork:
 
         self._open += 1
         self._given.put(piece)
-        if self._thread is None:
-            # A daemon: a second Ctrl-C ends the process at once; a checkpoint that is cut off does not exist.
-            self._thread = threading.Thread(target=self._work, name="file work", daemon=True)
-            self._thread.start()
 
     def collect(self) -> None:
         """Run the follow-ups of finished work in this thread; their errors are raised here."""
-        while True:
-            try:
-                follow = self._done.get_nowait()
-            except Empty:
-                return
+        while not self._done.empty():
+            follow = self._done.get()
             self._open -= 1
             follow()
 
@@ -73,7 +68,7 @@ class FileWork:
                 self._given.get_nowait()
         except Empty:
             self._given.put(None)
-        if wait and self._thread is not None:
+        if wait:
             self._thread.join()
 
     def _work(self) -> None:

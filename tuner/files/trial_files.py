@@ -71,7 +71,12 @@ class TrialFiles:
 
         def find() -> tuple[Path, int] | None:
             self._saved.pop(row.number, None)
-            return _resume_point(folder, last_step)
+            try:
+                return study_folder.prepare_resume(folder, last_step)
+            except PPOTunerError:
+                raise
+            except OSError as error:
+                raise StoreError(f"cannot use {error.filename or folder}: {error.strerror or error}") from error
 
         self.work.give(find, then)
 
@@ -197,12 +202,3 @@ def fork_copy(
             if attempts_left == 0 or (chosen / checkpoint.MANIFEST).exists():
                 raise
     raise AssertionError
-
-
-def _resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
-    try:
-        return study_folder.prepare_resume(folder, last_step)
-    except PPOTunerError:
-        raise
-    except OSError as error:
-        raise StoreError(f"cannot use {error.filename or folder}: {error.strerror or error}") from error
