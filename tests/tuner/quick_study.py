@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,10 +232,11 @@ def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
     plan, address = (keywords.pop(name, None) for name in ("plan", "ray"))
     with ExitStack() as stack:
         if address is not None:
-            from tuner.engine.ray import RayCluster
+            from tuner.engine.ray import RayEngine
+            from tuner.engine.ray_cluster import RayCluster
 
             cluster = stack.enter_context(RayCluster(address))
-            keywords |= {"make_engine": cluster.engine, "threads_per_trial": cluster.threads_per_trial}
+            keywords |= {"make_engine": partial(RayEngine, cluster), "threads_per_trial": cluster.threads_per_trial}
         finished = run_study(
             spec,
             storage=storage(folder),

@@ -20,7 +20,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.confirm import result as confirmed
 from tuner.confirm.plan import Plan, candidates, due_step, missing
-from tuner.confirm.result import Confirmation, Confirmed, confirmations, difference, t_interval
+from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, difference, t_interval
 from tuner.control.events import StudyWarned
 from tuner.judge.results import as_view, read_study
 from tuner.search.optuna_trials import to_optuna
@@ -143,6 +143,10 @@ def test_t_intervals_are_those_of_the_tables() -> None:
     assert t_interval([]) is None
     pair = t_interval([0.5, 2.5], least=0.0)
     assert pair is not None and (pair.mean, pair.low) == (1.5, 0.0), "a KL is never negative"
+
+
+def test_an_interval_has_no_negative_zero() -> None:
+    assert Interval(-0.001, None, None, 1).text == "0.00"
 
 
 def test_differences_are_paired_by_seed_and_wider_among_several() -> None:

@@ -19,6 +19,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
 from tuner.engine import gpu
+from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.engine.protocol import Ended, Entered, Failed, Lost, Message, Prepared, PrepareTask, Progress, Stepped
 from tuner.judge.next_move import answer, guarded
@@ -27,7 +28,7 @@ from tuner.judge.next_move import answer, guarded
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with LocalEngine(2) as made:
+    with LocalEngine(EngineNeeds(2)) as made:
         yield made
 
 
@@ -175,7 +176,7 @@ def test_without_pidfds_dead_workers_are_noticed_and_busy_ones_ended(
     monkeypatch.setattr("tuner.engine.process._pidfd", lambda pid: None)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "kills").write_text("1")
-    with LocalEngine(1) as engine:
+    with LocalEngine(EngineNeeds(1)) as engine:
         engine.start(trial_spec(tmp_path / "0", "killed"))
         said = run_out(engine)[0]
         assert steps(said) == [0, 1, 2, 3, 4] and said[-1] == Lost("killed by SIGKILL")
@@ -186,7 +187,7 @@ def test_without_pidfds_dead_workers_are_noticed_and_busy_ones_ended(
 
 def test_closing_ends_a_worker_in_the_middle_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with LocalEngine(1) as engine:
+    with LocalEngine(EngineNeeds(1)) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         pid = to_gate(engine, 0).pid
         assert psutil.pid_exists(pid)
@@ -263,7 +264,7 @@ def test_each_worker_has_a_gpu_of_its_own_which_the_next_takes_over_when_it_dies
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
-    with LocalEngine(2, gpus=("4", "7")) as engine:
+    with LocalEngine(EngineNeeds(2, gpus=("4", "7"))) as engine:
         for number in (0, 1):
             engine.start(own_spec(tmp_path / str(number), "loading", number=number))
         said = run_out(engine, jobs=2)
@@ -280,7 +281,7 @@ def test_each_worker_has_a_gpu_of_its_own_which_the_next_takes_over_when_it_dies
 
 def test_workers_that_share_gpus_are_spread_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with LocalEngine(4, gpus=("4", "7"), trials_per_gpu=2) as engine:
+    with LocalEngine(EngineNeeds(4, gpus=("4", "7"), trials_per_gpu=2)) as engine:
         for number in range(4):
             engine.start(own_spec(tmp_path / str(number), "loading", number=number))
         environments = [process.environ() for process in workers()]
@@ -318,9 +319,9 @@ def test_numbers_of_workers_that_cannot_be_are_refused(engine: LocalEngine) -> N
     with pytest.raises(ConfigError, match="workers 0 is not allowed; expected at least 1"):
         engine.resize(0)
     with pytest.raises(ConfigError, match="workers 3 is not allowed; expected at most 2"):
-        LocalEngine(3, gpus=("0", "1"))
+        LocalEngine(EngineNeeds(3, gpus=("0", "1")))
     with pytest.raises(ConfigError, match="workers 7 is not allowed; expected at most 6"):
-        LocalEngine(7, gpus=("0", "1"), trials_per_gpu=3)
+        LocalEngine(EngineNeeds(7, gpus=("0", "1"), trials_per_gpu=3))
     assert engine.free == 2
 
 
@@ -354,4 +355,4 @@ def test_a_worker_keeps_what_it_loaded_from_trial_to_trial(engine: LocalEngine, 
 
 
 def test_the_local_engine_does_what_the_controller_relies_on(tmp_path: Path) -> None:
-    check_engine(LocalEngine.of, tmp_path)
+    check_engine(LocalEngine, tmp_path)

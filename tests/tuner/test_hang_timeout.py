@@ -27,8 +27,9 @@ from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
 from tuner.control.controller import NO_PLACE
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
+from tuner.engine.base import EngineNeeds
+from tuner.engine.hang_timeout import HangTimeout
 from tuner.engine.local import LocalEngine
-from tuner.engine.process import HangTimeout
 from tuner.engine.protocol import Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped, WorkerSettings
 from tuner.study.status import Status
 
@@ -133,7 +134,7 @@ def test_a_worker_that_is_silent_for_too_long_is_killed_and_replaced(
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     clock = Clock()
-    with LocalEngine(1, settings=SETTINGS, clock=clock) as engine:
+    with LocalEngine(EngineNeeds(1, settings=SETTINGS), clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         stuck = to_gate(engine, 0)
         clock.now += 9.0
@@ -151,7 +152,7 @@ def test_a_worker_that_is_silent_for_too_long_is_killed_and_replaced(
 def test_a_long_save_is_not_a_hang_until_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     clock = Clock()
-    with LocalEngine(1, settings=SETTINGS, clock=clock) as engine:
+    with LocalEngine(EngineNeeds(1, settings=SETTINGS), clock=clock) as engine:
         engine.start(own_spec(tmp_path / "0", "saving"))
         for _ in range(4):
             ((_, message),) = heard(engine)
@@ -168,7 +169,7 @@ def test_a_long_save_is_not_a_hang_until_its_own_limit(tmp_path: Path, monkeypat
 def test_a_worker_that_spoke_while_others_were_heard_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     clock = Clock()
-    with LocalEngine(2, settings=SETTINGS, clock=clock) as engine:
+    with LocalEngine(EngineNeeds(2, settings=SETTINGS), clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         to_gate(engine, 0)
         engine.start(trial_spec(tmp_path / "1", number=1))
@@ -185,7 +186,7 @@ def test_a_worker_that_spoke_while_others_were_heard_lives(tmp_path: Path, monke
 
 def test_a_stopped_worker_is_noticed_by_the_wait_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with LocalEngine(1) as engine:
+    with LocalEngine(EngineNeeds(1)) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         stopped = to_gate(engine, 0)
         stopped.suspend()
@@ -199,7 +200,7 @@ def test_a_stopped_worker_is_noticed_by_the_wait_itself(tmp_path: Path, monkeypa
 def test_a_wait_that_was_itself_suspended_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     clock = Clock()
-    with LocalEngine(1, settings=SETTINGS, clock=clock) as engine:
+    with LocalEngine(EngineNeeds(1, settings=SETTINGS), clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         to_gate(engine, 0)
         wait = connection.wait
@@ -233,7 +234,7 @@ def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_tria
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     clock = Clock()
-    with LocalEngine(2, gpus=("4", "7"), settings=SETTINGS, clock=clock) as engine:
+    with LocalEngine(EngineNeeds(2, gpus=("4", "7"), settings=SETTINGS), clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         stuck = to_gate(engine, 0)
         clock.now += 13.0
@@ -256,7 +257,7 @@ def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_tria
 @pytest.mark.usefixtures("unkillable")
 def test_workers_that_cannot_be_killed_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    engine, clock = LocalEngine(3), Clock()
+    engine, clock = LocalEngine(EngineNeeds(3)), Clock()
     for number in range(3):
         engine.start(own_spec(tmp_path / str(number), "nursing", number=number))
 
@@ -279,7 +280,7 @@ def test_a_rank_that_outlives_its_killed_worker_keeps_their_gpus_from_the_next_t
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr("tuner.engine.process._KILL_SECONDS", 1.0)
     clock = Clock()
-    with LocalEngine(1, gpus=("4,7",), gpus_per_trial=2, settings=SETTINGS, clock=clock) as engine:
+    with LocalEngine(EngineNeeds(1, gpus=("4", "7"), gpus_per_trial=2, settings=SETTINGS), clock=clock) as engine:
         engine.start(own_spec(tmp_path / "0", "unguarded", ranks=2))
         found = until(lambda: len(found := list(tmp_path.glob("rank-*"))) == 2 and found)
         ranks = [psutil.Process(int(path.name.removeprefix("rank-"))) for path in found]
@@ -318,11 +319,12 @@ def test_a_study_without_a_place_left_ends_and_its_next_run_goes_on(
 UNKILLABLE = r"""
 import os, pathlib, pickle, signal, sys
 from tuner.engine import process
+from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
 if __name__ == "__main__":
     os.killpg = signal.pidfd_send_signal = lambda *_: None
     process._EXIT_SECONDS = process._KILL_SECONDS = 0.0
-    with LocalEngine(1) as engine:
+    with LocalEngine(EngineNeeds(1)) as engine:
         engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))
         ((_, message),) = engine.events(240.0)
     print(int(message.report.metrics["quick/pid"]), *engine.notices, sep="\n")
@@ -373,17 +375,18 @@ def test_a_dead_worker_is_noticed_at_once_and_its_children_end_with_it(engine: L
 
 
 def test_closing_ends_the_workers_children_too(tmp_path: Path) -> None:
-    with LocalEngine(1) as engine:
+    with LocalEngine(EngineNeeds(1)) as engine:
         family = nursing(engine, tmp_path)
     assert_dead(family)
 
 
 CONTROLLER = """
 import pathlib, pickle, sys
+from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
 from ppo_core.distributed.rank_zero import NextMove
 if __name__ == "__main__":
-    with LocalEngine(1) as engine:
+    with LocalEngine(EngineNeeds(1)) as engine:
         engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))
         ((_, message),) = engine.events(240.0)
         engine.answer(0, NextMove.GO_ON)

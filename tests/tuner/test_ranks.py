@@ -234,7 +234,7 @@ def test_all_processes_wait_where_rank_0_finds_no_room(folder: Path, monkeypatch
 def test_gpus_are_shared_out_in_whole_groups() -> None:
     needs = EngineNeeds(2, ("0", "1", "2", "3", "4"), WorkerSettings(), gpus_per_trial=2)
     assert needs.places == ("0,1", "2,3"), "the fifth is too few for a trial"
-    with LocalEngine.of(needs) as engine:
+    with LocalEngine(needs) as engine:
         assert engine.free == 2
         with pytest.raises(ConfigError, match="workers 3 is not allowed; expected at most 2"):
             engine.resize(3)

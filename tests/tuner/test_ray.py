@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,8 @@ from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
 from tuner.engine.base import Engine, EngineNeeds
 from tuner.engine.protocol import Ended, Lost, Message, Stepped, WorkerSettings
-from tuner.engine.ray import RayCluster, RayEngine
+from tuner.engine.ray import RayEngine
+from tuner.engine.ray_cluster import RayCluster
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -64,7 +66,7 @@ def waiting(folder: Path) -> list[Path]:
 
 def test_the_ray_engine_conforms(tmp_path: Path) -> None:
     with RayCluster() as cluster:
-        check_engine(cluster.engine, tmp_path)
+        check_engine(partial(RayEngine, cluster), tmp_path)
 
 
 @pytest.mark.parametrize("how", ["remove", "kill"])
@@ -118,7 +120,7 @@ def test_a_worker_that_is_silent_for_too_long_is_killed(tmp_path: Path) -> None:
         return isinstance(said[-1], Lost) if said else False
 
     settings = WorkerSettings(step_seconds=2.0, step_factor=1.0)
-    with RayCluster() as cluster, cluster.engine(EngineNeeds(1, (), settings)) as engine:
+    with RayCluster() as cluster, RayEngine(cluster, EngineNeeds(1, (), settings)) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         until(lambda: hear(engine))
         assert isinstance(said[-1], Lost) and re.match("silent for .* in a step, allowed 2 s .*killed", said[-1].how)
@@ -137,8 +139,8 @@ def test_a_cluster_that_is_not_ready_is_tried_again(monkeypatch: pytest.MonkeyPa
         if unready:
             raise unready.pop()
 
-    monkeypatch.setattr("tuner.engine.ray.ray.init", init)
-    monkeypatch.setattr("tuner.engine.ray._CONNECT_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("tuner.engine.ray_cluster.ray.init", init)
+    monkeypatch.setattr("tuner.engine.ray_cluster._CONNECT_AGAIN_SECONDS", 0.0)
     with RayCluster("10.0.0.1:6379"):
         assert tries == ["10.0.0.1:6379"] * 3
     unready.append(ConnectionError("refused"))
@@ -148,7 +150,7 @@ def test_a_cluster_that_is_not_ready_is_tried_again(monkeypatch: pytest.MonkeyPa
     ):
         pass
     assert len(tries) == 4
-    monkeypatch.setattr("tuner.engine.ray._CONNECT_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.engine.ray_cluster._CONNECT_SECONDS", -1.0)
     unready.append(TypeError("expected bytes, NoneType found"))
     with pytest.raises(ConfigError, match="expected bytes"), RayCluster("10.0.0.1:6379"):
         pass
@@ -302,9 +304,9 @@ def test_a_trial_gets_as_much_of_a_gpu_as_it_asks_for_or_is_refused(tmp_path: Pa
         made.add_process("third", gpus=2)
         with RayCluster(made.address) as cluster:
             job = replace(trial_spec(tmp_path / "0"), device="auto")
-            with cluster.engine(EngineNeeds(4, (), WorkerSettings(), trials_per_gpu=2)) as engine:
+            with RayEngine(cluster, EngineNeeds(4, (), WorkerSettings(), trials_per_gpu=2)) as engine:
                 assert engine._share(job).gpus == 0.5 and engine._share(replace(job, device="cpu")).gpus == 0
-            with cluster.engine(EngineNeeds(1, (), WorkerSettings())) as engine:
+            with RayEngine(cluster, EngineNeeds(1, (), WorkerSettings())) as engine:
                 assert engine._share(replace(job, ranks=2)).gpus == 2
                 with pytest.raises(ConfigError, match="trial 0 needs 3 GPUs of one node, and no node has more than 2"):
                     engine.start(replace(job, ranks=3))

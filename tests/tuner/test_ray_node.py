@@ -73,7 +73,7 @@ def test_without_ray_the_package_to_install_is_named(
     ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (own_folder / "s.toml").write_text('name = "s"\ntask = "reviews"\ntrials = 1\nsearch = { cliprange = "advised" }\n')
-    monkeypatch.delitem(sys.modules, "tuner.engine.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "tuner.engine.ray_cluster", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     status, _, stderr = ppo_tuner("run", "s.toml", "--engine", "ray")
     assert (status, one_error(stderr)) == (2, "--engine ray needs Ray: pip install 'ppo-tuner[ray]'")

@@ -272,14 +272,14 @@ def test_a_trial_without_room_tries_again_ever_later_and_gives_up_at_the_limit()
         while not room.is_due(3):
             clock.now += 0.5
         waits.append(clock.now - before)
-        room.answered(3)
+        room.retrying(3)
         assert room.waiting == []
         room.lacks(3, "no space")
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 28.5]
     assert told == ["trial 3: no space; trying again for up to 2 min"]
     assert room.why_give_up == "trial 3 waited for 2 min: no space"
-    room.found(3)
-    room.found(4)  # which never waited
+    room.end(3)
+    room.end(4)  # which never waited
     assert told[1:] == ["trial 3: there is disk space again after 2 min"]
 
 
@@ -288,10 +288,10 @@ def test_a_trial_that_was_not_asked_to_try_again_does_not_make_its_study_give_up
     clock = Clock()
     watch = TrialWatch(lambda _: None, "it goes on", limit=150, clock=lambda: clock.now)
     watch.lacks(3, "no answer")
-    watch.answered(3)
+    watch.retrying(3)
     clock.now += 1000
     assert watch.why_give_up is None
-    watch.forget(3)
+    watch.end(3, is_well=False)
     watch.lacks(3, "no answer")
     assert watch.why_give_up is None, "another outage has an hour of its own"
 

@@ -9,7 +9,8 @@ from ppo_core import checkpoint
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import trial_row
 from tuner.control.session import open_study
-from tuner.files.trial_files import Saved, TrialFiles, kept_at_rung, spare
+from tuner.files.retention import Saved, kept_at_rung, spare
+from tuner.files.trial_files import TrialFiles
 from tuner.store import Store
 from tuner.study.status import PausedBy, Role, Status
 
@@ -74,7 +75,7 @@ def test_a_study_keeps_its_answer_of_a_trial_at_a_rung_that_loses_its_others(
 ) -> None:
     monkeypatch.setattr("tuner.judge.front.MOST_KEPT", 2)
     monkeypatch.setattr("tuner.search.choose._promoted", lambda *_: None)
-    monkeypatch.setattr("tuner.control.controller.promotable", lambda *_: [])
+    monkeypatch.setattr("tuner.files.trial_files.promotable", lambda *_: [])
     monkeypatch.setattr("tuner.search.choose.own_rung", lambda *_: 48)
     monkeypatch.setattr("tuner.judge.next_move.own_rung", lambda *_: 48)
     spec = quick_spec(trials=4, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
@@ -107,7 +108,7 @@ def test_what_a_kill_left_half_removed_is_none_and_goes_at_the_next_run(
     with open_study(store, spec, folder) as study:
         files = TrialFiles(study)
         with files.work:
-            files.tidy(())
+            files.tidy()
             while files.work.is_busy:
                 files.work.collect()
     store.close()

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
@@ -234,7 +235,7 @@ def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> 
     reason = lost_reason("exit code 1", 2, log)
     assert reason.message == "worker lost after 2 retries: exit code 1; the last it printed: CUDA error: no kernel"
     assert reason.log == log and lost_reason("exit code 1", 2).message.endswith("exit code 1")
-    error = error_reason(Failed("ValueError: no", "Traceback"), "runs/x/error.txt", log)
+    error = error_reason(Failed("ValueError: no", "Traceback"), Path("runs/x/error.txt"), log)
     assert (error.message, error.log) == ("ValueError: no (traceback in runs/x/error.txt)", log)
     unplaced = error_reason(Failed("node 10.0.0.7 lacks it", "Traceback"), None)
     assert (unplaced.message, unplaced.cause) == ("node 10.0.0.7 lacks it", "node #.#.#.# lacks it")

@@ -17,6 +17,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import run_out, to_gate
 from tests.tuner.test_worker import trial_spec
 from tuner.cli import logs
+from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
 from tuner.engine.protocol import Ended, Failed, Lost, Prepared, PrepareTask
 from tuner.files import trial_log
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with LocalEngine(1) as made:
+    with LocalEngine(EngineNeeds(1)) as made:
         yield made
 
 

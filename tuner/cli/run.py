@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from tuner.study import study_file
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
 if TYPE_CHECKING:
-    from tuner.engine.ray import RayCluster
+    from tuner.engine.ray_cluster import RayCluster
 
 DEMO_STUDY = "reviews.toml"
 DEMO_WORKERS = 2
@@ -200,14 +201,16 @@ def _train(
         if args.json:
             stack.enter_context(redirect_stdout(sys.stderr))  # trackers print to stdout
         tracked = stack.enter_context(StudyTrackers(names, RUNS_FOLDER, progress))
-        make_engine: MakeEngine = LocalEngine.of
+        make_engine: MakeEngine = LocalEngine
         threads_per_trial = threads_per_worker
         if args.engine != LOCAL:
             cluster = _ray_cluster(args.engine)
+            from tuner.engine.ray import RayEngine
+
             progress.say(f"connecting to the Ray cluster: {output.plain(cluster.address)}")  # may take a while
             stack.enter_context(cluster)
             progress.say(cluster.size_line)
-            make_engine, threads_per_trial = cluster.engine, cluster.threads_per_trial
+            make_engine, threads_per_trial = partial(RayEngine, cluster), cluster.threads_per_trial
         run_study(
             spec,
             storage=storage.location(args.storage),
@@ -256,7 +259,7 @@ def _ray_cluster(engine: str) -> "RayCluster":
         ConfigError: Ray, or what it needs for such an address, is not installed.
     """
     try:
-        from tuner.engine.ray import RayCluster
+        from tuner.engine.ray_cluster import RayCluster
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != RAY:
             raise

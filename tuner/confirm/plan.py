@@ -93,7 +93,9 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
     Raises:
         ConfigError: see `chosen`; or the runs would be shorter than a rollout batch, or end before a fork.
     """
-    there = [whole_run(rows, row) for row in rows if row.role is Role.CONFIRM]
+    from tuner.store import NewTrial
+
+    confirmed = [whole_run(rows, row) for row in rows if row.role is Role.CONFIRM]
     wanted: list[NewTrial] = []
     parents = chosen(rows, spec, plan.top)
     least = max(PPOConfig.from_dict(parent.config).batch_sizes(world_size=1).batch_size for parent in parents)
@@ -101,13 +103,21 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
         raise ConfigError(
             f"total_episodes = {plan.length(spec)} is not allowed; expected at least {least}, one rollout batch"
         )
-    for seed in fresh_seeds(spec, plan.seeds):
+    for seed in range(spec.seed + 1, spec.seed + 1 + plan.seeds):  # none that the search uses
         for parent in parents:
-            config = confirming(parent.config, seed, plan.length(spec))
-            trial = _trial(len(rows) + len(wanted), parent, config)
+            trial = NewTrial(
+                number=len(rows) + len(wanted),
+                origin=parent.origin,
+                config={**parent.config, "seed": seed, "total_episodes": plan.length(spec)},
+                params=parent.params,
+                threads=parent.threads,
+                status=Status.WAITING,
+                parent=parent.number,
+                role=Role.CONFIRM,
+            )
             run = whole_run(rows, trial)
-            require_reached(run.stages, PPOConfig.from_dict(config), parent.number)
-            if run not in there:
+            require_reached(run.stages, PPOConfig.from_dict(trial.config), parent.number)
+            if run not in confirmed:
                 wanted.append(trial)
     return wanted
 
@@ -133,9 +143,9 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
     """
     episodes = int(wanted[0].config["total_episodes"] or 0)
     first = reference(rows)
-    of = sorted({run.parent for run in wanted if run.parent is not None})
-    names = [f"trial {number}" for number in of if first is None or number != first.number]
-    names += ["the reference"] if first is not None and first.number in of else []
+    parents = sorted({run.parent for run in wanted if run.parent is not None})
+    names = [f"trial {number}" for number in parents if first is None or number != first.number]
+    names += ["the reference"] if first is not None and first.number in parents else []
     *others, last = names
     listed = f"{', '.join(others)} and {last}" if others else last
     text = f"{counted(len(wanted), 'run')} of {episodes:,} episodes will confirm {listed}"
@@ -144,31 +154,6 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
         return text
     rounds = math.ceil(len(wanted) / workers)
     return f"{text}; about {duration(rounds * statistics.median(paces) * episodes)} on {counted(workers, 'worker')}"
-
-
-def fresh_seeds(spec: StudySpec, count: int) -> list[int]:
-    """Return seeds that the search does not use: those after its own."""
-    return [spec.seed + number for number in range(1, count + 1)]
-
-
-def confirming(config: Mapping[str, HyperValue], seed: int, total_episodes: int) -> dict[str, HyperValue]:
-    """Return a configuration with a confirming run's seed and length."""
-    return {**config, "seed": seed, "total_episodes": total_episodes}
-
-
-def _trial(number: int, parent: TrialRow, config: Mapping[str, HyperValue]) -> NewTrial:
-    from tuner.store import NewTrial
-
-    return NewTrial(
-        number,
-        parent.origin,
-        config,
-        parent.params,
-        parent.threads,
-        Status.WAITING,
-        parent=parent.number,
-        role=Role.CONFIRM,
-    )
 
 
 def due_step(row: TrialRow, spec: StudySpec) -> int | None:

@@ -16,6 +16,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig
@@ -51,9 +52,8 @@ class Interval:
     @property
     def text(self) -> str:
         """`2.01 [1.96, 2.07]`."""
-        if self.low is None or self.high is None:
-            return f"{self.mean:.2f}"
-        return f"{self.mean:z.2f} [{self.low:z.2f}, {self.high:z.2f}]"
+        interval = "" if self.low is None else f" [{self.low:z.2f}, {self.high:z.2f}]"
+        return f"{self.mean:z.2f}{interval}"
 
 
 def t_interval(values: Sequence[float], alpha: float = ALPHA, *, least: float = -math.inf) -> Interval | None:
@@ -182,17 +182,16 @@ class Confirmation:
                 f"{best.name.capitalize()} has the highest mean, of {counted(self.seeds, 'seed')}: too few to separate "
                 f"luck from merit. Confirm on at least {LEAST_SEEDS}."
             )
-        tied = [f"{one.name} ({_signed(one.under_best)})" for one in self.not_told_apart if one.under_best is not None]
-        near = ", ".join(tied)
-        unsure = f" The data do not distinguish it from {near}." if near else ""
+        tied = [one for one in self.not_told_apart if one.under_best is not None]
+        unsure = f" The data do not distinguish it from {_with_differences(tied)}." if tied else ""
         if best.is_reference:
-            ties = f"; {near} {'is a tie' if len(tied) == 1 else 'are ties'}" if near else ""
+            are_ties = "is a tie" if len(tied) == 1 else "are ties"
+            ties = f"; {_with_differences(tied)} {are_ties}" if tied else ""
             return f"Nothing confirmed beats the reference{ties}."
         over = best.over_reference
         if over is not None and not over.is_above_0:
-            others = [f"{one.name} ({_signed(one.under_best)})" for one in self.not_told_apart
-                      if one.under_best is not None and not one.is_reference]  # fmt: skip
-            and_from = f", nor from {', '.join(others)}" if others else ""
+            others = [one for one in tied if not one.is_reference]
+            and_from = f", nor from {_with_differences(others)}" if others else ""
             return (
                 f"{best.name.capitalize()} has the highest mean, but the data do not distinguish it from the reference "
                 f"({_signed(over)} reward){and_from}. Confirm on more seeds before you rely on it."
@@ -203,31 +202,33 @@ class Confirmation:
         return f"{best.name.capitalize()} has the highest mean of those that were confirmed.{unsure}"
 
 
-def _signed(interval: Interval) -> str:
-    return f"{'+' if interval.mean >= 0 else ''}{interval.text}"
+def _signed(interval: Interval | None) -> str:
+    return "" if interval is None else f"{'+' if interval.mean >= 0 else ''}{interval.text}"
+
+
+def _with_differences(tied: Sequence[Confirmed]) -> str:
+    return ", ".join(f"{one.name} ({_signed(one.under_best)})" for one in tied)
 
 
 def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
     """Return a study's confirmations by run length, shortest first."""
-    by_length: dict[int, list[TrialRow]] = {}
-    for run in view.confirming:
-        by_length.setdefault(int(run.config["total_episodes"] or 0), []).append(run)
+
+    def length_and_parent(run: TrialRow) -> tuple[int, int]:
+        return int(run.config["total_episodes"] or 0), run.parent or 0
+
     tests = store.test_readings([*(run.id for run in view.confirming), *(trial.id for trial in view.trials[:1])])
     baseline = tests.get((view.trials[0].id, 0)) if view.trials else None
     parents = {trial.number: trial for trial in view.trials}
-    found = []
-    for length, runs in sorted(by_length.items()):
-        by_parent: dict[int, list[TrialRow]] = {}
-        for run in runs:
-            by_parent.setdefault(run.parent if run.parent is not None else -1, []).append(run)
-        read = [_confirmed(parents[number], length, own, tests, view.spec) for number, own in sorted(by_parent.items())]
-        found.append(compared(length, read, baseline))
-    return found
+    by_length: dict[int, list[Confirmed]] = {}
+    for (length, parent), runs in groupby(sorted(view.confirming, key=length_and_parent), length_and_parent):
+        confirmed = _confirmed(parents[parent], length, list(runs), tests, view.spec)
+        by_length.setdefault(length, []).append(confirmed)
+    return [compared(length, confirmed, baseline) for length, confirmed in by_length.items()]
 
 
-def longest_read(found: Sequence[Confirmation], least_seeds: int = 1) -> Confirmation | None:
-    """Return the longest confirmation whose best was read on at least so many seeds, or None."""
-    return next((one for one in reversed(found) if one.seeds >= least_seeds), None)
+def longest_read(confirmations: Sequence[Confirmation], least_seeds: int = 1) -> Confirmation | None:
+    """Return the confirmation of the longest runs whose best was read on at least `least_seeds` seeds, or None."""
+    return next((one for one in reversed(confirmations) if one.seeds >= least_seeds), None)
 
 
 def _confirmed(
@@ -251,7 +252,6 @@ def _confirmed(
             episodes[seed] = test.step * PPOConfig.from_dict(run.config).batch_sizes(1).batch_size
             if step == 0:
                 lost.append(seed)
-    within = sum(ends_within(run, spec) is True for run in runs)
     return Confirmed(
         trial,
         length,
@@ -264,31 +264,31 @@ def _confirmed(
         failed=tuple(failed),
         stopped=tuple(stopped),
         open=tuple(unread),
-        ends_within=within,
+        ends_within=sum(ends_within(run, spec) is True for run in runs),
     )
 
 
-def compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:
-    """Return the confirmation: configurations compared with the reference and with the best."""
-    least = LEAST_READ * max((one.reward.n for one in read if one.reward is not None), default=0)
-    ranked = sorted(read, key=lambda one: _rank(one, least), reverse=True)
-    some = [one for one in ranked if one.reward is not None]
-    reference = next((one for one in some if one.is_reference), None)
-    candidates = sum(not one.is_reference for one in some)
-    found = []
+def compared(length: int, confirmed: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:
+    """Return the confirmation of runs of `length` episodes: its configurations ranked and compared."""
+    least = LEAST_READ * max((len(one.rewards) for one in confirmed), default=0)
+
+    def rank(one: Confirmed) -> tuple[bool, float]:
+        return len(one.rewards) >= least, -math.inf if one.reward is None else one.reward.mean
+
+    ranked = sorted(confirmed, key=rank, reverse=True)
+    read = [one for one in ranked if one.reward is not None]
+    reference = next((one for one in read if one.is_reference), None)
+    candidates = sum(not one.is_reference for one in read)
+    configurations = []
     for one in ranked:
         over = under = None
         if reference is not None and one is not reference:
             over = difference(one.rewards, reference.rewards, candidates)
-        if some and one is not some[0]:
-            under = difference(some[0].rewards, one.rewards, len(some) - 1)
-        found.append(replace(one, over_reference=over, under_best=under))
+        if read and one is not read[0]:
+            under = difference(read[0].rewards, one.rewards, len(read) - 1)
+        configurations.append(replace(one, over_reference=over, under_best=under))
     prompts = 0 if baseline is None else baseline.prompts
-    return Confirmation(length, prompts, baseline, tuple(found))
-
-
-def _rank(one: Confirmed, least: float) -> tuple[bool, float]:
-    return (False, -math.inf) if one.reward is None else (one.reward.n >= least, one.reward.mean)
+    return Confirmation(length, prompts, baseline, tuple(configurations))
 
 
 def confirmation_data(one: Confirmation) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _configuration_data(one: Confirmed) -> dict[str, Any]:
     return {
         "trial": one.trial.number,
         "is_reference": one.is_reference,
-        **{name: None if (found := getattr(one, name)) is None else asdict(found) for name in intervals},
+        **{name: None if (interval := getattr(one, name)) is None else asdict(interval) for name in intervals},
         "rewards": {str(seed): reward for seed, reward in one.rewards.items()},
         "kls": {str(seed): kl for seed, kl in one.kls.items()},
         "ends_within": one.ends_within,

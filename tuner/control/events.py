@@ -153,7 +153,7 @@ class Limits:
     """CPU threads of a new trial."""
     most_workers: int | None
     """One per GPU if GPUs were named; None: unlimited."""
-    deadline: float | None
-    """On the monotonic clock."""
+    deadline: float
+    """On the monotonic clock; infinity: none."""
     timeout: float | None
     """Seconds from the start to the deadline."""

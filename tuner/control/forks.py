@@ -1,7 +1,7 @@
 """Forks: trials that start from another trial's checkpoint with some values changed. Never imports torch.
 
 A fork's folder begins with a copy of its parent's checkpoint, so it resumes like any interrupted trial, but with
-another config. Each hyperparameter's declaration says if a checkpoint fixes it; `PPOTrainer.restore` says how the
+another config. Each hyperparameter declares if a checkpoint fixes it; `PPOTrainer.restore` documents how the
 others take effect. Counted from the beginning, a fork is a run in stages (see `ppo_core.config.stages`): its
 parent's, then its own.
 
@@ -49,8 +49,19 @@ def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episo
             hint = nearest(name, CHANGEABLE)
             raise ConfigError(f"{name} = {values[name]!r} is not allowed: a fork cannot change it, since {why}{hint}")
     after = PPOConfig.from_dict({**config, **changed})
-    _require_same_batch(before, after)
-    _require_episodes_left(after, episode)
+    was, would_be = (one.batch_sizes(world_size=1).batch_size for one in (before, after))
+    if was != would_be:
+        why = HYPERPARAMETERS["batch_size"].fixed_by_checkpoint
+        raise ConfigError(
+            f"per_device_train_batch_size = {after.per_device_train_batch_size} is not allowed in a fork: with "
+            f"gradient_accumulation_steps it makes batch_size {would_be} instead of {was}; a fork cannot change that, "
+            f"since {why}"
+        )
+    if after.whole_episodes() <= episode:
+        raise ConfigError(
+            f"total_episodes = {after.total_episodes} leaves a fork at episode {episode} nothing to do: fork at an "
+            f"earlier one, or set total_episodes over {episode}"
+        )
     return after.to_dict()
 
 
@@ -94,32 +105,12 @@ def fork_files(source: Path, fork_folder: Path) -> Path:
 
 
 def by_episode(folder: Path) -> dict[int, Path]:
-    """Return a trial's finished checkpoints by episode, from their manifests alone."""
-    found = {}
+    """Return a trial's finished checkpoints by ascending episode, from their manifests alone."""
+    paths = {}
     for path in checkpoint.complete(folder):
         with suppress(CheckpointError, KeyError):
-            found[int(checkpoint.read_manifest(path)["extra"][EPISODE])] = path
-    return found
-
-
-def _require_same_batch(before: PPOConfig, after: PPOConfig) -> None:
-    """Raise ConfigError if the changed values give another batch_size."""
-    was, now = (config.batch_sizes(world_size=1).batch_size for config in (before, after))
-    if was != now:
-        why = HYPERPARAMETERS["batch_size"].fixed_by_checkpoint
-        raise ConfigError(
-            f"per_device_train_batch_size = {after.per_device_train_batch_size} is not allowed in a fork: with "
-            f"gradient_accumulation_steps it makes batch_size {now} instead of {was}; a fork cannot change that, "
-            f"since {why}"
-        )
-
-
-def _require_episodes_left(config: PPOConfig, episode: int) -> None:
-    if config.whole_episodes() <= episode:
-        raise ConfigError(
-            f"total_episodes = {config.total_episodes} leaves a fork at episode {episode} nothing to do: fork at an "
-            f"earlier one, or set total_episodes over {episode}"
-        )
+            paths[int(checkpoint.read_manifest(path)["extra"][EPISODE])] = path
+    return paths
 
 
 def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage, ...]:
@@ -136,15 +127,12 @@ def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage,
     parent = next(row for row in rows if row.number == trial.parent)
     earlier = stages(rows, parent)
     if trial.role is Role.CONFIRM:
-        own = {name: trial.config[name] for name in ("seed", "total_episodes")}
-        return tuple(replace(stage, values={**stage.values, **own}) for stage in earlier)
+        changes = {name: trial.config[name] for name in ("seed", "total_episodes")}
+        return tuple(replace(stage, values={**stage.values, **changes}) for stage in earlier)
     episode = (trial.fork_step or 0) * PPOConfig.from_dict(parent.config).batch_sizes(world_size=1).batch_size
     if earlier and earlier[-1].until_episode == episode:  # the parent was forked where it began
         return earlier
     return (*earlier, Stage(parent.config, episode, parent.number))
-
-
-# Commands here are words without the storage's flags; whoever prints them adds these.
 
 
 @dataclass(frozen=True)
@@ -160,8 +148,8 @@ def find(study: StudyRow, trial: int, step: int) -> Kept:
     """Find a trial's checkpoint of a step in the study's folder."""
     if study.folder is None:
         return Kept(None, "the store does not say where the study's checkpoints are")
-    folder = Path(study.folder)
-    if not folder.is_dir() or not study_folder.is_of(folder, study):
+    folder = study_folder.own_folder(study)
+    if folder is None:
         return Kept(None, "the study's folder of checkpoints is not on this machine")
     path = checkpoint.step_folder(folder / str(trial), step)
     if (path / checkpoint.MANIFEST).exists():
@@ -175,10 +163,8 @@ def find(study: StudyRow, trial: int, step: int) -> Kept:
 
 def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
     """Return a trial's checkpoints on this machine, by ascending episode."""
-    folder = None if study.folder is None else Path(study.folder)
-    if folder is None or not study_folder.is_of(folder, study):
-        return {}
-    return dict(sorted(by_episode(folder / str(trial)).items()))
+    folder = study_folder.own_folder(study)
+    return {} if folder is None else by_episode(folder / str(trial))
 
 
 @dataclass(frozen=True)
@@ -189,28 +175,26 @@ class ValueCheckpoint:
     episode: int
     kept: Kept
     again: list[str]
-    """The command that recreates it."""
+    """The command that recreates it, as words without the storage's flags, which the printer adds."""
 
 
 def value_checkpoint(store: Store, study: StudyRow, trial: TrialRow) -> ValueCheckpoint | None:
     """Return the checkpoint that a trial's value comes from; None: it has no value."""
-    rows = store.steps([trial.id], ("eval/reward",), evaluations_only=True)
-    found = next((row for row in rows if row["step"] == trial.value_step), None)
-    if found is None:
-        return None
-    step, episode = int(found["step"]), int(found["episode"])
-    again = train_again(study.name, trial, episode)
-    return ValueCheckpoint(step, episode, find(study, trial.number, step), again)
+    for row in store.steps([trial.id], ("eval/reward",), evaluations_only=True):
+        if row["step"] == trial.value_step:
+            step, episode = int(row["step"]), int(row["episode"])
+            again = train_again(study.name, trial, episode)
+            return ValueCheckpoint(step, episode, find(study, trial.number, step), again)
+    return None
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:
-    """Return the command that trains a trial again from the start up to `episode`, and keeps the model.
+    """Return the command, without the storage's flags, that trains a trial again up to `episode` and keeps the model.
 
     All schedules are unchanged; the same seed, threads and device give the same run.
     """
-    whole = ["train", "--from", study, str(trial.number)]
     is_end = episode >= PPOConfig.from_dict(trial.config).whole_episodes()
-    return whole if is_end else [*whole, STOP, str(episode)]
+    return ["train", "--from", study, str(trial.number), *([] if is_end else [STOP, str(episode)])]
 
 
 STOP = "--stop_at_episode"

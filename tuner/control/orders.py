@@ -16,12 +16,13 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
 from tuner.control import forks
 from tuner.control.events import Limits
-from tuner.control.session import OpenStudy, after_order, changed_spec
+from tuner.control.overrides import after_order, changed_spec
+from tuner.control.session import OpenStudy
 from tuner.files.trial_files import ForkPoint, TrialFiles
 from tuner.judge.results import StudyView
-from tuner.judge.scoring import judged, judged_again, so_far
+from tuner.judge.scoring import judged, judged_again
 from tuner.search.choose import as_stored
-from tuner.store import NewTrial, Order, Store, StudyRow, TrialRow, schema
+from tuner.store import NewTrial, Order, OrderState, Store, StudyRow, TrialRow, schema
 from tuner.store.connect import now
 from tuner.store.trials import copy_steps, insert_trial, write_judgements, write_outcome, write_pause, write_resumption
 from tuner.study import folder as study_folder
@@ -60,18 +61,21 @@ def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
 
 
 def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[str, object]) -> dict[str, HyperValue]:
-    """Return the params of an enqueued configuration; trial 0's fill in missing ones.
+    """Return the params of an enqueued configuration, with trial 0's for missing ones.
 
-    Any hyperparameter may be given, searched or not, inside its range or not: it is this trial's own.
+    Any hyperparameter may be given, searched or not, inside its range or not: it applies to this trial alone.
 
     Raises:
-        ConfigError: a value is not allowed, does not go together with others, or a trial has these values already; the
-            message says what is allowed.
+        ConfigError: a value is not allowed, alone or beside others, or a trial has these values already; the message
+            says what is allowed.
     """
-    given = {name: _declared(name, value) for name, value in values.items()}
-    for name in given:
+    given: dict[str, HyperValue] = {}
+    for name, value in values.items():
+        if name not in HYPERPARAMETERS:
+            raise ConfigError(f'unknown hyperparameter "{name}"{nearest(name, HYPERPARAMETERS)}')
+        given[name] = HYPERPARAMETERS[name].coerce(value)
         if name in RUN_LENGTH:
-            raise ConfigError(f"{name} is the same in all trials of a study, which are compared by what they come to")
+            raise ConfigError(f"{name} is the same in all trials of a study, so that their results can be compared")
     params = dict(given) if spec.listed else spec.params_with(given)
     config = spec.config(params).to_dict()
     same = next((row.number for row in rows if row.config == config), None)
@@ -83,12 +87,6 @@ def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[s
             f"{config['batch_size']}"
         )
     return as_stored(params, config)
-
-
-def _declared(name: str, value: object) -> HyperValue:
-    if name not in HYPERPARAMETERS:
-        raise ConfigError(f'unknown hyperparameter "{name}"{nearest(name, HYPERPARAMETERS)}')
-    return HYPERPARAMETERS[name].coerce(value)
 
 
 def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments: Mapping[str, Any]) -> None:
@@ -120,11 +118,11 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
 
 
 def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], episode: int | None) -> None:
-    """Raise ConfigError for an impossible fork. Whoever can read its checkpoint checks that, too.
+    """Raise ConfigError for an impossible fork; its checkpoint is checked only if it can be read here.
 
     A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
     """
-    if not parent.attempts and parent.role is not Role.FORK:  # which begins with a copy of a checkpoint
+    if not parent.attempts and parent.role is not Role.FORK:  # a fork begins with a copy of a checkpoint
         raise ConfigError(f"trial {parent.number} has not started yet; a fork starts from a checkpoint")
     folder = study_folder.own_folder(view.row)
     if folder is not None and checkpoint.complete(folder / str(parent.number)):
@@ -138,7 +136,7 @@ def why_waiting(is_held: bool, go_on: str) -> str:
 
 
 class OrderDesk:
-    """Decides the orders of one study."""
+    """Decides the orders of a study that this process holds."""
 
     def __init__(
         self,
@@ -146,16 +144,16 @@ class OrderDesk:
         files: TrialFiles,
         limits: Limits,
         is_running: Callable[[int], bool],
-        on_decided: Callable[[Order], None],
+        on_decided: Callable[[Order, Sequence[TrialRow]], None],
     ) -> None:
         """Handle orders of `study`, whose run has `limits`.
 
         Args:
             study: The study.
             files: Its trials' files.
-            limits: Of its run.
-            is_running: Tells what a worker runs, or is about to.
-            on_decided: Called with an order that was decided after `decide` had returned.
+            limits: The run's limits.
+            is_running: Returns True for the number of a trial that a worker runs, or is about to.
+            on_decided: Called with each decided order, and the trials that it changed or added.
         """
         self._study = study
         self._files = files
@@ -163,58 +161,62 @@ class OrderDesk:
         self._is_running = is_running
         self._on_decided = on_decided
         self._forking: set[int] = set()
-        self._changed: list[int] = []
+        """Ids of fork orders whose checkpoint is being copied."""
 
-    def is_under_way(self, order: Order) -> bool:
-        """Return True for a fork whose checkpoint is being copied."""
-        return order.id in self._forking
+    def pending(self) -> list[Order]:
+        """Return the orders to decide."""
+        waiting = self._study.store.orders(self._study.row, OrderState.WAITING)
+        return [order for order in waiting if order.id not in self._forking]
 
-    def decide(self, order: Order) -> Order:
-        """Carry out or refuse an order, and return its new state; see `is_under_way`."""
-        return self._decided(order, lambda: self._carry_out(order))
+    def decide(self, order: Order) -> None:
+        """Carry out or refuse an order; a fork is decided once its checkpoint has been copied."""
+        self._decide(order, lambda: self._carry_out(order))
 
-    def _decided(self, order: Order, work: Callable[[], None]) -> Order:
+    def _decide(self, order: Order, carry_out: Callable[[], Sequence[int]]) -> None:
         study = self._study
+        changed: Sequence[int] = ()
         try:
-            work()
+            changed = carry_out()
         except StoreError:
             raise  # says nothing about the order
         except PPOTunerError as error:
             study.store.refuse(study.lease, order, str(error))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # No command places what leads here; whoever did must not end this run, and the next one, and the next.
+            # No command places such an order; it must not end this run, and the next one, and the next.
             study.store.refuse(study.lease, order, f"it cannot be carried out: {type(error).__name__}: {error}")
-        return study.store.order(order.id)
+        order = study.store.order(order.id)
+        if order.state is not OrderState.WAITING:
+            self._on_decided(order, [study.refresh(number) for number in changed])
 
-    def take_changed(self) -> list[TrialRow]:
-        """Return the trials that orders changed or added since the last call."""
-        changed = [self._study.refresh(number) for number in self._changed]
-        self._changed = []
-        return changed
-
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: Order) -> Sequence[int]:
+        """Carry out an order, and return the numbers of the trials that it changed or added."""
         if order.kind not in ORDER_KINDS:
             raise ConfigError(f'unknown order "{order.kind}"')
         if order.trial is None and ORDER_KINDS[order.kind].trial == "needed":
             raise ConfigError(f"{order.kind} names no trial")
-        whole = {"enqueue": self._enqueue, "fork": self._fork, "set": self._set, "retry": self._retry}
-        if order.kind in whole:
-            whole[order.kind](order)
-        elif order.trial is None:
-            self._steer_study(order)
-        else:
-            self._steer_trial(order, self._study.store.trial(self._study.row, order.trial))
+        match order.kind:
+            case "enqueue":
+                return self._enqueue(order)
+            case "fork":
+                return self._fork(order)
+            case "set":
+                return self._set(order)
+            case "retry":
+                return self._retry(order)
+        if order.trial is None:
+            return self._steer_study(order)
+        return self._steer_trial(order, self._study.store.trial(self._study.row, order.trial))
 
     # The whole study
 
-    def _steer_study(self, order: Order) -> None:
+    def _steer_study(self, order: Order) -> Sequence[int]:
         table = schema.studies
 
         def effect(connection: Connection) -> str:
             if order.kind == "stop":
                 return "the run of the study is stopping cleanly"
-            at = now(connection) if order.kind == "pause" else None
-            connection.execute(update(table).where(table.c.id == self._study.row.id).values(paused_at=at))
+            paused_at = now(connection) if order.kind == "pause" else None
+            connection.execute(update(table).where(table.c.id == self._study.row.id).values(paused_at=paused_at))
             return "the study is paused" if order.kind == "pause" else "the study resumes"
 
         if order.kind == "stop" and order.id <= self._study.last_order:
@@ -222,80 +224,71 @@ class OrderDesk:
         check_study_order(order.kind, self._study.row)
         self._study.store.decide(self._study.lease, order, effect)
         self._reread_study()
+        return ()
 
-    def _set(self, order: Order) -> None:
+    def _set(self, order: Order) -> Sequence[int]:
+        study, table = self._study, schema.studies
         changes = order.arguments.get("changes", {})
-        spec = changed_spec(self._study.spec, changes)
+        spec = changed_spec(study.spec, changes)
         most = self._limits.most_workers
         if most is not None and changes.get("workers", 1) > most:
             raise ConfigError(f"workers = {changes['workers']} is not allowed; expected at most {most}, one per GPU")
-        has_changed = spec.kl_budget != self._study.spec.kl_budget
-        judged_anew = judged_again(self._study.store, self._study.rows, spec) if has_changed else []
-        table = schema.studies
+        judged_anew = judged_again(study.store, study.rows, spec) if spec.kl_budget != study.spec.kl_budget else []
+        values = {"spec": spec.to_dict(), "overrides": after_order(study.row.overrides or {}, changes)}
+        if "workers" in changes:
+            values["workers"] = changes["workers"]
 
         def effect(connection: Connection) -> str:
-            values = {"spec": spec.to_dict()} | ({"workers": changes["workers"]} if "workers" in changes else {})
-            values["overrides"] = after_order(self._study.row.overrides or {}, changes)
-            connection.execute(update(table).where(table.c.id == self._study.row.id).values(**values))
+            connection.execute(update(table).where(table.c.id == study.row.id).values(**values))
             write_judgements(connection, judged_anew)
             return ", ".join(f"{name} is now {value:g}" for name, value in changes.items())
 
-        self._study.store.decide(self._study.lease, order, effect)
-        self._study.spec = spec
+        study.store.decide(study.lease, order, effect)
+        study.spec = spec
         self._reread_study()
         if judged_anew:
-            self._study.rows = self._study.store.trials(self._study.row)
+            study.rows = study.store.trials(study.row)
+        return ()
 
     def _reread_study(self) -> None:
         self._study.row = self._study.store.study(self._study.spec.name)
 
     # One trial
 
-    def _steer_trial(self, order: Order, row: TrialRow) -> None:
+    def _steer_trial(self, order: Order, row: TrialRow) -> Sequence[int]:
         check_trial_order(order.kind, row)
-        study = self._study
         effect = self._while_it_runs(order, row) if self._is_running(row.number) else self._at_once(order, row)
-        study.store.decide(study.lease, order, effect)
-        self._changed.append(row.number)
+        self._study.store.decide(self._study.lease, order, effect)
+        return [row.number]
 
     def _while_it_runs(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
         """Return the effect on a running trial, which learns of it at its next report."""
         wanted = None if order.kind == "resume" else Wanted(order.kind)
-        text = f"trial {row.number} resumes" if wanted is None else f"trial {row.number} {wanted}s after this step"
 
         def effect(connection: Connection) -> str:
             connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(wanted=wanted))
-            return text
+            return f"trial {row.number} " + ("resumes" if wanted is None else f"{wanted}s after this step")
 
         return effect
 
     def _at_once(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
         """Return the effect on a trial that no worker runs."""
-        study = self._study
-        if order.kind == "resume":
+        status = {"resume": Status.WAITING, "pause": Status.PAUSED, "stop": Status.STOPPED}[order.kind]
+        reason = STOPPED_BY_PERSON if status is Status.STOPPED else None
+        outcome = judged(self._study.store, row, self._study.spec, status, reason)
 
-            def resume(connection: Connection) -> str:
+        def effect(connection: Connection) -> str:
+            if status is Status.WAITING:
                 write_resumption(connection, row)
-                return f"trial {row.number} is {Status.WAITING}"
+            elif status is Status.PAUSED:
+                write_pause(connection, row.id, outcome)
+            else:
+                write_outcome(connection, row.id, outcome)
+            return f"trial {row.number} is {status}"
 
-            return resume
-        if order.kind == "pause":
-            standing = so_far(study.store, row, study.spec)
+        return effect
 
-            def pause(connection: Connection) -> str:
-                write_pause(connection, row.id, standing)
-                return f"trial {row.number} is {Status.PAUSED}"
-
-            return pause
-        outcome = judged(study.store, row, study.spec, Status.STOPPED, STOPPED_BY_PERSON)
-
-        def end(connection: Connection) -> str:
-            write_outcome(connection, row.id, outcome)
-            return f"trial {row.number} is {Status.STOPPED}"
-
-        return end
-
-    def _retry(self, order: Order) -> None:
+    def _retry(self, order: Order) -> Sequence[int]:
         study = self._study
         chosen = retried(study.rows, order.trial)
         blank = {"status": Status.WAITING, "reason": None, "ended_at": None, "violation": None, "retries": 0}
@@ -307,58 +300,64 @@ class OrderDesk:
             return f"trial {numbers} is tried again" if len(chosen) == 1 else f"trials {numbers} are tried again"
 
         study.store.decide(study.lease, order, effect)
-        self._changed += [row.number for row in chosen]
+        return [row.number for row in chosen]
 
     # New trials
 
-    def _enqueue(self, order: Order) -> None:
+    def _enqueue(self, order: Order) -> Sequence[int]:
         study = self._study
         params = enqueued_params(study.spec, study.rows, order.arguments.get("values", {}))
-        config = study.spec.config(params).to_dict()
-        number = len(study.rows)
-        label = str(order.arguments.get("label") or "")
-        trial = NewTrial(number, Origin.ENQUEUED, config, params, self._limits.threads, Status.WAITING, label)
+        trial = NewTrial(
+            number=len(study.rows),
+            origin=Origin.ENQUEUED,
+            config=study.spec.config(params).to_dict(),
+            params=params,
+            threads=self._limits.threads,
+            status=Status.WAITING,
+            label=str(order.arguments.get("label") or ""),
+        )
 
         def effect(connection: Connection) -> str:
             insert_trial(connection, study.lease, trial)
-            return f"added as trial {number}"
+            return f"added as trial {trial.number}"
 
         study.store.decide(study.lease, order, effect)
-        self._changed.append(number)
+        return [trial.number]
 
-    def _fork(self, order: Order) -> None:
+    def _fork(self, order: Order) -> Sequence[int]:
         """Start copying the parent's checkpoint; the fork is added when that is done."""
         parent = self._study.store.trial(self._study.row, order.trial or 0)
 
-        def then(outcome: Future[ForkPoint]) -> None:
+        def then(fork_point: Future[ForkPoint]) -> None:
             self._forking.discard(order.id)
-            self._on_decided(self._decided(order, lambda: self._add_fork(order, parent, outcome.result())))
+            self._decide(order, lambda: self._add_fork(order, parent, fork_point.result()))
 
         values, episode = order.arguments.get("values", {}), order.arguments.get("episode")
         self._files.fork(parent, f"fork-{order.id}", values, episode, then)
         self._forking.add(order.id)
+        return ()
 
-    def _add_fork(self, order: Order, parent: TrialRow, point: ForkPoint) -> None:
-        study, number = self._study, len(self._study.rows)
-        values = order.arguments.get("values", {})
-        self._files.place_fork(point, number)
+    def _add_fork(self, order: Order, parent: TrialRow, point: ForkPoint) -> Sequence[int]:
+        study = self._study
+        changed = {name: point.config[name] for name in order.arguments.get("values", {})}
         trial = NewTrial(
-            number,
-            Origin.FORKED,
-            point.config,
-            {**parent.params, **{name: point.config[name] for name in values}},
-            parent.threads,
-            Status.WAITING,
-            str(order.arguments.get("label") or ""),
-            parent.number,
-            point.step,
-            Role.FORK,
+            number=len(study.rows),
+            origin=Origin.FORKED,
+            config=point.config,
+            params={**parent.params, **changed},
+            threads=parent.threads,
+            status=Status.WAITING,
+            label=str(order.arguments.get("label") or ""),
+            parent=parent.number,
+            fork_step=point.step,
+            role=Role.FORK,
         )
+        self._files.place_fork(point, trial.number)
 
         def effect(connection: Connection) -> str:
-            made = insert_trial(connection, study.lease, trial)
-            copy_steps(connection, parent.id, made, point.step)
-            return f"added as trial {number}, forked from trial {parent.number} at episode {point.episode}"
+            fork = insert_trial(connection, study.lease, trial)
+            copy_steps(connection, parent.id, fork, point.step)
+            return f"added as trial {trial.number}, forked from trial {parent.number} at episode {point.episode}"
 
         study.store.decide(study.lease, order, effect)
-        self._changed.append(number)
+        return [trial.number]

@@ -2,9 +2,12 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from ppo_core.errors import StoreError
+from ppo_core.output import duration
 from tuner.engine.protocol import Failed
 from tuner.files.trial_log import last_words
 from tuner.store import TrialRow
@@ -14,7 +17,8 @@ LIMIT_SECONDS = 3_600.0
 """Default limit of a controller's wait for its store."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before the first retry, doubled with each, and their maximum."""
-_SLICE = 0.5  # seconds between two checks at whether a stop was asked for
+_SLICE = 0.5
+"""Seconds between two checks whether a stop was asked for."""
 
 
 class StoreRetry:
@@ -24,7 +28,7 @@ class StoreRetry:
 
     Args:
         emit: Takes one line when trouble begins and one when it is over.
-        is_stopping: Whether a stop was asked for: that ends a wait early, and nothing is tried again.
+        is_stopping: Returns True once a stop was asked for, which ends a wait early and all retries.
         limit: Seconds from the first failure after which to give up.
         clock: Seconds, from any beginning.
         wait: Waits for some seconds.
@@ -51,9 +55,9 @@ class StoreRetry:
             if not self._is_stopping():
                 self._emit(f"{failure}; trying again for up to {duration(self._limit)}")
         deadline = self._began + self._limit
-        until = min(self._clock() + self._next_wait, deadline)
         if self._clock() >= deadline:
             return False  # and at each later failure, until it answers
+        until = min(self._clock() + self._next_wait, deadline)
         self._next_wait = min(2 * self._next_wait, LONGEST_WAIT)
         while (left := until - self._clock()) > 0:
             if self._is_stopping():
@@ -68,24 +72,28 @@ class StoreRetry:
             self._began = None
 
 
-def duration(seconds: float) -> str:
-    """Return a time span in words: `41 s`, `60 min`."""
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
-
-
 FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT = 10.0, 600.0
 """Seconds before a trial ended by an outage is resumed, doubled each time, and their maximum."""
 
 
+@dataclass
+class _Waiting:
+    began: float
+    wait: float
+    """Seconds until the retry after the next one."""
+    due: float | None = None
+    """Time of the next retry; None while that is under way."""
+
+
 class TrialWatch:
-    """Schedules retries of trials that wait for something outside to recover, each with doubling waits.
+    """Schedules retries of trials that wait for an external cause to end, each with doubling waits.
 
     Args:
         emit: Takes one line when a trial begins to wait and one when that is over.
-        over: What to say then.
+        over: Text of the second line.
         limit: Seconds after which to give up.
-        first_wait: Seconds until a trial tries again for the first time.
-        longest_wait: The most that they become.
+        first_wait: Seconds before a trial's first retry.
+        longest_wait: Seconds between two retries at most.
         clock: Seconds, from any beginning.
     """
 
@@ -101,57 +109,53 @@ class TrialWatch:
     ) -> None:
         self._emit, self._over, self._limit, self._clock = emit, over, limit, clock
         self._first_wait, self._longest_wait = first_wait, longest_wait
-        self._began: dict[int, float] = {}
-        self._waits: dict[int, float] = {}
-        self._due: dict[int, float] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self.why_give_up: str | None = None
         """The reason to give up, set if a trial was retried for the whole time and still has to wait."""
 
     def lacks(self, number: int, why: str) -> None:
         """Record that a trial has to wait (again) for `why`."""
         now = self._clock()
-        if number not in self._began:
-            self._began[number], self._waits[number] = now, self._first_wait
+        if number not in self._waiting:
+            self._waiting[number] = _Waiting(now, self._first_wait)
             self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
-        elif now - self._began[number] >= self._limit:
+        trial = self._waiting[number]
+        if now - trial.began >= self._limit:
             self.why_give_up = f"trial {number} waited for {duration(self._limit)}: {why}"
-        self._due[number] = min(now + self._waits[number], max(now, self._began[number] + self._limit))
-        self._waits[number] = min(2 * self._waits[number], self._longest_wait)
+        trial.due = min(now + trial.wait, max(now, trial.began + self._limit))
+        trial.wait = min(2 * trial.wait, self._longest_wait)
 
     @property
     def waiting(self) -> list[int]:
-        return list(self._due)
+        """Trials that wait for their next retry."""
+        return [number for number, trial in self._waiting.items() if trial.due is not None]
 
     def is_due(self, number: int) -> bool:
         """Return True if a waiting trial is due for a retry."""
-        return self._clock() >= self._due[number]
+        due = self._waiting[number].due
+        return due is not None and self._clock() >= due
 
-    def answered(self, number: int) -> None:
+    def retrying(self, number: int) -> None:
         """Record that a waiting trial is being retried."""
-        self._due.pop(number, None)
+        if number in self._waiting:
+            self._waiting[number].due = None
 
-    def found(self, number: int) -> None:
-        """Record that a trial is well."""
-        if number in self._began:
-            self._emit(f"trial {number}: {self._over} after {duration(self._clock() - self._began[number])}")
-        self.forget(number)
-
-    def forget(self, number: int) -> None:
-        """Remove a trial from the schedule."""
-        for times in (self._began, self._waits, self._due):
-            times.pop(number, None)
+    def end(self, number: int, *, is_well: bool = True) -> None:
+        """Remove a trial from the schedule, and report it if it is well again."""
+        trial = self._waiting.pop(number, None)
+        if trial is not None and is_well:
+            self._emit(f"trial {number}: {self._over} after {duration(self._clock() - trial.began)}")
 
 
 RETRIES = 2
 """Resumptions of a trial whose worker died, or that raised an unexpected error."""
-WORKER_LOST = "worker_lost"
 SAME_IN_A_ROW = 3
 """Consecutive failures for the same cause that stop the study."""
 _NUMBER = re.compile("[0-9]+")
 
 
-def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
-    """Return the reason of a trial that raised an error; its traceback is at `where`, if anywhere.
+def error_reason(failed: Failed, where: Path | None, log: str = "") -> Reason:
+    """Return the reason of a trial that raised an error; `where` is the file of its traceback, if any.
 
     `log` is the end of its log.
     """
@@ -160,30 +164,30 @@ def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
     return Reason(rule, message, log=log, cause=failed.cause or _NUMBER.sub("#", failed.message))
 
 
-def with_traceback(message: str, where: object | None) -> str:
-    """Append the traceback's location, if any, to a message."""
+def with_traceback(message: str, where: Path | None) -> str:
+    """Append the traceback's file, if any, to a message."""
     return message if where is None else f"{message} (traceback in {where})"
 
 
 def lost_reason(how: str, retries: int, log: str = "") -> Reason:
     """Return the reason of a trial whose worker died; `log` is the end of its log."""
     words = last_words(log)
-    message = f"worker lost after {retries} retries: {how}"
     printed = f"; the last it printed: {words}" if words else ""
-    return Reason(WORKER_LOST, message + printed, log=log, cause=_NUMBER.sub("#", how))
+    message = f"worker lost after {retries} retries: {how}{printed}"
+    return Reason("worker_lost", message, log=log, cause=_NUMBER.sub("#", how))
 
 
-def failing(rows: Iterable[TrialRow], number: int) -> str | None:
+def failing(rows: Sequence[TrialRow], number: int) -> str | None:
     """Return why the study should stop after trial `number` failed, or None.
 
     The reason is several consecutive failures for one cause, in the order of trial numbers. A trial that was started
     after the first of them and got further than one of them breaks the row. Trials that a person ended do not.
     """
-    rows = list(rows)
     last = [row for row in rows if row.status is Status.FAILED][-SAME_IN_A_ROW:]
     reason = next((row.reason for row in last if row.number == number), None)
-    is_same = reason is not None and all(row.reason is not None and row.reason.cause == reason.cause for row in last)
-    if reason is None or not is_same or len(last) < SAME_IN_A_ROW:
+    if reason is None or len(last) < SAME_IN_A_ROW:
+        return None
+    if any(row.reason is None or row.reason.cause != reason.cause for row in last):
         return None
     reached = min(row.episodes for row in last)
     if any(row.number > last[0].number and _has_passed(row, reached) for row in rows):
@@ -192,7 +196,7 @@ def failing(rows: Iterable[TrialRow], number: int) -> str | None:
 
 
 def _has_passed(row: TrialRow, episodes: int) -> bool:
-    """Return True if a trial got well beyond so many episodes, or reached its rung or its end there."""
+    """Return True if a trial is healthy beyond `episodes`, or reached its rung or its end there."""
     if row.status in (Status.FAILED, Status.STOPPED):
         return False
     return row.episodes > episodes or (row.is_done and row.episodes == episodes)

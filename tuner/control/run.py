@@ -1,5 +1,6 @@
 """Run a study: take its lease, resume interrupted trials, and release the lease however the run ends."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -13,8 +14,9 @@ from tuner.confirm.held_out_readings import due_readings, why_unread
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.control.controller import TrialLoop
 from tuner.control.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
+from tuner.control.overrides import changed_spec
 from tuner.control.retry import StoreRetry
-from tuner.control.session import OpenStudy, changed_spec, open_study, reconcile
+from tuner.control.session import OpenStudy, open_study, reconcile
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.gpu import mps_line
 from tuner.engine.local import LocalEngine, threads_per_worker
@@ -43,7 +45,7 @@ def run_study(
     timeout: float | None = None,
     checkpoint_seconds: float | None = None,
     plan: Plan | None = None,
-    make_engine: MakeEngine = LocalEngine.of,
+    make_engine: MakeEngine = LocalEngine,
     threads_per_trial: Callable[[int], int] = threads_per_worker,
     on_event: Emit,
 ) -> bool:
@@ -53,24 +55,24 @@ def run_study(
     resumes them. A second Ctrl-C ends at once; trials then resume from their last checkpoints.
 
     Args:
-        spec: The study; one of that name that exists is resumed, and `StudyStarted` says what changed.
-        storage: URL or path of the store, made if there is none.
-        runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
-        workers: Trials at a time, each in a process of its own with its share of the cores. None: as many as in the
-            last run of the study, at first 1, with which the same seed proposes the same trials; with more the
-            proposals depend on which trial ends first.
-        gpus: One trial on each, or on as many as the spec's gpus_per_trial, by CUDA_VISIBLE_DEVICES; none: all
-            workers see what this process sees.
-        trials_per_gpu: So many trials on each GPU instead.
-        is_file: Whether the spec is what a study file says, and not the stored one. What an order `set` changed holds
-            until the file's own value changes.
-        trials: The study's total; None: the spec's, or what an order made of it.
-        budget: What it may spend, in trials of full length; None: the same.
+        spec: The study; an existing study of its name is resumed, and the `StudyStarted` event lists the changes.
+        storage: URL or path of the store, created if missing.
+        runs_folder: Folder of the checkpoints, `<study>/<trial>/step-000012`.
+        workers: Trials at a time, each in a separate process with its share of the cores. None: the number of the
+            study's last run, at first 1. With 1 the same seed proposes the same trials; with more the proposals depend
+            on which trial ends first.
+        gpus: GPUs in the form of CUDA_VISIBLE_DEVICES; each trial gets one, or the spec's gpus_per_trial. Empty: all
+            workers see the GPUs that this process sees.
+        trials_per_gpu: Trials that share a GPU.
+        is_file: True if the spec comes from a study file, and not from the store. A value changed by an order `set`
+            holds until the file's own value changes.
+        trials: The study's total; None: the spec's, or an order's.
+        budget: The study's budget, in trials of full length; None: the spec's, or an order's.
         timeout: Seconds after which to stop.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
-        plan: What is to be confirmed once the search has ended; None: nothing more than was asked for before.
-        make_engine: Returns what runs the trials; worker processes on this machine by default.
-        threads_per_trial: Returns each trial's share of the CPU cores that the engine has, by their number.
+        plan: The confirmation to run once the search has ended; None: none beyond what was asked for before.
+        make_engine: Returns the engine; worker processes on this machine by default.
+        threads_per_trial: Returns each trial's share of the engine's CPU cores, given the number of trials.
         on_event: Called with each event, in this thread.
 
     Raises:
@@ -85,43 +87,45 @@ def run_study(
     spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
     flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
     if flags:
-        changed_spec(spec, flags)  # one that is not allowed is refused before anything is made
+        changed_spec(spec, flags)  # bad values are refused before anything is created
     propose.require_usable(spec)
     prune.require_usable(spec)
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
         patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
         with open_study(store, spec, runs_folder / spec.name) as study:
-            if plan is not None:  # what is refused is refused before anything is changed
+            if plan is not None:  # a bad plan is refused before anything is changed
                 _require_searched(study)
                 wanted = missing(study.rows, spec, plan)
                 plan = plan if wanted else None
             count = workers or most_workers or study.row.workers or 1
-            each = spec.gpus_per_trial
-            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, each, spec.trainer)
+            ranks = spec.gpus_per_trial
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, ranks, spec.trainer)
             limits = Limits(
-                threads=spec.threads or threads_per_trial(needs.workers * each),
+                threads=spec.threads or threads_per_trial(count * ranks),
                 most_workers=most_workers,
-                deadline=None if timeout is None else time.monotonic() + timeout,
+                deadline=time.monotonic() + (math.inf if timeout is None else timeout),
                 timeout=timeout,
             )
-            changes = tuple(reconcile(study, flags, is_file=is_file))
-            cost = () if plan is None else (cost_line(wanted, study.rows, count),)
-            processes = (f"each trial has {each} processes",) if each > 1 else ()
-            sharing = (mps_line(),) if gpus and trials_per_gpu > 1 else ()
-            notes = (*study.spec.notes, *processes, *sharing, *changes, *cost)
-            best = best_trial(study.rows, study.spec.kl_budget)
-            known = extent(study.rows, study.spec)
+            changes = list(reconcile(study, flags, is_file=is_file))
+            notes = list(study.spec.notes)
+            if ranks > 1:
+                notes.append(f"each trial has {ranks} processes")
+            if gpus and trials_per_gpu > 1:
+                notes.append(mps_line())
+            notes += changes
+            progress = extent(study.rows, study.spec)
             if plan is not None:
-                known = replace(known, confirming=known.confirming + len(wanted))
-            on_event(StudyStarted(study.spec, known, notes, best))
-            engine = partial(make_engine, needs)
-            return _run_held(study, engine, needs.workers, stop, limits, on_event, plan)
+                notes.append(cost_line(wanted, study.rows, count))
+                progress = replace(progress, confirming=progress.confirming + len(wanted))
+            best = best_trial(study.rows, study.spec.kl_budget)
+            on_event(StudyStarted(study.spec, progress, tuple(notes), best))
+            return _run_held(study, partial(make_engine, needs), count, stop, limits, on_event, plan)
 
 
 def _run_held(
     study: OpenStudy,
-    engine: Callable[[], Engine],
+    make_engine: Callable[[], Engine],
     workers: int,
     stop: StopRequest,
     limits: Limits,
@@ -132,24 +136,24 @@ def _run_held(
     why: str | None = None
     is_due = plan is not None or not is_finished(study.spec, study.rows) or bool(due_readings(study))
     finished = not is_due and study.store.set_finished(study.lease)
-    while not finished and why is None:  # also where an order came in the last moment
+    while not finished and why is None:  # twice if an order came at the last moment
         study.store.update_study(study.lease, finished_at=None, workers=workers)
         files = TrialFiles(study)
         try:
             with files.work, ExitStack() as stack:
-                running = engine()
-                stop.on_request = files.work.on_done = running.wake
-                loop = TrialLoop(study, files, running, stop, limits, emit, plan)
-                stack.callback(loop.tell_notices)  # when the engine is closed
-                stack.enter_context(running)
+                engine = make_engine()
+                stop.on_request = files.work.on_done = engine.wake
+                loop = TrialLoop(study, files, engine, stop, limits, emit, plan)
+                stack.callback(loop.emit_notices)  # after the engine has closed
+                stack.enter_context(engine)
                 why = loop.run()
         except KeyboardInterrupt:
             why = INTERRUPTED
         finished = is_finished(study.spec, study.rows) and study.store.set_finished(study.lease)
     is_unread = why is not None and (due_readings(study) or (plan and missing(study.rows, study.spec, plan)))
     if not finished or is_unread:
-        found = paused(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
-        emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in found)))
+        left = paused(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
+        emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in left)))
     elif (unread := why_unread(study)) is not None:
         emit(StudyWarned(unread))
     return finished
@@ -164,21 +168,22 @@ def _require_searched(study: OpenStudy) -> None:
 
 
 def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:
-    """Return the number of trials with room at a time; None: unlimited.
+    """Return the number of trials that fit the GPUs at a time; None: unlimited.
 
     Raises:
         ConfigError: there is room for none, or for fewer than were asked for.
     """
-    each = spec.gpus_per_trial
-    if trials_per_gpu > 1 and each > 1:
-        raise ConfigError(f"trials_per_gpu is not allowed beside gpus_per_trial = {each}: a trial has its GPUs alone")
+    ranks = spec.gpus_per_trial
+    if trials_per_gpu > 1 and ranks > 1:
+        raise ConfigError(f"trials_per_gpu is not allowed beside gpus_per_trial = {ranks}: a trial has its GPUs alone")
     if not gpus:
         return None
-    most = len(gpus) // each * trials_per_gpu
+    most = len(gpus) // ranks * trials_per_gpu
     if most == 0:
-        raise ConfigError(f"gpus_per_trial = {each} is not allowed: there are {len(gpus)} GPUs ({', '.join(gpus)})")
+        raise ConfigError(f"gpus_per_trial = {ranks} is not allowed: there are {len(gpus)} GPUs ({', '.join(gpus)})")
     if workers is not None and workers > most:
-        share = f"{each} GPUs per trial" if each > 1 else f"{'one' if trials_per_gpu == 1 else trials_per_gpu} per GPU"
+        per_gpu = "one per GPU" if trials_per_gpu == 1 else f"{trials_per_gpu} per GPU"
+        share = f"{ranks} GPUs per trial" if ranks > 1 else per_gpu
         raise ConfigError(f"workers = {workers} is not allowed; expected at most {most}, {share}")
     return most
 

@@ -1,114 +1,25 @@
-"""A study held by this process: its lease, its folder, and its settings from file and orders."""
+"""A study held by this process, with its lease and its folder."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ppo_core.errors import ConfigError, PPOTunerError, StoreError, nearest
+from ppo_core.errors import ConfigError, PPOTunerError, StoreError
+from tuner.control.overrides import at_run
 from tuner.judge.scoring import judged_again
 from tuner.search.choose import counted
 from tuner.store import Lease, Store, StudyRow, TrialRow
 from tuner.study import folder as study_folder
 from tuner.study.spec import SpecChanges, StudySpec
 from tuner.study.starts import best_of, settle
-from tuner.study.status import CHANGEABLE_SETTINGS, Origin
-
-# Settings that both a study file and the order `set` give. No torch.
-#
-# The order's value holds until the file's own value changes or a flag of `run` gives another one.
-
-MOST_WORKERS = 1000
-"""Larger numbers are typing errors: no machine runs as many."""
-FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
-"""Settings by their name in orders, with their keys in study files."""
-FILE, SET = "file", "set"
-
-Overrides = Mapping[str, Mapping[str, float]]
-"""Per setting: `file`, its value in the study file at the last run; `set`, an order's value since then."""
-
-
-def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
-    """Return the spec changed by an order `set`; a change of `workers` is only checked.
-
-    Raises:
-        ConfigError: an unknown setting, or a value that is not allowed.
-    """
-    if not changes:
-        raise ConfigError(f"set changes nothing; available: {', '.join(CHANGEABLE_SETTINGS)}")
-    for name, value in changes.items():
-        if name not in CHANGEABLE_SETTINGS:
-            hint = nearest(name, CHANGEABLE_SETTINGS)
-            raise ConfigError(f'unknown setting "{name}"; available: {", ".join(CHANGEABLE_SETTINGS)}{hint}')
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
-        if name not in ("budget", "kl_budget") and not is_count:
-            raise ConfigError(f"{name} = {value!r} is not allowed; expected a whole number of at least 1")
-        if name == "workers" and float(str(value)) > MOST_WORKERS:
-            raise ConfigError(f"workers = {value!r} is not allowed; expected at most {MOST_WORKERS}")
-    changed = spec
-    if "trials" in changes:
-        changed = changed.with_trials(int(float(str(changes["trials"]))))
-    if "budget" in changes:
-        changed = changed.with_budget(changes["budget"], "budget")
-    if "kl_budget" in changes:
-        changed = changed.with_kl_budget(changes["kl_budget"], "kl_budget")
-    return changed
-
-
-def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the record updated by an order `set`."""
-    ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
-    return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
-
-
-def at_run(
-    spec: StudySpec, overrides: Overrides, *, is_file: bool, flags: Mapping[str, float]
-) -> tuple[StudySpec, dict[str, dict[str, float]], list[str]]:
-    """Return a run's spec, the updated record, and notes for the user, one line each.
-
-    Args:
-        spec: As the study file says, or as it is stored.
-        overrides: The record so far.
-        is_file: Whether `spec` comes from a file.
-        flags: The flags `--trials` and `--budget`, where given.
-
-    Raises:
-        ConfigError: a kept value does not go with the file, or a flag not with a study that lists its trials.
-    """
-    record: dict[str, dict[str, float]] = {}
-    notes = []
-    for name in FILE_KEYS:
-        old, value = overrides.get(name, {}), getattr(spec, name)
-        says = {key: old[key] for key in (FILE,) if key in old}
-        if is_file:
-            says = {} if value is None else {FILE: value}
-        is_flagged = name in flags
-        is_changed = is_file and old.get(FILE, value) != value
-        is_kept = SET in old and not is_flagged and not is_changed
-        record[name] = {**says, SET: old[SET]} if is_kept else says
-        if is_kept and old[SET] != value:
-            spec = changed_spec(spec, {name: old[SET]})
-            notes.append(_note(spec.name, name, old[SET], value))
-    return (changed_spec(spec, flags) if flags else spec), record, notes
-
-
-def _said(value: float | None) -> str:
-    return "nothing of it" if value is None else f"{value:g}"
-
-
-def _note(study: str, name: str, kept: float, says: float | None) -> str:
-    return (
-        f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order after the study file said {_said(says)}; to "
-        f"change it: ppo-tuner set {study} --{name.replace('_', '-')} X, or another value in the file"
-    )
+from tuner.study.status import Origin
 
 
 @dataclass
 class OpenStudy:
-    """A study that this controller holds; made by `open_study`."""
+    """A study that this controller holds; see `open_study`."""
 
     store: Store
     lease: Lease
@@ -140,17 +51,17 @@ class OpenStudy:
 def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStudy]:
     """Take the study of `spec`, created if missing, and its folder.
 
-    The folder's lock is taken first, so a live controller here keeps it, whatever the clock or a host's name says. A
+    The folder's lock is taken first, so a live controller here keeps it, even if a clock or a host's name is wrong. A
     refusal changes nothing, and leaves no newly created study in the store.
 
     Raises:
         StudyError: another controller holds it, or its folder is on another host.
         StoreError: the store or the folder cannot be used.
     """
-    found = next((row for row in store.studies() if row.name == spec.name), None)
-    if found is not None:
-        store.require_free(found.name)  # says who runs it; the lock cannot
-        study_folder.require_seen(folder, found)
+    known = next((row for row in store.studies() if row.name == spec.name), None)
+    if known is not None:
+        store.require_free(known.name)  # its error names who runs it; the lock's cannot
+        study_folder.require_seen(folder, known)
     with study_folder.held_folder(folder):
         row = store.create_study(spec.name, spec.to_dict())
         last_order = store.last_order(row)
@@ -159,11 +70,11 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
             row = store.study(spec.name)
             yield OpenStudy(store, lease, row, spec, folder, store.trials(row), last_order)
         except PPOTunerError:
-            if found is None and store.study(spec.name).folder is None:  # `reconcile` notes the folder
+            if known is None and store.study(spec.name).folder is None:  # `reconcile` notes the folder
                 store.delete_study(lease)
             raise
         finally:
-            with suppress(StoreError):  # where it is gone for good, the lease runs out by itself
+            with suppress(StoreError):  # if the store is gone for good, the lease expires
                 store.release(lease)
 
 
@@ -171,16 +82,15 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) ->
     """Record the given spec and the folder as the study's; yield notes for the user.
 
     Args:
-        study: The study; its spec is changed to what it has in this run.
-        flags: The flags `--trials` and `--budget`, where given.
-        is_file: Whether the given spec is a study file's, and not the stored one.
+        study: The study; its spec becomes that of this run.
+        flags: The given ones of the flags `--trials` and `--budget`.
+        is_file: True if the given spec is a study file's, and not the stored one.
 
     Raises:
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
         StudyError: an earlier study that it is to start from does not exist, or has no best trial.
     """
-    known = study.row.overrides or {}
-    study.spec, record, notes = at_run(study.spec, known, is_file=is_file, flags=flags)
+    study.spec, record, notes = at_run(study.spec, study.row.overrides or {}, is_file=is_file, flags=flags)
     yield from notes
     stored = None
     if study.rows:
@@ -196,10 +106,6 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) ->
         study.store.set_judgements(study.lease, judged_again(study.store, study.rows, study.spec))
         study.rows = study.store.trials(study.row)
     study_folder.claim(study.folder, study.row)
-    study.store.update_study(
-        study.lease,
-        spec=study.spec.to_dict(),
-        folder=str(study.folder.absolute()),
-        overrides=record,
-    )
+    folder = str(study.folder.absolute())
+    study.store.update_study(study.lease, spec=study.spec.to_dict(), folder=folder, overrides=record)
     study.row = replace(study.row, overrides=record)

@@ -1,7 +1,7 @@
 """The interface between the controller and an engine, which runs the trials."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -67,11 +67,13 @@ class Engine(Protocol):
         """Kill all jobs and their processes."""
         ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ class EngineNeeds:
 
     workers: int
     """Jobs at a time."""
-    gpus: Sequence[str]
+    gpus: Sequence[str] = ()
     """In the form of CUDA_VISIBLE_DEVICES; each job gets its own; empty: all see the GPUs of this process."""
-    settings: WorkerSettings
+    settings: WorkerSettings = field(default_factory=WorkerSettings)
     """Timeouts and other settings."""
     trials_per_gpu: int = 1
     """Jobs that share a GPU."""

@@ -21,6 +21,8 @@ _SEES_SECONDS = 120.0
 """Timeout for torch to answer: its first import from a network file system is slow."""
 _MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_SECONDS = 10.0
+_CONTEXT_BYTES = 512 * 2**20
+"""Approximate memory of a process on a GPU for CUDA and torch's kernels, beside its allocations."""
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
@@ -28,39 +30,39 @@ def require_gpus(gpus: Sequence[str]) -> None:
     unseen = unseen_gpus(gpus)
     if unseen:
         raise ConfigError(
-            f"--gpus {','.join(gpus)} is not allowed: torch does not see {_named(unseen)} on this machine"
+            f"--gpus {','.join(gpus)} is not allowed: torch does not see {_names(unseen)} on this machine"
         )
 
 
 def unseen_gpus(gpus: Sequence[str]) -> list[str]:
     """Return the GPUs that torch does not see, in the form of CUDA_VISIBLE_DEVICES.
 
-    Each is tried in a process of its own, with that GPU alone, as a worker has it; this one loads neither torch nor
+    Each is tried in a new process that sees that GPU alone, as a worker does; this process loads neither torch nor
     CUDA.
 
     Raises:
-        ConfigError: torch does not answer, as where the driver hangs.
+        ConfigError: torch does not answer, for example because the driver hangs.
     """
     command = [sys.executable, "-c", _SEES_A_GPU]
-    asked = {
+    processes = {
         gpu: subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}, stderr=subprocess.DEVNULL)
         for gpu in gpus
     }
     until = time.monotonic() + _SEES_SECONDS
     try:
-        return [gpu for gpu, process in asked.items() if process.wait(max(0.0, until - time.monotonic())) != 0]
+        return [gpu for gpu, process in processes.items() if process.wait(max(0.0, until - time.monotonic())) != 0]
     except subprocess.TimeoutExpired:
-        raise _silent(_named([gpu for gpu, process in asked.items() if process.poll() is None])) from None
+        raise _timed_out(_names([gpu for gpu, process in processes.items() if process.poll() is None])) from None
     finally:
-        for process in asked.values():
+        for process in processes.values():
             process.kill()
 
 
-def _silent(which: str) -> ConfigError:
+def _timed_out(which: str) -> ConfigError:
     return ConfigError(f"torch does not answer within {_SEES_SECONDS:g} s whether it sees {which}; see: nvidia-smi")
 
 
-def _named(gpus: Sequence[str]) -> str:
+def _names(gpus: Sequence[str]) -> str:
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}"
 
 
@@ -68,34 +70,27 @@ def visible_gpus() -> tuple[str, ...]:
     """Return the GPUs that torch sees, in the form of CUDA_VISIBLE_DEVICES.
 
     Raises:
-        ConfigError: torch does not answer, as where the driver hangs.
+        ConfigError: torch does not answer, for example because the driver hangs.
     """
-    named, command = os.environ.get("CUDA_VISIBLE_DEVICES"), [sys.executable, "-c", _COUNT_GPUS]
+    command = [sys.executable, "-c", _COUNT_GPUS]
     try:
-        counted = subprocess.run(command, capture_output=True, text=True, timeout=_SEES_SECONDS).stdout.strip()
+        output = subprocess.run(command, capture_output=True, text=True, timeout=_SEES_SECONDS).stdout.strip()
     except subprocess.TimeoutExpired:
-        raise _silent("this machine's GPUs") from None
-    count = int(counted) if counted.isdigit() else 0
-    names = [name.strip() for name in named.split(",")] if named else [str(index) for index in range(count)]
-    return tuple(names[:count])
+        raise _timed_out("this machine's GPUs") from None
+    count = int(output) if output.isdigit() else 0
+    names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return tuple(name.strip() for name in names.split(",")[:count])
 
 
 def mps_line() -> str:
     """Return a line that says if CUDA's multi-process service (MPS) runs here."""
     try:
-        asked = subprocess.run(
-            [_MPS_CONTROL], input="get_server_list\n", capture_output=True, text=True, timeout=_MPS_SECONDS
+        subprocess.run(
+            [_MPS_CONTROL], input=b"get_server_list\n", check=True, capture_output=True, timeout=_MPS_SECONDS
         )
-        answers = asked.returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        answers = False
-    if answers:
-        return "CUDA MPS answers: trials that share a GPU run side by side"
-    return f"CUDA MPS does not answer: trials that share a GPU take turns; to start it: {_MPS_CONTROL} -d"
-
-
-_CONTEXT_BYTES = 512 * 2**20
-"""Approximate memory of a process on a GPU for CUDA and torch's kernels, beside its allocations."""
+    except (OSError, subprocess.SubprocessError):
+        return f"CUDA MPS does not answer: trials that share a GPU take turns; to start it: {_MPS_CONTROL} -d"
+    return "CUDA MPS answers: trials that share a GPU run side by side"
 
 
 def require_own_gpu() -> None:

@@ -14,11 +14,10 @@ from typing import Any
 
 from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
-from tuner.engine.base import EngineNeeds, JobId
-from tuner.engine.process import LATE_SECONDS, HangTimeout, WorkerProcess, end_all
-from tuner.engine.protocol import Ended, Failed, Job, Left, Lost, Message, Prepared, PrepareTask, Read, WorkerSettings
-
-_DEFAULTS = WorkerSettings()
+from tuner.engine.base import Engine, EngineNeeds, JobId
+from tuner.engine.hang_timeout import HangTimeout, wait_for_workers
+from tuner.engine.process import WorkerProcess, end_all
+from tuner.engine.protocol import Job, Lost, Message, is_last, is_worker_spent
 
 
 def cores() -> int:
@@ -39,63 +38,24 @@ class _Busy:
     watch: HangTimeout
 
 
-class LocalEngine:
-    """Up to `workers` processes, each at one job at a time. Close it, or use it in a `with` statement."""
+class LocalEngine(Engine):
+    """Up to `needs.workers` processes, each at one job at a time. Close it, or use it in a `with` statement."""
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        gpus: Sequence[str] = (),
-        trials_per_gpu: int = 1,
-        gpus_per_trial: int = 1,
-        settings: WorkerSettings = _DEFAULTS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing is started yet.
-
-        Args:
-            workers: Jobs at a time.
-            gpus: What each worker sees of them, as CUDA_VISIBLE_DEVICES says it: one, or several for a trial of
-                several processes. Empty: no worker is given any.
-            trials_per_gpu: How many workers share them.
-            gpus_per_trial: How many processes a trial has.
-            settings: After which silence a worker is killed.
-            clock: Seconds that never go back.
 
         Raises:
             ConfigError: fewer than 1 worker, more than there is room for on the GPUs, or no GPU to share.
         """
-        self._gpus, self._settings, self._clock = tuple(gpus), settings, clock
-        self._trials_per_gpu, self._ranks = trials_per_gpu, gpus_per_trial
-        if trials_per_gpu > 1 and not gpus:
+        if needs.trials_per_gpu > 1 and not needs.gpus:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
+        self._needs, self._clock = needs, clock
+        self._gpus = needs.places
         self._idle: list[WorkerProcess] = []
         self._busy: dict[JobId, _Busy] = {}
         self._stuck: list[WorkerProcess] = []
         self._waker, self._wake = multiprocessing.Pipe(duplex=False)
-        self.resize(workers)
-
-    @classmethod
-    def of(cls, needs: EngineNeeds) -> "LocalEngine":
-        """Return an engine for a study's run; nothing is started yet.
-
-        Raises:
-            ConfigError: fewer than 1 worker, or more than there is room for on the GPUs.
-        """
-        return cls(
-            needs.workers,
-            gpus=needs.places,
-            trials_per_gpu=needs.trials_per_gpu,
-            gpus_per_trial=needs.gpus_per_trial,
-            settings=needs.settings,
-        )
-
-    def __enter__(self) -> "LocalEngine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.resize(needs.workers)
 
     @property
     def free(self) -> int:
@@ -114,8 +74,12 @@ class LocalEngine:
 
     @property
     def _room(self) -> int:
-        places = len(self._gpus) * self._trials_per_gpu if self._gpus else self._limit
-        return max(0, places - len(self._stuck))
+        return max(0, (self._most or self._limit) - len(self._stuck))
+
+    @property
+    def _most(self) -> int:
+        """Number of jobs that the GPUs have room for; 0: there are none."""
+        return len(self._gpus) * self._needs.trials_per_gpu
 
     def resize(self, workers: int) -> None:
         """Change the number of jobs at a time; running jobs finish first.
@@ -125,31 +89,36 @@ class LocalEngine:
         """
         if workers < 1:
             raise ConfigError(f"workers {workers} is not allowed; expected at least 1")
-        if self._gpus and workers > len(self._gpus) * self._trials_per_gpu:
-            raise ConfigError(
-                f"workers {workers} is not allowed; expected at most {len(self._gpus) * self._trials_per_gpu}"
-            )
+        if self._gpus and workers > self._most:
+            raise ConfigError(f"workers {workers} is not allowed; expected at most {self._most}")
         self._limit = workers
         while self._idle and len(self._idle) + len(self._busy) > workers:
             self._end(self._idle.pop(0))
 
     def start(self, job: Job) -> None:
-        """Give a job to a worker.
+        """Give a job to an idle worker, or to a new one.
 
         Raises:
             ConfigError: it asks for more processes than this engine's trials have.
         """
-        if isinstance(job, PrepareTask):
-            self._give(None, job)
-            return
-        if job.ranks > self._ranks:
-            raise ConfigError(f"trial {job.number} asks for {job.ranks} processes, and trials have {self._ranks} here")
-        self._give(job.number, job)
+        ranks = self._needs.gpus_per_trial
+        if job.ranks > ranks:
+            raise ConfigError(f"trial {job.number} asks for {job.ranks} processes, and trials have {ranks} here")
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.give(job):
+                break
+            self._end(worker)  # it died while it waited; the next one may live, and a new one does
+        else:
+            threads = threads_per_worker(self._limit * ranks)
+            worker = WorkerProcess(threads, self._free_gpus(), self._needs.trials_per_gpu)
+            worker.give(job)  # if it died at once, `events` says so
+        self._busy[job.number] = _Busy(worker, HangTimeout(self._needs.settings, job, self._clock()))
 
     def answer(self, number: int, answer: NextMove) -> None:
         """Answer a trial's last report."""
         busy = self._busy[number]
-        busy.worker.give(answer)  # where it died, `events` tells
+        busy.worker.give(answer)  # if it died, `events` says so
         busy.watch.answered(self._clock())
 
     def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
@@ -157,12 +126,11 @@ class LocalEngine:
 
         A worker that has owed one for too long is killed, and `Lost`.
         """
-        ready = self._wait(timeout)
-        for job in ready:
+        for job in self._wait(timeout):
             yield job, self._receive(job)
         for job, busy in list(self._busy.items()):
             silence = busy.watch.verdict(self._clock())
-            if silence is not None and not busy.worker.pipe.poll():  # it may have spoken while others were heard
+            if silence is not None and not busy.worker.pipe.poll():  # it may have sent one while others were received
                 del self._busy[job]
                 busy.worker.kill()
                 self._end(busy.worker)
@@ -174,10 +142,9 @@ class LocalEngine:
 
     def close(self) -> None:
         """End all workers: idle ones exit by themselves, busy ones are killed."""
-        busy = [busy.worker for busy in self._busy.values()]
-        for worker in busy:
-            worker.kill()
-        workers = [*self._idle, *busy]
+        for busy in self._busy.values():
+            busy.worker.kill()
+        workers = [*self._idle, *(busy.worker for busy in self._busy.values())]
         end_all(workers)
         for worker in workers:
             self._retire_if_stuck(worker)
@@ -193,35 +160,14 @@ class LocalEngine:
 
     def _wait(self, timeout: float) -> list[JobId]:
         """Wait until a timeout or deadline; return the jobs whose workers have a message or are dead."""
-        watched: dict[Any, JobId] = {}
+        jobs: dict[Any, JobId] = {}
         for job, busy in self._busy.items():
-            watched |= {busy.worker.pipe: job, busy.worker.end_signal: job}
-        before = self._clock()
-        next_deadline = min((busy.watch.deadline for busy in self._busy.values()), default=float("inf"))
-        seconds = max(0.0, min(timeout, next_deadline - before))
-        ready = connection.wait([self._waker, *watched], seconds)
-        late = self._clock() - before - seconds
-        if late > LATE_SECONDS:
-            for busy in self._busy.values():
-                busy.watch.excuse(late)
+            jobs |= {busy.worker.pipe: job, busy.worker.end_signal: job}
+        with wait_for_workers([busy.watch for busy in self._busy.values()], timeout, self._clock) as seconds:
+            ready = connection.wait([self._waker, *jobs], seconds)
         if self._waker in ready:
             self._waker.recv_bytes()
-        return list(dict.fromkeys(watched[item] for item in ready if item in watched))
-
-    def _give(self, job_id: JobId, job: Job) -> None:
-        while self._idle:
-            kept = self._idle.pop()
-            if kept.give(job):
-                self._busy[job_id] = self._at(kept, job)
-                return
-            self._end(kept)  # it died while it waited; the next one may live, and a new one does
-        threads = threads_per_worker(self._limit * self._ranks)
-        fresh = WorkerProcess(threads, self._free_gpus(), self._trials_per_gpu)
-        fresh.give(job)  # where it died at once, `events` tells
-        self._busy[job_id] = self._at(fresh, job)
-
-    def _at(self, worker: WorkerProcess, job: Job) -> _Busy:
-        return _Busy(worker, HangTimeout(self._settings, job, self._clock()))
+        return list(dict.fromkeys(jobs[item] for item in ready if item in jobs))
 
     def _free_gpus(self) -> str | None:
         if not self._gpus:
@@ -235,16 +181,14 @@ class LocalEngine:
         busy = self._busy[job]
         message = busy.worker.receive()
         busy.watch.heard(message, self._clock())
+        if is_last(message):
+            del self._busy[job]
         if isinstance(message, Lost):
-            del self._busy[job]
             self._retire_if_stuck(busy.worker)
-        elif isinstance(message, Prepared | Read | Ended | Left | Failed):
-            del self._busy[job]
-            is_spent = isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent)
-            if is_spent:
-                busy.worker.kill()
-                self._end(busy.worker)
-            else:
-                self._idle.append(busy.worker)
-                self.resize(self._limit)  # it may be one too many by now
+        elif is_last(message) and is_worker_spent(message):
+            busy.worker.kill()
+            self._end(busy.worker)
+        elif is_last(message):
+            self._idle.append(busy.worker)
+            self.resize(self._limit)  # it may be one too many by now
         return message

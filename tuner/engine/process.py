@@ -1,11 +1,10 @@
-"""One worker process as the controller sees it: starts in its own environment, and ends with all its children.
+"""The controller's side of a worker process: started with its own environment, ended with all its children.
 
-It is a fresh interpreter, never a fork, and leads a process group of its own, which is killed with it: by this process
-or, if this one was killed, by a guard in the group. Nothing else waits for it: until it is reaped here, its process id
-and its group's belong to no other process.
+It is a fresh interpreter, never a fork, and leads a new process group, which is killed with it: by this process or, if
+this one was killed, by a guard in the group. Nothing else reaps it: until that happens here, its process id and its
+group's belong to no other process.
 """
 
-import math
 import multiprocessing
 import os
 import signal
@@ -21,16 +20,9 @@ from ppo_core.distributed.rank_zero import NextMove
 from tuner.engine.protocol import (
     GPU_VARIABLE,
     SHARED_BY_VARIABLE,
-    Entered,
     Job,
     Lost,
     Message,
-    NoRoom,
-    Phase,
-    PrepareTask,
-    ReadTest,
-    Stepped,
-    WorkerSettings,
 )
 
 _EXIT_SECONDS = 5.0
@@ -66,9 +58,9 @@ class WorkerProcess:
         Args:
             threads: Its share of the cores.
             gpu: As CUDA_VISIBLE_DEVICES names it.
-            shared_by: How many workers that GPU is for.
-            launch: What a launcher would tell it of a trial's other processes, by variables of its environment.
-            held: File descriptors that it holds open for as long as it lives, beside one of its own.
+            shared_by: Number of workers that share the GPU.
+            launch: Variables of its environment that describe a trial's other processes, as a launcher sets them.
+            held: File descriptors that it keeps open for as long as it lives, beside one of its own.
         """
         self.gpu = gpu
         self.stuck: str | None = None
@@ -79,8 +71,8 @@ class WorkerProcess:
         variables |= launch or {}
         self.pipe: connection.Connection[Any, Message]
         self.pipe, theirs = multiprocessing.Pipe()
-        self._gone, own = os.pipe()  # ends when the process and those of its trial are dead
-        held = [own, *held]
+        self._all_dead, write_end = os.pipe()  # ends when the process and those of its trial are dead
+        held = [write_end, *held]
         # No multiprocessing.Process: that one is reaped whenever another starts, and waited for without end at exit.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *map(str, held)],
@@ -91,8 +83,8 @@ class WorkerProcess:
         )
         self._pidfd = _pidfd(self._process.pid)
         theirs.close()  # so that its pipe ends when it does
-        os.close(own)
-        with suppress(OSError):  # it died at once; its first message says so
+        os.close(write_end)
+        with suppress(OSError):  # if it died at once, its first message says so
             self.pipe.send(sys.path)
 
     @property
@@ -102,7 +94,7 @@ class WorkerProcess:
         return self.pipe if self._pidfd is None else self._pidfd
 
     def is_dead(self, seconds: float = 0.0) -> bool:
-        """Return True if the process has ended, waiting up to so many seconds for that."""
+        """Return True if the process has ended, waiting up to `seconds` for that."""
         if self._pidfd is not None:
             return bool(connection.wait([self._pidfd], seconds))
         try:
@@ -151,15 +143,15 @@ class WorkerProcess:
 
     def _reap(self, until: float) -> str:
         is_dead = self.is_dead(_left(until))
-        if not is_dead or not connection.wait([self._gone], _left(until)):
-            what = f"process {self._process.pid}" if not is_dead else f"a rank of process {self._process.pid}"
+        if not is_dead or not connection.wait([self._all_dead], _left(until)):
+            what = "a rank of process" if is_dead else "process"
             where = "" if self.gpu is None else f" on GPU {self.gpu}"
-            self.stuck = f"{what}{where} cannot be killed"
+            self.stuck = f"{what} {self._process.pid}{where} cannot be killed"
             return self.stuck
         code = self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
-        os.close(self._gone)
+        os.close(self._all_dead)
         if self._pidfd is not None:
             os.close(self._pidfd)
         return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
@@ -194,67 +186,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-LATE_SECONDS = 1.0
-"""A wait that overruns by this much means that this process was suspended, and perhaps its workers, too."""
-
-
-class HangTimeout:
-    """Timer for one worker at one job: runs while it owes a message, with a limit for its phase."""
-
-    def __init__(self, settings: WorkerSettings, job: Job, now: float) -> None:
-        self._settings = settings
-        self._what, self._limit = "preparing the task", "prepare_seconds"
-        self._allowed = settings.prepare_seconds
-        if not isinstance(job, PrepareTask):
-            self._what = "reading the test prompts" if isinstance(job, ReadTest) else "its first step"
-            self._limit, self._allowed = "first_step_seconds", settings.first_step_seconds
-        self._since: float | None = now
-        self._longest = 0.0
-
-    @property
-    def deadline(self) -> float:
-        """Time at which its silence becomes too long; infinity while it waits for an answer."""
-        return math.inf if self._since is None else self._since + self._allowed
-
-    def heard(self, message: Message, now: float) -> None:
-        """Note a message; after a step's report or `NoRoom` the worker owes nothing until it is answered."""
-        self._since = now
-        if isinstance(message, Stepped):
-            self._longest = max(self._longest, message.step_seconds)
-            self._enter(Phase.STEPPING)
-            self._since = None
-        elif isinstance(message, NoRoom):
-            self._since = None
-        elif isinstance(message, Entered):
-            self._enter(message.phase)
-
-    def answered(self, now: float) -> None:
-        """Start the timer for the next message."""
-        self._since = now
-
-    def excuse(self, seconds: float) -> None:
-        """Extend the deadline by a time in which no worker could run."""
-        if self._since is not None:
-            self._since += seconds
-
-    def verdict(self, now: float) -> str | None:
-        """Return the reason to kill the worker, or None while it is within its limit."""
-        if self._since is None or now < self.deadline:
-            return None
-        return (
-            f"silent for {now - self._since:.0f} s in {self._what}, allowed {self._allowed:.0f} s "
-            f"({self._limit} in [workers]); killed"
-        )
-
-    def _enter(self, phase: Phase) -> None:
-        settings = self._settings
-        self._what = phase.value
-        match phase:
-            case Phase.STEPPING:
-                longest = settings.step_factor * self._longest
-                self._limit = "step_factor" if longest > settings.step_seconds else "step_seconds"
-                self._allowed = max(settings.step_seconds, longest)
-            case Phase.SAVING:
-                self._limit, self._allowed = "save_seconds", settings.save_seconds

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ppo_core import checkpoint
 from ppo_core.config import declare
@@ -21,9 +21,6 @@ GPU_VARIABLE = "PPO_TUNER_GPU"
 SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
 """Variable with the number of workers that share that GPU."""
 _TRACEBACK_LINES = 30
-
-
-# How often a worker saves, and when a silent one counts as hung: each of its phases has a time limit.
 
 
 def _setting(default: float, doc: str, valid: Bounds = declare.POSITIVE) -> float:
@@ -69,13 +66,15 @@ def checked(name: str, value: object, where: str) -> float:
     return declare.number(value, WORKER_SETTINGS[name]["valid"], where)
 
 
-# Down: jobs for a worker, and a `NextMove` to each of its reports.
+# To a worker: jobs, and a `NextMove` for each of its reports.
 
 
 @dataclass(frozen=True)
 class PrepareTask:
     """Prepare a task's models and prompts; answered by `Progress` and finally `Prepared` or `Failed`."""
 
+    number: ClassVar[None] = None
+    ranks: ClassVar[int] = 1
     task: str
     folder: Path
     """The study's, for the worker's log meanwhile."""
@@ -87,10 +86,11 @@ class PrepareTask:
 
 
 @dataclass(frozen=True)
-class TrialSpec:
-    """Run one trial; answered by `Entered`, `Stepped` and finally `Ended`, `Left` or `Failed`."""
+class TrialJob:
+    """A job that makes a trial's trainer."""
 
     number: int
+    """The trial's."""
     config: Mapping[str, HyperValue]
     task: str
     trainer: str
@@ -100,6 +100,14 @@ class TrialSpec:
     """CPU threads of the trainer. The count affects the weights, so a resumed trial keeps its own."""
     folder: Path
     """For the trial's checkpoints and its log."""
+    ranks: int = field(default=1, kw_only=True)
+    """Processes that train it together, on a GPU each if the engine has any."""
+
+
+@dataclass(frozen=True)
+class TrialSpec(TrialJob):
+    """Run one trial; answered by `Entered`, `Stepped` and finally `Ended`, `Left` or `Failed`."""
+
     guard: GuardSettings
     kl_budget: float
     """Limit on the best checkpoint's eval KL, in nats per response."""
@@ -111,28 +119,14 @@ class TrialSpec:
     """Step of the checkpoint that a fork began at, which is kept; None: not a fork."""
     stages: tuple[Stage, ...] = ()
     """Stages before `config` applies; see `tuner.control.forks.stages`."""
-    ranks: int = 1
-    """Processes that train it together, on a GPU each if the engine has any."""
 
 
 @dataclass(frozen=True)
-class ReadTest:
+class ReadTest(TrialJob):
     """Read a trial's checkpoint on the task's test prompts; answered by `Read` or `Failed`."""
 
-    number: int
-    """The trial's."""
-    config: Mapping[str, HyperValue]
-    task: str
-    trainer: str
-    """The trainer's factory, as `module:function`."""
-    device: str
-    threads: int
-    folder: Path
-    """The trial's, for the worker's log."""
     checkpoint: Path | None
     """None: the SFT policy."""
-    ranks: int = 1
-    """Same as in `TrialSpec`."""
 
     @property
     def step(self) -> int:
@@ -147,7 +141,7 @@ class Phase(Enum):
     SAVING = "saving a checkpoint"
 
 
-# Up: messages from a worker.
+# From a worker: messages.
 
 
 @dataclass(frozen=True)
@@ -264,3 +258,13 @@ class Lost:
 
 Job = PrepareTask | TrialSpec | ReadTest
 Message = Progress | Prepared | Entered | Stepped | NoRoom | Read | Ended | Left | Failed | Lost
+
+
+def is_last(message: Message) -> bool:
+    """Return True if a message ends its job."""
+    return not isinstance(message, Progress | Entered | Stepped | NoRoom)
+
+
+def is_worker_spent(message: Message) -> bool:
+    """Return True if the worker of this last message must do no other job."""
+    return isinstance(message, Failed | Lost) or (isinstance(message, Ended) and message.is_worker_spent)

@@ -1,26 +1,22 @@
-"""Trials on the nodes of a Ray cluster: an actor for each, which relays between here and its worker process.
+"""Trials on the nodes of a Ray cluster: an actor for each, which relays messages to and from its worker process.
 
 An actor with a job always has one call under way: it gives the worker a message and returns the worker's next one. The
-result, or the death of the actor or its node, comes to a queue; nothing polls.
+result, or the news that the actor or its node died, arrives in a queue; nothing polls.
 """
 
 import importlib.metadata
-import io
 import logging
 import math
-import os
 import re
-import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import redirect_stdout
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TextIO
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
@@ -28,35 +24,24 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner.engine.base import EngineNeeds, JobId
-from tuner.engine.process import LATE_SECONDS, HangTimeout
+from tuner.engine.base import Engine, EngineNeeds, JobId
+from tuner.engine.hang_timeout import HangTimeout, wait_for_workers
 from tuner.engine.protocol import (
-    Ended,
     Failed,
     Job,
-    Left,
     Lost,
     Message,
     NoRoom,
-    Prepared,
     PrepareTask,
     Progress,
-    Read,
     Stepped,
+    is_last,
+    is_worker_spent,
 )
+from tuner.engine.ray_cluster import Node, RayCluster, error_line
 from tuner.engine.ray_node import TOKEN, Greeting, NodeSetup, NodeWorker, sources
 from tuner.study.spec import PPO_TRAINER
 
-ADDRESS_VARIABLE = "RAY_ADDRESS"
-"""Ray's own variable: the cluster to use. Unset: one is started on this machine, and ends with this process."""
-DISTRIBUTION = "ppo-tuner"
-_LOCAL = "local"
-_STORE_BYTES = 80 * 2**20
-"""Size of the object store of a cluster started here; messages are a few kilobytes each."""
-_CONNECT_SECONDS, _CONNECT_AGAIN_SECONDS = 20.0, 1.0
-"""Total time to retry a connection, and the pause between two tries."""
-_LONGEST = 400
-"""Longest error, in characters, that is shown whole."""
 _IDLE_SECONDS = 5.0
 """Time for which an actor without a job keeps its share of the cluster."""
 _TELL_SECONDS = 5.0
@@ -65,99 +50,6 @@ _STARTS = 20
 """Actor starts to try for a job: Ray may still count on a node that has died."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Node:
-    """A live node of the cluster."""
-
-    id: str
-    name: str
-    cpus: float
-    gpus: float
-
-
-class RayCluster:
-    """A connection to a cluster; use it in a `with` statement."""
-
-    def __init__(self, address: str | None = None) -> None:
-        """Not connected yet.
-
-        Args:
-            address: Such as `ray://host:10001`, or `auto` on one of its nodes; None: what RAY_ADDRESS says, else a
-                cluster of this machine alone, which is started and ends with the connection.
-        """
-        self.address = address or os.environ.get(ADDRESS_VARIABLE) or _LOCAL
-
-    def __enter__(self) -> "RayCluster":
-        """Connect.
-
-        Raises:
-            ConfigError: there is no such cluster, or it runs another version of Ray or Python.
-        """
-        more: dict[str, Any] = {}
-        if self.address == _LOCAL:
-            more = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it prints advice at each start
-        _connect(self.address, **more)
-        self._stdout = sys.stdout
-        sys.stdout = _WithoutRay(sys.stdout)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with redirect_stdout(io.StringIO()):  # it prints its threads' pending output
-            ray.shutdown()
-        sys.stdout = self._stdout
-
-    def nodes(self) -> list[Node]:
-        """Return the nodes that trials may run on: those with a GPU, if any has one, else those with a CPU."""
-        found = []
-        for each in ray.nodes():
-            if each["Alive"]:
-                host, name, has = each["NodeManagerHostname"], each["NodeName"], each["Resources"]
-                label = host if name in (host, each["NodeManagerAddress"]) else f"{name} on {host}"
-                found.append(Node(each["NodeID"], label, has.get("CPU", 0.0), has.get("GPU", 0.0)))
-        with_gpus = [node for node in found if node.gpus > 0]
-        return with_gpus or [node for node in found if node.cpus >= 1]
-
-    @property
-    def size_line(self) -> str:
-        """Nodes for trials, such as `Ray cluster: 2 nodes, 16 CPUs, 4 GPUs`."""
-        nodes = self.nodes()
-        cpus, gpus = (sum(getattr(node, name) for node in nodes) for name in ("cpus", "gpus"))
-        plural = "" if len(nodes) == 1 else "s"
-        return f"Ray cluster: {len(nodes)} node{plural}, {cpus:g} CPUs, {gpus:g} GPUs"
-
-    def threads_per_trial(self, workers: int) -> int:
-        """Return the most threads each of so many simultaneous trials can have; at least 1."""
-        cpus = [int(node.cpus) for node in self.nodes()]
-        fitting = (
-            count for count in range(max(cpus, default=1), 0, -1) if sum(each // count for each in cpus) >= workers
-        )
-        return next(fitting, 1)
-
-    def engine(self, needs: EngineNeeds) -> "RayEngine":
-        """Return an engine for a study's run; nothing is started yet.
-
-        Raises:
-            ConfigError: the cluster has no node for a trial, or no GPU to share.
-        """
-        return RayEngine(self, needs)
-
-
-class _WithoutRay:
-    """An output stream that drops what Ray's threads print about nodes: the engine reports losses itself."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write the text unless a thread of Ray's prints it."""
-        return len(text) if threading.current_thread().name.startswith("ray_") else self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 @dataclass(frozen=True)
@@ -185,22 +77,20 @@ class _Relay:
 class _Busy:
     """A worker at its job, or waiting to begin it."""
 
-    id: JobId
     job: Job
     relay: _Relay
     watch: HangTimeout | None = None
     """None while its actor waits for room in the cluster, or its node is checked."""
-    call: Any = None
-    """The latest call to its actor."""
+    result: "Future[Any] | None" = None
+    """Of the latest call to its actor."""
     starts: int = 1
     """Actors tried until one came up."""
 
 
-_Outcome = tuple[_Busy, Any, "Future[Any]"]
-"""Worker, call, future."""
+_Result = tuple[_Busy, "Future[Any]"]
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Up to `workers` jobs at a time on a cluster's nodes. Close it, or use it in a `with` statement."""
 
     def __init__(self, cluster: RayCluster, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -235,21 +125,16 @@ class RayEngine:
         self._busy: list[_Busy] = []
         self._notices: list[str] = []
         self._is_waiting = False
-        """Last report: jobs wait for room; `_right_at`: when that last held."""
-        self._right_at = clock()
-        self._heard: SimpleQueue[_Outcome | None] = SimpleQueue()
+        """True if the last notice was that jobs wait for room."""
+        self._was_right_at = clock()
+        """Time at which that notice was last true."""
+        self._results: SimpleQueue[_Result | None] = SimpleQueue()
         self.resize(needs.workers)
-
-    def __enter__(self) -> "RayEngine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def free(self) -> int:
         """Number of further jobs that could start now."""
-        return max(0, self._limit - len({busy.id for busy in self._busy}))
+        return max(0, self._limit - len({busy.job.number for busy in self._busy}))
 
     @property
     def notices(self) -> Sequence[str]:
@@ -280,20 +165,27 @@ class RayEngine:
             ConfigError: no node has what it asks for.
         """
         share = self._share(job)
-        if not isinstance(job, PrepareTask):
-            self._give(job.number, replace(job, folder=job.folder.absolute()), share)
-            return
         job = replace(job, folder=job.folder.absolute())
-        self._write_token(job.folder)
-        nodes = self._cluster.nodes()
-        self._prepares_on = len(nodes)
-        for node in nodes:
-            relay = self._new_relay(share, node)
-            self._greet(_Busy(None, job, relay))
+        if isinstance(job, PrepareTask):
+            self._write_token(job.folder)
+            nodes = self._cluster.nodes()
+            self._prepares_on = len(nodes)
+            for node in nodes:
+                self._greet(job, self._new_relay(share, node))
+            return
+        for relay in [relay for relay in self._idle if relay.share != share]:
+            self._idle.remove(relay)  # this job may be waiting for what it holds
+            _kill(relay)
+        if self._idle:
+            busy = _Busy(job, self._idle.pop())
+            self._busy.append(busy)
+            self._begin(busy)
+        else:
+            self._greet(job, self._new_relay(share))
 
     def answer(self, number: int, answer: NextMove) -> None:
         """Answer a trial's last report."""
-        busy = next(busy for busy in self._busy if busy.id == number)
+        busy = next(busy for busy in self._busy if busy.job.number == number)
         self._exchange(busy, answer)
         if busy.watch is not None:
             busy.watch.answered(self._clock())
@@ -303,24 +195,24 @@ class RayEngine:
 
         A worker that has owed one for too long is killed, and `Lost`.
         """
-        for busy, call, outcome in self._wait(timeout):
-            if busy in self._busy and busy.call is call:  # ignore calls given up meanwhile
-                message = self._hear(busy, outcome)
+        for busy, result in self._wait(timeout):
+            if busy in self._busy and busy.result is result:  # ignore calls given up meanwhile
+                message = self._receive(busy, result)
                 if message is not None:
-                    yield busy.id, message
+                    yield busy.job.number, message
         for busy in list(self._busy):
             silence = None if busy.watch is None else busy.watch.verdict(self._clock())
-            if silence is not None and self._heard.empty():  # it may have spoken while others were heard
-                message = self._ended(busy, Lost(silence))
+            if silence is not None and self._results.empty():  # it may have sent one while others were received
+                message = self._end(busy, Lost(silence))
                 if message is not None:
-                    yield busy.id, message
+                    yield busy.job.number, message
         while self._idle and self._clock() - self._idle[0].idle_since >= _IDLE_SECONDS:
             _kill(self._idle.pop(0))
         self._note_waiting()
 
     def wake(self) -> None:
         """Make a waiting `events` call, or the next one, return at once. Safe in signal handlers."""
-        self._heard.put(None)  # which may interrupt itself: SimpleQueue allows that
+        self._results.put(None)  # which may interrupt itself: SimpleQueue allows that
 
     def close(self) -> None:
         """Kill all workers and their actors."""
@@ -330,22 +222,21 @@ class RayEngine:
         if self._token is not None:
             self._token.unlink(missing_ok=True)
 
-    # What a job gets
+    # Resources and actors
 
     def _share(self, job: Job) -> _Share:
-        ranks = 1 if isinstance(job, PrepareTask) else job.ranks
         threads = self._threads if isinstance(job, PrepareTask) else job.threads
-        cpus = min(threads * ranks, int(self._most.cpus))  # threads may share a core: the weights are the same
+        cpus = min(threads * job.ranks, int(self._most.cpus))  # threads that share a core give the same weights
         shared_by = self._needs.trials_per_gpu
         if not self._has_gpus or job.device == "cpu":
             return _Share(cpus, 0.0)
-        if ranks > self._most.gpus:
+        if job.ranks > self._most.gpus:
             raise ConfigError(
-                f"{_who(job)} needs {ranks} GPUs of one node, and no node has more than {self._most.gpus:g}"
+                f"{_who(job)} needs {job.ranks} GPUs of one node, and no node has more than {self._most.gpus:g}"
             )
-        if ranks > 1 and shared_by > 1:
-            raise ConfigError(f"--trials-per-gpu is not allowed: {_who(job)} needs {ranks} GPUs of its own")
-        return _Share(cpus, float(ranks) if shared_by == 1 else math.floor(10_000 / shared_by) / 10_000)
+        if job.ranks > 1 and shared_by > 1:
+            raise ConfigError(f"--trials-per-gpu is not allowed: {_who(job)} needs {job.ranks} GPUs of its own")
+        return _Share(cpus, float(job.ranks) if shared_by == 1 else math.floor(10_000 / shared_by) / 10_000)
 
     def _write_token(self, folder: Path) -> None:
         """Write the token to the study's folder, for nodes to check that they see it.
@@ -368,21 +259,10 @@ class RayEngine:
         actor = ray.remote(NodeWorker).options(**options).remote(setup)
         return _Relay(actor, share, "" if node is None else node.name, actor.__ray_ready__.remote().future())
 
-    def _give(self, job_id: JobId, job: Job, share: _Share) -> None:
-        others = [relay for relay in self._idle if relay.share != share]
-        for relay in others:  # what they hold may be what this one waits for
-            self._idle.remove(relay)
-            _kill(relay)
-        if self._idle:
-            busy = _Busy(job_id, job, self._idle.pop())
-            self._busy.append(busy)
-            self._begin(busy)
-        else:
-            self._greet(_Busy(job_id, job, self._new_relay(share)))
-
-    def _greet(self, busy: _Busy) -> None:
+    def _greet(self, job: Job, relay: _Relay) -> None:
+        busy = _Busy(job, relay)
         self._busy.append(busy)
-        self._expect(busy, busy.relay.actor.greet.remote())
+        self._expect(busy, relay.actor.greet.remote())
 
     def _begin(self, busy: _Busy) -> None:
         busy.watch = HangTimeout(self._needs.settings, busy.job, self._clock())
@@ -392,76 +272,63 @@ class RayEngine:
         self._expect(busy, busy.relay.actor.exchange.remote(word))
 
     def _expect(self, busy: _Busy, call: Any) -> None:
-        busy.call = call
-        call.future().add_done_callback(lambda outcome: self._heard.put((busy, call, outcome)))
+        busy.result = call.future()
+        busy.result.add_done_callback(lambda result: self._results.put((busy, result)))
 
-    # What comes back
+    # Results of calls
 
-    def _wait(self, timeout: float) -> "list[_Outcome]":
-        """Wait for a call to end, a deadline, or `wake`; return the calls that ended."""
+    def _wait(self, timeout: float) -> "list[_Result]":
+        """Wait for a call to end, a deadline, or `wake`; return the results of the calls that ended."""
         watches = [busy.watch for busy in self._busy if busy.watch is not None]
-        before = self._clock()
-        seconds = max(0.0, min(timeout, min((watch.deadline for watch in watches), default=math.inf) - before))
-        found: list[_Outcome | None] = []
-        try:
-            found.append(self._heard.get(timeout=seconds))
+        results: list[_Result | None] = []
+        with wait_for_workers(watches, timeout, self._clock) as seconds, suppress(Empty):
+            results.append(self._results.get(timeout=seconds))
             while True:
-                found.append(self._heard.get_nowait())
-        except Empty:
-            pass
-        late = self._clock() - before - seconds
-        if late > LATE_SECONDS:
-            for watch in watches:
-                watch.excuse(late)
-        return [each for each in found if each is not None]
+                results.append(self._results.get_nowait())
+        return [each for each in results if each is not None]
 
-    def _hear(self, busy: _Busy, outcome: "Future[Any]") -> Message | None:
+    def _receive(self, busy: _Busy, result: "Future[Any]") -> Message | None:
         """Convert a call's result to a message for the controller, or None; then ask the worker for the next."""
         try:
-            said = outcome.result()
+            message: Message | Greeting = result.result()
         except RayError as error:
-            lost = self._lost(busy, error)
-            if isinstance(lost, Lost) and busy.watch is None and busy.id is not None and busy.starts < _STARTS:
+            lost, job_id = self._lost(busy, error), busy.job.number
+            if isinstance(lost, Lost) and busy.watch is None and job_id is not None and busy.starts < _STARTS:
                 _kill(busy.relay)
                 busy.relay, busy.starts = self._new_relay(busy.relay.share), busy.starts + 1
                 self._expect(busy, busy.relay.actor.greet.remote())
                 return None
-            return self._ended(busy, lost)
-        if isinstance(said, Greeting):
-            return self._met(busy, said)
-        message: Message = said
+            return self._end(busy, lost)
+        if isinstance(message, Greeting):
+            busy.relay.node = busy.relay.node or message.host
+            if message.problem is not None:
+                return self._end(busy, Failed(f"node {busy.relay.node} {message.problem}", "", is_for_user=True))
+            self._begin(busy)
+            return None
         if busy.watch is not None:
             busy.watch.heard(message, self._clock())
-        if isinstance(message, Prepared | Read | Ended | Left | Failed | Lost):
-            return self._ended(busy, message)
+        if is_last(message):
+            return self._end(busy, message)
         if not isinstance(message, Stepped | NoRoom):
             self._exchange(busy, None)
         if isinstance(message, Progress) and self._prepares_on > 1:
             return replace(message, what=f"{message.what} on {busy.relay.node}")
         return message
 
-    def _met(self, busy: _Busy, greeting: Greeting) -> Message | None:
-        """Begin the job if its node has everything it needs."""
-        busy.relay.node = busy.relay.node or greeting.host
-        if greeting.problem is not None:
-            return self._ended(busy, Failed(f"node {busy.relay.node} {greeting.problem}", "", is_for_user=True))
-        self._begin(busy)
-        return None
-
-    def _ended(self, busy: _Busy, message: Message) -> Message | None:
+    def _end(self, busy: _Busy, message: Message) -> Message | None:
         """Keep or end the worker of an ended job; return its message, or None while other nodes prepare the task."""
         self._busy.remove(busy)
-        is_spent = isinstance(message, Failed | Lost) or (isinstance(message, Ended) and message.is_worker_spent)
+        is_spent = is_worker_spent(message)
         if is_spent:
             _kill(busy.relay)
         else:
             self._keep(busy.relay)
-        if busy.id is not None:
+        if busy.job.number is not None:
             return message
-        others = [each for each in self._busy if each.id is None]
+        preparing = [each for each in self._busy if each.job.number is None]
         if not is_spent:
-            return None if others else message
-        for each in others:
+            return None if preparing else message
+        for each in preparing:
             self._busy.remove(each)
             _kill(each.relay)
         if self._prepares_on > 1 and isinstance(message, Failed) and not message.message.startswith("node "):
@@ -470,7 +337,7 @@ class RayEngine:
 
     def _keep(self, relay: _Relay) -> None:
         """Give a free worker to a waiting job whose share it may be, or keep it idle."""
-        waiting = next((busy for busy in self._busy if busy.watch is None and busy.id is not None), None)
+        waiting = next((busy for busy in self._busy if busy.watch is None and busy.job.number is not None), None)
         if waiting is None:
             relay.idle_since = self._clock()
             self._idle.append(relay)
@@ -486,8 +353,8 @@ class RayEngine:
         """Report that jobs wait for room in the cluster, or no longer do, once that has held for a while."""
         waiting = next((busy for busy in self._busy if busy.watch is None and not busy.relay.up.done()), None)
         if (waiting is not None) == self._is_waiting:
-            self._right_at = self._clock()
-        elif self._clock() - self._right_at >= _TELL_SECONDS:
+            self._was_right_at = self._clock()
+        elif self._clock() - self._was_right_at >= _TELL_SECONDS:
             self._is_waiting = waiting is not None
             self._notices.append("the cluster has room again" if waiting is None else _lack(waiting))
 
@@ -499,28 +366,10 @@ class RayEngine:
             why = f"node {node} cannot run ppo-tuner: {missing[1]}; install the controller's version on all nodes"
             return Failed(why, text, is_for_user=True)
         if not isinstance(error, RayActorError):
-            return Failed(f"node {node}: {_line(error)}", text)
+            return Failed(f"node {node}: {error_line(error)}", text)
         if "node has died" in text:
             return Lost(f"node {node} died")
         return Lost(f"node {node} cannot be reached" if "unavailable" in text else f"its actor on node {node} died")
-
-
-def _connect(address: str, **more: Any) -> None:
-    """Connect to a cluster, retrying while a node that has only just started is not ready.
-
-    Raises:
-        ConfigError: nobody listens at the address, or connecting fails for `_CONNECT_SECONDS`.
-    """
-    until = time.monotonic() + _CONNECT_SECONDS
-    while True:
-        try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **more)
-            return
-        except Exception as error:  # a connection fails in many ways, and each has a class of its own
-            if isinstance(error, ConnectionError | ValueError) or time.monotonic() > until:
-                raise ConfigError(f"cannot use the Ray cluster at {address}: {_line(error)}") from error
-            ray.shutdown()
-            time.sleep(_CONNECT_AGAIN_SECONDS)
 
 
 def _kill(relay: _Relay) -> None:
@@ -532,15 +381,15 @@ def _kill(relay: _Relay) -> None:
 
 
 def _who(job: Job) -> str:
-    return "the task's preparation" if isinstance(job, PrepareTask) else f"trial {job.number}"
+    return "the task's preparation" if job.number is None else f"trial {job.number}"
 
 
 def _lack(busy: _Busy) -> str:
     """Return a line on the resources that a job needs and those free in the cluster."""
     share, free, total = busy.relay.share, ray.available_resources(), ray.cluster_resources()
-    amounts = (("CPU", share.cpus), ("GPU", share.gpus))
-    needs = " and ".join(f"{count:g} {unit}{'' if count == 1 else 's'}" for unit, count in amounts if count)
-    rest = " and ".join(f"{free.get(unit, 0):g} of {total.get(unit, 0):g} {unit}s" for unit, count in amounts if count)
+    amounts = {unit: count for unit, count in (("CPU", share.cpus), ("GPU", share.gpus)) if count}
+    needs = " and ".join(f"{count:g} {unit}{'' if count == 1 else 's'}" for unit, count in amounts.items())
+    rest = " and ".join(f"{free.get(unit, 0):g} of {total.get(unit, 0):g} {unit}s" for unit in amounts)
     where = f"node {busy.relay.node}" if busy.relay.node else "one node"
     return f"waiting for the cluster: {_who(busy.job)} needs {needs} of {where}; {rest} are free in the cluster"
 
@@ -550,14 +399,7 @@ def _needed_packages() -> Sequence[str]:
     from packaging.requirements import Requirement
 
     try:
-        declared = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or ()]
+        required = [Requirement(text) for text in importlib.metadata.requires("ppo-tuner") or ()]
     except importlib.metadata.PackageNotFoundError:
         return ()
-    return tuple(each.name for each in declared if each.marker is None or each.marker.evaluate())
-
-
-def _line(error: Exception) -> str:
-    """Return one of Ray's errors in one line: the whole error, or the last line of a long one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines)
-    return (text if len(text) <= _LONGEST else lines[-1]) if lines else type(error).__name__
+    return tuple(each.name for each in required if each.marker is None or each.marker.evaluate())

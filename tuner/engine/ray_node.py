@@ -96,7 +96,7 @@ class NodeWorker:
         """Give the worker process a job or an answer, if any, and return its next message."""
         if isinstance(word, NextMove):
             if self._process is not None:
-                self._process.give(word)  # where it died, its next message says so
+                self._process.give(word)  # if it died, its next message says so
         elif word is not None:
             self._begin(word)
         return self._receive()
@@ -106,7 +106,7 @@ class NodeWorker:
         if self._process is None or not self._process.give(job):
             threads = self._setup.threads if isinstance(job, PrepareTask) else job.threads
             self._process = WorkerProcess(threads, gpu, self._setup.shared_by)
-            self._process.give(job)  # where it died at once, its first message says so
+            self._process.give(job)  # if it died at once, its first message says so
 
     def _receive(self) -> Message:
         assert self._process is not None
@@ -116,7 +116,7 @@ class NodeWorker:
             self._process = None
         return message
 
-    # What the node has
+    # Requirements
 
     def _problem(self) -> str | None:
         setup = self._setup

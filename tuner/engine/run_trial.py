@@ -20,7 +20,7 @@ from ppo_core.distributed.rank_zero import NextMove, by_first
 from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerError, is_outage, nearest
 from ppo_core.report import StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
-from tuner.engine.protocol import Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.engine.protocol import Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialJob, TrialSpec
 from tuner.judge.budget_watch import WatchState, watch
 from tuner.judge.guard import GUARD, GuardState, check_step
 
@@ -56,24 +56,26 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
         report = with_plain_floats(step_report)
         state, reason = check_step(spec.guard, state, report, staged.config.whole_episodes())
         watched, is_near = watch(watched, report, spec.kl_budget)
-        answer = asked(Stepped(report, clock.lap(), clock.step(), reason, is_near_budget=is_near))
+        answer = asked(Stepped(report, clock.since_report(), clock.step(), reason, is_near_budget=is_near))
         if answer is NextMove.EVALUATE:
             clock.begin_step()
             report, has_raised = with_evaluation(staged.trainer, report)
             report = with_plain_floats(report)
-            answer = asked(Stepped(report, clock.lap(), clock.step(), reason, is_again=True))
+            answer = asked(Stepped(report, clock.since_report(), clock.step(), reason, is_again=True))
         if ends_stage := staged.ends_stage(report):
             state = state.with_new_patience()
         extra = {GUARD: state.to_dict(), WATCH: watched.to_dict()}
+        save = partial(_save, keeper, staged.trainer, report, extra, enter)
         if answer is NextMove.STOP:
             if by_first(partial(keeper.is_new_best, report)):
-                _save_last(keeper, staged.trainer, report, extra, enter)
+                try:
+                    save()
+                except CheckpointError:  # the trial's value is known anyway
+                    traceback.print_exc()
             break
         is_due = answer in (NextMove.SAVE, NextMove.LEAVE) or report.is_evaluation or ends_stage
         if is_due or by_first(partial(keeper.is_due, report)):
-            if _with_room(partial(_save, keeper, staged.trainer, report, extra, enter), asked) is None:
-                return Left()
-            if answer is NextMove.LEAVE:
+            if _with_room(save, asked) is None or answer is NextMove.LEAVE:
                 return Left()
             enter(Phase.STEPPING)
         clock.begin_step()
@@ -91,32 +93,18 @@ def _save(
     return keeper.save(trainer, report, extra)
 
 
-def _save_last(
-    keeper: CheckpointKeeper,
-    trainer: Trainer,
-    report: StepReport,
-    extra: Mapping[str, Any],
-    enter: Callable[[Phase], None],
-) -> None:
-    """Save a trial that is stopped at its best step; an error is only logged, since the value is known anyway."""
-    try:
-        _save(keeper, trainer, report, extra, enter)
-    except CheckpointError:
-        traceback.print_exc()
-
-
 def read_test(job: ReadTest) -> Read:
     """Evaluate a checkpoint on the test prompts."""
     trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
-    tested = getattr(trainer, "tested", None)
-    if tested is None:
+    evaluate = getattr(trainer, "tested", None)
+    if evaluate is None:
         return Read(None, f"the trainer {job.trainer} evaluates no test prompts")
-    reading = tested()
+    reading = evaluate()
     return Read(None, f"the task {job.task} has no test prompts") if reading is None else Read(reading)
 
 
 def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
-    """Return the result of `work`, retried while there is no room and `ask` says so; None: given up."""
+    """Return the result of `work`, retried for lack of room as long as `ask` allows it; None: given up."""
     while True:
         try:
             return work()
@@ -139,9 +127,9 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
         return report, False
     try:
         evaluated = trainer.evaluated(report)
-    except Exception as error:  # a broken policy is no reason of its own: it is asked for where a rule ends the trial
+    except Exception as error:  # expected of a broken policy: a rule that ends the trial asked for this evaluation
         if is_outage(error) or (launched.size() > 1 and not isinstance(error, PPOTunerError)):
-            raise  # it is made later; or the other processes may have come through, or wait for this one
+            raise  # an outage passes; other processes may have no error, and wait for this one
         traceback.print_exc()
         return report, True
     readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))
@@ -149,20 +137,21 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
 
 
 class _Clock:
-    """Seconds of each step alone, and between two reports, saving and waiting included."""
+    """Seconds of each step alone, and from one report to the next, which includes saving and waiting."""
 
     def __init__(self) -> None:
-        self._mark = self._began = time.perf_counter()
+        self._last_report = self._step_began = time.perf_counter()
 
     def begin_step(self) -> None:
-        self._began = time.perf_counter()
+        self._step_began = time.perf_counter()
 
     def step(self) -> float:
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._step_began
 
-    def lap(self) -> float:
-        before, self._mark = self._mark, time.perf_counter()
-        return self._mark - before
+    def since_report(self) -> float:
+        """Return the seconds since the last call."""
+        before, self._last_report = self._last_report, time.perf_counter()
+        return self._last_report - before
 
 
 def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
@@ -183,7 +172,7 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
     )
 
 
-def _make_trainer(job: TrialSpec | ReadTest, config: PPOConfig, resume_from: Path | None) -> Trainer:
+def _make_trainer(job: TrialJob, config: PPOConfig, resume_from: Path | None) -> Trainer:
     factory = import_factory(job.trainer)
     _set_torch_threads(job.threads)
     limit_memory()
@@ -200,12 +189,11 @@ def import_factory(path: str) -> Callable[..., Trainer]:
         ConfigError: there is no such module or function.
     """
     module, name = import_module(path, "trainer", ConfigError)
-    factory = getattr(module, name, None)
+    factory: Callable[..., Trainer] | None = getattr(module, name, None)
     if not callable(factory):
         hint = nearest(name, (key for key, value in vars(module).items() if callable(value)))
         raise ConfigError(f'trainer "{path}": module "{module.__name__}" has no function "{name}"{hint}')
-    found: Callable[..., Trainer] = factory
-    return found
+    return factory
 
 
 def _set_torch_threads(threads: int) -> None:

@@ -5,10 +5,8 @@ engine ends it, since the error may have left the device unusable. It never touc
 imports torch only if the trainer does. Its output and its children's is appended to the log of the trial it runs.
 """
 
-import ctypes
 import faulthandler
 import gc
-import io
 import os
 import shutil
 import signal
@@ -20,8 +18,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing import connection
-from pathlib import Path
-from typing import Any, Protocol
 
 from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
@@ -45,73 +41,13 @@ from tuner.engine.protocol import (
     TrialSpec,
 )
 from tuner.engine.run_trial import read_test, run_trial
+from tuner.engine.worker_output import flush_output, line_buffer_output, send_output_to
 from tuner.environment import existing
 from tuner.files import trial_log
 
-# Output is redirected at file descriptors 1 and 2, to include C libraries and child processes.
 
-_STREAMS = {"stdout": 1, "stderr": 2}
-
-
-class _Forgiving(io.FileIO):
-    """A file that ignores write errors: a full disk must not end a trial that prints."""
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return len(data)
-
-
-def begin() -> None:
-    """Prepare Python's streams for `send_to`: line-buffered, and never failing."""
-    for name, descriptor in _STREAMS.items():
-        try:
-            os.fstat(descriptor)
-        except OSError:  # the controller was started without it
-            _point([descriptor], os.devnull)
-        raw = io.BufferedWriter(_Forgiving(descriptor, "wb", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True))
-
-
-def send_to(path: Path) -> None:
-    """Append all output to the file from now on, or discard it if the file cannot be written."""
-    flush()
-    try:
-        _point(_STREAMS.values(), path)
-    except OSError:
-        _point(_STREAMS.values(), os.devnull)
-
-
-def flush() -> None:
-    """Flush the output buffers, those of C libraries too."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    ctypes.CDLL(None).fflush(None)
-
-
-def _point(descriptors: Any, path: Path | str) -> None:
-    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for descriptor in descriptors:
-        os.dup2(opened, descriptor)
-    if opened not in descriptors:
-        os.close(opened)
-
-
-class Controller(Protocol):
-    """Receives a worker's reports."""
-
-    def emit(self, message: Message) -> None:
-        """Send a message."""
-        ...
-
-    def ask(self, report: Stepped | NoRoom) -> NextMove:
-        """Report a step or a lack of disk space, and wait for the answer."""
-        ...
-
-
-class PipeToController:
-    """The worker's end of its pipe; the process exits when the pipe closes."""
+class Controller:
+    """The controller, at the other end of the worker's pipe; the process exits when the pipe closes."""
 
     def __init__(self, pipe: "connection.Connection[Message, Job | NextMove]") -> None:
         self._pipe = pipe
@@ -151,21 +87,21 @@ def main(pipe: "connection.Connection[Message, Job | NextMove]", held: Sequence[
     for each in held:  # a child may outlive this process
         os.register_at_fork(after_in_child=partial(os.close, each))
     _end_with_controller()
-    begin()
+    line_buffer_output()
     faulthandler.enable()
-    controller = PipeToController(pipe)
+    controller = Controller(pipe)
     while True:
         controller.emit(_carry_out(controller.next_job(), controller, held))
         _free_memory()
 
 
 def _end_with_controller() -> None:
-    """Kill this process and its children when the controller dies, whatever they are doing then.
+    """Have this process and its children killed when the controller dies, even if they hang.
 
-    A guard in their process group does so, so the group's id cannot be reused. This process could not: it may be
-    stopped, or hang in a library.
+    A guard in their process group does it, so the group's id cannot be reused. This process could not: it may be
+    suspended, or hang in a library.
     """
-    with suppress(OSError):  # no such shell: it ends at its next report
+    with suppress(OSError):  # without a shell it ends at its next report
         os.posix_spawn("/bin/sh", ["sh", "-c", "read -r _; kill -s KILL 0"], os.environ)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # standard input, which ends with the controller, is the guard's alone
@@ -173,7 +109,7 @@ def _end_with_controller() -> None:
 
 
 def _carry_out(job: Job, controller: Controller, held: Sequence[int]) -> Message:
-    """Return the job's last message; an error of the task or the trainer becomes one."""
+    """Do a job and return its last message; an error of the task or the trainer becomes a `Failed`."""
     _begin_log(job)
     try:
         if isinstance(job, PrepareTask):
@@ -187,7 +123,7 @@ def _carry_out(job: Job, controller: Controller, held: Sequence[int]) -> Message
         traceback.print_exception(error)
         return Failed.of(error)
     finally:
-        flush()
+        flush_output()
 
 
 def _begin_log(job: Job) -> None:
@@ -202,13 +138,12 @@ def _begin_log(job: Job) -> None:
     else:
         path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
     with warnings.catch_warnings():
-        pass  # has those of the last trial shown again
-    if launched.size() == 1:  # else its supervisor has begun it
+        pass  # a side effect: warnings that the last trial has printed are printed again
+    if launched.size() == 1:  # else its supervisor has begun the log
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
-        ranks = 1 if isinstance(job, PrepareTask) else job.ranks
         where = f"{os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")
-        trial_log.begin(path, what, where + (f", {ranks} processes" if ranks > 1 else ""))
-    send_to(path)
+        trial_log.begin(path, what, where + (f", {job.ranks} processes" if job.ranks > 1 else ""))
+    send_output_to(path)
 
 
 def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
@@ -218,14 +153,13 @@ def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
         from ppo_core.models import fits
 
         limit_memory()
-        found = fits.largest([PPOConfig.from_dict(config) for config in job.configs], task, assets, job.device)
-        if found is not None:
-            one, free = found[0].checkpoint, shutil.disk_usage(existing(job.folder)).free
-            controller.emit(Progress(f"the largest trial: {fits.line(*found)}", 1.0))
-            most = f"up to {checkpoint.size(job.checkpoints * one)} in all"
-            controller.emit(
-                Progress(f"checkpoints of {checkpoint.size(one)}, {most}; {checkpoint.size(free)} are free", 1.0)
-            )
+        largest = fits.largest([PPOConfig.from_dict(config) for config in job.configs], task, assets, job.device)
+        if largest is not None:
+            controller.emit(Progress(f"the largest trial: {fits.line(*largest)}", 1.0))
+            one = largest[0].checkpoint
+            sizes = (one, job.checkpoints * one, shutil.disk_usage(existing(job.folder)).free)
+            each, most, free = map(checkpoint.size, sizes)
+            controller.emit(Progress(f"checkpoints of {each}, up to {most} in all; {free} are free", 1.0))
     return Prepared()
 
 
@@ -236,14 +170,14 @@ _NOTICE_SECONDS = 2.0
 def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence[int]) -> Message:
     """Run a job on several processes and return its last message; if one fails or dies, all are ended.
 
-    Each is a worker, and this process its controller; rank 0 alone is heard and answered.
+    Each is a worker, and this process is its controller: rank 0's reports are passed on and answered.
     """
-    count = job.ranks
-    shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    count, port = str(job.ranks), str(_free_port())
+    shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks: list[WorkerProcess] = []
     try:
-        for rank in range(count):
-            launch = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        for rank in range(job.ranks):
+            launch = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(WorkerProcess(job.threads, launch=launch, held=held))
             ranks[rank].give(job)
         while True:

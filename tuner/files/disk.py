@@ -25,7 +25,14 @@ class Disk:
 
 
 def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
-    """Return the disk space for checkpoints of `one` size: of a run with its models, or of all a study's trials."""
+    """Return the disk space that checkpoints take.
+
+    Args:
+        one: Bytes of a checkpoint.
+        model: Bytes of a saved model.
+        spec: The study; None: a single run, which also saves models.
+        free: Free bytes.
+    """
     if spec is None:
         most = (MOST_KEPT + 1) * one + 2 * model
         kept = f"{at_most(one)}, then models of {size(model)}"
@@ -41,23 +48,29 @@ _OF_RUNNING = MOST_KEPT + OWN_FRONT + 1
 
 
 def most_kept(spec: StudySpec) -> int:
-    """Return how many checkpoints a study keeps at once at most."""
+    """Return the most checkpoints that a study keeps at a time."""
     trials = spec.trials or math.ceil(full_trials(spec) / _cost(spec))
     return _OF_RUNNING + (trials - 1) * NEWEST + FRONT
 
 
 def full_trials(spec: StudySpec) -> float:
-    """Return what a study's search takes, in trials of full length."""
+    """Return the cost of a study's search, in trials of full length."""
     return spec.budget if spec.budget is not None else (spec.trials or 0) * _cost(spec)
 
 
 def _cost(spec: StudySpec) -> float:
-    """Return what a trial takes in the mean, as a share of one of full length."""
+    """Return the mean cost of a trial, as a share of one of full length."""
     return SHARE + (1 - SHARE) / ONE_IN if spec.pauses_trials else 1.0
 
 
 def search_line(spec: StudySpec, iteration: float, evaluation: float) -> str:
-    """Return what a study's search takes at so many seconds an iteration and evaluation, in one line."""
+    """Return a line on the time of a study's search.
+
+    Args:
+        spec: The study.
+        iteration: Seconds per iteration.
+        evaluation: Seconds per evaluation.
+    """
     config = spec.config({})
     run = evaluation + seconds_left(config, 0, config.num_iterations(), iteration, evaluation)
     whole = full_trials(spec) * run * spec.gpus_per_trial

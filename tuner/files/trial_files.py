@@ -3,106 +3,26 @@
 `FileWork` does what takes time in a thread; the loop acts on the results when it collects them.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import TypeVar
 
 from ppo_core import checkpoint
-from ppo_core.checkpoint import NEWEST
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import Point
 from ppo_core.errors import CheckpointError, PPOTunerError, StoreError, is_outage
 from tuner.control import forks
 from tuner.control.session import OpenStudy
+from tuner.files.file_work import FileWork
+from tuner.files.retention import Saved, kept_at_rung, spare
 from tuner.judge import front
 from tuner.judge.best import best_trial
-from tuner.judge.scoring import evaluations_of
+from tuner.search.choose import promotable, promotions
 from tuner.store import TrialRow
 from tuner.study import folder as study_folder
-
-# Hashing, copying and deleting checkpoints takes from a second to minutes. One thread does such work in order, while
-# the loop, which alone uses the store, goes on and collects the results.
-
-T = TypeVar("T")
-
-
-class FileWork:
-    """A queue of file work with follow-ups. Close it, or use it in a `with` statement."""
-
-    def __init__(self) -> None:
-        self.on_done: Callable[[], None] = lambda: None
-        """Called in the worker thread when a piece is done and ready to `collect`."""
-        self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._open = 0
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> FileWork:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(wait=kind is None or not issubclass(kind, KeyboardInterrupt))
-
-    @property
-    def is_busy(self) -> bool:
-        """True if any work is not done or not collected."""
-        return self._open > 0
-
-    def give(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
-        """Queue `work` for the worker thread, in order.
-
-        `collect` calls `then` with its outcome. `work` must use neither the store nor what the loop changes.
-        """
-        outcome: Future[T] = Future()
-
-        def piece() -> None:
-            try:
-                outcome.set_result(work())
-            except Exception as error:
-                outcome.set_exception(error)
-            self._done.put(lambda: then(outcome))
-
-        self._open += 1
-        self._given.put(piece)
-        if self._thread is None:
-            # A daemon: a second Ctrl-C ends the process at once; a checkpoint that is cut off does not exist.
-            self._thread = threading.Thread(target=self._work, name="file work", daemon=True)
-            self._thread.start()
-
-    def collect(self) -> None:
-        """Run the follow-ups of finished work in this thread; their errors are raised here."""
-        while True:
-            try:
-                follow = self._done.get_nowait()
-            except Empty:
-                return
-            self._open -= 1
-            follow()
-
-    def close(self, *, wait: bool = True) -> None:
-        """Drop queued work and, unless `wait` is false, let the current piece finish."""
-        try:
-            while True:
-                self._given.get_nowait()
-        except Empty:
-            self._given.put(None)
-        if wait and self._thread is not None:
-            self._thread.join()
-
-    def _work(self) -> None:
-        while (piece := self._given.get()) is not None:
-            piece()
-            self.on_done()
-
 
 _log = logging.getLogger(__name__)
 FORK_ATTEMPTS = 3
@@ -114,10 +34,11 @@ class ForkPoint:
     """The start of a fork, with its checkpoint until `TrialFiles.place_fork` moves it to the fork's own folder."""
 
     files: Path
-
+    """The checkpoint."""
     step: int
     episode: int
     config: dict[str, HyperValue]
+    """The fork's."""
 
 
 class TrialFiles:
@@ -139,42 +60,43 @@ class TrialFiles:
         folder = self._folder(row.number)
         try:
             is_new = not any(folder.glob("step-*"))
-        except OSError:  # what is wrong with it is found below
+        except OSError:  # its cause is reported below
             is_new = False
-        if is_new:  # a new trial waits for no other one's files
-            nothing: Future[tuple[Path, int] | None] = Future()
-            nothing.set_result(None)
-            then(nothing)
+        if is_new:  # it need not wait for other trials' files
+            no_checkpoint: Future[tuple[Path, int] | None] = Future()
+            no_checkpoint.set_result(None)
+            then(no_checkpoint)
             return
         last_step = self._study.store.last_step(row.id)
 
         def find() -> tuple[Path, int] | None:
             self._saved.pop(row.number, None)
-            return _resume_point(folder, last_step)
+            try:
+                return study_folder.prepare_resume(folder, last_step)
+            except PPOTunerError:
+                raise
+            except OSError as error:
+                raise StoreError(f"cannot use {error.filename or folder}: {error.strerror or error}") from error
 
         self.work.give(find, then)
 
-    def settle(self, row: TrialRow, at_rung: Collection[int]) -> None:
-        """Record the checkpoints of a trial that has ended or is paused at its rung, then `tidy`.
-
-        `at_rung`: the trials paused at a rung that keep their checkpoints.
-        """
-        own_fronts, number = self._own_fronts, row.number
-        own = front.own_front(row, evaluations_of(self._study.store, row))
+    def settle(self, row: TrialRow) -> None:
+        """Record the checkpoints of a trial that has ended or is paused at its rung, then `tidy`."""
 
         def note() -> None:
-            own_fronts[number] = own
-            self._saved[number] = self._look(number, is_new=True)
+            self._saved[row.number] = self._look(row.number, is_new=True)
 
         self.work.give(note, _unless_outage)
-        self.tidy(at_rung)
+        self.tidy()
 
-    def tidy(self, at_rung: Collection[int]) -> None:
-        """Delete the checkpoints that the table below no longer keeps; `at_rung` as in `settle`.
+    def tidy(self) -> None:
+        """Delete the checkpoints that the study no longer keeps; see `tuner.files.retention`.
 
         A trial started meanwhile looks up its checkpoint in a later piece of work.
         """
-        rows, spec, own = list(self._study.rows), self._study.spec, self._own_fronts
+        rows, spec = list(self._study.rows), self._study.spec
+        own_fronts = front.own_fronts(self._study.store, rows)
+        at_rung = kept_at_rung([row.number for row in promotable(spec, rows)], promotions(spec, rows))
 
         def tidy() -> None:
             if self._kl_budget != spec.kl_budget:
@@ -182,7 +104,7 @@ class TrialFiles:
             for row in rows:
                 if row.is_done and row.number not in self._saved:
                     self._saved[row.number] = self._look(row.number, is_new=False)
-            kept = {(point.trial, point.step) for point in front.kept(own, self._is_here)}
+            kept = {(point.trial, point.step) for point in front.kept(own_fronts, self._is_here)}
             best = best_trial(rows, spec.kl_budget)
             if best is not None and best.value_step is not None:
                 kept.add((best.number, best.value_step))
@@ -205,11 +127,6 @@ class TrialFiles:
         best = checkpoint.best(folder, kl_budget) if is_new else next(iter(checkpoint.by_rank(folder, kl_budget)), None)
         steps = tuple(map(checkpoint.step_of, checkpoint.complete(folder)))
         return Saved(steps, None if best is None else checkpoint.step_of(best))
-
-    @cached_property
-    def _own_fronts(self) -> dict[int, list[Point]]:
-        """Each trial's own front by number: its checkpoints may be answers under other budgets. For file work only."""
-        return front.own_fronts(self._study.store, self._study.rows)
 
     def _is_here(self, point: Point) -> bool:
         path = checkpoint.step_folder(self._folder(point.trial), point.step)
@@ -264,10 +181,10 @@ class TrialFiles:
 
 
 def _unless_outage(outcome: Future[None]) -> None:
-    """Raise the work's error, except a disk outage: the next piece of work looks again."""
+    """Raise the work's error, except a disk outage: the next piece of work tries again."""
     error = outcome.exception()
     if error is not None and is_outage(error):
-        _log.warning("checkpoints are not looked through: %s", error)
+        _log.warning("checkpoints are not tidied up: %s", error)
     else:
         outcome.result()
 
@@ -275,91 +192,13 @@ def _unless_outage(outcome: Future[None]) -> None:
 def fork_copy(
     source: Path, target: Path, config: Mapping[str, HyperValue], changes: Mapping[str, object], episode: int | None
 ) -> ForkPoint:
-    """Copy the checkpoint from which a fork of the trial in folder `source` starts below `target`."""
+    """Copy the checkpoint at which a fork of the trial in folder `source` starts to the folder `target`."""
     for attempts_left in reversed(range(FORK_ATTEMPTS)):
-        chosen, step, at = forks.choose(source, episode)
-        changed = forks.check(config, changes, at)
+        chosen, step, at_episode = forks.choose(source, episode)
+        fork_config = forks.check(config, changes, at_episode)
         try:
-            return ForkPoint(forks.fork_files(chosen, target), step, at, changed)
+            return ForkPoint(forks.fork_files(chosen, target), step, at_episode, fork_config)
         except CheckpointError:
             if attempts_left == 0 or (chosen / checkpoint.MANIFEST).exists():
                 raise
     raise AssertionError
-
-
-def _resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
-    try:
-        return study_folder.prepare_resume(folder, last_step)
-    except PPOTunerError:
-        raise
-    except OSError as error:
-        raise StoreError(f"cannot use {error.filename or folder}: {error.strerror or error}") from error
-
-
-# Decide which checkpoints of a study to keep, from its trials and their folders' contents. Reads no file.
-#
-# | a trial                                       | keeps                                                       |
-# |-----------------------------------------------|-------------------------------------------------------------|
-# | runs or waits, or a person paused it          | its newest two, its best within the KL budget, and up to 3  |
-# |                                               | more that are its best for other budgets                    |
-# | screened, one of the best there       | its newest two, its best, and its part of the study's front |
-# | screened, another                     | its part of the study's front                               |
-# | has ended                                     | its newest, its best, and its part of the study's front     |
-#
-# A fork also keeps the checkpoint that it started from, and the study its answer. The first row is the job of the
-# trial's worker, which saves and deletes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): nothing of it is
-# deleted here, and the study's front is later chosen from what it kept. The front has at most 8 checkpoints.
-
-
-LEAST_AT_RUNG = 3
-"""Fewest trials at a rung that keep their checkpoints, even if the budget promotes none: it may be raised."""
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Finished checkpoints in a trial's folder."""
-
-    steps: tuple[int, ...] = ()
-    """Oldest first."""
-    best: int | None = None
-    """Step of the best one within the KL budget, or None."""
-
-
-def kept_at_rung(ranked: Sequence[int], promotions: int) -> Sequence[int]:
-    """Return the screened trials that keep their checkpoints.
-
-    Args:
-        ranked: Numbers of the trials that may be promoted, the best first.
-        promotions: How many of them the budget can pay.
-    """
-    return ranked[: max(LEAST_AT_RUNG, 2 * promotions)]
-
-
-def spare(
-    rows: Sequence[TrialRow],
-    saved: Mapping[int, Saved],
-    at_rung: Collection[int],
-    front: Collection[tuple[int, int]],
-) -> list[tuple[int, int]]:
-    """Return the checkpoints to delete, as (trial, step).
-
-    Args:
-        rows: The study's trials.
-        saved: By number, what lies on disk of those that have ended or are paused at a rung.
-        at_rung: Numbers of the trials paused at a rung that keep theirs, see `kept_at_rung`.
-        front: The checkpoints of the study's front and its answer, as (trial, step).
-    """
-    found = []
-    for row in rows:
-        if row.is_done:
-            here, number = saved.get(row.number, Saved()), row.number
-            own = _own(row, here, number in at_rung)
-            found += [(number, step) for step in here.steps if step not in own and (number, step) not in front]
-    return found
-
-
-def _own(row: TrialRow, saved: Saved, is_at_rung: bool) -> Collection[int | None]:
-    """Return the steps that a trial keeps apart from the front."""
-    if row.status.is_final:
-        return {row.fork_step, saved.best, *saved.steps[-1:]}
-    return {row.fork_step, saved.best, *saved.steps[-NEWEST:]} if is_at_rung else {row.fork_step}

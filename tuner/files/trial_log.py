@@ -1,6 +1,6 @@
 """A trial's log file: the output of its workers, and the controller's notes.
 
-It is in the trial's folder. Workers write to it as their own output (see `tuner.engine.worker`); the lines written
+It is in the trial's folder. Workers append their own output to it (see `tuner.engine.worker_output`); the lines written
 here begin with a mark. Its text may be anything: print it `escaped`.
 """
 
@@ -56,9 +56,8 @@ def tail(folder: Path, lines: int = 20) -> str:
             text = log.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    return (
-        last_lines(text, lines).rstrip("\n")[-_TAIL_CHARACTERS:].replace("\0", "\N{REPLACEMENT CHARACTER}")
-    )  # which no database takes
+    end = last_lines(text, lines).rstrip("\n")[-_TAIL_CHARACTERS:]
+    return end.replace("\0", "\N{REPLACEMENT CHARACTER}")  # databases refuse the zero character
 
 
 def earlier(folder: Path) -> str:
@@ -70,7 +69,7 @@ def earlier(folder: Path) -> str:
 
 
 def last_lines(text: str, lines: int) -> str:
-    """Return the last so many lines of a text."""
+    """Return the last `lines` lines of a text."""
     body = text.removesuffix("\n")
     return "\n".join(body.split("\n")[-lines:]) + text[len(body) :]
 

@@ -1,0 +1,89 @@
+"""Settings of a study that both its file and the order `set` may give.
+
+The order's value holds until the file's own value changes or a flag of `run` gives another one.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ppo_core.errors import ConfigError, nearest
+from tuner.study.spec import StudySpec
+from tuner.study.status import CHANGEABLE_SETTINGS
+
+MOST_WORKERS = 1000
+"""Larger numbers are typing errors: no machine runs as many."""
+FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
+"""Settings by their name in orders, with their keys in study files."""
+FILE, SET = "file", "set"
+
+Overrides = Mapping[str, Mapping[str, float]]
+"""Per setting: `file`, its value in the study file at the last run; `set`, an order's value since then."""
+
+
+def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
+    """Return the spec changed by an order `set`; a change of `workers` is only checked.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
+    if not changes:
+        raise ConfigError(f"set changes nothing; available: {', '.join(CHANGEABLE_SETTINGS)}")
+    for name, value in changes.items():
+        if name not in CHANGEABLE_SETTINGS:
+            raise ConfigError(
+                f'unknown setting "{name}"; available: {", ".join(CHANGEABLE_SETTINGS)}{nearest(name, CHANGEABLE_SETTINGS)}'
+            )
+        if name == "budget":
+            spec = spec.with_budget(value, name)
+        elif name == "kl_budget":
+            spec = spec.with_kl_budget(value, name)
+        else:
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+            if not number.is_integer() or number < 1:
+                raise ConfigError(f"{name} = {value!r} is not allowed; expected a whole number of at least 1")
+            if name == "trials":
+                spec = spec.with_trials(int(number))
+            elif number > MOST_WORKERS:
+                raise ConfigError(f"workers = {value!r} is not allowed; expected at most {MOST_WORKERS}")
+    return spec
+
+
+def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the record updated by an order `set`."""
+    ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
+    return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
+
+
+def at_run(
+    spec: StudySpec, overrides: Overrides, *, is_file: bool, flags: Mapping[str, float]
+) -> tuple[StudySpec, dict[str, dict[str, float]], list[str]]:
+    """Return a run's spec, the updated record, and notes for the user, one line each.
+
+    Args:
+        spec: The study file's, or the stored one.
+        overrides: The record so far.
+        is_file: True if `spec` comes from a file.
+        flags: The given ones of the flags `--trials` and `--budget`.
+
+    Raises:
+        ConfigError: a kept value contradicts the file, or a flag does not apply to a study that lists its trials.
+    """
+    record: dict[str, dict[str, float]] = {}
+    notes = []
+    for name in FILE_KEYS:
+        old, value = overrides.get(name, {}), getattr(spec, name)
+        in_file = value if is_file else old.get(FILE)
+        record[name] = {} if in_file is None else {FILE: in_file}
+        is_changed = is_file and old.get(FILE, value) != value
+        if SET not in old or name in flags or is_changed:
+            continue
+        kept = record[name][SET] = old[SET]
+        if kept != value:
+            spec = changed_spec(spec, {name: kept})
+            file_said = "nothing of it" if value is None else f"{value:g}"
+            notes.append(
+                f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order after the study file said {file_said}; "
+                f"to change it: ppo-tuner set {spec.name} --{name.replace('_', '-')} X, or another value in the file"
+            )
+    return (changed_spec(spec, flags) if flags else spec), record, notes

@@ -1,0 +1,73 @@
+"""How a trial leaves its worker for good or for a while: written to the store, the trial's log and the event stream."""
+
+from dataclasses import replace
+
+from tuner.control.events import Emit, TrialEnded, TrialSetAside
+from tuner.control.session import OpenStudy
+from tuner.files import trial_log
+from tuner.files.trial_files import TrialFiles
+from tuner.judge.next_move import why_paused
+from tuner.judge.scoring import Evaluations, evaluations_of, extent, outcome, rung_score, so_far
+from tuner.search.choose import runnable
+from tuner.store import Outcome, TrialRow
+from tuner.study.status import STOPPED_BY_PERSON, Reason, Status
+
+
+class TrialEnds:
+    """Records ends and pauses of the trials of a study that this process holds."""
+
+    def __init__(self, study: OpenStudy, files: TrialFiles, emit: Emit) -> None:
+        self._study, self._files, self._emit = study, files, emit
+
+    def settle_interrupted(self) -> None:
+        """Queue the trials that the last run left unfinished, or apply their pending orders."""
+        study = self._study
+        for row in runnable(study.spec, study.rows):
+            evaluations = evaluations_of(study.store, row)
+            if row.wanted is not None:
+                self.apply_orders(row)
+            elif (reason := why_paused(study.spec, row, evaluations)) is not None:
+                self.pause_at_rung(row, evaluations, reason)
+            elif row.status is Status.RUNNING:
+                study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec))
+                study.refresh(row.number)
+
+    def apply_orders(self, row: TrialRow) -> None:
+        """Apply pending orders to a trial without a worker: it ends, is paused, or waits for another worker."""
+        study = self._study
+        standing = so_far(study.store, row, study.spec)
+        if not study.store.set_aside(study.lease, row.id, standing):
+            self.finish(row, replace(standing, status=Status.STOPPED, reason=STOPPED_BY_PERSON))
+            return
+        row = study.refresh(row.number)
+        self.note(row.number, f"left its worker; the trial is {row.status}")
+        self._emit(TrialSetAside(row, extent(study.rows, study.spec)))
+
+    def pause_at_rung(self, row: TrialRow, evaluations: Evaluations, reason: Reason | None) -> None:
+        """Record that the strategy paused a trial, and its screening score."""
+        study = self._study
+        standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
+        score = rung_score(evaluations, study.spec.kl_budget, study.spec.total_episodes)
+        study.store.pause_at_rung(study.lease, row, standing, score)
+        self.note(row.number, "the strategy paused the trial")
+        row = study.refresh(row.number)
+        self._files.settle(row)
+        self._emit(TrialSetAside(row, extent(study.rows, study.spec)))
+
+    def finish(self, row: TrialRow, outcome: Outcome) -> None:
+        """Record a trial's final outcome."""
+        study = self._study
+        study.store.finish_trial(study.lease, row.id, outcome)
+        why = "" if outcome.reason is None else f": {outcome.reason.message}"
+        self.note(row.number, f"the trial is {outcome.status}{why}")
+        row = study.refresh(row.number)
+        self._files.settle(row)
+        self.emit_end(row)
+
+    def emit_end(self, row: TrialRow) -> None:
+        """Report a trial that has reached a final status."""
+        self._emit(TrialEnded(row, extent(self._study.rows, self._study.spec)))
+
+    def note(self, number: int, line: str) -> None:
+        """Write a line to a trial's log."""
+        trial_log.note(self._study.trial_folder(number), line)
