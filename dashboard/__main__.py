@@ -43,11 +43,11 @@ def main() -> None:
 
 
 def read_ahead() -> None:
-    """Warm the caches for the study that the pages open with; the pages themselves report a broken store."""
+    """Fill the caches for the study that the pages open with; the pages themselves report a broken store."""
     with suppress(PPOTunerError):
         store = data.open_store(data.storage())
         for study in data.studies(store)[:1]:
-            curve_charts.read(store, data.snapshot(store, study.name))
+            curve_charts.ChartData.read(store, data.snapshot(store, study.name))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who may place orders: whoever has this server's token, unless the dashboard is read-only.
+"""Permission to place orders: whoever has this server's token, unless the dashboard is read-only.
 
 Reading needs no token. Every action checks the token itself, so that nothing depends on a button being hidden: other
 pages on this machine can also open a connection to the server.
@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ppo_core.errors import PPOTunerError
 from tuner.environment import READ_ONLY_VARIABLE, TOKEN_PARAMETER, TOKEN_VARIABLE
 
-_GIVEN = "permission"
+_TYPED = "permission"
 """Session key of the token that was typed in."""
 _lock = threading.Lock()
 _token: str | None = None
@@ -40,7 +40,10 @@ def token() -> str:
     with _lock:
         if _token is None:
             # Removed from the environment, so that child processes do not inherit it.
-            _token = os.environ.pop(TOKEN_VARIABLE, "") or _printed(secrets.token_urlsafe(24))
+            _token = os.environ.pop(TOKEN_VARIABLE, "")
+            if not _token:
+                _token = secrets.token_urlsafe(24)
+                print(f"dashboard: token for orders: {_token}", file=sys.stderr, flush=True)
         return _token
 
 
@@ -58,26 +61,27 @@ class TokenKeeper:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "GET" and not is_read_only():
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-            if any(name == TOKEN_PARAMETER and _stands_for_token(value) for name, value in query):
-                await _without_token(scope["path"], query)(scope, receive, send)
+            if any(name == TOKEN_PARAMETER and _is_accepted(value) for name, value in query):
+                await _redirect(scope["path"], query)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _stands_for_token(value: str) -> bool:
+def _is_accepted(value: str) -> bool:
     if value in _codes:
         _codes.discard(value)
         return True
-    return fits(value)
+    return is_token(value)
 
 
-def _without_token(path: str, query: list[tuple[str, str]]) -> RedirectResponse:
+def _redirect(path: str, query: list[tuple[str, str]]) -> RedirectResponse:
+    """Return a redirect to the same address without the token, which sets the cookie."""
     rest = urlencode([(name, value) for name, value in query if name != TOKEN_PARAMETER])
     address = "/" + path.lstrip("/")  # two slashes in front would name another host
-    answer = RedirectResponse(f"{address}?{rest}" if rest else address, status_code=303)
-    answer.headers.update({"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
-    answer.set_cookie(_cookie_name(), token(), path="/", httponly=True, samesite="strict")
-    return answer
+    response = RedirectResponse(f"{address}?{rest}" if rest else address, status_code=303)
+    response.headers.update({"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
+    response.set_cookie(_cookie_name(), token(), path="/", httponly=True, samesite="strict")
+    return response
 
 
 def _cookie_name() -> str:
@@ -85,55 +89,48 @@ def _cookie_name() -> str:
     return f"ppo_tuner_token_{st.get_option('server.port')}"
 
 
-def give(text: str) -> None:
+def remember(text: str) -> None:
     """Remember the typed token for this browser session."""
-    st.session_state[_GIVEN] = text
+    st.session_state[_TYPED] = text
 
 
-def keep_given() -> str:
+def cookie_script() -> str:
     """Return a script that fetches the cookie for a typed token, with a one-time code."""
     code = secrets.token_urlsafe(24)
     _codes.add(code)
     return f'<script>fetch("/?{TOKEN_PARAMETER}={code}")</script>'
 
 
-def given() -> str:
+def session_token() -> str:
     """Return this session's token: typed, from the address, or from its cookie; empty if there is none."""
     if TOKEN_PARAMETER in st.query_params:  # a wrong token, or a server without `TokenKeeper`
-        give(st.query_params.pop(TOKEN_PARAMETER))
-    return str(st.session_state.get(_GIVEN, "")) or _from_cookie()
-
-
-def _from_cookie() -> str:
+        remember(st.query_params.pop(TOKEN_PARAMETER))
+    if typed := st.session_state.get(_TYPED):
+        return str(typed)
     headers = st.context.headers
     if urlsplit(headers.get("Origin") or "").netloc != headers.get("Host"):
         return ""  # another server on this host: the browser sends it the same cookie
     return st.context.cookies.get(_cookie_name(), "")
 
 
-def fits(given: str) -> bool:
+def is_token(text: str) -> bool:
     """Compare with the token in constant time."""
-    return hmac.compare_digest(given.encode(errors="replace"), token().encode())
+    return hmac.compare_digest(text.encode(errors="replace"), token().encode())
 
 
-def require_order(given: str) -> None:
-    """Raise NotPermitted where this token does not permit placing orders."""
+def require_order(text: str) -> None:
+    """Raise NotPermitted unless `text` is the token and orders may be placed from here."""
     if is_read_only():
         raise NotPermitted("this dashboard is read-only; start one without --read-only to act on studies")
-    if not fits(given):
-        what = "is not this server's" if given else "is missing"
-        raise NotPermitted(f"the token {what}; open the link that the dashboard printed on its terminal")
+    if not is_token(text):
+        problem = "is not this server's" if text else "is missing"
+        raise NotPermitted(f"the token {problem}; open the link that the dashboard printed on its terminal")
 
 
 def may_order() -> bool:
     """Return whether this browser's session may place orders. The action itself checks again."""
     try:
-        require_order(given())
+        require_order(session_token())
     except NotPermitted:
         return False
     return True
-
-
-def _printed(made: str) -> str:
-    print(f"dashboard: token for orders: {made}", file=sys.stderr, flush=True)
-    return made

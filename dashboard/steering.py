@@ -9,7 +9,7 @@ from dashboard import access
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError
 from tuner.control import orders
-from tuner.control.forks import by_episode as checkpoints_by_episode
+from tuner.control.forks import by_episode
 from tuner.files import trial_log
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Order, Store
@@ -31,19 +31,14 @@ class Proposal:
     """Makes repeated confirmations a single order."""
 
     @property
-    def does(self) -> str:
-        """A sentence on its effect that names study and trial."""
-        whom = f'study "{self.study}"' if self.trial is None else f'trial {self.trial} of study "{self.study}"'
-        effect = _SENTENCES.get((self.kind, self.trial is None), ORDER_KINDS[self.kind].doc)
-        return f"{self.kind.capitalize()} {whom}: {effect}."
-
-    @property
-    def ends_something(self) -> bool:
-        """True if it cannot be undone."""
-        return self.kind == "stop"
+    def sentence(self) -> str:
+        """What it does, naming study and trial."""
+        target = f'study "{self.study}"' if self.trial is None else f'trial {self.trial} of study "{self.study}"'
+        effect = _EFFECTS.get((self.kind, self.trial is None), ORDER_KINDS[self.kind].doc)
+        return f"{self.kind.capitalize()} {target}: {effect}."
 
 
-_SENTENCES = {
+_EFFECTS = {
     ("stop", True): "the current run ends once each running trial has finished its step; its trials can be resumed",
     ("stop", False): "it ends after this step, for good, and keeps what it reached",
     ("pause", True): "running trials save and wait, and no other starts",
@@ -53,6 +48,7 @@ _SENTENCES = {
     ("retry", True): "all its failed trials run again",
     ("retry", False): "it runs again",
 }
+"""Effects by kind of order, and whether it concerns the whole study."""
 
 
 def propose(
@@ -67,10 +63,12 @@ def propose(
     return Proposal(view.row.id, view.row.name, kind, trial, dict(arguments or {}))
 
 
-def refusal(store: Store, view: StudyView, kind: str, trial: int | None = None) -> str | None:
-    """Return why the study would now refuse an order without arguments, or None."""
+def refusal(
+    store: Store, view: StudyView, kind: str, trial: int | None = None, arguments: Mapping[str, Any] | None = None
+) -> str | None:
+    """Return why the study would now refuse an order, or None."""
     try:
-        propose(store, view, kind, trial)
+        orders.check(store, view, kind, trial, arguments or {})
     except PPOTunerError as problem:
         return str(problem)
     return None
@@ -87,9 +85,9 @@ def place(store: Store, proposal: Proposal, token: str) -> Order:
     view = read_study(store, proposal.study)
     if view.row.id != proposal.study_id:
         raise StudyError(f'study "{proposal.study}" was deleted and created again meanwhile; nothing was done')
-    placed = next((order for order in store.orders(view.row) if order.key == proposal.key), None)
-    if placed is not None:
-        return placed
+    for order in store.orders(view.row):
+        if order.key == proposal.key:
+            return order
     orders.check(store, view, proposal.kind, proposal.trial, proposal.arguments)
     return store.place_order(view.row, proposal.kind, proposal.trial, proposal.arguments, key=proposal.key)
 
@@ -101,8 +99,8 @@ def ran_as(view: StudyView, trial: int) -> str | None:
 
 
 def fork_episodes(view: StudyView, trial: int) -> list[int]:
-    """Return the episodes of a trial's checkpoints that are here, the newest first."""
+    """Return the episodes of a trial's checkpoints on this machine, the newest first."""
     folder = study_folder.own_folder(view.row)
     if folder is None or not checkpoint.complete(folder / str(trial)):
         return []
-    return sorted(checkpoints_by_episode(folder / str(trial)), reverse=True)
+    return sorted(by_episode(folder / str(trial)), reverse=True)

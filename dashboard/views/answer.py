@@ -11,7 +11,7 @@ from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.health import Card
 from dashboard.views import common
-from dashboard.views.common import Figure
+from dashboard.views.common import KeyNumber
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
 from tuner.judge import results
@@ -24,7 +24,7 @@ from tuner.study.status import Origin, Status
 
 def draw(
     snapshot: Snapshot,
-    found: Answer | None,
+    answer: Answer | None,
     baseline: float | None,
     running: Sequence[Card],
     leader: TrialRow | None,
@@ -33,80 +33,86 @@ def draw(
     with st.container(border=True, key="answer"):
         left, right = st.columns([3, 2], gap="medium")
         with left:
-            _answer(snapshot.view, found, baseline, leader)
+            _draw_answer(snapshot.view, answer, baseline, leader)
         with right:
-            next_steps(snapshot, found, running)
-            if found is not None:
-                draw_changed(snapshot.view, found.trial)
+            _next_steps(snapshot, answer, running)
+            if answer is not None:
+                draw_changed(snapshot.view, answer.trial)
 
 
-def draw_changed(view: StudyView, best: TrialRow) -> None:
+def draw_changed(view: StudyView, trial: TrialRow) -> None:
     """Draw the settings in which a trial differs from the reference."""
-    changed = changed_settings(view, best)
+    changed = changed_settings(view, trial)
     if isinstance(changed, str):
         st.text(changed)
     else:
         common.table(changed, key="changed settings")
 
 
-def next_steps(snapshot: Snapshot, found: Answer | None, running: Sequence[Card]) -> None:
-    """Draw what to do next."""
-    st.subheader("Next steps", anchor=False)
+def _next_steps(snapshot: Snapshot, answer: Answer | None, running: Sequence[Card]) -> None:
+    common.heading("Next steps")
     boxes = {"error": st.error, "warning": st.warning, "info": st.info}
-    for one in diagnosis.next_steps(snapshot, found, running):
-        boxes[one.level](one.text)
-        if one.command:
-            st.code(data.command(one.command), language=None, wrap_lines=True)
+    for advice in diagnosis.next_steps(snapshot, answer, running):
+        boxes[advice.level](advice.text)
+        if advice.command:
+            common.show_commands(data.command(advice.command))
 
 
-def _answer(view: StudyView, found: Answer | None, baseline: float | None, leader: TrialRow | None) -> None:
-    st.subheader(
+def _draw_answer(view: StudyView, answer: Answer | None, baseline: float | None, leader: TrialRow | None) -> None:
+    common.heading(
         "What to launch" if view.state == "finished" or view.confirming else "Best so far",
-        anchor=False,
-        help="What was confirmed on fresh seeds; else the trial with the highest eval reward whose eval KL is within "
+        "What was confirmed on fresh seeds; else the trial with the highest eval reward whose eval KL is within "
         "the KL budget. ± is one standard error over the eval prompts, of one run.",
     )
-    if found is None:
+    if answer is None:
         st.info(_no_answer(view, leader))
         return
-    _heading(found)
-    common.figures(_figures(view, found, baseline))
-    kl = found.trial.kl if found.confirmed is None or found.confirmed.kl is None else found.confirmed.kl.mean
+    _heading(answer)
+    reward, kl = _reward_and_kl(answer)
+    common.key_numbers(_key_numbers(view, answer, reward, kl, baseline))
     if kl is not None:
         st.progress(min(1.0, kl / view.spec.kl_budget), text=f"{kl / view.spec.kl_budget:.0%} of the KL budget")
-    _certainty(view, found)
-    kept = None if found.checkpoint is None or found.confirmed is not None else found.checkpoint.kept.path
-    if kept is not None:
+    _certainty(view, answer)
+    if answer.confirmed is None and answer.checkpoint is not None and answer.checkpoint.kept.path is not None:
         st.text("Its checkpoint:")
-        st.code(safe_text.one_line(str(kept), data.MOST_OF_A_COMMAND), language=None, wrap_lines=True)
+        common.show_commands(safe_text.one_line(str(answer.checkpoint.kept.path), data.MOST_OF_A_COMMAND))
 
 
-def _figures(view: StudyView, found: Answer, baseline: float | None) -> tuple[Figure, ...]:
-    """Return the answer's reward and KL, on fresh seeds if confirmed."""
-    one, trial, budget = found.confirmed, found.trial, f"budget {view.spec.kl_budget:g}"
-    gained = f"trial {found.number}, {found.badge}"
-    reward = trial.value if one is None or one.reward is None else one.reward.mean
-    kl = trial.kl if one is None or one.kl is None else one.kl.mean
-    if baseline is not None and reward is not None and one is None:
-        gained += f", {reward - baseline:+.2f} over SFT"
-    if one is None and trial.end_kl is not None and trial.status is Status.COMPLETED:
+def _reward_and_kl(answer: Answer) -> tuple[float | None, float | None]:
+    """Return the means on fresh seeds if confirmed, else the readings of the trial's best checkpoint."""
+    reward, kl, confirmed = answer.trial.value, answer.trial.kl, answer.confirmed
+    if confirmed is not None and confirmed.reward is not None:
+        reward = confirmed.reward.mean
+    if confirmed is not None and confirmed.kl is not None:
+        kl = confirmed.kl.mean
+    return reward, kl
+
+
+def _key_numbers(
+    view: StudyView, answer: Answer, reward: float | None, kl: float | None, baseline: float | None
+) -> list[KeyNumber]:
+    trial, is_confirmed = answer.trial, answer.confirmed is not None
+    source, budget = f"trial {answer.number}, {answer.badge}", f"budget {view.spec.kl_budget:g}"
+    if not is_confirmed and baseline is not None and reward is not None:
+        source += f", {reward - baseline:+.2f} over SFT"
+    if not is_confirmed and trial.end_kl is not None and trial.status is Status.COMPLETED:
         budget += f", end {trial.end_kl:.1f}"
-    return (
-        (
-            "Reward to launch" if found.confirmed else "Best eval reward",
+    return [
+        KeyNumber(
+            "Reward to launch" if is_confirmed else "Best eval reward",
             "–" if reward is None else f"{reward:.2f}",
-            gained,
+            source,
             f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed. {RULE} Below: which "
             "trial, how sure that is, and how far its eval reward is over the SFT policy's.",
         ),
-        (
+        KeyNumber(
             "Its KL",
             "–" if kl is None else f"{kl:.1f} nats",
             budget,
             f"KL in {METRICS['eval/kl'].unit}, of the same evaluations as the reward. Below: the KL budget, and the "
             "eval KL at the end of the trial.",
         ),
-    )
+    ]
 
 
 def _no_answer(view: StudyView, leader: TrialRow | None) -> str:
@@ -119,31 +125,32 @@ def _no_answer(view: StudyView, leader: TrialRow | None) -> str:
     return f"{ended}. Trial {leader.number} leads: eval reward {value} at a KL of {kl} {KL_UNIT}, within {budget}."
 
 
-def _heading(found: Answer) -> None:
+def _heading(answer: Answer) -> None:
     """Draw which trial and checkpoint it is, and how sure that is."""
-    step = None if found.checkpoint is None or found.confirmed is not None else found.checkpoint.step
-    at = "" if step is None else f", step {step}"
+    step = ""
+    if answer.confirmed is None and answer.checkpoint is not None and answer.checkpoint.step is not None:
+        step = f", step {answer.checkpoint.step}"
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown(f"**Trial {found.number}{at}**", width="content")
-        st.badge(found.badge.value, color=_COLOURS[found.badge], help=found.badge.meaning)
-        common.trial_link(found.number, "Its page")
+        st.markdown(f"**Trial {answer.number}{step}**", width="content")
+        st.badge(answer.badge.value, color=_COLOURS[answer.badge], help=answer.badge.meaning)
+        common.trial_link(answer.number, "Its page")
 
 
-def what_to_launch(view: StudyView, found: Answer) -> None:
+def what_to_launch(view: StudyView, answer: Answer) -> None:
     """Draw a study's answer: what it reaches, how sure that is, and the command that launches it."""
-    _heading(found)
-    _certainty(view, found)
+    _heading(answer)
+    _certainty(view, answer)
 
 
-def _certainty(view: StudyView, found: Answer) -> None:
-    st.text(found.reading)
-    st.text(found.certainty if view.state == "finished" or view.confirming else f"{found.certainty} {_UNFINISHED}")
-    for caution in found.cautions:
+def _certainty(view: StudyView, answer: Answer) -> None:
+    is_over = view.state == "finished" or view.confirming
+    st.text(answer.reading)
+    st.text(answer.certainty if is_over else f"{answer.certainty} The search is not finished.")
+    for caution in answer.cautions:
         st.text(caution)
-    st.code(data.command(found.launch), language=None, wrap_lines=True)
+    common.show_commands(data.command(answer.launch))
 
 
-_UNFINISHED = "The search is not finished."
 _COLOURS: Mapping[Badge, Literal["green", "blue", "orange"]] = {
     Badge.ONE_SEED: "orange",
     Badge.CONFIRMED: "green",
@@ -152,17 +159,17 @@ _COLOURS: Mapping[Badge, Literal["green", "blue", "orange"]] = {
 }
 
 
-def changed_settings(view: StudyView, best: TrialRow) -> pd.DataFrame | str:
+def changed_settings(view: StudyView, trial: TrialRow) -> pd.DataFrame | str:
     """Return the settings that differ from the reference (or the first trial), or a sentence if none do."""
     first = next((row for row in view.trials if row.origin is Origin.REFERENCE), view.trials[0])
     name = "the reference" if first.origin is Origin.REFERENCE else f"trial {first.number}"
-    changed = {one: pair for one, pair in results.differences([first, best]).items() if one != "seed"}
+    changed = {setting: pair for setting, pair in results.differences([first, trial]).items() if setting != "seed"}
     if not changed:
-        return f"Trial {best.number} is {name}." if best.number == first.number else f"Its settings are {name}'s."
+        return f"Trial {trial.number} is {name}." if trial.number == first.number else f"Its settings are {name}'s."
     return pd.DataFrame(
         {
-            "Changed setting": [title_of(one) for one in changed],
-            f"Trial {best.number}": [safe_text.cell(short(new, 4)) for _, new in changed.values()],
+            "Changed setting": [title_of(setting) for setting in changed],
+            f"Trial {trial.number}": [safe_text.cell(short(new, 4)) for _, new in changed.values()],
             name.capitalize(): [safe_text.cell(short(old, 4)) for old, _ in changed.values()],
         }
     )

@@ -1,11 +1,10 @@
-"""Suggested changes for a trial, each with a button that asks for confirmation."""
+"""Suggested changes to a trial, each with a button that asks for confirmation."""
 
 import streamlit as st
 
-from dashboard import access, data, steering
+from dashboard import access, data
 from dashboard.data import Snapshot
-from dashboard.views import control_parts
-from ppo_core.errors import PPOTunerError
+from dashboard.views import common, control_parts
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
 from tuner.judge.diagnose import (
     Diagnosis,
@@ -27,40 +26,42 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     trial = next((row for row in snapshot.view.trials if row.number == number), None)
     if trial is None or not trial.episodes:
         return
-    st.subheader(f"What to change in trial {number}", anchor=False)
-    found = diagnose(course_of(store, trial, snapshot.view.spec))
-    for one, is_repeat in with_repeats(found):
+    common.heading(f"What to change in trial {number}")
+    diagnoses = diagnose(course_of(store, trial, snapshot.view.spec))
+    for diagnosis, is_repeat in with_repeats(diagnoses):
         if is_repeat:
-            st.markdown(f"**{one.rule}.** {one.finding} The same change.")
+            st.markdown(f"**{diagnosis.rule}.** {diagnosis.finding} The same change.")
         else:
-            _advice(store, snapshot, trial, one)
-    if not found:
+            _advice(store, snapshot, trial, diagnosis)
+    if not diagnoses:
         st.text(why_nothing(trial))
-    elif is_choice(found):
+    elif is_choice(diagnoses):
         st.caption("Try one change at a time, the first one first, to see which one helps.")
-    control_parts.draw_flash()
-    control_parts.draw_asked()
+    control_parts.draw_result()
+    control_parts.draw_pending()
 
 
-def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, one: Diagnosis) -> None:
-    view = snapshot.view
-    there = tried(view.trials, trial, one, view.spec)
-    if there is not None:
-        worth = plus_minus(there.value, there.value_se)
+def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, diagnosis: Diagnosis) -> None:
+    view, lead = snapshot.view, f"**{diagnosis.rule}.** {diagnosis.finding}"
+    earlier = tried(view.trials, trial, diagnosis, view.spec)
+    if earlier is not None:
+        value = plus_minus(earlier.value, earlier.value_se)
         st.markdown(
-            f"**{one.rule}.** {one.finding} Tried already, with {one.name} = {short(there.config[one.name])}: trial "
-            f"{there.number} has a value of {worth} at {measured(there.kl)} {KL_UNIT}."
+            f"{lead} Tried already, with {diagnosis.name} = {short(earlier.config[diagnosis.name])}: trial "
+            f"{earlier.number} has a value of {value} at {measured(earlier.kl)} {KL_UNIT}."
         )
         return
-    st.markdown(f"**{one.rule}.** {one.finding} Try {one.advice}.")
+    st.markdown(f"{lead} Try {diagnosis.advice}.")
     if access.may_order():
-        arguments = {"values": enqueued(trial, one), "label": label(trial, one)}
-        refusal = None
-        try:
-            steering.propose(store, view, "enqueue", None, arguments)
-        except PPOTunerError as problem:
-            refusal = str(problem)
-        text = f"Add to queue: {one.advice}"
-        if control_parts.act_button(st.container(), text, f"advice {one.rule}", "Runs next in this study.", refusal):
-            control_parts.confirm_order(store, view, "enqueue", None, arguments)
-    st.code(data.command(try_it(view.spec, trial, one)), language=None)
+        arguments = {"values": enqueued(trial, diagnosis), "label": label(trial, diagnosis)}
+        control_parts.order_button(
+            st.container(),
+            f"Add to queue: {diagnosis.advice}",
+            f"advice {diagnosis.rule}",
+            "Runs next in this study.",
+            store,
+            view,
+            "enqueue",
+            arguments=arguments,
+        )
+    st.code(data.command(try_it(view.spec, trial, diagnosis)), language=None)

@@ -1,4 +1,4 @@
-"""Parts that pages share: the sidebar's study, the status line, empty states, figures and tables."""
+"""What pages share: the chosen study, refreshing, the status line, empty states, figures and tables."""
 
 import math
 import shlex
@@ -6,30 +6,33 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import analysis, data, diagnosis, safe_text, style
+from dashboard import analysis, data, safe_text, style
 from dashboard.data import Shown, Snapshot
 from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
-from ppo_core.output import counted
+from ppo_core.output import counted, duration
 from tuner.judge.best import VALUE
-from tuner.judge.hacking import Finding
 from tuner.judge.results import StudyView, kl_prunings
-from tuner.store import Store
+from tuner.store import DEFAULT_STORAGE, Store
 from tuner.study.status import Role, Status
 from tuner.study.study_file import STRATEGIES
 
 REFRESH_SECONDS = 2
 """Refresh interval while a controller is alive."""
-Draw = Callable[[Store, Snapshot, tuple[int, ...]], None]
-"""Draws a page of a study, with the trials that are chosen in the sidebar."""
+Numbers = tuple[int, ...]
+"""Numbers of trials."""
+DrawPage = Callable[[Store, Snapshot, Numbers], None]
+"""Draws a page of a study, given the trials chosen in the sidebar."""
+DrawPart = Callable[[Store, Snapshot], None]
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Choice:
     store: Store
     snapshot: Snapshot
     """The study, under its own KL budget."""
-    trials: tuple[int, ...]
+    trials: Numbers
     """The chosen trials' numbers; empty: none."""
     budget: float
     """The KL budget, in nats per response."""
@@ -47,12 +50,12 @@ class Choice:
 
 @contextmanager
 def problems_shown() -> Iterator[None]:
-    """Show a user's problem (no store, a foreign one, a study that is gone) in place of the rest of the page."""
+    """Show a user's problem (no store, a foreign one, a deleted study) instead of the rest of the page."""
     try:
         yield
     except PPOTunerError as problem:
         _show(problem)
-        st.stop()  # stops the rest of the page, too
+        st.stop()
 
 
 def open_store() -> Store:
@@ -73,26 +76,46 @@ def choose() -> Choice:
         return Choice(store, snapshot, sidebar.choose_trials(snapshot), sidebar.choose_budget(snapshot))
 
 
-def of_a_study(choice: Choice, draw: Draw, *, under_own_budget: bool = False) -> None:
-    """Draw a page for the chosen study; a user's problem is shown in its place.
+def of_a_study(choice: Choice, draw: DrawPage, *, under_own_budget: bool = False) -> None:
+    """Draw a page of the chosen study, or the user's problem in its place.
 
     Args:
-        choice: What is chosen in the sidebar.
-        draw: Draws the page of a study and the trials chosen in it.
-        under_own_budget: Whether it is about the study under its own KL budget, whatever the sidebar has.
+        choice: The sidebar's choice.
+        draw: Draws the page.
+        under_own_budget: Ignore the sidebar's KL budget.
     """
     with problems_shown():
-        shown = choice.snapshot if under_own_budget else data.under_budget(choice.store, choice.snapshot, choice.budget)
-        sidebar.describe(shown, choice.trials)
-        draw(choice.store, shown, choice.trials)
+        snapshot = choice.snapshot
+        if not under_own_budget:
+            snapshot = data.under_budget(choice.store, snapshot, choice.budget)
+        sidebar.describe(snapshot, choice.trials)
+        draw(choice.store, snapshot, choice.trials)
 
 
-def again(store: Store, drawn: Snapshot) -> Snapshot:
-    """Return the study of `drawn` as it stands now, under the same KL budget."""
-    return data.under_budget(store, data.snapshot(store, drawn.view.row.name), drawn.view.spec.kl_budget)
+def study_page(
+    without_trials: str = "", *, under_own_budget: bool = False
+) -> Callable[[DrawPage], Callable[[Choice], None]]:
+    """Make a page of a function that draws the chosen study.
+
+    Args:
+        without_trials: Shown until the first trial has started; empty: the function draws a study without trials, too.
+        under_own_budget: See `of_a_study`.
+    """
+
+    def decorate(draw: DrawPage) -> Callable[[Choice], None]:
+        def draw_or_wait(store: Store, snapshot: Snapshot, chosen: Numbers) -> None:
+            if snapshot.view.trials or not without_trials:
+                draw(store, snapshot, chosen)
+            else:
+                watch(store, snapshot)
+                not_begun(snapshot, without_trials)
+
+        return partial(of_a_study, draw=draw_or_wait, under_own_budget=under_own_budget)
+
+    return decorate
 
 
-def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.AT_A_GLANCE) -> tuple[int, ...]:
+def highlighted(snapshot: Snapshot, chosen: Numbers, most: int = style.AT_A_GLANCE) -> Numbers:
     """Return the trials in colour: the chosen ones, else all if they are few, else the default ones, the running ones,
     and the best completed ones.
     """
@@ -126,63 +149,76 @@ def draw_the_whole_page_if_asked() -> None:
         st.rerun()
 
 
-def live(snapshot: Snapshot, draw: Callable[[Store, Snapshot], None], head: DeltaGenerator | None = None) -> None:
-    """Draw live content: now from `snapshot`, then from fresh data at each refresh.
+def live(snapshot: Snapshot, draw: DrawPart, head: DeltaGenerator | None = None) -> None:
+    """Draw from `snapshot`, and again from fresh data at each refresh; rerun the page when the study's state changes.
 
     The status line is drawn into `head`, if given.
     """
-    st.fragment(_look, run_every=refresh_every(snapshot.view))(snapshot, [snapshot], draw, head)
 
-
-def _look(
-    drawn: Snapshot, fresh: list[Snapshot], draw: Callable[[Store, Snapshot], None], head: DeltaGenerator | None
-) -> None:
-    """Draw once; `drawn` is the rest of the page's snapshot, `fresh` a newly read one, if any."""
-    with problems_shown():
+    def redraw(store: Store, latest: Snapshot) -> None:
         draw_the_whole_page_if_asked()
-        store = open_store()
-        snapshot = fresh.pop() if fresh else again(store, drawn)
-        if snapshot.view.state != drawn.view.state:
-            st.rerun()  # rerun the whole page, to start or stop its timer
+        if (latest.view.state, bool(latest.view.trials)) != (snapshot.view.state, bool(snapshot.view.trials)):
+            st.rerun()  # the page's timer and sections depend on both
         if head is not None:
             with head:
-                status(snapshot.view)
-        draw(store, snapshot)
+                draw_status(latest.view)
+        draw(store, latest)
+
+    _at_each_refresh(snapshot, redraw)
+
+
+def _at_each_refresh(snapshot: Snapshot, draw: DrawPart) -> None:
+    """Call `draw` with `snapshot`, and in each later run of this fragment with the study as it is then."""
+    is_first_run = True
+
+    def refresh() -> None:
+        nonlocal is_first_run
+        with problems_shown():
+            store, latest = open_store(), snapshot
+            if not is_first_run:
+                latest = data.snapshot(store, snapshot.view.row.name)
+                latest = data.under_budget(store, latest, snapshot.view.spec.kl_budget)
+            is_first_run = False
+            draw(store, latest)
+
+    st.fragment(refresh, run_every=refresh_every(snapshot.view))()
 
 
 # The status line at the top of every page.
 
 _BADGES: dict[Shown, tuple[str, str, Literal["green", "blue", "orange", "red"]]] = {
-    "running": ("running", ":material/play_arrow:", "green"),
-    "stopping": ("stopping", ":material/stop:", "orange"),
-    "paused": ("paused", ":material/pause:", "orange"),
-    "finished": ("finished", ":material/check:", "blue"),
-    "unfinished": ("not running", ":material/stop_circle:", "orange"),
-    "stalled": ("not responding", ":material/hourglass_disabled:", "red"),
+    "running": ("▶", ":material/play_arrow:", "green"),
+    "stopping": ("■", ":material/stop:", "orange"),
+    "paused": ("‖", ":material/pause:", "orange"),
+    "finished": ("✓", ":material/check:", "blue"),
+    "unfinished": ("…", ":material/stop_circle:", "orange"),
+    "stalled": ("?", ":material/hourglass_disabled:", "red"),
 }
+"""Glyph in the tab's title, icon and colour of each state."""
 
 
-def status(view: StudyView, at: float | None = None) -> None:
-    """Draw the status line; `at` is when the page was read, in seconds since the epoch (None: now)."""
+def _state_text(state: Shown) -> str:
+    return data.WORDS[state].partition(" ")[2]
+
+
+def draw_status(view: StudyView, read_at: float | None = None) -> None:
+    """Draw the status line; `read_at` is in seconds since the epoch (None: now)."""
     state = data.shown_state(view)
-    label, icon, color = _BADGES[state]
+    _, icon, color = _BADGES[state]
     st.set_page_config(page_title=tab_title(view))
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.badge(label, icon=icon, color=color)
-        st.text(status_text(view, time.time() if at is None else at), help=_about(view))
+        st.badge(_state_text(state), icon=icon, color=color)
+        st.text(status_text(view, time.time() if read_at is None else read_at), help=_about(view))
     if state in ("running", "stopping") and not view.confirming:
-        said = time_left(view) if state == "running" else "Ends once each running trial has finished its step"
-        st.progress(min(1.0, view.extent.done), text=said)
-
-
-_TAB = {"running": "▶", "stopping": "■", "paused": "‖", "finished": "✓", "unfinished": "…", "stalled": "?"}
+        text = time_left(view) if state == "running" else "Ends once each running trial has finished its step"
+        st.progress(min(1.0, view.extent.done), text=text)
 
 
 def tab_title(view: StudyView) -> str:
     """Return the browser tab's title: state, name, and number of trials that the guard stopped."""
     pruned = sum(len(numbers) for numbers in kl_prunings(view.trials).values())
     guard = f" ✕{pruned}" if pruned else ""
-    return f"{_TAB[data.shown_state(view)]}{guard} {safe_text.one_line(view.row.name)} - PPO Tuner"
+    return f"{_BADGES[data.shown_state(view)][0]}{guard} {safe_text.one_line(view.row.name)} - PPO Tuner"
 
 
 def time_left(view: StudyView) -> str:
@@ -194,24 +230,27 @@ def time_left(view: StudyView) -> str:
     return f"About {duration(seconds * (1 - done) / done / (view.row.workers or 1))} left"
 
 
-def status_text(view: StudyView, at: float) -> str:
+def status_text(view: StudyView, read_at: float) -> str:
     """Return the study's name, progress and time of reading."""
-    silence = data.silence(view)
-    silent = f", no sign of life for {duration(silence or 0.0)}" if data.shown_state(view) == "stalled" else ""
-    return f"{safe_text.one_line(view.row.name)}: {view.extent.text}{silent}. Updated {_clock(at)}"
+    is_stalled = data.shown_state(view) == "stalled"
+    silence = f", no sign of life for {duration(data.silence(view) or 0.0)}" if is_stalled else ""
+    clock = time.strftime("%H:%M:%S", time.localtime(read_at))
+    return f"{safe_text.one_line(view.row.name)}: {view.extent.text}{silence}. Updated {clock}"
 
 
 def _about(view: StudyView) -> str:
     """Return the status line's help text."""
     spec, row = view.spec, view.row
-    where = f"Its controller is process {row.lease_pid} on {row.lease_host or 'an unknown host'}"
-    several = "" if row.workers is None else f", {counted(row.workers, 'trial')} at a time"
-    runs = f"{where}{several}. " if row.is_held else "No controller is running, so nothing changes. "
+    controller = "No controller is running, so nothing changes. "
+    if row.is_held:
+        several = "" if row.workers is None else f", {counted(row.workers, 'trial')} at a time"
+        controller = (
+            f"Its controller is process {row.lease_pid} on {row.lease_host or 'an unknown host'}{several}. "
+            f"Live pages refresh every {REFRESH_SECONDS} s."
+        )
     return safe_text.in_markdown(
-        f"Task {spec.task}. Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. A "
-        f"trial's value is {VALUE}. Started {ago(row.created_at)}, last activity "
-        f"{ago(data.last_sign(view))}. {runs}"
-        + (f"Live pages refresh every {REFRESH_SECONDS} s." if row.is_held else "")
+        f"Task {spec.task}. Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. A trial's value is {VALUE}. "
+        f"Started {ago(row.created_at)}, last activity {ago(data.last_sign(view))}. {controller}"
     )
 
 
@@ -233,11 +272,16 @@ def guide(title: str, text: str, commands: list[str], problem: str = "") -> None
         if problem:
             st.text(safe_text.visible(problem))
         st.write(text)
-        show_commands(commands)
+        show_commands(*commands)
         st.button("Refresh", icon=":material/refresh:", key=f"again {title}")
 
 
-def show_commands(commands: Sequence[str]) -> None:
+def heading(title: str, help_text: str | None = None) -> None:
+    """Draw a heading without an anchor."""
+    st.subheader(title, anchor=False, help=help_text)
+
+
+def show_commands(*commands: str) -> None:
     """Draw commands, each with a button that copies it."""
     for command in commands:
         st.code(command, language=None, wrap_lines=True)
@@ -257,10 +301,9 @@ def new_study() -> list[str]:
     return [copy, *(data.command([word, "my-study.toml"]) for word in ("estimate", "run"))]
 
 
-def not_begun(snapshot: Snapshot, title: str, text: str) -> None:
+def not_begun(snapshot: Snapshot, text: str, title: str = "No trials yet") -> None:
     """Draw the empty state of a new study; `text` says what will appear."""
-    lead = f"{text} If the study is not running, resume it:"
-    guide(title, lead, [data.command(["run", snapshot.view.row.name])])
+    guide(title, f"{text} If the study is not running, resume it:", [data.command(["run", snapshot.view.row.name])])
 
 
 def ago(seconds_since_epoch: float) -> str:
@@ -268,79 +311,73 @@ def ago(seconds_since_epoch: float) -> str:
     return f"{duration(max(0.0, time.time() - seconds_since_epoch))} ago"
 
 
-def duration(seconds: float) -> str:
-    """Return a time span in its largest fitting unit."""
-    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def device_time(hours: float) -> str:
-    """Return a number of device-hours in seconds, minutes or hours, with digits as it needs them."""
-    if hours >= 1:
-        return f"{hours:.1f} h"
-    return f"{60 * hours:.0f} min" if 60 * hours >= 2 else f"{3_600 * hours:.0f} s"
-
-
 def _show(problem: PPOTunerError) -> None:
-    demo, default = "ppo-tuner demo", "ppo-tuner dashboard --storage sqlite:///runs/ppo-tuner.db"
+    demo = "ppo-tuner demo"
     if not isinstance(problem, StoreError):
-        guide(
-            "This study cannot be shown",
-            "Choose another study in the sidebar, or start a new one.",
-            [demo],
-            str(problem),
-        )
+        title, commands = "This study cannot be shown", [demo]
+        text = "Choose another study in the sidebar, or start a new one."
     elif data.is_missing(data.storage()):
-        text = "The first run of a study creates the store. The demo takes about five minutes on two cores."
-        guide("No store yet", f"{text} {OWN_STUDY}", [data.command(["demo"]), *new_study()], str(problem))
+        title, commands = "No store yet", [data.command(["demo"]), *new_study()]
+        text = (
+            f"The first run of a study creates the store. The demo takes about five minutes on two cores. {OWN_STUDY}"
+        )
     else:
+        title, commands = "This store cannot be shown", [f"ppo-tuner dashboard --storage {DEFAULT_STORAGE}", demo]
         text = "Open the dashboard on a PPO Tuner store (--storage or PPO_TUNER_STORAGE), or start a new one."
-        guide("This store cannot be shown", text, [default, demo], str(problem))
+    guide(title, text, commands, str(problem))
 
 
-# The chosen trials of a page: those that have started, as many as fit.
-
-
-def begun(snapshot: Snapshot, chosen: tuple[int, ...], most: int | None = None) -> tuple[int, ...]:
-    """Return the chosen trials that have started, in order of choice, at most `most`, and say what was left out."""
-    there = {row.number for row in snapshot.view.trials}
-    missing = [str(number) for number in chosen if number not in there]
+def started(snapshot: Snapshot, chosen: Numbers, most: int | None = None) -> Numbers:
+    """Return the chosen trials that have started, in order of choice, at most `most`, and say which are left out."""
+    known = {row.number for row in snapshot.view.trials}
+    missing = [str(number) for number in chosen if number not in known]
     if missing:
         st.info(f"Not started yet: trial{'s' if len(missing) > 1 else ''} {', '.join(missing)}.")
-    found = tuple(number for number in chosen if number in there)
-    if most is not None and len(found) > most:
-        st.info(f"Shown are {most} of {len(found)} trials. Choose others in the sidebar.")
-        found = found[:most]
-    return found
+    numbers = tuple(number for number in chosen if number in known)
+    if most is not None and len(numbers) > most:
+        st.info(f"Shown are {most} of {len(numbers)} trials. Choose others in the sidebar.")
+    return numbers[:most]
 
 
-# Figures and tables, shared by all pages.
+Item = TypeVar("Item")
 
-CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
+
+def on_page(items: Sequence[Item], per_page: int, key: str) -> Sequence[Item]:
+    """Return the items on the chosen page, which is in the link; the choice is drawn if there are several pages."""
+    pages = -(-len(items) // per_page)
+    page = st.pagination(pages, key=key, bind="query-params") if pages > 1 else 1
+    return items[(page - 1) * per_page : page * per_page]
+
+
+PLOTLY_CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
 
 
 def figure(
-    drawn: go.Figure, key: str, alt: str, says: str = "", on_select: Callable[[], None] | Literal["ignore"] = "ignore"
+    plot: go.Figure, key: str, alt: str, caption: str = "", on_select: Callable[[], None] | Literal["ignore"] = "ignore"
 ) -> None:
     """Draw a Plotly figure; its tool bar saves a PNG.
 
-    `says` describes it, as Markdown. `on_select` is called when points are selected.
+    `caption` describes it, as Markdown. `on_select` is called when points are selected.
     """
-    st.plotly_chart(drawn, key=key, config=CONFIG, alt=alt, on_select=on_select, selection_mode=("points", "box"))
-    if says:
-        st.caption(says)
+    st.plotly_chart(plot, key=key, config=PLOTLY_CONFIG, alt=alt, on_select=on_select, selection_mode=("points", "box"))
+    if caption:
+        st.caption(caption)
 
 
-Figure = tuple[str, str, str | None, str]
-"""One number on a page: label, value, note below it, help."""
+class KeyNumber(NamedTuple):
+    """One large number on a page."""
+
+    label: str
+    value: str
+    note: str | None
+    """Shown below the number."""
+    help_text: str
 
 
-def figures(shown: Sequence[Figure]) -> None:
+def key_numbers(numbers: Sequence[KeyNumber]) -> None:
     """Draw numbers beside each other."""
-    with st.grid(len(shown), min_column_width=130):
-        for label, value, note, help_text in shown:
+    with st.grid(len(numbers), min_column_width=130):
+        for label, value, note, help_text in numbers:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
 
 
@@ -350,42 +387,40 @@ MARKS = {"✓": "rgba(0, 158, 115, 0.18)", "▲": "rgba(230, 159, 0, 0.35)", "�
 """Background of a cell by its first character: fine, worth a look, bad."""
 
 
-def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None, *, marked: bool = False) -> None:
+def table(
+    rows: pd.DataFrame,
+    key: str,
+    columns: Mapping[str, Any] | None = None,
+    *,
+    placeholder: str = "",
+    marked: bool = False,
+) -> None:
     """Draw a table of already safe texts; its tool bar saves it as CSV.
 
-    Columns without configuration have their name as title; `marked` cells are coloured.
+    Columns without configuration have their name as title; missing values show the `placeholder`, and `marked` cells
+    are coloured.
     """
     titles = {name: f"{name[:1].upper()}{name[1:]}" for name in rows.columns}
-    drawn = rows.style.map(lambda cell: f"background-color: {MARKS.get(str(cell)[:1], '')}") if marked else rows
+    styled = rows.style.map(lambda cell: f"background-color: {MARKS.get(str(cell)[:1], '')}") if marked else rows
     height: Literal["content", "auto"] = "content" if len(rows) <= MOST_ROWS else "auto"  # ten rows, and a scroll bar
-    st.dataframe(
-        drawn, key=key, hide_index=True, placeholder="", column_config=titles | dict(columns or {}), height=height
-    )
+    config = titles | dict(columns or {})
+    st.dataframe(styled, key=key, hide_index=True, placeholder=placeholder, column_config=config, height=height)
 
 
-def hacking_table(findings: Sequence[Finding]) -> None:
-    """Draw the signs of reward hacking, one row per trial, with worsened readings marked."""
-    st.text(diagnosis.hacking_said(findings))
-    rows = diagnosis.hacking_rows(findings)
-    columns = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)}
-    table(rows, "hacking", columns | diagnosis.HACKING_TITLES, marked=True)
-    st.caption(diagnosis.HACKING_MEANS)
-
-
-# Status line of pages that do not refresh by themselves, so that a zoom stays; a button redraws them.
+# Pages that do not refresh by themselves, so that a zoom stays: a status line with a button that redraws them.
 
 
 @dataclass(frozen=True)
 class Standing:
     """State of the data that a page shows."""
 
-    state: str
+    state: Shown
     evaluations: int
     ended: int
     """Number of ended trials."""
 
 
-def line(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> None:
+def watch(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> None:
     """Draw the status line; while the study runs, watch for new data and offer to redraw the page.
 
     Args:
@@ -393,9 +428,19 @@ def line(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = Non
         snapshot: What the page draws.
         numbers: Trials whose evaluations it draws; None: all.
     """
-    drawn = standing(store, snapshot, numbers)
-    look = st.fragment(_look_again, run_every=refresh_every(snapshot.view))
-    look(snapshot.view.row.name, drawn, time.time(), [snapshot], numbers)
+    before, drawn_at = standing(store, snapshot, numbers), time.time()
+
+    def redraw(store: Store, latest: Snapshot) -> None:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            draw_status(latest.view, drawn_at)
+            more = news(before, standing(store, latest, numbers))
+            # Drawn even if there is nothing new: appearing later, it would push the figures down.
+            label = f"{more}: refresh" if more else "Up to date"
+            is_offered = more or latest.view.row.is_held
+            if is_offered and st.button(label, icon=":material/refresh:", key="redraw", disabled=not more):
+                st.rerun()
+
+    _at_each_refresh(snapshot, redraw)
 
 
 def standing(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> Standing:
@@ -404,36 +449,14 @@ def standing(store: Store, snapshot: Snapshot, numbers: Collection[int] | None =
     return Standing(data.shown_state(snapshot.view), len(analysis.evaluations(evaluated)), snapshot.ended)
 
 
-def news(drawn: Standing, now: Standing) -> str:
+def news(before: Standing, now: Standing) -> str:
     """Describe what is new since the page was drawn; empty if nothing."""
-    said = [
-        f"{more} new {thing}{'s' if more > 1 else ''}{what}"
-        for more, thing, what in (
-            (now.evaluations - drawn.evaluations, "evaluation", ""),
-            (now.ended - drawn.ended, "trial", " ended"),
-        )
-        if more > 0
-    ]
-    state = {"unfinished": "not running", "stalled": "not responding"}.get(now.state, now.state)
-    return ", ".join([*said, f"the study is {state}"] if now.state != drawn.state else said)
-
-
-def _look_again(
-    name: str, drawn: Standing, drawn_at: float, fresh: list[Snapshot], numbers: Collection[int] | None
-) -> None:
-    """Check once; `fresh` holds a newly read snapshot, if any. Never redraws the page by itself."""
-    with problems_shown():
-        store = open_store()
-        snapshot = fresh.pop() if fresh else data.snapshot(store, name)
-        with st.container(horizontal=True, vertical_alignment="center"):
-            status(snapshot.view, drawn_at)
-            more = news(drawn, standing(store, snapshot, numbers))
-            # Always there: appearing later, it would push the figures down.
-            held = snapshot.view.row.is_held
-            label = f"{more}: refresh" if more else "Up to date"
-            if (more or held) and st.button(label, icon=":material/refresh:", key="redraw", disabled=not more):
-                st.rerun()
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
+    evaluations, ended = now.evaluations - before.evaluations, now.ended - before.ended
+    parts = []
+    if evaluations > 0:
+        parts.append(counted(evaluations, "new evaluation"))
+    if ended > 0:
+        parts.append(f"{counted(ended, 'new trial')} ended")
+    if now.state != before.state:
+        parts.append(f"the study is {_state_text(now.state)}")
+    return ", ".join(parts)

@@ -1,7 +1,6 @@
-"""Compare a few trials in tables: settings, outcomes, differences, lineage, commands."""
+"""Compare: settings, outcomes, differences, lineage and commands of a few trials."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -11,76 +10,64 @@ from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import common
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
-from tuner.judge.paired import Difference, over
+from tuner.judge.paired import over
 from tuner.judge.results import LONGER, differences
 from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
 from tuner.study.status import Role
 
-LEAST, MOST = 2, 6
-"""Most trials compared."""
-BESIDE = 3
+LEAST_TRIALS = 2
+MOST_TRIALS = 6
+MOST_BESIDE = 3
 """Most trials for which both tables fit side by side."""
 
 
-def page(choice: common.Choice) -> None:
+@common.study_page("There is nothing to compare before the first trial starts.")
+def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
-    common.of_a_study(choice, _study)
-
-
-def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    if not snapshot.view.trials:
-        common.line(store, snapshot)
-        common.not_begun(snapshot, "No trials yet", "There is nothing to compare before the first trial starts.")
-        return
     head = st.container()
-    numbers = common.begun(snapshot, chosen or tuple(snapshot.default_trials), MOST)
+    numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), MOST_TRIALS)
     with head:
-        common.line(store, snapshot, numbers)
-    if len(numbers) < LEAST:
+        common.watch(store, snapshot, numbers)
+    if len(numbers) < LEAST_TRIALS:
         st.info("Choose at least two trials in the sidebar to compare them.")
         return
     row_of = {row.number: row for row in snapshot.view.trials}
     rows = [row_of[number] for number in numbers]
-    left, right = st.columns(2) if len(rows) <= BESIDE else (st.container(), st.container())
+    left, right = st.columns(2) if len(rows) <= MOST_BESIDE else (st.container(), st.container())
     with left:
         _settings(rows)
     with right:
-        found = _outcomes(store, snapshot, rows)
-    _over_the_first(rows, found)
+        _outcomes(snapshot, rows)
+    _differences(store, rows)
     lineage(snapshot, rows)
     _commands(snapshot, rows)
 
 
 def _settings(rows: Sequence[TrialRow]) -> None:
-    st.subheader("Different settings", anchor=False, help="All other settings are equal.")
+    common.heading("Different settings", "All other settings are equal.")
     differing = differences(rows)
     if not differing:
         st.info("Their configurations are equal.")
         return
-    table = {"setting": [title_of(name) for name in differing]}
-    for place, row in enumerate(rows):
-        values = (safe_text.cell(short(values[place], 4)) for values in differing.values())
-        table[_name(row)] = list(values)
-    common.table(pd.DataFrame(table), key="settings", columns=_columns(rows))
+    _table(
+        "setting",
+        {title_of(name): [safe_text.cell(short(value, 4)) for value in values] for name, values in differing.items()},
+        rows,
+        key="settings",
+    )
 
 
 _WITHIN = {None: NOTHING, True: "yes", False: "no"}
 
 
-def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dict[int, Difference | None]:
-    """Draw the outcomes; return each trial's difference in value from the first."""
-    st.subheader(
-        "Outcomes",
-        anchor=False,
-        help=f"One run of each trial. {analysis.NOISE}",
-    )
+def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
+    common.heading("Outcomes", f"One run of each trial. {analysis.NOISE}")
     spec = snapshot.view.spec
-    paused = [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows]
-    lines = {
+    outcomes = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
-        "Screening score": paused,
+        "Screening score": [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows],
         "Value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
         "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
@@ -91,31 +78,33 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
         "Reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
     }
-    shown = {name: cells for name, cells in lines.items() if any(cells)}
-    table = pd.DataFrame({"outcome": list(shown)} | {_name(row): list(cells) for row, cells in _turned(rows, shown)})
-    common.table(table, key="outcomes", columns=_columns(rows))
-    base, *others = rows
-    return {row.number: over(store, base, row) for row in others}
+    _table("outcome", {name: cells for name, cells in outcomes.items() if any(cells)}, rows, key="outcomes")
 
 
-def _over_the_first(rows: Sequence[TrialRow], found: Mapping[int, Difference | None]) -> None:
+def _table(title: str, cells: Mapping[str, Sequence[str]], rows: Sequence[TrialRow], key: str) -> None:
+    """Draw named cells, one column per trial, wide enough for a value with its standard error."""
+    names = [f"trial {row.number}" for row in rows]
+    table = pd.DataFrame.from_dict(cells, orient="index", columns=names).reset_index(names=title)
+    columns = {name: st.column_config.TextColumn(name.capitalize(), width=115) for name in names}
+    common.table(table, key=key, columns=columns)
+
+
+def _differences(store: Store, rows: Sequence[TrialRow]) -> None:
     """Describe each trial's reward relative to the first."""
     base, *others = rows
+    has_difference = False
     for row in others:
-        difference = found[row.number]
+        difference = over(store, base, row)
         if difference is None:
             continue
-        screened = [one.number for one in (base, row) if one.is_at_rung]
+        has_difference = True
+        error = "" if difference.se is None else f" ± {difference.se:.3f}"
         st.text(
-            f"Trial {row.number} against trial {base.number}: {_signed(difference.mean, difference.se)} reward, "
-            f"{difference.verdict}.{_screened(screened)}"
+            f"Trial {row.number} against trial {base.number}: {difference.mean:+.3f}{error} reward, "
+            f"{difference.verdict}.{_screened([trial.number for trial in (base, row) if trial.is_at_rung])}"
         )
-    if not any(found.values()):
+    if not has_difference:
         st.info(f"Trial {base.number} or all the others have no value yet, so there is no difference to show.")
-
-
-def _turned(rows: Sequence[TrialRow], lines: dict[str, list[str]]) -> list[tuple[TrialRow, list[str]]]:
-    return [(row, [cells[place] for cells in lines.values()]) for place, row in enumerate(rows)]
 
 
 def _screened(numbers: Sequence[int]) -> str:
@@ -123,10 +112,6 @@ def _screened(numbers: Sequence[int]) -> str:
         return ""
     who = "Trial {} is" if len(numbers) == 1 else "Trials {} are"
     return f" {who.format(_listed(numbers))} screened, so this does not compare whole runs."
-
-
-def _signed(mean: float, error: float | None) -> str:
-    return f"{mean:+.3f}" if error is None else f"{mean:+.3f} ± {error:.3f}"
 
 
 def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
@@ -143,31 +128,20 @@ def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
         if forks:
             lines.append(f"Trial {row.number} was forked into trial{'s' if len(forks) > 1 else ''} {_listed(forks)}")
     if lines:
-        st.subheader("Lineage", anchor=False, help="Up to the fork's step a fork's curve is its parent's.")
+        common.heading("Lineage", "Up to the fork's step a fork's curve is its parent's.")
         for line in dict.fromkeys(lines):
             st.text(safe_text.one_line(line, 400))
 
 
 def _commands(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
-    forked = any(row.role is Role.FORK for row in rows)
-    from_start = " A fork's command trains with its parent's values up to the fork's episode." if forked else ""
-    st.subheader(
+    is_forked = any(row.role is Role.FORK for row in rows)
+    from_start = " A fork's command trains with its parent's values up to the fork's episode." if is_forked else ""
+    common.heading(
         "Train one of them longer",
-        anchor=False,
-        help=f"Each command trains that trial's configuration {LONGER} times longer and keeps the model; a schedule "
+        f"Each command trains that trial's configuration {LONGER} times longer and keeps the model; a schedule "
         f"over the run's length stretches with it.{from_start}",
     )
-    for row in rows:
-        st.code(data.train_for_real(snapshot.view.row.name, row), language=None, wrap_lines=True)
-
-
-def _name(row: TrialRow) -> str:
-    return f"trial {row.number}"
-
-
-def _columns(rows: Sequence[TrialRow]) -> dict[str, Any]:
-    """Return columns wide enough for a value with its standard error."""
-    return {_name(row): st.column_config.TextColumn(_name(row).capitalize(), width=115) for row in rows}
+    common.show_commands(*(data.train_for_real(snapshot.view.row.name, row) for row in rows))
 
 
 def _listed(numbers: Sequence[int]) -> str:

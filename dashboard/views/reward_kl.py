@@ -19,28 +19,25 @@ from tuner.store import Store, TrialRow
 from tuner.study.spec import StudySpec
 
 
-def page(choice: common.Choice) -> None:
+@common.study_page()
+def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
-    common.of_a_study(choice, _study)
-
-
-def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    common.line(store, snapshot)
+    common.watch(store, snapshot)
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
     if evaluated.empty:
         text = "A trial is evaluated before its first update, and then every `eval_every_episodes` episodes."
-        common.not_begun(snapshot, "No evaluation yet", text)
+        common.not_begun(snapshot, text, "No evaluation yet")
         return
-    chosen = common.begun(snapshot, chosen)
-    at = best_checkpoint(snapshot.view, evaluated)
-    _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at)
-    if at is None:
-        st.subheader(f"No trained checkpoint within {snapshot.view.spec.kl_budget:g} nats", anchor=False, help=RULE)
-    else:
-        _where(snapshot, at, evaluated)
-        found = of_study(store, snapshot.view)
-        if found is not None and found.number != at.trial:
-            st.text(f"To launch is trial {found.number} ({found.badge}), as Overview says.")
+    chosen = common.started(snapshot, chosen)
+    best = best_checkpoint(snapshot.view, evaluated)
+    _figure(snapshot, evaluated, chosen, best)
+    if best is None:
+        common.heading(f"No trained checkpoint within {snapshot.view.spec.kl_budget:g} nats", RULE)
+        return
+    _checkpoint(snapshot, best, evaluated)
+    answer = of_study(store, snapshot.view)
+    if answer is not None and answer.number != best.trial:
+        st.text(f"To launch is trial {answer.number} ({answer.badge}), as Overview says.")
 
 
 def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
@@ -51,27 +48,27 @@ def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | No
     return analysis.checkpoint_of(evaluated, best.number, best.value_step)
 
 
-def _where(snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
-    """Draw whether the best checkpoint is kept, how to get it, and how much luck may be in it."""
-    study, kept = snapshot.view.row, forks.find(snapshot.view.row, at.trial, at.step)
-    trial = next(row for row in snapshot.view.trials if row.number == at.trial)
+def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame) -> None:
+    """Draw the best checkpoint, how to get it, and how much luck may be in it."""
+    study = snapshot.view.row
+    kept = forks.find(snapshot.view.row, best.trial, best.step)
+    trial = next(row for row in snapshot.view.trials if row.number == best.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
-    lucky = (
+    reward = plus_minus(best.reward, None if math.isnan(best.reward_se) else best.reward_se)
+    common.heading(
+        f"Best checkpoint: trial {best.trial}, step {best.step}, reward {reward} at KL {best.kl:.2f}",
         f"{RULE} It is the highest of {count:,} evaluations within the budget, and the highest of many is partly luck: "
-        f"confirm it on fresh prompts or another seed before you rely on it."
+        f"confirm it on fresh prompts or another seed before you rely on it.",
     )
-    reward = plus_minus(at.reward, None if math.isnan(at.reward_se or math.nan) else at.reward_se)
-    title = f"Best checkpoint: trial {at.trial}, step {at.step}, reward {reward} at KL {at.kl:.2f}"
-    st.subheader(title, anchor=False, help=lucky)
     if note := _end_note(snapshot.view, trial):
         st.text(note)
     if kept.path is not None:
-        st.code(str(kept.path), language=None, wrap_lines=True)
+        common.show_commands(str(kept.path))
         st.text("To continue training from it, with other values where you like:")
-        st.code(data.go_on(study.name, trial, at.episode), language=None, wrap_lines=True)
+        common.show_commands(data.go_on(study.name, trial, best.episode))
     else:
         st.text(f"Not kept here: {kept.why_not}. To train its model again, from the same seed:")
-        st.code(data.train_again(study.name, trial, at.episode), language=None, wrap_lines=True)
+        common.show_commands(data.train_again(study.name, trial, best.episode))
 
 
 def _end_note(view: StudyView, trial: TrialRow) -> str:
@@ -84,13 +81,11 @@ def _end_note(view: StudyView, trial: TrialRow) -> str:
     )
 
 
-def _highlighted(snapshot: Snapshot, chosen: tuple[int, ...], at: Checkpoint | None) -> tuple[int, ...]:
-    found = [] if at is None or chosen else [at.trial]
-    return tuple(dict.fromkeys([*found, *common.highlighted(snapshot, chosen, style.DISTINCT)]))
-
-
-def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, shown: tuple[int, ...], at: Checkpoint | None) -> None:
+def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, chosen: common.Numbers, best: Checkpoint | None) -> None:
     spec, front = snapshot.view.spec, analysis.front(evaluated)
+    highlighted = common.highlighted(snapshot, chosen, style.DISTINCT)
+    if best is not None and not chosen:
+        highlighted = tuple(dict.fromkeys([best.trial, *highlighted]))
     row = st.container(horizontal=True, vertical_alignment="center")
     scale = row.segmented_control(
         "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params",
@@ -100,11 +95,11 @@ def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, shown: tuple[int, ...],
     over = "" if scale == "log" else figures.over_the_axis(evaluated, spec.kl_budget)
     common.figure(
         figures.trajectories(
-            evaluated, snapshot.trials, front, spec=spec, chosen=shown, best=at, log_kl=scale == "log"
+            evaluated, snapshot.trials, front, spec=spec, chosen=highlighted, best=best, log_kl=scale == "log"
         ),
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
-        says=f"{sentences.of_front(front, spec.kl_budget)} {over}",
+        caption=f"{sentences.of_front(front, spec.kl_budget)} {over}",
     )
 
 

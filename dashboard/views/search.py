@@ -1,10 +1,11 @@
-"""Search: importance, linked figures of trials over hyperparameters, and early ends."""
+"""Search: importance, linked figures of trials over hyperparameters, early ends, and the report."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
@@ -13,37 +14,32 @@ from dashboard.data import Snapshot
 from dashboard.importance_figures import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
-from ppo_core.output import KL_UNIT, NOTHING
+from ppo_core.output import KL_UNIT, NOTHING, duration
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
 from tuner.search.importance import Importance, Outcome
 from tuner.store import Store, TrialRow
+from tuner.study.spec import StudySpec
 
 MOST_AXES = 8
 """Default number of axes of the parallel coordinates."""
 MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
 
 
-def page(choice: common.Choice) -> None:
+@common.study_page("What the search finds appears here once trials have ended.")
+def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
-    common.of_a_study(choice, _study)
-
-
-def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    common.line(store, snapshot)
-    if not snapshot.view.trials:
-        common.not_begun(snapshot, "No trials yet", "What the search finds appears here once trials have ended.")
-        return
+    common.watch(store, snapshot)
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
-    at = _fidelity(snapshot)
+    point = _fidelity(snapshot)
     at_rung = {(row.trial, row.episode): (row.reward, row.kl) for row in evaluated.itertuples()}
-    trials = fidelity.read(snapshot.view.trials, at, at_rung)
-    if said := fidelity.read_where(snapshot.view.trials, at, snapshot.view.spec):
-        st.caption(said)
-    shown = Snapshot.of(replace(snapshot.view, trials=trials))
-    names = figures.searched(shown.trials)
-    ranked = [name for name in _importance(store, shown, at, len(snapshot.view.trials)) if name in names]
-    _linked(snapshot, shown, at, [*ranked, *(name for name in names if name not in ranked)], chosen)
+    trials = fidelity.read(snapshot.view.trials, point, at_rung)
+    if text := fidelity.read_where(snapshot.view.trials, point, snapshot.view.spec):
+        st.caption(text)
+    compared = Snapshot.of(replace(snapshot.view, trials=trials))
+    names = figures.searched(compared.trials)
+    ranked = [name for name in _importance(store, compared, point, len(snapshot.view.trials)) if name in names]
+    _linked(snapshot, compared, point, list(dict.fromkeys([*ranked, *names])), chosen)
     _ended_early(snapshot)
     _report(store, snapshot)
 
@@ -53,48 +49,42 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
 
     Default: at screening, if the strategy screens.
     """
-    offered = {at.name: at for at in fidelity.offered(snapshot.view.spec)}
+    offered = {point.name: point for point in fidelity.offered(snapshot.view.spec)}
     if len(offered) == 1:
         return next(iter(offered.values()))
     chosen = st.segmented_control(
         "Compare trials", list(offered), default=next(iter(offered)), required=True, key="read at",
         bind="query-params",
         help="Most trials of this study were screened, not finished. Values read after different lengths of "
-        f"training are never mixed. {' '.join(f'{name}: {at.doc}' for name, at in offered.items())}",
+        f"training are never mixed. {' '.join(f'{name}: {point.doc}' for name, point in offered.items())}",
     )  # fmt: skip
     return offered[chosen]
 
 
-# Importance
-
-
-def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int) -> list[str]:
+def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: int) -> list[str]:
     """Draw importances and return the hyperparameters in that order; empty if there are too few trials."""
-    view, at_rung = snapshot.view, at.at_rung
+    view, at_rung = snapshot.view, point.at_rung
     usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
-    st.subheader(
-        "What mattered for reward, and for KL", anchor=False,
-        help=_importance_help(all_trials - len(usable), at_rung=at_rung),
-    )  # fmt: skip
-    if refused := importance.refusal(view.trials, view.spec, at_rung=at_rung):
-        st.info(refused)
+    common.heading("What mattered for reward, and for KL", _importance_help(all_trials - len(usable), at_rung=at_rung))
+    if refusal := importance.refusal(view.trials, view.spec, at_rung=at_rung):
+        st.info(refusal)
         return []
-    key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at.at_rung}"
-    ids = tuple((row.id, row.attempts, row.value) for row in usable)
+    key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at_rung}"
+    key += f"|{[(row.id, row.attempts, row.value) for row in usable]}"
     with st.spinner("Resampling", show_time=True):
-        found = _resampled(key, ids, snapshot, usable)
-    kl, reward = (name.removeprefix("Eval ") for name in at.short)
+        importances = _resampled(key, snapshot, usable)
+    kl, reward = (name.removeprefix("Eval ") for name in point.short)
     titles: dict[Outcome, str] = {"reward": f"high {reward.lower()}", "KL": f"low {kl}"}
     for place, (outcome, title) in zip(st.columns(2), titles.items(), strict=True):
         with place:
             st.markdown(f"**For a {title}**")
             common.figure(
-                importance_figures.importance_bars(found[outcome]),
+                importance_figures.importance_bars(importances[outcome]),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
-            st.text(importance.certainty(found[outcome], len(usable)))
-    return [item.name for item in found["reward"]]
+            st.text(importance.certainty(importances[outcome], len(usable)))
+    return [item.name for item in importances["reward"]]
 
 
 def _importance_help(left_out: int, *, at_rung: bool) -> str:
@@ -108,38 +98,54 @@ def _importance_help(left_out: int, *, at_rung: bool) -> str:
 
 
 @st.cache_resource(max_entries=40, show_spinner=False)
-def _resampled(
-    study: str,
-    ids: tuple[tuple[int, int, float | None], ...],
-    _snapshot: Snapshot,
-    _usable: Sequence[TrialRow],
-) -> dict[Outcome, list[Importance]]:
+def _resampled(key: str, _snapshot: Snapshot, _usable: Sequence[TrialRow]) -> dict[Outcome, list[Importance]]:
+    """Return the importances, cached by `key`."""
     return importance.importances(_usable, _snapshot.view.spec)
 
 
 # Linked figures: a selection in one is marked in all.
 
 
-def _linked(snapshot: Snapshot, shown: Snapshot, at: Fidelity, names: list[str], chosen: tuple[int, ...]) -> None:
-    """Draw the figures of `shown`: the trials of `snapshot`, compared `at` one point."""
-    key = f"marked {snapshot.view.row.id}"
+@dataclass(frozen=True)
+class _Linked:
+    """What the linked figures are drawn from."""
+
+    trials: pd.DataFrame
+    """Compared at one point of their training."""
+    point: Fidelity
+    names: list[str]
+    """The searched hyperparameters that vary, the most important first."""
+    marked: common.Numbers
+    key: str
+    """Session key of the marked trials."""
+
+    def figure(self, plot: go.Figure, key: str, alt: str, caption: str) -> None:
+        """Draw a figure of points whose selection marks trials."""
+        select = partial(_select, self.key, key)
+        common.figure(importance_figures.mark(plot, self.marked), key, alt, caption, on_select=select)
+
+
+def _linked(snapshot: Snapshot, compared: Snapshot, point: Fidelity, names: list[str], chosen: common.Numbers) -> None:
+    """Draw the figures of `compared`: the trials of `snapshot`, compared at one point."""
+    key, trials = f"marked {snapshot.view.row.id}", compared.trials
     # Trials chosen on other pages are marked at first.
-    marked = tuple(number for number in st.session_state.get(key, chosen) if number in set(shown.trials["number"]))
+    marked = tuple(number for number in st.session_state.get(key, chosen) if number in set(trials["number"]))
     _bar(key, marked)
-    if shown.trials["value"].notna().sum() < 2 or not names:
+    if trials["value"].notna().sum() < 2 or not names:
         st.info(
-            f"These charts need two trials that {'were screened' if at.at_rung else 'ended'} with a value and "
+            f"These charts need two trials that {'were screened' if point.at_rung else 'ended'} with a value and "
             "differ in a searched hyperparameter."
         )
         return
-    _front_and_slices(snapshot, shown, at, names, marked, key)
-    _parallel(shown, at, names, marked)
-    numbers = [name for name in names if importance_figures.is_number(shown.trials[figures.PARAMS + name])]
+    linked = _Linked(trials, point, names, marked, key)
+    _front_and_slices(snapshot, linked)
+    _parallel(snapshot.view.spec, linked)
+    numbers = [name for name in names if importance_figures.is_number(trials[figures.PARAMS + name])]
     if len(numbers) > 1:
-        _pair(shown, numbers, marked, key)
+        _pair(snapshot.view.spec, linked, numbers)
 
 
-def _bar(key: str, marked: tuple[int, ...]) -> None:
+def _bar(key: str, marked: common.Numbers) -> None:
     """Draw the marked trials with their actions; it stays in view while scrolling."""
     with st.container(horizontal=True, vertical_alignment="center", key="marked"):
         if not marked:
@@ -158,7 +164,7 @@ def _bar(key: str, marked: tuple[int, ...]) -> None:
         st.button("Clear", on_click=st.session_state.update, args=({key: ()},), type="tertiary")
 
 
-def _use(key: str, marked: tuple[int, ...]) -> None:
+def _use(key: str, marked: common.Numbers) -> None:
     st.session_state[TRIALS] = list(marked)
     st.session_state.pop(key, None)
 
@@ -172,111 +178,83 @@ def _select(key: str, figure: str) -> None:
     )
 
 
-def _figure(drawn: go.Figure, figure: str, alt: str, says: str, marked: tuple[int, ...], key: str) -> None:
-    """Draw a figure of points whose selection marks trials."""
-    common.figure(
-        importance_figures.mark(drawn, marked), key=figure, alt=alt, says=says, on_select=partial(_select, key, figure)
-    )
-
-
-def _front_and_slices(
-    snapshot: Snapshot, shown: Snapshot, at: Fidelity, names: list[str], marked: tuple[int, ...], key: str
-) -> None:
-    early = " Pruned and stopped trials are shown at their last values." if not at.at_rung else ""
-    st.subheader("Reward, KL and one hyperparameter", anchor=False, help=f"Each point is a trial.{early}")
+def _front_and_slices(snapshot: Snapshot, linked: _Linked) -> None:
+    point = linked.point
+    early = "" if point.at_rung else " Pruned and stopped trials are shown at their last values."
+    common.heading("Reward, KL and one hyperparameter", f"Each point is a trial.{early}")
     name = st.selectbox(
-        "Hyperparameter",
-        names,
-        label_visibility="collapsed",
-        key="setting",
-        bind="query-params",
-        width=320,
+        "Hyperparameter", linked.names, label_visibility="collapsed", key="setting", bind="query-params", width=320,
         help="Searched ones that vary; the most important for reward comes first.",
-    )
+    )  # fmt: skip
     spec, best = snapshot.view.spec, snapshot.view.best()
-    # Use the KL of the best checkpoint, as for the value, not that of the end.
-    trials = shown.trials if at.at_rung else snapshot.trials
-    titles: dict[Measure, str] = {"value": at.reward, "kl": at.kl}
+    # The KL of the best checkpoint, as for the value, not that of the end.
+    trials = linked.trials if point.at_rung else snapshot.trials
+    titles: dict[Measure, str] = {"value": point.reward, "kl": point.kl}
     first, *others = st.columns(3)
     with first:
-        _figure(
+        linked.figure(
             figures.reward_against_kl(
-                trials, kl_budget=spec.kl_budget, baseline=None, best=best.number if best else None, chosen=marked
+                trials, kl_budget=spec.kl_budget, baseline=None, best=best.number if best else None,
+                chosen=linked.marked,
             ).update_layout(height=360),
             "front of trials",
             "Every trial's value against its eval KL, and the front of them",
             sentences.of_front(figures.front_of(trials), spec.kl_budget),
-            marked,
-            key,
-        )
-    for place, measure in zip(others, MEASURES.values(), strict=True):
+        )  # fmt: skip
+    for place, (measure, title) in zip(others, titles.items(), strict=True):
         with place:
-            _figure(
+            linked.figure(
                 importance_figures.slice_points(
-                    shown.trials, name, measure, spec, titles[measure], with_budget=not at.at_rung
+                    linked.trials, name, measure, spec, title, with_budget=not point.at_rung
                 ),
                 f"slice of {measure}",
-                f"{titles[measure]} of every trial over {name}",
-                sentences.of_slice(shown.trials, name, measure),
-                marked,
-                key,
+                f"{title} of every trial over {name}",
+                sentences.of_slice(linked.trials, name, measure),
             )
 
 
-def _parallel(shown: Snapshot, at: Fidelity, names: list[str], marked: tuple[int, ...]) -> None:
-    st.subheader(
-        "All hyperparameters",
-        anchor=False,
-        help="Drag along an axis to keep the lines through a part of it; drag its name to move it.",
+def _parallel(spec: StudySpec, linked: _Linked) -> None:
+    common.heading(
+        "All hyperparameters", "Drag along an axis to keep the lines through a part of it; drag its name to move it."
     )
-    all_fit = len(names) <= MOST_AXES
-    picked = st.multiselect(
+    names = linked.names
+    axes = st.multiselect(
         "Axes", names, key="axes", bind="query-params", label_visibility="collapsed",
-        placeholder="Axes: all that vary" if all_fit else f"Axes: the {MOST_AXES} that mattered most for reward",
-    )  # fmt: skip
-    axes = picked or names[:MOST_AXES]
+        placeholder="Axes: all that vary" if len(names) <= MOST_AXES
+        else f"Axes: the {MOST_AXES} that mattered most for reward",
+    ) or names[:MOST_AXES]  # fmt: skip
     common.figure(
-        importance_figures.parallel(shown.trials, axes, shown.view.spec, at.short, marked),
+        importance_figures.parallel(linked.trials, axes, spec, linked.point.short, linked.marked),
         key="parallel coordinates",
         alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
-        says=sentences.of_parallel(shown.trials, axes),
+        caption=sentences.of_parallel(linked.trials, axes),
     )
 
 
-def _pair(shown: Snapshot, names: list[str], marked: tuple[int, ...], key: str) -> None:
-    st.subheader(
-        "Two hyperparameters",
-        anchor=False,
-        help="Each point is a trial; the colour is its reward or KL.",
-    )
-    row = st.container(horizontal=True, vertical_alignment="bottom")
-    with row:
+def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
+    common.heading("Two hyperparameters", "Each point is a trial; the colour is its reward or KL.")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
         x = st.selectbox("Horizontal", names, key="across", bind="query-params", width=260)
         y = st.selectbox("Vertical", names, index=1, key="up", bind="query-params", width=260)
-        what = st.segmented_control(
+        outcome = st.segmented_control(
             "Colour", list(MEASURES), default="reward", required=True, key="of", bind="query-params"
         )
-    both = shown.trials.dropna(subset=[figures.PARAMS + x, figures.PARAMS + y, MEASURES[what]])
+    measure = MEASURES[outcome]
     if x == y:
         st.info("Choose two different hyperparameters.")
-    elif both.empty:
-        st.info(f"No trial has both hyperparameters set and a {what} value.")
+    elif linked.trials.dropna(subset=[figures.PARAMS + x, figures.PARAMS + y, measure]).empty:
+        st.info(f"No trial has both hyperparameters set and a {outcome} value.")
     else:
-        _figure(
-            importance_figures.pair(shown.trials, x, y, MEASURES[what], shown.view.spec),
+        linked.figure(
+            importance_figures.pair(linked.trials, x, y, measure, spec),
             "pair",
-            f"{what} over {x} and {y}, with the trials as points",
-            sentences.of_pair(shown.trials, x, y, MEASURES[what]),
-            marked,
-            key,
+            f"{outcome} over {x} and {y}, with the trials as points",
+            sentences.of_pair(linked.trials, x, y, measure),
         )
-
-
-# Early ends
 
 
 def _ended_early(snapshot: Snapshot) -> None:
-    st.subheader("What ending trials early saved", anchor=False)
+    common.heading("What ending trials early saved")
     early, screened = analysis.ended_early(snapshot.trials), snapshot.view.extent.screened
     if screened:
         st.text(
@@ -292,55 +270,41 @@ def _ended_early(snapshot: Snapshot) -> None:
             ("Ended early", f"{saved.trials}", "Trials that a rule pruned or a person stopped."),
             ("Episodes saved", f"{saved.episodes:,} ({saved.share:.0%})",
              "Against running them to their end; the share is of all that the ended trials would have taken."),
-            ("Time saved", _time(saved.seconds), "Their episodes left, at the median pace of completed trials."),
+            ("Time saved", NOTHING if math.isnan(saved.seconds) else duration(saved.seconds),
+             "Their episodes left, at the median pace of completed trials."),
         ):  # fmt: skip
             st.metric(label, value, border=True, height="stretch", help=help_text)
-    number = st.column_config.NumberColumn
+    number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     columns = {
         "number": number("Trial", width=60),
-        "status": st.column_config.TextColumn("Status", width=110),
-        "rule": st.column_config.TextColumn("Ended by"),
+        "status": text("Status", width=110),
+        "rule": text("Ended by"),
         "trials": number("Trials", width=70),
-        "share": st.column_config.NumberColumn("Ended at", format="percent", help="Share of its episodes it had run."),
+        "share": number("Ended at", format="percent", help="Share of its episodes it had run."),
         "episodes_saved": number("Episodes saved", format="localized"),
         "seconds_saved": number("Seconds saved", format="%.0f"),
         "value": number("Value so far", format="%.3f"),
         "kl": number(f"KL so far ({KL_UNIT})", format="%.2f"),
     }
-    common.table(
-        analysis.by_rule(early),
-        key="ended by rule",
-        columns=columns | {"share": number("Median ended at", format="percent")},
-    )
+    medians = {"share": number("Median ended at", format="percent")}
+    common.table(analysis.by_rule(early), key="ended by rule", columns=columns | medians)
     with st.expander("Trial by trial"):
         cells = early.assign(status=[style.kind_label(status) for status in early["status"]])
         common.table(cells, key="ended early", columns=columns)
 
 
-def _time(seconds: float) -> str:
-    if math.isnan(seconds):
-        return NOTHING
-    for unit, size in (("h", 3_600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-# The report
-
-
 def _report(store: Store, snapshot: Snapshot) -> None:
     name = snapshot.view.row.name
 
-    def made() -> str:
-        from dashboard.report import report  # imported on demand: its libraries take a second
+    def report() -> str:
+        from dashboard import report  # imported on demand: its libraries take a second
 
-        return report(store, name)
+        return report.report(store, name)
 
-    st.subheader("The study in one file", anchor=False)
+    common.heading("The study in one file")
     st.download_button(
         "Download the report",
-        made,
+        report,
         file_name=f"{safe_text.file_name(name)}-report.html",
         mime="text/html",
         icon=":material/description:",

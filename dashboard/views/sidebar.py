@@ -62,8 +62,8 @@ def describe(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     lines = []
     for row in [row for row in snapshot.view.trials if row.number in chosen][:MOST_DESCRIBED]:
         star = " ★" if best is not None and best.number == row.number else ""
-        worth = "" if row.value is None or row.kl is None else f" {row.value:.2f} · KL {row.kl:.1f} ·"
-        lines.append(f"{row.number}{star}{worth} {style.status_text(row)}")
+        value = "" if row.value is None or row.kl is None else f" {row.value:.2f} · KL {row.kl:.1f} ·"
+        lines.append(f"{row.number}{star}{value} {style.status_text(row)}")
     if lines:
         st.sidebar.caption("  \n".join(lines), help="Best reward within the KL budget, its KL, and status.")
 
@@ -74,17 +74,18 @@ def choose_budget(snapshot: Snapshot) -> float:
     top = max(spec.kl_limit, 2 * spec.kl_budget)
     step = 10.0 ** math.floor(math.log10(top / 100))
     digits = max(0, -math.floor(math.log10(step)))
-    own = round(max(spec.kl_budget, step), digits + 2)
+    step = round(step, digits)
+    highest = round(math.ceil(top / step) * step, digits)
+    default = round(max(spec.kl_budget, step), digits + 2)
     if st.session_state.setdefault(_BUDGET_OF, name) != name:  # not the previous study's budget
-        st.session_state[_BUDGET_OF], st.session_state[BUDGET] = name, own
-    lowest, highest = round(step, digits), round(math.ceil(top / step) * step, digits)
-    _say_unknown_budget(lowest, highest)
+        st.session_state.update({_BUDGET_OF: name, BUDGET: default})
+    _say_unknown_budget(step, highest)
     chosen = st.sidebar.slider(
         "KL budget",
-        min_value=lowest,
+        min_value=step,
         max_value=highest,
-        value=own,
-        step=round(step, digits),
+        value=default,
+        step=step,
         format=f"%.{max(digits, 1)}f",
         key=BUDGET,
         bind="query-params",
@@ -96,7 +97,7 @@ def choose_budget(snapshot: Snapshot) -> float:
     return float(chosen)
 
 
-# Invalid values in a link; checked before the widgets, which remove them.
+# A link's invalid values are reported before the widgets are drawn, which remove them.
 
 
 def _say_unknown_trials(numbers: range) -> None:

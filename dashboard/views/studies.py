@@ -1,4 +1,4 @@
-"""Studies: a table of all, with state, best and cost; and several compared by front and by hyperparameter."""
+"""Studies: a table of all, with state, best trial and cost; and several compared by front and by hyperparameter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,58 +12,54 @@ from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from ppo_core.output import duration
 from tuner.judge.results import StudyView
 from tuner.store import Store, StudyRow
 
-A_PAGE = 20
-"""Studies per page of the table."""
-SLOW_SECONDS = 10
-"""Refresh interval of the table."""
-
-
-MOST = len(style.COLOURS)
-"""Most studies compared."""
+STUDIES_PER_PAGE = 20
+REFRESH_SECONDS = 10
+MOST_COMPARED = len(style.COLOURS)
 
 
 def page(choice: common.Choice) -> None:
     """Draw the page; the table refreshes by itself while any of the studies runs."""
     with common.problems_shown():
         rows = data.studies(choice.store)
-        running = any(row.is_held for row in rows)
-        st.fragment(_table, run_every=SLOW_SECONDS if running else None)(choice.store)
+        is_any_held = any(row.is_held for row in rows)
+        st.fragment(_table, run_every=REFRESH_SECONDS if is_any_held else None)(choice.store)
         _several(choice, [row.name for row in rows])
 
 
 def _several(choice: common.Choice, names: list[str]) -> None:
     """Compare a few studies: by default the sidebar's and the latest."""
-    st.subheader("Across studies", anchor=False)
-    first = list(dict.fromkeys([choice.snapshot.view.row.name, *names]))[:MOST]
+    common.heading("Across studies")
+    first = list(dict.fromkeys([choice.snapshot.view.row.name, *names]))[:MOST_COMPARED]
     chosen = st.multiselect(
-        "Studies", names, key="compared", bind="query-params", max_selections=MOST, format_func=safe_text.one_line,
-        label_visibility="collapsed", placeholder=f"The latest {len(first)}" if len(first) > 1 else "Studies",
+        "Studies", names, key="compared", bind="query-params", max_selections=MOST_COMPARED,
+        format_func=safe_text.one_line, label_visibility="collapsed",
+        placeholder=f"The latest {len(first)}" if len(first) > 1 else "Studies",
     )  # fmt: skip
-    shown = {name: data.snapshot(choice.store, name) for name in chosen or first}
-    evaluated = {
-        name: analysis.evaluations(data.curves(choice.store, one, analysis.EVALUATED, evaluations_only=True))
-        for name, one in shown.items()
-    }
-    evaluated = {name: points for name, points in evaluated.items() if len(points)}
+    snapshots, evaluated = {}, {}
+    for name in chosen or first:
+        snapshot = data.snapshot(choice.store, name)
+        steps = data.curves(choice.store, snapshot, analysis.EVALUATED, evaluations_only=True)
+        if len(points := analysis.evaluations(steps)):
+            snapshots[name], evaluated[name] = snapshot, points
     if not evaluated:
         st.info("None of these studies has an evaluation yet.")
         return
     fronts = {name: analysis.front(points) for name, points in evaluated.items()}
-    tasks = {one.view.spec.task for one in shown.values()}
+    tasks = {snapshot.view.spec.task for snapshot in snapshots.values()}
     differ = "" if len(tasks) == 1 else " They train different tasks, so their rewards are not on one scale."
     common.figure(
         figures.fronts(fronts, choice.budget),
         key="fronts",
         alt="The front of eval reward against eval KL of each study",
-        says=sentences.of_studies(fronts, choice.budget) + differ,
+        caption=sentences.of_studies(fronts, choice.budget) + differ,
     )
-    best = [_best(name, shown[name], points, choice.budget) for name, points in evaluated.items()]
     number = st.column_config.NumberColumn
     common.table(
-        pd.DataFrame(best),
+        pd.DataFrame([_best(snapshots[name], points, choice.budget) for name, points in evaluated.items()]),
         key="best of studies",
         columns={
             "study": _link_column(),
@@ -72,28 +68,25 @@ def _several(choice: common.Choice, names: list[str]) -> None:
             "kl": number("Eval KL (nats)", format="%.2f"),
         },
     )
-    _in_common({name: shown[name].trials for name in evaluated})
+    _in_common({name: snapshot.trials for name, snapshot in snapshots.items()})
 
 
-def _best(name: str, snapshot: Snapshot, points: pd.DataFrame, kl_budget: float) -> dict[str, object]:
+def _best(snapshot: Snapshot, points: pd.DataFrame, kl_budget: float) -> dict[str, object]:
     """Return a table row with a study's best checkpoint within a KL budget, empty without one."""
-    inside = analysis.trained_within(points, kl_budget).nlargest(1, "reward")
-    row: dict[str, object] = {"study": _link(name), "task": safe_text.cell(snapshot.view.spec.task)}
-    return (
-        row
-        | dict.fromkeys(("reward", "reward_se", "kl", "trial", "step"))
-        | next(iter(inside[["reward", "reward_se", "kl", "trial", "step"]].to_dict("records")), {})
-    )
+    view, columns = snapshot.view, ["reward", "reward_se", "kl", "trial", "step"]
+    best = analysis.trained_within(points, kl_budget).nlargest(1, "reward")
+    [values] = best[columns].to_dict("records") or [dict.fromkeys(columns)]
+    return {"study": _link(view.row.name), "task": safe_text.cell(view.spec.task), **values}
 
 
 def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
     """Draw the studies' trials over a hyperparameter that all searched."""
-    st.subheader("A hyperparameter in common", anchor=False)
+    common.heading("A hyperparameter in common")
     names = [
         name
         for name in HYPERPARAMETERS
         if all(
-            figures.PARAMS + name in frame.columns and importance_figures.is_number(frame[figures.PARAMS + name])
+            (column := figures.PARAMS + name) in frame.columns and importance_figures.is_number(frame[column])
             for frame in trials.values()
         )
     ]
@@ -108,7 +101,7 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
         figures.in_common(trials, name),
         key="in common",
         alt=f"The value of every trial over {name}, a colour for each study",
-        says=sentences.of_common(trials, name),
+        caption=sentences.of_common(trials, name),
     )
 
 
@@ -124,12 +117,9 @@ def _link_column() -> Any:
 def _table(store: Store) -> None:
     with common.problems_shown():
         rows = data.studies(store)
-        st.subheader("All studies", anchor=False)
-        pages = -(-len(rows) // A_PAGE)
-        page = st.pagination(pages, key="studies", bind="query-params") if pages > 1 else 1
-        listed = rows[(page - 1) * A_PAGE : page * A_PAGE]
-        table = table_of([(row, data.view(store, row)) for row in listed])
-        st.dataframe(table, key="all studies", hide_index=True, placeholder="–", column_config=_study_columns())
+        common.heading("All studies")
+        table = table_of([(row, data.view(store, row)) for row in common.on_page(rows, STUDIES_PER_PAGE, "studies")])
+        common.table(table, "all studies", _study_columns(), placeholder="–")
 
 
 def table_of(studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
@@ -140,26 +130,23 @@ def table_of(studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
 
 
 def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
-    name: dict[str, object] = {"study": _link(row.name)}
     if view is None:
-        return name | {"state": "not readable"}
-    best, spent, extent = view.best(), data.cost(view), view.extent
-    return name | {
+        return {"study": _link(row.name), "state": "not readable"}
+    best, cost, extent, total = view.best(), data.cost(view), view.extent, data.total(view)
+    planned = "" if total is None else f" of {total}"
+    screened = f", {extent.screened} screened" if extent.screened else ""
+    return {
+        "study": _link(row.name),
         "state": data.WORDS[data.shown_state(view)],
-        "ended": _ended(view.ended, data.total(view), extent.screened),
+        "ended": f"{view.ended}{planned}{screened}",
         "spent": "" if extent.budget is None else f"{extent.spent:.1f} of {extent.budget:g}",
         "best": None if best is None else best.value,
         "kl": None if best is None else best.kl,
         "budget": view.spec.kl_budget,
-        "device": common.device_time(spent.hours),
-        "pruned": None if spent.pruned_share is None else 100 * spent.pruned_share,
+        "device": duration(3_600 * cost.hours),
+        "pruned": None if cost.pruned_share is None else 100 * cost.pruned_share,
         "sign": common.ago(data.last_sign(view)),
     }
-
-
-def _ended(ended: int, total: int | None, screened: int) -> str:
-    """Return the numbers of ended, planned (if known) and screened trials."""
-    return f"{ended}{'' if total is None else f' of {total}'}{f', {screened} screened' if screened else ''}"
 
 
 def _study_columns() -> dict[str, Any]:
@@ -178,5 +165,5 @@ def _study_columns() -> dict[str, Any]:
         "pruned": number(
             "Pruned", format="%.0f%%", width=70, help="Share of all device time that went into pruned trials."
         ),
-        "sign": text("Last activity", width=105),
+        "sign": text("Last activity", width=125),
     }

@@ -9,6 +9,7 @@ import streamlit as st
 
 from dashboard import charts, safe_text, style
 from dashboard.data import Snapshot
+from dashboard.figures import PARAMS
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
@@ -18,14 +19,13 @@ from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
 from tuner.study.status import Role
 
-PREFIX = "params_"
 MOST_ROWS = 20
 """Rows shown without scrolling."""
 MOST_LIVE = 250
 """Larger tables are neither refreshed live nor coloured: too much to send each time."""
 
 
-def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
+def draw(snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the table, chosen trials and the best on top; ticking a row chooses its trial on all pages."""
     row = st.container(horizontal=True, vertical_alignment="center")
     row.subheader("Trials", anchor=False, help=_HELP, width="content")
@@ -35,26 +35,27 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     if best is not None:
         trials = trials.sort_values("number", key=lambda numbers: numbers != best.number, kind="stable")
     looks = style.looks(common.highlighted(snapshot, chosen, charts.MOST_LINES))
-    shown = rows(trials, notes(snapshot.view), _optional(snapshot), looks)
-    styled: Any = shown
-    if len(shown) <= MOST_LIVE:
-        styled = shown.style.apply(_coloured, axis=None, looks=_looks(trials, looks))
-    height: Literal["content", "auto"] = "content" if len(shown) <= MOST_ROWS else "auto"
+    table = rows(trials, notes(snapshot.view), looks, with_screening=snapshot.view.spec.pauses_trials)
+    styled: Any = table
+    if len(table) <= MOST_LIVE:
+        styled = table.style.apply(_coloured, axis=None, looks=_looks(trials, looks))
+    height: Literal["content", "auto"] = "content" if len(table) <= MOST_ROWS else "auto"
     numbers = trials["number"].tolist()
-    key = f"trials {best and best.number} {filters}"
-    if _ticked(f"{key} {_version()}", numbers) not in (None, set(chosen) & set(numbers)):
-        st.session_state[_VERSION] = _version() + 1  # a new key, because the choice was changed elsewhere
-    key = f"{key} {_version()}"
-    rows_chosen = [place for place, number in enumerate(numbers) if number in chosen]
+    version, name = st.session_state.get(_VERSION, 0), f"trials {best and best.number} {filters}"
+    if _ticked(f"{name} {version}", numbers) not in (None, set(chosen) & set(numbers)):
+        version += 1  # a new key, because the choice was changed elsewhere
+        st.session_state[_VERSION] = version
+    key = f"{name} {version}"
     with st.container(key="all trials"):
         st.dataframe(
-            styled, key=key, height=height, hide_index=True, placeholder="", column_config=_trial_columns(trials),
+            styled, key=key, height=height, hide_index=True, placeholder="", column_config=_columns(trials),
             on_select=partial(_choose, key, numbers, chosen), selection_mode="multi-row",
-            selection_default={"selection": {"rows": rows_chosen}},
+            selection_default={"selection": {"rows": [i for i, number in enumerate(numbers) if number in chosen]}},
         )  # fmt: skip
 
 
 _VERSION = "version of the table"
+"""Session key: the part of the table's key that changes with a choice made elsewhere."""
 
 
 def _filtered(snapshot: Snapshot) -> tuple[pd.DataFrame, list[str]]:
@@ -63,29 +64,25 @@ def _filtered(snapshot: Snapshot) -> tuple[pd.DataFrame, list[str]]:
     Statuses are alternatives; all other filters must hold.
     """
     trials, view = snapshot.trials, snapshot.view
-    of_kind = {kind: trials["kind"] == kind for kind in style.KINDS}
-    others = {
-        "ends within the KL budget": trials["end_kl"] <= view.spec.kl_budget,
-        "fixed β": trials["number"].isin([row.number for row in view.trials if row.config.get("kl_target") is None]),
-        "labelled": trials["number"].isin([row.number for row in view.trials if row.label]),
+    passing = {
+        "ends within the KL budget": [row.number for row in view.trials if ends_within(row, view.spec)],
+        "fixed β": [row.number for row in view.trials if row.config.get("kl_target") is None],
+        "labelled": [row.number for row in view.trials if row.label],
     }
-    present = [name for name, passes in (of_kind | others).items() if passes.any()]
-    if others["fixed β"].all():
-        present.remove("fixed β")
+    masks = {name: trials["number"].isin(numbers) for name, numbers in passing.items()}
+    present = [kind for kind in style.KINDS if (trials["kind"] == kind).any()]
+    present += [name for name, mask in masks.items() if mask.any() and not (name == "fixed β" and mask.all())]
     if len(present) < 2:
         return trials, []
     chosen = list(
         st.pills("Show", present, selection_mode="multi", key="show", bind="query-params", label_visibility="collapsed")
     )
-    kinds = [name for name in chosen if name in of_kind]
-    passed = trials["kind"].isin(kinds or style.KINDS)
+    kinds = [name for name in chosen if name in style.KINDS]
+    passes = trials["kind"].isin(kinds or style.KINDS)
     for name in chosen:
-        passed &= others.get(name, passed)
-    return trials[passed], chosen
-
-
-def _version() -> int:
-    return int(st.session_state.get(_VERSION, 0))
+        if name in masks:
+            passes &= masks[name]
+    return trials[passes], chosen
 
 
 def _ticked(key: str, numbers: Sequence[int]) -> set[int] | None:
@@ -98,7 +95,8 @@ def _choose(key: str, numbers: Sequence[int], chosen: Sequence[int]) -> None:
     """Choose the ticked trials, and keep chosen ones that the table does not show."""
     ticked = _ticked(key, numbers) or set()
     kept = [number for number in chosen if number in ticked or number not in numbers]
-    st.session_state[TRIALS] = [*kept, *(number for number in numbers if number in ticked and number not in kept)]
+    added = [number for number in numbers if number in ticked and number not in kept]
+    st.session_state[TRIALS] = [*kept, *added]
     common.ask_for_the_whole_page()
 
 
@@ -109,68 +107,57 @@ _HELP = (
 )
 
 
-def _optional(snapshot: Snapshot) -> list[str]:
-    """Return the optional columns that matter in this study."""
-    return ["end_reward", "end_kl", *(["rung_score"] if snapshot.view.spec.pauses_trials else [])]
-
-
 def notes(view: StudyView) -> dict[int, str]:
     """Return notes by trial number: best, over the budget, fork."""
     best = view.best()
-    found = {}
+    notes_of: dict[int, str] = {}
     for row in view.trials:
-        is_over = ends_within(row, view.spec) is False
-        parts = [
-            "best" if best is not None and row.number == best.number else "",
-            "ends over budget" if is_over else "",
-        ]
-        parts.append(f"fork of {row.parent}" if row.role is Role.FORK else "")
-        found[row.number] = ", ".join(part for part in parts if part)
-    return found
+        facts = {
+            "best": best is not None and row.number == best.number,
+            "ends over budget": ends_within(row, view.spec) is False,
+            f"fork of {row.parent}": row.role is Role.FORK,
+        }
+        notes_of[row.number] = ", ".join(fact for fact, holds in facts.items() if holds)
+    return notes_of
 
 
 def rows(
     trials: pd.DataFrame,
-    notes: Mapping[int, str] | None = None,
-    optional: Sequence[str] = (),
-    looks: Mapping[int, style.Look] | None = None,
+    notes_of: Mapping[int, str],
+    looks: Mapping[int, style.Look],
+    *,
+    with_screening: bool = False,
 ) -> pd.DataFrame:
-    """Return the table's cells by column, safe to show and to export; `notes` by number, `optional` columns by name,
-    `looks` as in the page's charts.
+    """Return the table's cells by column, safe to show and to export.
+
+    Args:
+        trials: See `dashboard.data.Snapshot`.
+        notes_of: Notes by trial number.
+        looks: As in the page's charts, by trial number.
+        with_screening: Include the screening score.
     """
-    shown = pd.DataFrame(
+    cells = pd.DataFrame(
         {
             "number": trials["number"],
-            "line": [look.dash.glyph for look in _looks(trials, looks or {})],
-            "status": [
-                f"{style.mark(kind).glyph} {shown}"
-                for kind, shown in zip(trials["kind"], trials["shown_status"], strict=True)
-            ],
+            "line": [look.dash.glyph for look in _looks(trials, looks)],
+            "status": [f"{style.mark(row.kind).glyph} {row.shown_status}" for row in trials.itertuples()],
             "note": [
-                safe_text.cell("; ".join(filter(None, [(notes or {}).get(number, ""), message or rule])))
-                for number, rule, message in zip(trials["number"], trials["rule"], trials["reason"], strict=True)
+                safe_text.cell("; ".join(filter(None, [notes_of.get(row.number, ""), row.reason or row.rule])))
+                for row in trials.itertuples()
             ],
-            "value": trials["value"],
-            "value_se": trials["value_se"],
-            "kl": trials["kl"],
-            **{name: trials[name] for name in optional},
         },
         index=trials.index,
     )
+    results = ["value", "value_se", "kl", "end_reward", "end_kl", *(["rung_score"] if with_screening else [])]
+    searched = trials[_searched(trials)].map(lambda value: safe_text.cell(value) if isinstance(value, str) else value)
     progress = (100 * trials["episodes"] / trials["total_episodes"]).rename("progress")
-    searched = trials[_searched(trials)].map(_safe)
-    return pd.concat([shown, searched, progress, trials["seconds"]], axis=1)
-
-
-def _safe(value: Any) -> Any:
-    """Return a searched value made safe: it may be text from outside."""
-    return safe_text.cell(value) if isinstance(value, str) else value
+    return pd.concat([cells, trials[results], searched, progress, trials["seconds"]], axis=1)
 
 
 def _searched(trials: pd.DataFrame) -> list[str]:
-    present = [column for column in trials.columns if column.startswith(PREFIX)]
-    order = [PREFIX + name for name in HYPERPARAMETERS]
-    return sorted(present, key=lambda column: order.index(column) if column in order else len(order))
+    order = [PARAMS + name for name in HYPERPARAMETERS]
+    searched = [column for column in trials.columns if column.startswith(PARAMS)]
+    return sorted(searched, key=lambda column: order.index(column) if column in order else len(order))
 
 
 def _looks(trials: pd.DataFrame, looks: Mapping[int, style.Look]) -> list[style.Look]:
@@ -178,13 +165,13 @@ def _looks(trials: pd.DataFrame, looks: Mapping[int, style.Look]) -> list[style.
     return [looks.get(number) or style.looks([number])[number] for number in trials["number"]]
 
 
-def _coloured(shown: pd.DataFrame, looks: Sequence[style.Look]) -> pd.DataFrame:
-    styles = pd.DataFrame("", index=shown.index, columns=shown.columns)
+def _coloured(table: pd.DataFrame, looks: Sequence[style.Look]) -> pd.DataFrame:
+    styles = pd.DataFrame("", index=table.index, columns=table.columns)
     styles["line"] = [f"color: {look.colour}" for look in looks]
     return styles
 
 
-def _trial_columns(trials: pd.DataFrame) -> dict[str, Any]:
+def _columns(trials: pd.DataFrame) -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     statuses = "; ".join(f"{style.kind_label(kind)}: {style.MEANINGS[kind]}" for kind in style.KINDS)
     columns: dict[str, Any] = {
@@ -213,7 +200,7 @@ def _trial_columns(trials: pd.DataFrame) -> dict[str, Any]:
         "seconds": number("Time (s)", format="%.0f", width=80, help="Seconds of training, over all attempts."),
     }
     return columns | {
-        column: _searched_column(column.removeprefix(PREFIX), trials[column]) for column in _searched(trials)
+        column: _searched_column(column.removeprefix(PARAMS), trials[column]) for column in _searched(trials)
     }
 
 

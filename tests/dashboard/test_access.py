@@ -128,7 +128,7 @@ def test_the_redirect_stays_on_this_server() -> None:
 
 
 def test_a_typed_token_is_kept_by_a_code_that_works_once() -> None:
-    script, client = access.keep_given(), kept()
+    script, client = access.cookie_script(), kept()
     address = script.partition('"')[2].partition('"')[0]
     assert TOKEN not in script
     assert "set-cookie" in client.get(address).headers

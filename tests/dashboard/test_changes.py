@@ -44,7 +44,7 @@ def test_each_change_is_told_with_its_command(path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_button_asks_and_then_orders_the_trial(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "given", lambda: TOKEN)
+    monkeypatch.setattr(access, "session_token", lambda: TOKEN)
     app = page("trial", path, monkeypatch, n="2")
     button = next(button for button in app.button if button.label.startswith("Add to queue: "))
     button.click()

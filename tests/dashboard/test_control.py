@@ -9,7 +9,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import access, views
-from dashboard.views import common, control
+from dashboard.views import action_log, common
 from tests.dashboard import fake_store
 from tests.dashboard.control_page import TOKEN, badges, orders, page, press, run, texts
 from tests.dashboard.fake_store import STUDY
@@ -41,7 +41,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
 def test_the_page_looks_again_while_something_runs_the_study(
     store: Store, looks: dict[str, float | None], part: str
 ) -> None:
-    lines = {"_trial_line", "_log"} | ({"_look"} if part == "Steer" else set())
+    lines = {"_trial_line", "_log"} | ({"refresh"} if part == "Steer" else set())
     link = {"part": part, "steer": "2", "from": "2"}
     app = page(**link)
     assert {name: looks[name] for name in lines} == dict.fromkeys(lines)
@@ -214,12 +214,12 @@ def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view
     store.decide(lease, store.place_order(view.row, "pause", 2, {}), lambda _: "=cmd() \u202edone")
     store.refuse(lease, store.place_order(view.row, "fork", 0, {"values": {"kl_coef": "<b>"}}), "no")
     store.place_order(view.row, "stop", None, {})
-    held = control.rows(orders(store), store.study(STUDY))
+    held = action_log.rows(orders(store), store.study(STUDY))
     assert held["state"].tolist() == ["… waiting", "✕ refused", "✓ done"]
     assert held["what"].tolist() == ["stop", "fork trial 0 (kl_coef = <b>)", "pause trial 2"]
     assert held["outcome"].tolist() == ["the controller has not read it yet", "no", "'=cmd() ⟨U+202E⟩done"]
     store.release(Lease(lease.study_id, lease.token))
-    left = control.rows(orders(store), store.study(STUDY))
+    left = action_log.rows(orders(store), store.study(STUDY))
     assert left["outcome"][2].startswith("nothing runs the study; to carry it out: ppo-tuner run reviews")
 
 

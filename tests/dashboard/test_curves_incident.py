@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from dashboard import charts, diagnosis, echarts, health
-from dashboard.views import curves
+from dashboard.views import ppo_health
 from ppo_core.report import StepReport
 from tests.dashboard import fake_store
 from tuner.judge.diagnose import NEEDED, Course, Diagnosis, Measurement, diagnose
@@ -149,11 +149,11 @@ def test_readings_are_held_against_their_declared_limits() -> None:
         loss__value_avg=[1.0] * 10,
     )
     assert out(found) == ["clip_fraction", "ratio_low"]
-    assert curves.health_rows({3: found}, ()).iloc[0].to_dict() == {
+    assert ppo_health.health_rows({3: found}, ()).iloc[0].to_dict() == {
         "trial": 3, "health": "▲ worth a look: Updates too large", "policy/approxkl_avg": "–", CLIP: "▲ 0.31",
         "val/ratio": "▲ 0.89", "loss/value_avg": "✓ 1", "val/var_explained": "✓ 0",
     }  # fmt: skip
-    bad = curves.health_rows({3: found}, {3}).iloc[0]
+    bad = ppo_health.health_rows({3: found}, {3}).iloc[0]
     assert (bad["health"], bad[CLIP], bad["loss/value_avg"]) == ("✕ bad: Updates too large", "✕ 0.31", "✓ 1")
 
 
@@ -166,7 +166,7 @@ def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_its_first_one
 
 def test_a_critic_is_not_read_before_ten_steps() -> None:
     early, told = readings(val__var_explained=[-0.5] * 9)
-    [row] = curves.health_rows({0: early}, ()).to_dict("records")
+    [row] = ppo_health.health_rows({0: early}, ()).to_dict("records")
     assert (row["health"], row["val/var_explained"], told) == ("✓ ok", "–", [])
     late, told = readings(val__var_explained=[-0.5] * 10)
     assert out(late) == ["var_explained"] and [one.rule for one in told] == ["Critic explains nothing"]
@@ -181,7 +181,7 @@ def test_the_page_and_the_diagnosis_agree_on_either_side_of_each_limit(name: str
     found, told = readings(**{str(sign.metric).replace("/", "__"): column})
     assert out(found) == [name] * beyond
     assert [one.rule for one in told] == [sign.label] * beyond
-    assert [sign.label in line and sign.change in line for line in curves.advice({0: found})] == [True] * beyond
+    assert [sign.label in line and sign.change in line for line in ppo_health.advice({0: found})] == [True] * beyond
     if beyond:
         assert told[0].name in [moved for moved, _ in sign.moves] and told[0].name in sign.change
 
@@ -225,7 +225,7 @@ def test_the_incident_the_diagnosis_and_the_guard_agree_on_a_kl_over_a_line(kl: 
 def test_a_trial_that_the_guard_ended_for_its_value_loss_is_not_ticked() -> None:
     reason = Reason("value_divergence", "Value loss was over 250", "loss/value_avg", 300.0)
     found, told = readings(reason, loss__value_avg=[1.0] * 10)
-    assert curves.health_rows({0: found}, {0})["loss/value_avg"].tolist() == ["✕ 1"]
+    assert ppo_health.health_rows({0: found}, {0})["loss/value_avg"].tolist() == ["✕ 1"]
     assert [one.rule for one in told] == ["Critic diverges"] and "Value loss was over 250" in told[0].finding
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboard import charts, data
+from dashboard import charts, data, figures
 from dashboard.__main__ import read_ahead
-from dashboard.views import curve_charts, samples, studies, trials_table
+from dashboard.views import curve_charts, sample_marks, samples, studies, trials_table
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import CUT, HOSTILE, STORED, STUDY, Course
@@ -166,7 +166,7 @@ def test_the_server_reads_ahead_what_the_first_visit_shows(tmp_path: Path, monke
     read_ahead()
     store = data.open_store(data.storage())
     watched = Watched(store, monkeypatch)
-    _, _, frame = curve_charts.read(store, data.snapshot(store, STUDY))
+    frame = curve_charts.ChartData.read(store, data.snapshot(store, STUDY)).frame
     assert frame["trial"].unique().tolist() == [0, 1, 2] and watched.since() == []
 
 
@@ -264,7 +264,7 @@ def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> Non
 def test_samples_are_those_of_one_evaluation_of_each_trial(
     store: Store, snapshot: data.Snapshot, when: str, expected: dict[int, int]
 ) -> None:
-    kept = samples.at_evaluation(data.samples(store, snapshot, (0, 2)), when, {}, at=20)
+    kept = samples.at_evaluation(data.samples(store, snapshot, (0, 2)), when, {}, step=20)
     assert kept.groupby("trial")["step"].unique().map(list).to_dict() == {n: [step] for n, step in expected.items()}
     assert kept.groupby("trial").size().tolist() == [4, 4]
 
@@ -286,19 +286,17 @@ def test_the_tokens_of_one_sample_are_read(store: Store, snapshot: data.Snapshot
 
 def test_responses_share_one_scale_of_colours() -> None:
     of = [TokenReadings(("a", "b"), (-1.0, -1.0), (0.5, values), (0.5, math.nan)) for values in (-3.0, 2.0)]
-    assert samples.largest_reading([*of, None], "log-ratio") == 3.0
-    assert samples.largest_reading(of, "KL") == 0.5 and samples.largest_reading(of, "value") == 0.0
+    assert sample_marks.largest_reading([*of, None], "log-ratio") == 3.0
+    assert sample_marks.largest_reading(of, "KL") == 0.5 and sample_marks.largest_reading(of, "value") == 0.0
 
 
 def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapshot) -> None:
-    shown = trials_table.rows(snapshot.trials)
+    shown = trials_table.rows(snapshot.trials, {}, {})
     assert shown["note"][8] == "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free"
     assert shown["status"].tolist()[6:9] == ["✕ pruned", "✓ completed", "▲ failed"]
     assert shown["status"][13] == "▶ interrupted"
     assert shown["progress"][13] == pytest.approx(100 * 1088 / 1920)
-    searched = [
-        column.removeprefix(trials_table.PREFIX) for column in shown.columns if column.startswith(trials_table.PREFIX)
-    ]
+    searched = [column.removeprefix(figures.PARAMS) for column in shown.columns if column.startswith(figures.PARAMS)]
     assert set(searched) == set(fake_store.SPEC.search)
     assert searched.index("learning_rate") < searched.index("num_ppo_epochs")
 

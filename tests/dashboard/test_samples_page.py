@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from streamlit.testing.v1 import AppTest
 
-from dashboard.views import samples
+from dashboard.views import sample_marks, samples
 from ppo_core.report import TokenReadings
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import HOSTILE, PROMPTS
@@ -68,13 +68,13 @@ def marked(app: AppTest) -> list[str]:
     return [one.proto.body for one in app.get("html") if 'class="response' in one.proto.body]
 
 
-@pytest.mark.parametrize("reading", samples.COLOURED)
+@pytest.mark.parametrize("reading", sample_marks.COLOURED)
 def test_tokens_are_shaded_by_the_chosen_reading_and_say_all_of_them(
     built: Path, monkeypatch: pytest.MonkeyPatch, reading: str
 ) -> None:
     [response] = marked(page("samples", built, monkeypatch, trial=["0"], prompt="0", mark=reading))
     assert "background-color: rgba(" in response
-    assert all(f"{name} " in response.split("title=")[1] for name in samples.READINGS)
+    assert all(f"{name} " in response.split("title=")[1] for name in sample_marks.READINGS)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_tokens_are_shaded_by_the_chosen_reading_and_say_all_of_them(
     [
         ("3", "KL", "no token data for this sample"),
         ("4", "value error", "no value error for its tokens: this trial has no critic"),
-        ("0", samples.BEFORE, "nothing to compare with"),
+        ("0", sample_marks.BEFORE, "nothing to compare with"),
     ],
 )
 def test_marks_that_are_not_known_are_said(
@@ -94,11 +94,11 @@ def test_marks_that_are_not_known_are_said(
 
 def test_the_value_error_is_the_critics_value_less_the_reward() -> None:
     of = TokenReadings(("a", " b"), (-1.0, -1.0), (0.5, 0.5), (0.5, 0.5), (0.1, 0.1), (0.5, 2.0))
-    pieces = samples.tokens_of(of, "value error", 1.0, reward=1.5)
+    pieces = sample_marks.coloured_tokens(of, "value error", 1.0, reward=1.5)
     assert "".join(text for text, *_ in pieces) == "a b"
     assert ["value error -1.000" in said or "value error 0.500" in said for _, _, said in pieces[::2]] == [True, True]
-    assert samples.largest_reading([of, None], "value error", [1.5, math.nan]) == 1.0
-    assert samples.largest_reading([of], "value error") == 0.0
+    assert sample_marks.largest_reading([of, None], "value error", [1.5, math.nan]) == 1.0
+    assert sample_marks.largest_reading([of], "value error") == 0.0
 
 
 # Differences, what is looked for, orders and steps
@@ -106,21 +106,21 @@ def test_the_value_error_is_the_critics_value_less_the_reward() -> None:
 
 @given(text=some.text(), base=some.text())
 def test_a_difference_has_all_words_of_both_responses(text: str, base: str) -> None:
-    pieces = samples.changed(text, base)
+    pieces = sample_marks.changes(text, base)
     assert "".join(one for one, _, said in pieces if said != "removed").split() == text.split()
     removed = "".join(one for one, _, said in pieces if said == "removed").split()
-    assert len([one for one, _, said in samples.changed(text, text) if said]) == 0
+    assert len([one for one, _, said in sample_marks.changes(text, text) if said]) == 0
     assert set(removed) <= set(base.split())
 
 
 @pytest.mark.parametrize(
-    ("against", "base"), [(samples.REFERENCE, "R6"), (samples.START, "T0"), (samples.BEFORE, "T4")]
+    ("against", "base"), [(sample_marks.REFERENCE, "R6"), (sample_marks.START, "T0"), (sample_marks.BEFORE, "T4")]
 )
 def test_a_response_is_held_against_that_of_the_reference_or_another_step(against: str, base: str) -> None:
     rows = [(0, 0, "R0"), (0, 6, "R6"), (0, 9, "R9"), (1, 0, "T0"), (1, 4, "T4"), (1, 8, "T8")]
     frame = pd.DataFrame(rows, columns=["trial", "step", "response"]).assign(prompt_index=3)
-    assert samples.base_of(frame, next(frame.iloc[[5]].itertuples()), against, 0) == base
-    assert samples.base_of(frame.iloc[[5]], next(frame.iloc[[5]].itertuples()), against, 0) is None
+    assert sample_marks.base_of(frame, next(frame.iloc[[5]].itertuples()), against, 0) == base
+    assert sample_marks.base_of(frame.iloc[[5]], next(frame.iloc[[5]].itertuples()), against, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_long_response_is_there_in_full(built: Path, monkeypatch: pytest.Monke
 def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for mark in ("KL", samples.START, ""):
+    for mark in ("KL", sample_marks.START, ""):
         app = page("samples", built, monkeypatch, trial=["2"], mark=mark, when="last")
         assert any("&lt;script&gt;" in response and "⟨U+202E⟩" in response for response in marked(app))
         assert not shown.kinds_with(app, "<script>") | shown.kinds_with(app, "\u202e")
