@@ -104,7 +104,7 @@ def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, shown: tuple[int, ...],
         ),
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
-        says=f"{sentences.of_front(front, spec.kl_budget)} {over}",
+        says=f"{sentences.of_front(evaluated, spec.kl_budget)} {over}",
     )
 
 

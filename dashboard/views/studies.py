@@ -58,7 +58,7 @@ def _several(choice: common.Choice, names: list[str]) -> None:
         figures.fronts(fronts, choice.budget),
         key="fronts",
         alt="The front of eval reward against eval KL of each study",
-        says=sentences.of_studies(fronts, choice.budget) + differ,
+        says=sentences.of_studies(evaluated, choice.budget) + differ,
     )
     best = [_best(name, shown[name], points, choice.budget) for name, points in evaluated.items()]
     number = st.column_config.NumberColumn
