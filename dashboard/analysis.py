@@ -1,11 +1,13 @@
-"""Numbers computed from a study's frames: savings by pruning, trials by setting, lineage, the front."""
+"""Numbers computed from a study's frames: savings by early ends, trials by setting, lineage, the front."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from dashboard.data import PARAMS
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import is_within
@@ -16,8 +18,6 @@ from tuner.judge.rules import RULES
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import PERSON, PRUNER, Role, Status
-
-# Trials that were ended early: by which rule, and what that saved.
 
 SAVING = (Status.PRUNED, Status.STOPPED)
 """Statuses of trials that were ended on purpose; the rest of their episodes counts as saved."""
@@ -43,21 +43,17 @@ def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
     completed), `value`, `kl`.
     """
     early = trials[trials["status"].isin(SAVING)].sort_values("number")
+    completed = trials[(trials["status"] == Status.COMPLETED) & (trials["episodes"] > 0)]
+    pace = (completed["seconds"] / completed["episodes"]).median()
     left = (early["total_episodes"] - early["episodes"]).clip(lower=0)
-    whole = trials[(trials["status"] == Status.COMPLETED) & (trials["episodes"] > 0)]
-    pace = (whole["seconds"] / whole["episodes"]).median()
-    return pd.DataFrame(
-        {
-            "number": early["number"],
-            "status": early["status"],
-            "rule": [rule_label(rule) for rule in early["rule"]],
-            "share": early["episodes"] / early["total_episodes"],
-            "episodes_saved": left,
-            "seconds_saved": left * pace,
-            "value": early["value"],
-            "kl": early["kl"],
-        }
-    ).reset_index(drop=True)
+    early = early.assign(
+        rule=early["rule"].map(rule_label),
+        share=early["episodes"] / early["total_episodes"],
+        episodes_saved=left,
+        seconds_saved=left * pace,
+    )
+    columns = ["number", "status", "rule", "share", "episodes_saved", "seconds_saved", "value", "kl"]
+    return early[columns].reset_index(drop=True)
 
 
 def savings(trials: pd.DataFrame) -> Savings:
@@ -72,16 +68,13 @@ def by_rule(early: pd.DataFrame) -> pd.DataFrame:
     """Return one row per rule, most trials first: `rule`, `trials`, `share` (median share of episodes run),
     `episodes_saved`, `seconds_saved`.
     """
-    groups = early.groupby("rule", sort=False)
-    found = pd.DataFrame(
-        {
-            "trials": groups.size(),
-            "share": groups["share"].median(),
-            "episodes_saved": groups["episodes_saved"].sum(),
-            "seconds_saved": groups["seconds_saved"].sum(),
-        }
+    rules = early.groupby("rule", sort=False).agg(
+        trials=("number", "size"),
+        share=("share", "median"),
+        episodes_saved=("episodes_saved", "sum"),
+        seconds_saved=("seconds_saved", "sum"),
     )
-    return found.sort_values("trials", ascending=False, kind="stable").reset_index()
+    return rules.sort_values("trials", ascending=False, kind="stable").reset_index()
 
 
 def rule_label(rule: str) -> str:
@@ -91,13 +84,11 @@ def rule_label(rule: str) -> str:
     return {PERSON: "A person", PRUNER: "The pruner"}.get(rule, "Another rule")
 
 
-# Trials by one setting: a few that span its values, and labels for their lines.
-
 BETA, TARGET = "kl_coef", "kl_target"
 MOST_NAMED = 4
 """Most settings named in a sentence."""
 MOST = 3
-"""Trials by which the values of a setting are spanned: the lowest, the nearest to the middle, the highest."""
+"""Number of trials that span a setting: its lowest value, the nearest to the middle, its highest."""
 
 
 def name(row: TrialRow, setting: str) -> str:
@@ -111,14 +102,10 @@ def name(row: TrialRow, setting: str) -> str:
 def settings(trials: pd.DataFrame, rows: Sequence[TrialRow]) -> list[str]:
     """Return the searched hyperparameters that are numbers and vary among the trials, in the order of declaration.
 
-    β is one wherever trials differ in it, though it was not searched, but changed in a fork.
+    β is included wherever trials differ in it, even if only a fork changed it.
     """
-    columns = {name: f"params_{name}" for name in HYPERPARAMETERS if f"params_{name}" in trials.columns}
-    varied = {
-        name
-        for name, column in columns.items()
-        if pd.api.types.is_numeric_dtype(trials[column]) and trials[column].nunique() > 1
-    }
+    numbers = trials.filter(regex=f"^{PARAMS}").select_dtypes("number")
+    varied = {column.removeprefix(PARAMS) for column in numbers if numbers[column].nunique() > 1}
     if len(spanning(rows, BETA)) > 1:
         varied.add(BETA)
     return [name for name in HYPERPARAMETERS if name in varied]
@@ -129,9 +116,9 @@ def also_differ(rows: Sequence[TrialRow], setting: str) -> str:
 
     With adaptive β its target stands for β.
     """
-    named = {BETA, TARGET} if setting in (BETA, TARGET) else {setting}
-    ratios = {name: _ratio(values) for name, values in differences(rows).items() if name not in {*named, "seed"}}
-    names = sorted(ratios, key=lambda name: -ratios[name])
+    excluded = {"seed", setting, *({BETA, TARGET} if setting in (BETA, TARGET) else ())}
+    others = {name: values for name, values in differences(rows).items() if name not in excluded}
+    names = sorted(others, key=lambda name: -_ratio(others[name]))
     if not names:
         return ""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -156,25 +143,16 @@ def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
     begun = longer if len(longer) > 1 else begun
     adaptive = [row for row in begun if setting == BETA and _number(row, TARGET) is not None]
     fixed = _by_value([row for row in begun if row not in adaptive], setting)
+    logs = np.log(np.maximum([value for value, _ in fixed], 1e-6))
+    places = np.linspace(logs[0], logs[-1], MOST) if fixed else ()
+    spread = [fixed[int(np.abs(logs - place).argmin())] for place in places]
     targets = _by_value(adaptive, TARGET)
-    picked = [*_spread(fixed), *targets[len(targets) // 2 :][:1]]
-    return tuple(dict.fromkeys(number for _, number in picked))
+    return tuple(dict.fromkeys(number for _, number in (*spread, *targets[len(targets) // 2 :][:1])))
 
 
-Valued = tuple[float, int]
-"""A trial's value of a setting, and its number."""
-
-
-def _by_value(rows: Sequence[TrialRow], setting: str) -> list[Valued]:
+def _by_value(rows: Sequence[TrialRow], setting: str) -> list[tuple[float, int]]:
+    """Return each trial's value of a setting and its number, sorted."""
     return sorted((value, row.number) for row in rows if (value := _number(row, setting)) is not None)
-
-
-def _spread(trials: Sequence[Valued]) -> list[Valued]:
-    """Pick `MOST` of the sorted trials, nearest to even places on a log scale."""
-    if not trials:
-        return []
-    logs = np.log(np.maximum([value for value, _ in trials], 1e-6))
-    return [trials[int(np.abs(logs - place).argmin())] for place in np.linspace(logs[0], logs[-1], MOST)]
 
 
 def _number(row: TrialRow, setting: str) -> float | None:
@@ -183,14 +161,12 @@ def _number(row: TrialRow, setting: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-# Is one trial better than another? The difference against its noise, and lineage.
-
 NOISE = (
     "Each trial is one run, so none of these numbers includes what another seed would change. A value is the highest "
     "of several evaluations, so it is optimistic. All are on the same eval prompts, so a difference is paired by "
     f"prompt; over {ERRORS:g} of its standard errors it counts as more than noise."
 )
-"""Note on the sources of noise that a difference's error covers."""
+"""Caveat shown beside comparisons: noise that the standard errors do not include."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +177,7 @@ class Ancestor:
     parent: int
     step: int
     changed: dict[str, tuple[HyperValue, HyperValue]]
-    """The parent's value and its own, by name."""
+    """The parent's value and the fork's, by name."""
 
 
 def lineage(trials: Sequence[TrialRow], number: int) -> list[Ancestor]:
@@ -213,7 +189,7 @@ def lineage(trials: Sequence[TrialRow], number: int) -> list[Ancestor]:
         parent = row_of[row.parent]
         changed = {
             name: (parent.config.get(name), row.config.get(name))
-            for name in dict.fromkeys([*parent.config, *row.config])
+            for name in {**parent.config, **row.config}
             if parent.config.get(name) != row.config.get(name)
         }
         steps.append(Ancestor(row.number, parent.number, row.fork_step or 0, changed))
@@ -226,17 +202,12 @@ def forks_of(trials: Sequence[TrialRow], number: int) -> list[int]:
     return [row.number for row in trials if row.role is Role.FORK and row.parent == number]
 
 
-# The Pareto front of eval reward against eval KL over all evaluated checkpoints.
-#
-# Every evaluation is a point: the policy as it was at that step. Step 0, the SFT policy, is where a trial
-# begins, and no checkpoint of it.
-
 EVALUATED = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se")
 """Columns of an evaluation."""
+_SHORT_NAMES = {name: name.removeprefix("eval/") for name in EVALUATED}
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """One evaluated policy of a trial: eval reward, and eval KL in nats per response, with standard errors."""
 
     trial: int
@@ -251,14 +222,11 @@ class Checkpoint:
 def evaluations(curves: pd.DataFrame) -> pd.DataFrame:
     """Return `trial`, `step`, `episode`, `reward`, `reward_se`, `kl`, `kl_se` of every step that was evaluated.
 
-    In order of trial and step. An evaluation that read no finite reward or KL is left out. A standard error may be
-    missing, as NaN.
+    In order of trial and step. An evaluation without a finite reward or KL is left out. A missing standard error is
+    NaN.
     """
-    found = curves.dropna(subset=["eval/reward", "eval/kl"])
-    shown = pd.DataFrame({name: found[name] for name in ("trial", "step", "episode")})
-    for name in EVALUATED:
-        shown[name.removeprefix("eval/")] = found[name] if name in found.columns else np.nan
-    return shown.sort_values(["trial", "step"], ignore_index=True)
+    evaluated = curves.dropna(subset=["eval/reward", "eval/kl"]).rename(columns=_SHORT_NAMES)
+    return evaluated.reindex(columns=list(Checkpoint._fields)).sort_values(["trial", "step"], ignore_index=True)
 
 
 def front(evaluated: pd.DataFrame) -> pd.DataFrame:
@@ -275,8 +243,8 @@ def front(evaluated: pd.DataFrame) -> pd.DataFrame:
 
 def checkpoint_of(evaluated: pd.DataFrame, trial: int, step: int) -> Checkpoint | None:
     """Return the evaluation of a trial at a step, or None where it was not evaluated there."""
-    found = evaluated[(evaluated["trial"] == trial) & (evaluated["step"] == step)]
-    return None if found.empty else _checkpoint(found.iloc[0])
+    rows = evaluated[(evaluated["trial"] == trial) & (evaluated["step"] == step)]
+    return next(map(Checkpoint._make, rows.itertuples(index=False)), None)
 
 
 def trained_within(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
@@ -293,25 +261,12 @@ def best_so_far(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec)
     Failed and broken trials do not count, as for the best trial.
     """
     searched = {row.number: row for row in rows if row.counts}
-    own = curves[curves["trial"].isin(searched)].sort_values(["trial", "step"], kind="stable")
-    pace = own["trial"].map({number: row.seconds / max(1, row.episodes) for number, row in searched.items()})
-    new = own.groupby("trial")["episode"].diff().fillna(own["episode"]) * pace
-    ordered = own.assign(new=new).sort_values("at", kind="stable")
-    seconds = ordered["new"].cumsum()
-    sound = [number for number, row in searched.items() if is_eligible(row) or not row.status.is_final]
-    read = ordered.assign(seconds=seconds).rename(columns={name: name.removeprefix("eval/") for name in EVALUATED})
-    values = trained_within(read[read["trial"].isin(sound)].dropna(subset=["reward", "kl"]), spec.kl_budget)
-    risen = values[values["reward"] > values["reward"].cummax().shift(fill_value=-np.inf)]
-    return risen.rename(columns={"reward": "value"})[["seconds", "value", "trial", "step"]].reset_index(drop=True)
-
-
-def _checkpoint(row: pd.Series) -> Checkpoint:
-    return Checkpoint(
-        trial=int(row["trial"]),
-        step=int(row["step"]),
-        episode=int(row["episode"]),
-        reward=float(row["reward"]),
-        reward_se=float(row["reward_se"]),
-        kl=float(row["kl"]),
-        kl_se=float(row["kl_se"]),
-    )
+    steps = curves[curves["trial"].isin(searched)].sort_values(["trial", "step"], kind="stable")
+    pace = steps["trial"].map({number: row.seconds / max(1, row.episodes) for number, row in searched.items()})
+    new = steps.groupby("trial")["episode"].diff().fillna(steps["episode"]) * pace
+    steps = steps.assign(seconds=new).sort_values("at", kind="stable").rename(columns=_SHORT_NAMES)
+    steps["seconds"] = steps["seconds"].cumsum()
+    eligible = [number for number, row in searched.items() if is_eligible(row) or not row.status.is_final]
+    values = trained_within(steps[steps["trial"].isin(eligible)].dropna(subset=["reward", "kl"]), spec.kl_budget)
+    rises = values[values["reward"] > values["reward"].cummax().shift(fill_value=-np.inf)]
+    return rises.rename(columns={"reward": "value"})[["seconds", "value", "trial", "step"]].reset_index(drop=True)

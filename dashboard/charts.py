@@ -1,11 +1,14 @@
-"""Live charts of a run: pure functions from step rows to ECharts options, built from `dashboard.echarts`.
+"""Live charts (ECharts) of curves, cost and incidents: pure functions from step rows to options.
+
+The building blocks are in `dashboard.echarts`; figures that stay still are Plotly's, in `dashboard.figures`.
 
 Text from outside never enters a chart.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,7 +16,7 @@ import pandas as pd
 
 from dashboard import echarts, style
 from dashboard.diagnosis import SIGNALS, Incident
-from dashboard.echarts import FAINT, Drawn, Option, Place, Span
+from dashboard.echarts import FAINT, DataSeries, Option, Place, Span
 from ppo_core.config.kl_budget import is_within
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.judge.rules import KL, RULES
@@ -33,14 +36,14 @@ LENGTH = "response/length_mean"
 BUDGETED = ("eval/kl", "eval/kl_se")
 """Columns that decide whether an evaluation is within the KL budget."""
 NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LENGTH,), "seconds": (), "KL": (KL,)}
-"""The metrics that a horizontal axis is made of."""
+"""The metrics from which a horizontal axis is computed."""
 LONGEST_GAP = 20
 """A gap longer than this many usual gaps is a pause, and counts as one usual gap."""
 BAND_TRIALS = 60
 """Trials used for a band; more would cost reading time and not change it."""
 
 EARLY = (Status.PRUNED, Status.FAILED, Status.STOPPED)
-"""Statuses of trials that ended before their end."""
+"""Statuses of trials that did not run to their end."""
 WHOLE = (0, 100)
 """The whole horizontal axis, in percent of the longest trial."""
 MOST_POINTS = 600
@@ -53,14 +56,7 @@ def points_of(curves: pd.DataFrame, metric: str, axis: Axis = "step", smoothing:
     A step where the metric was not a number keeps its row, so that the line has a gap there. An evaluation's
     metric has rows only where there was one, and is never smoothed.
     """
-    frame = pd.DataFrame(
-        {
-            "trial": curves["trial"],
-            "step": curves["step"],
-            "x": positions(curves, axis),
-            "y": curves[METRICS[metric].name],
-        }
-    )
+    frame = curves[["trial", "step"]].assign(x=positions(curves, axis), y=curves[metric])
     if axis in ("tokens", "KL"):
         frame = frame.dropna(subset="x")
     if metric.startswith("eval/"):
@@ -90,12 +86,13 @@ def representatives(numbers: Sequence[int], chosen: Collection[int], most: int =
 
     They do not change with the choice, so their steps are already cached.
     """
-    spread = range(len(numbers)) if len(numbers) <= most else [place * len(numbers) // most for place in range(most)]
-    return [numbers[place] for place in spread if numbers[place] not in set(chosen)]
+    count = min(most, len(numbers))
+    spread = [numbers[place * len(numbers) // count] for place in range(count)]
+    return [number for number in spread if number not in chosen]
 
 
 def smoothed(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
-    """Return `points` with y as each trial's exponential moving average; `weight` (0 to 1) is the past's share.
+    """Return the frame with `y` as each trial's exponential moving average; `weight` (0 to 1) is the past's share.
 
     The average is debiased; gaps stay gaps.
     """
@@ -126,20 +123,12 @@ def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
     numbers = frame.dropna(subset="y")
     width = max((numbers["x"].max() - numbers["x"].min()) / buckets, 1)
     bucket = numbers.groupby(numbers["x"] // width)
+    x, y = bucket["x"], bucket["y"]
+    band = pd.DataFrame({"x": x.mean(), "low": y.quantile(0.1), "high": y.quantile(0.9), "mean": y.mean()})
     ends = numbers.groupby("trial")["x"].max()
-    spread = pd.DataFrame(
-        {
-            "x": bucket["x"].mean(),
-            "low": bucket["y"].quantile(0.1),
-            "high": bucket["y"].quantile(0.9),
-            "mean": bucket["y"].mean(),
-        }
-    )
-    going = bucket["x"].min().map(lambda start: (ends >= start).sum())
-    return spread[2 * bucket["trial"].nunique() >= going].reset_index(drop=True)
+    remaining = x.min().map(lambda start: (ends >= start).sum())
+    return band[2 * bucket["trial"].nunique() >= remaining].reset_index(drop=True)
 
-
-# One metric over the run. Labels and units come from the declared metrics.
 
 MOST_LIMITS = 1.5
 """A linear KL axis ends at this multiple of the guard's limit: one blow-up would flatten the rest."""
@@ -212,61 +201,122 @@ def curve(
         chosen: Trials in colour; the others are grey behind them, or one band where they are many.
         drawing: Axis, smoothing and range.
         levels: Horizontal lines by their name: budget, limit, baseline.
-        targets: Those named at the other end, where they do not overprint a level's name: an adaptive β's.
-        kl_budget: What lies over it is shaded in a chart of KL, and evaluations over it are hollow; None: neither.
-        names: What trials in colour are called besides their number: our own words alone.
+        targets: Levels named at the other end, so that labels do not overlap: the targets of an adaptive β.
+        kl_budget: A chart of KL is shaded over it, and evaluations over it are hollow; None: neither.
+        names: Labels of trials in colour, shown after their numbers: our own words alone.
         screened: Pauses of trials at their rungs (see `tuner.search.fidelity.rung_pauses`).
-        groups: The group of each trial by our own words: its mean and band are drawn in place of its trials.
+        groups: The group of each trial, our own words: its mean and band are drawn in place of its trials.
     """
     if groups:
         chosen, trials, screened = (), trials.iloc[:0], None
-    points = points_of(frame, metric, drawing.axis, drawing.smoothing)
-    is_kl = metric in KL_METRICS
-    is_log = is_kl and drawing.log_kl
-    if is_log:
-        points = points.assign(y=points["y"].clip(lower=LOG_FLOOR))
-    span = _edges(points, drawing)
-    top = _kl_top(points, *span, levels, is_log) if is_kl else np.inf
-    names, targets, looks = names or {}, targets or {}, style.looks(chosen)
-    declared = METRICS[metric]
-    evaluations = _evaluations(frame, trials, metric, looks, drawing, top, kl_budget)
-    # An evaluation metric shows points: those told apart by the budget, else its line's own.
-    with_points = metric.startswith("eval/") and not evaluations
+    chart = _Chart(frame, metric, drawing, levels, trials, style.looks(chosen), names or {}, kl_budget)
+    evaluations = _evaluations(chart)
     if groups:
-        behind, lines = _means(points, groups, metric, span[1])
+        behind, lines = _means(chart, groups)
     else:
-        behind, lines = _lines(points, trials, metric, looks, names, span[1], with_points)
-        if drawing.smoothing and not metric.startswith("eval/"):
-            behind += _measured(points_of(frame, metric, drawing.axis), looks)
-    sides = _clear_sides(points, levels, span)
+        # An evaluation metric shows points: those told apart by the budget, else its line's own.
+        behind, lines = _lines(chart, with_points=chart.is_evaluation and not evaluations)
+        behind += _measured(chart)
+    # Pauses of trials within the band are not marked.
+    pauses, others = _pauses(chart, {number: pause for number, pause in (screened or {}).items() if number in lines})
+    top, is_kl = chart.top, chart.is_kl
+    label_below = _labels_below(chart)
     limits = [
-        echarts.limit(value, name, at_end=not is_kl, is_below=not is_kl and sides[name])
+        echarts.limit(value, name, at_end=not is_kl, is_below=not is_kl and label_below[name])
         for name, value in levels.items()
         if value <= top
     ]
-    limits += [echarts.limit(value, name, at_end=is_kl) for name, value in targets.items() if value <= top]
-    shown = {number: pause for number, pause in (screened or {}).items() if number in lines}  # not within the band
-    pauses, others = _pauses(frame, points, trials, looks, span, top, names, shown)
-    vertical: Option = {"name": declared.unit or declared.label}
+    limits += [echarts.limit(value, name, at_end=is_kl) for name, value in (targets or {}).items() if value <= top]
+    vertical: Option = {"name": METRICS[metric].unit or METRICS[metric].label}
     if is_kl:
-        vertical |= {"min": LOG_FLOOR if is_log else 0, "max": top} | ({"type": "log"} if is_log else {})
+        vertical |= {"min": LOG_FLOOR, "type": "log"} if chart.is_log else {"min": 0}
+        vertical["max"] = top
     shaded = (kl_budget, top) if is_kl and kl_budget is not None else None
-    pointer = drawing.axis if drawing.axis == "KL" else drawing.axis.capitalize()
-    is_whole = drawing.axis not in ("KL", "seconds")
+    axis = drawing.axis
+    pointer = f"{axis if axis == 'KL' else axis.capitalize()} {{value}}"
     return echarts.zoomable(
         echarts.one_panel(
-            echarts.axis(AXIS_TITLES[drawing.axis], span, pointer=f"{pointer} {{value}}", is_whole=is_whole),
+            echarts.axis(AXIS_TITLES[axis], chart.span, pointer=pointer, is_whole=chart.is_whole),
             vertical,
-            [*_spreads(frame, metric, looks, drawing), *behind, *lines.values(), *pauses],
-            [
-                echarts.limits_alone(limits, shaded),
-                *evaluations,
-                *_ends(points, trials, looks, span, top, names),
-                *others,
-            ],
+            [*_spreads(chart), *behind, *lines.values(), *pauses],
+            [echarts.limits_alone(limits, shaded), *evaluations, *_ends(chart), *others],
             right=90 if names or groups else 40,
         )
     )
+
+
+@dataclass(frozen=True)
+class _Chart:
+    """Arguments of one chart (see `curve`), and what follows from them."""
+
+    frame: pd.DataFrame
+    metric: str
+    drawing: Drawing
+    levels: Mapping[str, float]
+    trials: pd.DataFrame = field(default_factory=pd.DataFrame)
+    looks: Mapping[int, style.Look] = field(default_factory=dict)
+    """Looks of the trials in colour, by number."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    kl_budget: float | None = None
+
+    @property
+    def is_kl(self) -> bool:
+        return self.metric in KL_METRICS
+
+    @property
+    def is_log(self) -> bool:
+        return self.is_kl and self.drawing.log_kl
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.metric.startswith("eval/")
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the horizontal axis counts in whole numbers."""
+        return self.drawing.axis not in ("KL", "seconds")
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """The metric's points (see `points_of`)."""
+        points = points_of(self.frame, self.metric, self.drawing.axis, self.drawing.smoothing)
+        return points.assign(y=points["y"].clip(lower=LOG_FLOOR)) if self.is_log else points
+
+    @cached_property
+    def span(self) -> Span:
+        """The ends of the shown part of the horizontal axis."""
+        longest = float(self.points["x"].max()) if len(self.points) else 0.0
+        low, high = (longest * share / 100 for share in self.drawing.window)
+        if self.is_whole:
+            low, high = round(low), round(high)  # the axis's first label is a whole number
+        return low, max(high, low + 1)
+
+    @cached_property
+    def top(self) -> float:
+        """The top of a KL axis: above curves and budget, and above the guard's limit if curves come near it.
+
+        Infinity for other metrics.
+        """
+        if not self.is_kl:
+            return math.inf
+        budget, limit = min(self.levels.values(), default=1.0), max(self.levels.values(), default=1.0)
+        highest = float(np.fmax(self.points.loc[self.points["x"].between(*self.span), "y"].max(), budget))
+        most = math.inf if self.is_log else MOST_LIMITS * limit
+        top = min(1.02 * max(highest, limit if highest > NEAR_LIMIT * limit else 1.1 * budget), most)
+        tick = 10.0 ** math.floor(math.log10(top)) / 2
+        return math.ceil(top / tick) * tick  # the axis ends on a tick
+
+    def points_of_trial(self, number: int) -> pd.DataFrame:
+        return self.points[self.points["trial"] == number]
+
+    def called(self, number: int) -> str:
+        """Return a trial's number and name."""
+        name = self.names.get(number)
+        return f"{number}: {name}" if name else f"{number}"
+
+    def is_right(self, x: float) -> bool:
+        """Return True if a label at this position has more room on its left."""
+        return x > self.span[0] + 0.7 * (self.span[1] - self.span[0])
 
 
 def said(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapping[Any, str]) -> str:
@@ -275,8 +325,8 @@ def said(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapp
     Args:
         points: As the chart draws them (see `points_of`).
         metric: Its declared name.
-        kl_budget: What the ends of a KL are held against.
-        names: What each line is called by its `trial`.
+        kl_budget: The budget with which the ends of a KL are compared.
+        names: The name of each line by its `trial`.
     """
     lines = points[points["trial"].isin(names)].dropna(subset="y").groupby("trial")["y"]
     ends, better = lines.last().sort_values(), METRICS[metric].better
@@ -284,7 +334,7 @@ def said(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapp
         return ""
     if better == "higher":
         ends = ends[::-1]
-    over = [] if metric not in KL_METRICS or kl_budget is None else [one for one, y in ends.items() if y > kl_budget]
+    over = 0 if metric not in KL_METRICS or kl_budget is None else int((ends > kl_budget).sum())
     first, last = names[ends.index[0]].capitalize(), names[ends.index[-1]]
     if len(ends) == 1:
         budget = f", {'over' if over else 'within'} the KL budget" if metric in KL_METRICS else ""
@@ -293,18 +343,17 @@ def said(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapp
     text = f"{first} ends {sides[0]}, at {ends.iloc[0]:.3g}; {last} {sides[1]}, at {ends.iloc[-1]:.3g}."
     if metric not in KL_METRICS:
         return text
-    return f"{text} {len(over) or 'None'} of {len(ends)} end over the KL budget."
+    return f"{text} {over or 'None'} of {len(ends)} end over the KL budget."
 
 
 def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Mapping[str, float]) -> str:
     """Return a sentence on the trials that leave the top of a linear KL axis (see `curve`); empty: none does."""
     if metric not in KL_METRICS or drawing.log_kl:
         return ""
-    points = points_of(frame, metric, drawing.axis, drawing.smoothing)
-    left, right = _edges(points, drawing)
-    top = _kl_top(points, left, right, levels, is_log=False)
-    over = points[points["x"].between(left, right) & (points["y"] > top)]
-    return beyond_text(over, "y", top)
+    chart = _Chart(frame, metric, drawing, levels)
+    return beyond_text(
+        chart.points[chart.points["x"].between(*chart.span) & (chart.points["y"] > chart.top)], "y", chart.top
+    )
 
 
 def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
@@ -318,183 +367,141 @@ def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
     )
 
 
-def _kl_top(points: pd.DataFrame, left: float, right: float, levels: Mapping[str, float], is_log: bool) -> float:
-    """Return the top of a KL axis: above curves and budget, and above the guard's limit if curves come near it."""
-    budget, limit = min(levels.values(), default=1.0), max(levels.values(), default=1.0)
-    highest = float(np.fmax(points.loc[points["x"].between(left, right), "y"].max(), budget))
-    most = np.inf if is_log else MOST_LIMITS * limit
-    top = min(1.02 * max(highest, limit if highest > NEAR_LIMIT * limit else 1.1 * budget), most)
-    step = 10 ** np.floor(np.log10(top)) / 2
-    return float(np.ceil(top / step) * step)  # the axis ends on a tick
-
-
-def _clear_sides(points: pd.DataFrame, levels: Mapping[str, float], span: Span) -> dict[str, bool]:
-    """Return for each level whether its label, at the right end, has more room below the line."""
-    numbers = points.dropna(subset="y")
-    near = numbers[numbers["x"] >= span[0] + 0.7 * (span[1] - span[0])]["y"]
-    heights = [*numbers["y"], *levels.values()]
+def _labels_below(chart: _Chart) -> dict[str, bool]:
+    """Return for each level True if its label, at the right end, has more room below the line."""
+    numbers = chart.points.dropna(subset="y")
+    near = numbers.loc[numbers["x"].map(chart.is_right), "y"]
+    heights = [*numbers["y"], *chart.levels.values()]
     room = 0.12 * (max(heights) - min(heights)) if heights else 0.0
     return {
-        name: int(near.between(level - room, level).sum()) < int(near.between(level, level + room).sum())
-        for name, level in levels.items()
+        name: bool(near.between(level - room, level).sum() < near.between(level, level + room).sum())
+        for name, level in chart.levels.items()
     }
 
 
-def _lines(
-    points: pd.DataFrame,
-    trials: pd.DataFrame,
-    metric: str,
-    looks: Mapping[int, style.Look],
-    names: Mapping[int, str],
-    right: float,
-    with_points: bool,
-) -> tuple[list[Drawn], dict[int, Drawn]]:
-    """Return what lies behind (the band of many grey trials, inherited parts of forks), and the other lines by number,
-    grey ones first; `right` is the chart's right end.
+def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[int, DataSeries]]:
+    """Return the series in the background (the band of many grey trials, inherited parts of forks), and the other lines
+    by number, grey ones first.
     """
-    others = points[~points["trial"].isin(looks)]
-    sparse = metric.startswith("eval/")
-    is_band = others["trial"].nunique() > style.DISTINCT
-    count = len(looks) + (0 if is_band else others["trial"].nunique())
-    most = max(60, min(MOST_POINTS, MOST_IN_ALL // max(count, 1)))
-    behind, greys = list[Drawn](), sorted(others["trial"].unique())
-    if is_band:
-        edges = band_edges(others, buckets=8 if sparse else 60)
+    trials, looks = chart.trials, chart.looks
+    others = chart.points[~chart.points["trial"].isin(looks)]
+    greys = sorted(others["trial"].unique())
+    behind: list[DataSeries] = []
+    if len(greys) > style.DISTINCT:
+        edges = band_edges(others, buckets=8 if chart.is_evaluation else 60)
         edges = edges.drop(columns="mean").set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
         behind, greys = echarts.area("band", edges, style.NEUTRAL, (0.225,)), []
+    most = _points_per_line(len(looks) + len(greys))
     at_rung = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
     marked = {*trials.loc[trials["status"].isin(EARLY), "number"], *at_rung}
-    lines = {}
     forked = dict(trials[["number", "fork_step"]].dropna().itertuples(index=False))
-    for number in (*greys, *looks):
-        kept = thinned(points[points["trial"] == number], most)
+    lines = {}
+    for number in greys:
+        kept = thinned(chart.points_of_trial(number), most)
+        line = echarts.line(kept, f"Trial {number}", FAINT, width=1.2, with_points=len(kept) == 1)
+        lines[number] = echarts.behind(line)
+    for number, look in looks.items():
+        kept = thinned(chart.points_of_trial(number), most)
         if kept.empty:
             continue
-        if number in forked and number in looks:
+        if number in forked:
             inherited, kept = kept[kept["step"] <= forked[number]], kept[kept["step"] >= forked[number]]
             if len(inherited) > 1:
                 name = f"Trial {number}, inherited"
-                behind.append(echarts.line(inherited, name, looks[number].colour, width=1.5, dash=style.DOTTED))
-        called, is_single = _called(number, names), len(kept) == 1
-        name = f"Trial {called}"
-        if number not in looks:
-            lines[number] = echarts.behind(echarts.line(kept, name, FAINT, width=1.2, with_points=is_single))
-            continue
+                behind.append(echarts.line(inherited, name, look.colour, width=1.5, dash=style.DOTTED))
         width, opacity = (1.2, 0.6) if number in at_rung else (2.0, 1.0)  # paused trials are fainter than ended ones
-        line = echarts.line(
-            kept, name, looks[number].colour, width=width, opacity=opacity, dash=looks[number].dash,
-            with_points=is_single or with_points,
+        lines[number] = echarts.line(
+            kept, f"Trial {chart.called(number)}", look.colour, width=width, opacity=opacity, dash=look.dash,
+            with_points=with_points or len(kept) == 1,
         )  # fmt: skip
-        lines[number] = (
-            line if number in marked else echarts.named_at_end(line, called, right)
-        )  # otherwise its symbol is labelled
+        if number not in marked:  # otherwise its symbol is labelled
+            lines[number] = echarts.named_at_end(lines[number], chart.called(number), chart.span[1])
     return behind, lines
 
 
-def _measured(points: pd.DataFrame, looks: Mapping[int, style.Look]) -> list[Drawn]:
+def _points_per_line(lines: int) -> int:
+    return max(60, min(MOST_POINTS, MOST_IN_ALL // max(lines, 1)))
+
+
+def _measured(chart: _Chart) -> list[DataSeries]:
     """Return the raw values as faded lines, for behind the smoothed ones."""
-    most = max(60, min(MOST_POINTS, MOST_IN_ALL // (2 * max(len(looks), 1))))
-    own = {number: thinned(points[points["trial"] == number], most) for number in looks}
+    if not chart.drawing.smoothing or chart.is_evaluation:
+        return []
+    points, most = points_of(chart.frame, chart.metric, chart.drawing.axis), _points_per_line(2 * len(chart.looks))
     return [
-        echarts.behind(echarts.line(kept, f"Trial {number}, measured", looks[number].colour, width=1, opacity=0.3))
-        for number, kept in own.items()
-        if len(kept)
+        echarts.behind(
+            echarts.line(thinned(line, most), f"Trial {number}, measured", look.colour, width=1, opacity=0.3)
+        )
+        for number, look in chart.looks.items()
+        if len(line := points[points["trial"] == number])
     ]
 
 
-def _means(
-    points: pd.DataFrame, groups: Mapping[int, str], metric: str, right: float
-) -> tuple[list[Drawn], dict[int, Drawn]]:
+def _means(chart: _Chart, groups: Mapping[int, str]) -> tuple[list[DataSeries], dict[int, DataSeries]]:
     """Return the band of the middle 80% of each group's trials, and by its place the line of its mean."""
-    bands, lines = list[Drawn](), {}
-    of = points["trial"].map(groups)
+    bands, lines = list[DataSeries](), {}
+    group_of_point = chart.points["trial"].map(groups)
     for place, group in enumerate(dict.fromkeys(groups.values())):
-        edges = band_edges(points[of == group], buckets=8 if metric.startswith("eval/") else 60)
+        edges = band_edges(chart.points[group_of_point == group], buckets=8 if chart.is_evaluation else 60)
         if edges.empty:
             continue
         colour = style.colour(place)
         band = edges[["x", "low", "high"]].set_axis(["x", f"{group}, lower edge", f"{group}, band"], axis=1)
         bands += echarts.area(group, band, colour, (0.15,))
         line = echarts.line(edges.rename(columns={"mean": "y"}), group, colour)
-        lines[place] = echarts.named_at_end(line, group, right)
+        lines[place] = echarts.named_at_end(line, group, chart.span[1])
     return bands, lines
 
 
-def _evaluations(
-    frame: pd.DataFrame,
-    trials: pd.DataFrame,
-    metric: str,
-    looks: Mapping[int, style.Look],
-    drawing: Drawing,
-    top: float,
-    kl_budget: float | None,
-) -> list[Option]:
+def _evaluations(chart: _Chart) -> list[Option]:
     """Return the highlighted trials' evaluations as points: hollow over the KL budget, a star for the one that counts.
 
     In a chart of training KL they show eval KL, which the budget limits.
     """
-    height = "eval/kl" if metric in KL_METRICS else metric
-    if kl_budget is None or not height.startswith("eval/") or not {height, *BUDGETED} <= set(frame.columns):
+    frame, metric = chart.frame, "eval/kl" if chart.is_kl else chart.metric
+    if chart.kl_budget is None or not metric.startswith("eval/") or not {metric, *BUDGETED} <= set(frame.columns):
         return []
-    found, counted = [], trials.set_index("number")["value_step"]
-    evaluated = frame.assign(x=positions(frame, drawing.axis), y=frame[height]).dropna(subset=["x", "y"])
-    evaluated["y"] = evaluated["y"].clip(LOG_FLOOR if drawing.log_kl and metric in KL_METRICS else None, top)
-    for number, look in looks.items():
-        own = evaluated[evaluated["trial"] == number]
-        if own.empty:
-            continue
-        within = np.array(
-            [is_within(kl, se, kl_budget) for kl, se in own[list(BUDGETED)].itertuples(index=False)], bool
-        )
-        is_counted = (own["step"] == counted[number]).to_numpy()
-        kinds = {"over": ~within, "within": within & ~is_counted, "counted": within & is_counted}
-        for kind, is_of in kinds.items():
-            if is_of.any():
-                places = list(own.loc[is_of, ["x", "y"]].itertuples(index=False, name=None))
-                found.append(echarts.evaluations(number, kind, places, look.colour))
-    return found
+    counted = chart.trials.set_index("number")["value_step"]
+    evaluated = frame.assign(x=positions(frame, chart.drawing.axis), y=frame[metric]).dropna(subset=["x", "y"])
+    evaluated["y"] = evaluated["y"].clip(LOG_FLOOR if chart.is_log else None, chart.top)
+    pairs = evaluated[list(BUDGETED)].itertuples(index=False)
+    evaluated["kind"] = ["within" if is_within(kl, se, chart.kl_budget) else "over" for kl, se in pairs]
+    is_counted = evaluated["step"] == evaluated["trial"].map(counted)
+    evaluated.loc[is_counted & (evaluated["kind"] == "within"), "kind"] = "counted"
+    return [
+        echarts.evaluations(number, kind, points[["x", "y"]].to_numpy().tolist(), look.colour)
+        for number, look in chart.looks.items()
+        for kind, points in evaluated[evaluated["trial"] == number].groupby("kind")
+    ]
 
 
-def _called(number: int, names: Mapping[int, str]) -> str:
-    """Return a trial's number and label."""
-    by = names.get(number, "")
-    return f"{number}: {by}" if by else f"{number}"
-
-
-def _spreads(frame: pd.DataFrame, metric: str, looks: Mapping[int, style.Look], drawing: Drawing) -> list[Drawn]:
+def _spreads(chart: _Chart) -> list[DataSeries]:
     """Return the measured spread of a few highlighted trials, unsmoothed."""
-    names = quantiles(metric)
-    if not names or not set(names) <= set(frame.columns) or len(looks) > MOST_SPREADS or drawing.axis == "KL":
+    columns = [f"{chart.metric}_{name}" for name in ("min", "q25", "q75", "max")]
+    axis = chart.drawing.axis
+    if len(chart.looks) > MOST_SPREADS or axis == "KL" or not set(columns) <= set(chart.frame.columns):
         return []
-    areas: list[Drawn] = []
-    for number in looks:
-        own = frame[frame["trial"] == number]
-        edges = own[list(names)].set_axis(list(QUANTILES), axis=1).assign(x=positions(own, drawing.axis))
-        edges = edges.dropna()[["x", "min", "q25", "q75", "max"]]
+    areas: list[DataSeries] = []
+    for number, look in chart.looks.items():
+        steps = chart.frame[chart.frame["trial"] == number]
+        edges = steps.assign(x=positions(steps, axis))[["x", *columns]].dropna()
         if len(edges):
             every = -(-len(edges) // (MOST_IN_ALL // 10))
             edges = edges.iloc[::every].set_axis(["x", "spread", "min to q25", "q25 to q75", "q75 to max"], axis=1)
-            areas += echarts.area(f"trial {number}", edges, looks[number].colour, (0.08, 0.2, 0.08))
+            areas += echarts.area(f"trial {number}", edges, look.colour, (0.08, 0.2, 0.08))
     return areas
 
 
-def _ends(
-    points: pd.DataFrame,
-    trials: pd.DataFrame,
-    looks: Mapping[int, style.Look],
-    span: Span,
-    top: float,
-    names: Mapping[int, str],
-) -> list[Option]:
+def _ends(chart: _Chart) -> list[Option]:
     """Return a mark for each trial that ended early, as one series per status, grey ones first.
 
     It lies on the curve at the step named in the reason, else at the last step; in a gap it takes the last known
-    height. Above the axis it is drawn at the `top`, with its value in the text.
+    height. Above the axis it is drawn at the top, with its value in the text.
     """
-    found: dict[tuple[bool, Status], list[Option]] = {}
-    lines = dict(iter(points.groupby("trial")))
-    for trial in trials[trials["status"].isin(EARLY) & trials["number"].isin(lines)].itertuples():
-        line = lines[trial.number]
+    ends: dict[tuple[bool, Status], list[Option]] = {}
+    trials = chart.trials[chart.trials["number"].isin(chart.points["trial"])]
+    for trial in trials[trials["status"].isin(EARLY)].itertuples():
+        line = chart.points_of_trial(trial.number)
         if not pd.isna(trial.stop_step):
             line = line[line["step"] <= trial.stop_step]
         heights = line["y"].dropna()
@@ -503,55 +510,42 @@ def _ends(
         x, y = float(line["x"].iloc[-1]), float(heights.iloc[-1])
         # Only a rule's declared label; any other text is left out.
         rule = f" {RULES[trial.rule].label}" if trial.rule in RULES else ""
-        text = f"{rule}: {y:.3g}" if y > top else rule
-        is_bright = trial.number in looks
+        text = f"{rule}: {y:.3g}" if y > chart.top else rule
+        is_bright = trial.number in chart.looks
         end = echarts.early_end(
-            trial.number, (x, min(y, top)), looks[trial.number].colour if is_bright else FAINT,
-            (_called(trial.number, names), text), is_bright=is_bright, on_left=_is_right(x, span),
+            trial.number, (x, min(y, chart.top)), chart.looks[trial.number].colour if is_bright else FAINT,
+            (chart.called(trial.number), text), is_bright=is_bright, on_left=chart.is_right(x),
         )  # fmt: skip
-        found.setdefault((is_bright, Status(trial.status)), []).append(end)
+        ends.setdefault((is_bright, Status(trial.status)), []).append(end)
     return [
-        echarts.early_ends(status, found[is_bright, status], is_bright=is_bright)
-        for is_bright, status in sorted(found, key=lambda key: key[0])
+        echarts.early_ends(status, ends[is_bright, status], is_bright=is_bright)
+        for is_bright, status in sorted(ends, key=lambda key: key[0])
     ]
 
 
-def _is_right(x: float, span: Span) -> bool:
-    """Return True if a label at this position has more room on its left."""
-    return x > span[0] + 0.7 * (span[1] - span[0])
-
-
-def _pauses(
-    frame: pd.DataFrame,
-    points: pd.DataFrame,
-    trials: pd.DataFrame,
-    looks: Mapping[int, style.Look],
-    span: Span,
-    top: float,
-    names: Mapping[int, str],
-    screened: Mapping[int, RungPause],
-) -> tuple[list[Drawn], list[Option]]:
-    """Return a mark at each pause at a rung: single ones for highlighted trials, one series for grey ones.
+def _pauses(chart: _Chart, screened: Mapping[int, RungPause]) -> tuple[list[DataSeries], list[Option]]:
+    """Return marks at the pauses at a rung: a series for each highlighted trial, one series for all grey ones.
 
     Trials still paused are labelled; others show their screening score in the tooltip.
     """
-    found, greys, mark = [], list[Place](), style.mark(style.SCREENED)
-    at_rung = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
+    frame, mark = chart.frame, style.mark(style.SCREENED)
+    pauses, greys = list[DataSeries](), list[Place]()
+    at_rung = set(chart.trials.loc[chart.trials["kind"] == style.SCREENED, "number"])
     for number, pause in screened.items():
-        line = points[points["trial"] == number].dropna(subset="y")
-        steps = frame.loc[frame["trial"] == number, ["step", "episode"]]
-        before = line[line["step"].isin(steps.loc[steps["episode"] <= pause.episode, "step"])]
-        if before.empty:
+        before = frame.loc[(frame["trial"] == number) & (frame["episode"] <= pause.episode), "step"]
+        line = chart.points_of_trial(number).dropna(subset="y")
+        line = line[line["step"].isin(before)]
+        if line.empty:
             continue
-        x, y = float(before["x"].iloc[-1]), min(float(before["y"].iloc[-1]), top)
-        if number not in looks:
+        x, y = float(line["x"].iloc[-1]), min(float(line["y"].iloc[-1]), chart.top)
+        if number not in chart.looks:
             greys.append((x, y))
             continue
-        words = (_called(number, names), f" {screened_text(pause.score)}") if number in at_rung else ("", "")
-        said, score = f"Trial {number} {style.SCREENED}, score", np.nan if pause.score is None else pause.score
-        point = echarts.point(said, (x, y), score, looks[number].colour, mark, words, on_left=_is_right(x, span))
-        found.append(point)
-    return found, [echarts.points_behind(greys, mark)] if greys else []
+        words = (chart.called(number), f" {screened_text(pause.score)}") if number in at_rung else ("", "")
+        name, score = f"Trial {number} {style.SCREENED}, score", math.nan if pause.score is None else pause.score
+        colour = chart.looks[number].colour
+        pauses.append(echarts.point(name, (x, y), score, colour, mark, words, on_left=chart.is_right(x)))
+    return pauses, [echarts.points_behind(greys, mark)] if greys else []
 
 
 def screened_text(score: float | None) -> str:
@@ -569,73 +563,57 @@ def zoomed(frame: pd.DataFrame, axis: Axis, span: Span) -> tuple[int, int]:
     return (math.floor(low), math.ceil(high)) if high > low else WHOLE
 
 
-def _edges(points: pd.DataFrame, drawing: Drawing) -> Span:
-    """Return the ends of the shown part of the horizontal axis."""
-    longest = float(points["x"].max()) if len(points) else 0.0
-    low, high = (longest * share / 100 for share in drawing.window)
-    if drawing.axis not in ("KL", "seconds"):
-        low, high = round(low), round(high)  # the axis's first label is a whole number
-    return low, max(high, low + 1)
-
-
-# Best value over cost.
-
-
-def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Option:
+def progress(rises: pd.DataFrame, spent: float, baseline: float | None) -> Option:
     """Chart the best value so far over the device-seconds spent by all trials.
 
     Args:
-        found: Where it rose, in order: `seconds`, `value`, and whose it was: `trial`, `step`.
+        rises: Each rise (see `analysis.best_so_far`): `seconds`, `value`, and the checkpoint's `trial`, `step`.
         spent: Device-seconds in all.
         baseline: The SFT policy's eval reward; None: not known.
     """
     end, colour = max(spent, 1.0), style.colour(0)
-    first = [] if baseline is None else [(0.0, baseline)]
-    risen = list(found[["seconds", "value"]].itertuples(index=False, name=None))
-    last = [(end, value) for _, value in risen[-1:]]
-    drawn = []
-    if risen:
-        points, series = echarts.line(pd.DataFrame([*first, *risen, *last], columns=["x", "y"]), "Best so far", colour)
-        drawn.append((points, series | {"step": "end"}))  # a step function
-    drawn += [
+    data_series: list[DataSeries] = []
+    if len(rises):
+        line = rises[["seconds", "value"]].to_numpy().tolist()
+        line = [*([] if baseline is None else [[0.0, baseline]]), *line, [end, line[-1][1]]]
+        source, series = echarts.line(pd.DataFrame(line, columns=["x", "y"]), "Best so far", colour)
+        data_series.append((source, series | {"step": "end"}))  # a step function
+    data_series += [
         echarts.point(f"Trial {trial:.0f} at step {step:.0f}", (x, y), y, colour, style.mark(Status.COMPLETED))
-        for x, y, trial, step in found[["seconds", "value", "trial", "step"]].itertuples(index=False)
+        for x, y, trial, step in rises[["seconds", "value", "trial", "step"]].itertuples(index=False)
     ]
     limits = [] if baseline is None else [echarts.limit(baseline, f"SFT baseline {baseline:.2f}", at_end=True)]
     across = echarts.axis("Device-seconds of the search", (0.0, end), pointer="Device-seconds {value}")
     vertical = {"name": METRICS["eval/reward"].unit}
-    return echarts.one_panel(across, vertical, drawn, [echarts.limits_alone(limits)])
+    return echarts.one_panel(across, vertical, data_series, [echarts.limits_alone(limits)])
 
-
-# A trial's incident: one small panel a signal, all over the same steps.
 
 MOVED = "#D55E00"
 """Vermilion: stands out from the usual grey and blue."""
 
 
-def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines: Mapping[str, float]) -> Option:
+def incident(steps: pd.DataFrame, crossing: Incident | None, *, number: int, lines: Mapping[str, float]) -> Option:
     """Chart KL and every measured signal of a trial in panels; `lines` are drawn into the KL panel.
 
     A grey line marks the crossing; a coloured one marks where a signal left its usual range, which is shaded.
     """
-    metrics = [KL, *(signal.metric for signal in SIGNALS)]
-    shown = [metric for metric in metrics if metric == KL or steps[metric].notna().any()]
-    moves = {} if found is None else {move.signal.metric: move for move in found.moves}
-    drawn = []
-    for metric in shown:
-        points = thinned(steps[["step", metric]].rename(columns={"step": "x", metric: "y"}))
+    metrics = [KL, *(signal.metric for signal in SIGNALS if steps[signal.metric].notna().any())]
+    moves = {} if crossing is None else {move.signal.metric: move for move in crossing.moves}
+    data_series = []
+    for metric in metrics:
         limits = []
         if metric == KL:  # labels at alternating ends, so that close ones do not overlap
             heights = enumerate(lines.items())
-            limits = [echarts.limit(at, f"{name} {at:g}", at_end=place % 2 == 1) for place, (name, at) in heights]
-        if found is not None:
-            limits.append(echarts.limit(found.step, is_upright=True))
-        moved = moves.get(metric)
-        if moved is not None and moved.step is not None:
-            limits.append(echarts.limit(moved.step, f"step {moved.step}", is_upright=True, colour=MOVED, width=2))
-        shaded = None if moved is None else (moved.low, moved.high)
+            limits = [echarts.limit(kl, f"{name} {kl:g}", at_end=place % 2 == 1) for place, (name, kl) in heights]
+        if crossing is not None:
+            limits.append(echarts.limit(crossing.step, is_upright=True))
+        move = moves.get(metric)
+        if move is not None and move.step is not None:
+            limits.append(echarts.limit(move.step, f"step {move.step}", is_upright=True, colour=MOVED, width=2))
+        points = thinned(steps[["step", metric]].rename(columns={"step": "x", metric: "y"}))
         source, series = echarts.line(points, METRICS[metric].label, style.colour(number))
-        drawn.append((source, series | {"symbolSize": 4} | echarts.marks(limits, shaded)))
+        shaded = None if move is None else (move.low, move.high)
+        data_series.append((source, series | {"symbolSize": 4} | echarts.marks(limits, shaded)))
     first, last = float(steps["step"].min()), float(steps["step"].max())
     across = echarts.axis(AXIS_TITLES["step"], (first, max(last, first + 1)))
-    return echarts.panels(across, [METRICS[metric].title for metric in shown], drawn)
+    return echarts.panels(across, [METRICS[metric].title for metric in metrics], data_series)

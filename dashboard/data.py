@@ -27,24 +27,27 @@ from tuner.environment import to_copy
 from tuner.judge.results import LONGER, State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
-from tuner.study.status import Reason, Role, Status
+from tuner.study.status import Origin, Reason, Role, Status
 
-# Cache of step rows, so that a refresh reads only new ones.
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """A trial's progress when its rows were last read; every new row changes episodes or seconds."""
-
-    attempts: int
-    episodes: int
-    seconds: float
-    last: int
-    """Its newest row's step; -1: it had none."""
+CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
+"""Step metrics that the pages draw."""
+STOPPED_SECONDS = 15
+"""Seconds for which the list of studies does not read a stopped study again."""
+MOST_OF_A_COMMAND = 1_000
+"""Characters."""
+PARAMS = "params_"
+"""Prefix of searched hyperparameters in a snapshot's columns."""
+_NUMBERS = ("value", "value_se", "kl", "value_step", "end_reward", "end_kl", "rung_score", "fork_step")
+"""Columns of trials that may lack a number."""
+_COLUMNS = (
+    *("number", "status", "episodes", "seconds", *_NUMBERS),
+    *("kind", "shown_status", "rule", "reason", "stop_step", "total_episodes"),
+)
+_SAMPLE_COLUMNS = ["trial", "step", "prompt_index", "prompt", "response", "reward", "kl", "length", "parts"]
 
 
 class StepCache:
-    """Cached step rows of one study for one set of metrics.
+    """Cached step rows of one study for one set of metrics, so that a refresh reads only new ones.
 
     Thread-safe. A new attempt replaces the rows after its checkpoint, so a trial with a new attempt is read again from
     the start. Other trials are read from their newest row on, and only if they have progressed.
@@ -53,79 +56,55 @@ class StepCache:
     def __init__(self, metrics: Sequence[str], *, evaluations_only: bool = False) -> None:
         self._metrics, self._evaluations_only = tuple(metrics), evaluations_only
         self._lock = threading.Lock()
-        self._marks: dict[int, _Mark] = {}
-        self._frame = _frame([], {}, self._metrics)
+        self._progress: dict[int, tuple[int, int, float]] = {}
+        """Each trial's attempts, episodes and seconds when it was last read; every new row changes one of them."""
+        self._frame = self._steps([], {})
 
     def read(self, store: Store, rows: Sequence[TrialRow]) -> pd.DataFrame:
         """Return `trial` (its number), `step`, `episode`, `at` and the metrics of the trials `rows`, in order."""
         with self._lock:
             self._update(store, rows)
-            wanted = {row.number for row in rows}
-            if len(wanted) == len(self._marks):
-                return self._frame.copy(deep=False)
-            return self._frame[self._frame["trial"].isin(wanted)].reset_index(drop=True)
+            return self._frame[self._frame["trial"].isin([row.number for row in rows])].reset_index(drop=True)
 
     def _update(self, store: Store, rows: Sequence[TrialRow]) -> None:
-        begun_again = {row.number for row in rows if self._is_begun_again(row)}
-        if begun_again:
-            self._frame = self._frame[~self._frame["trial"].isin(begun_again)]
-            for number in begun_again:
-                del self._marks[number]
-        by_last: defaultdict[int, list[TrialRow]] = defaultdict(list)
-        for row in rows:
-            mark = self._marks.get(row.number)
-            if mark is None or (mark.episodes, mark.seconds) != (row.episodes, row.seconds):
-                by_last[-1 if mark is None else mark.last].append(row)
-        found = [self._rows_after(store, last, group) for last, group in by_last.items()]
-        new = [frame for frame in found if len(frame)]
-        if new:
-            parts = [self._frame, *new] if len(self._frame) else new
-            self._frame = pd.concat(parts).sort_values(["trial", "step"], kind="stable", ignore_index=True)
-        lasts = {} if not found else pd.concat(found).groupby("trial")["step"].max().to_dict()
-        for last, group in by_last.items():
-            for row in group:
-                newest = int(lasts.get(row.number, last))
-                self._marks[row.number] = _Mark(row.attempts, row.episodes, row.seconds, newest)
+        changed = [row for row in rows if self._progress.get(row.number) != _progress(row)]
+        if not changed:
+            return
+        restarted = [row.number for row in changed if self._is_restarted(row)]
+        kept = self._frame[~self._frame["trial"].isin(restarted)]
+        newest = kept.groupby("trial")["step"].max()
+        by_newest: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        for row in changed:
+            by_newest[int(newest.get(row.number, -1))][row.id] = row.number
+        new = [
+            self._steps(
+                store.step_values(numbers, self._metrics, after_step=step, evaluations_only=self._evaluations_only),
+                numbers,
+            )
+            for step, numbers in by_newest.items()
+        ]
+        parts = [frame for frame in (kept, *new) if len(frame)] or [kept]
+        self._frame = pd.concat(parts).sort_values(["trial", "step"], kind="stable", ignore_index=True)
+        self._progress |= {row.number: _progress(row) for row in changed}
 
-    def _is_begun_again(self, row: TrialRow) -> bool:
-        mark = self._marks.get(row.number)
-        return mark is not None and (mark.attempts != row.attempts or row.episodes < mark.episodes)
+    def _is_restarted(self, row: TrialRow) -> bool:
+        attempts, episodes, _ = self._progress.get(row.number, _progress(row))
+        return attempts != row.attempts or row.episodes < episodes
 
-    def _rows_after(self, store: Store, last: int, trials: Sequence[TrialRow]) -> pd.DataFrame:
-        numbers = {row.id: row.number for row in trials}
-        found = store.step_values(numbers, self._metrics, after_step=last, evaluations_only=self._evaluations_only)
-        return _frame(found, numbers, self._metrics)
-
-
-def _frame(rows: list[tuple[object, ...]], numbers: dict[int, int], metrics: Sequence[str]) -> pd.DataFrame:
-    frame = pd.DataFrame.from_records(rows, columns=[*STEP_KEYS, *metrics])
-    frame["trial_id"] = frame["trial_id"].map(numbers)
-    whole = dict.fromkeys(("trial_id", "step", "episode"), int)
-    return frame.astype(whole | dict.fromkeys(("at", *metrics), float)).rename(columns={"trial_id": "trial"})
+    def _steps(self, rows: list[tuple[object, ...]], numbers: Mapping[int, int]) -> pd.DataFrame:
+        """Return stored step rows as a frame; `numbers` are the trials' numbers by id."""
+        frame = pd.DataFrame.from_records(rows, columns=[*STEP_KEYS, *self._metrics])
+        frame["trial_id"] = frame["trial_id"].map(numbers)
+        whole = dict.fromkeys(("trial_id", "step", "episode"), int)
+        return frame.astype(whole | dict.fromkeys(("at", *self._metrics), float)).rename(columns={"trial_id": "trial"})
 
 
-# Cache of a study's trials, so that a refresh reads only what may have changed.
-
-_COLUMNS = [
-    *("number", "id", "origin", "status", "kind", "shown_status", "rule", "reason", "stop_step", "fork_step"),
-    *(
-        "value",
-        "value_se",
-        "kl",
-        "value_step",
-        "end_reward",
-        "end_kl",
-        "rung_score",
-        "episodes",
-        "total_episodes",
-        "seconds",
-    ),
-]
-_NUMBERS = ("stop_step", "fork_step", "value", "value_se", "kl", "value_step", "end_reward", "end_kl", "rung_score")
+def _progress(row: TrialRow) -> tuple[int, int, float]:
+    return row.attempts, row.episodes, row.seconds
 
 
 class TrialCache:
-    """Cached trials of one study. Thread-safe."""
+    """Cached trials of one study, so that a refresh reads only what may have changed. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,48 +123,22 @@ class TrialCache:
 
 
 def _trial_frame(rows: tuple[TrialRow, ...]) -> pd.DataFrame:
-    frame = pd.DataFrame([_values(row) for row in rows], columns=_COLUMNS)
-    frame = frame.astype(dict.fromkeys(_NUMBERS, float))
-    searched = pd.DataFrame([row.params for row in rows], index=frame.index).add_prefix("params_")
+    frame = pd.DataFrame([_trial_values(row) for row in rows], columns=_COLUMNS)
+    frame = frame.astype(dict.fromkeys((*_NUMBERS, "stop_step"), float))
+    searched = pd.DataFrame([row.params for row in rows], index=frame.index).add_prefix(PARAMS)
     return pd.concat([frame, searched], axis=1)
 
 
-def _values(row: TrialRow) -> dict[str, Any]:
+def _trial_values(row: TrialRow) -> dict[str, Any]:
     reason = row.reason or Reason(rule="", message="")
-    return {
-        "number": row.number,
-        "id": row.id,
-        "origin": row.origin,
-        "status": row.status,
+    return {name: getattr(row, name) for name in ("number", "status", "episodes", "seconds", *_NUMBERS)} | {
         "kind": style.kind(row),
         "shown_status": style.status_text(row),
         "rule": reason.rule,
         "reason": reason.message,
         "stop_step": reason.step,
-        "fork_step": row.fork_step,
-        "value": row.value,
-        "value_se": row.value_se,
-        "kl": row.kl,
-        "value_step": row.value_step,
-        "end_reward": row.end_reward,
-        "end_kl": row.end_kl,
-        "rung_score": row.rung_score,
-        "episodes": row.episodes,
         "total_episodes": row.config["total_episodes"],
-        "seconds": row.seconds,
     }
-
-
-# Reading the store for the pages.
-
-CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
-"""Step metrics that the pages draw."""
-STOPPED_SECONDS = 15
-"""Seconds for which the list of studies does not read a stopped study again."""
-
-MOST_OF_A_COMMAND = 1_000
-"""Characters."""
-_SAMPLE_COLUMNS = ["trial", "step", "prompt_index", "prompt", "response", "reward", "kl", "length", "parts"]
 
 
 @dataclass(frozen=True)
@@ -212,7 +165,7 @@ class Snapshot:
     @property
     def ended(self) -> int:
         """Number of trials that have ended."""
-        return sum(row.status.is_final for row in self.view.trials)
+        return self.view.ended
 
     @property
     def kl_pruned(self) -> list[int]:
@@ -225,9 +178,8 @@ class Snapshot:
         rows, best = self.view.trials, self.view.best()
         if self.view.spec.listed:
             return [row.number for row in rows]
-        picked = [row.number for row in rows if row.origin == "reference"][:1]
-        picked += [best.number] if best else []
-        picked += self.kl_pruned[-1:]
+        reference = [row.number for row in rows if row.origin is Origin.REFERENCE][:1]
+        picked = [*reference, *([best.number] if best else []), *self.kl_pruned[-1:]]
         return list(dict.fromkeys(picked)) or [row.number for row in rows[:3]]
 
 
@@ -319,25 +271,22 @@ def curves(
     """Return `trial`, `step`, `episode`, `at` (seconds since the epoch) and the metrics of every step, in order.
 
     Args:
-        store: Where they are.
+        store: The store that holds them.
         snapshot: The study.
-        metrics: By their declared names. NaN: not measured, or not a number.
-        numbers: Of these trials alone; None: of all.
+        metrics: Declared names. NaN: not measured, or not a number.
+        numbers: Trials to read; None: all.
         evaluations_only: Only the steps that have an evaluation, which are few.
     """
-    rows = snapshot.view.trials
-    chosen = rows if numbers is None else [row for row in rows if row.number in set(numbers)]
-    study = snapshot.view.row
-    return _step_cache(_source(store, study), tuple(metrics), evaluations_only).read(store, chosen)
+    chosen = [row for row in snapshot.view.trials if numbers is None or row.number in numbers]
+    return _step_cache(_source(store, snapshot.view.row), tuple(metrics), evaluations_only).read(store, chosen)
 
 
 def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
     """Return a cache key for figures that changes whenever these trials change."""
-    drawn = set(numbers)
-    rows = [row for row in snapshot.view.trials if row.number in drawn]
     changing = [
-        (row.number, row.attempts, row.episodes, row.seconds, style.status_text(row), row.rung_score, row.ended_at)
-        for row in rows
+        (row.number, *_progress(row), style.status_text(row), row.rung_score, row.ended_at)
+        for row in snapshot.view.trials
+        if row.number in numbers
     ]
     return f"{_source(store, snapshot.view.row)}|{hash(tuple(changing))}"
 
@@ -401,8 +350,6 @@ def _judged(key: str, kl_budget: float, _store: Store, _snapshot: Snapshot) -> S
     return Snapshot.of(judged_under(_store, _snapshot.view, kl_budget))
 
 
-# Summary of a study for the list: pure functions of its view.
-
 Shown = State | Literal["stopping", "stalled"]
 
 WORDS: Mapping[Shown, str] = {
@@ -429,8 +376,8 @@ class Cost:
 def cost(view: StudyView) -> Cost:
     """Return the study's cost so far."""
     spent = sum(row.seconds for row in view.trials)
-    ended = [row.seconds for row in view.trials if row.status.is_final]
     pruned = sum(row.seconds for row in view.trials if row.status is Status.PRUNED)
+    ended = [row.seconds for row in view.trials if row.status.is_final]
     return Cost(spent / 3_600, sum(ended) / len(ended) if ended else None, pruned / spent if spent else None)
 
 
@@ -440,11 +387,11 @@ def shown_state(view: StudyView) -> Shown:
     `stalled`: its controller is alive but has been silent for a while; `stopping`: it ends after each running trial's
     current step.
     """
-    if view.state == "running" and (silence(view) or 0.0) > LEASE_SECONDS:
+    if view.state != "running":
+        return view.state
+    if (silence(view) or 0.0) > LEASE_SECONDS:
         return "stalled"
-    if view.state == "running" and view.row.is_stopping:
-        return "stopping"
-    return view.state
+    return "stopping" if view.row.is_stopping else "running"
 
 
 def silence(view: StudyView) -> float | None:
@@ -462,9 +409,6 @@ def last_sign(view: StudyView) -> float:
     return max([view.row.created_at, *(at for at in known if at is not None)])
 
 
-# Commands that recreate a checkpoint or continue from it (see `tuner.control.forks`).
-
-
 def train_again(study: str, trial: TrialRow, episode: int) -> str:
     """Return the command that trains a trial again up to `episode`, and saves the model."""
     return command(forks.train_again(study, trial, episode))
@@ -473,8 +417,7 @@ def train_again(study: str, trial: TrialRow, episode: int) -> str:
 def train_for_real(study: str, trial: TrialRow) -> str:
     """Return the command that trains a trial's configuration longer and keeps the model."""
     episodes = int(trial.config.get("total_episodes") or 0) * LONGER
-    words = ["train", "--from", study, str(trial.number), "--total_episodes", str(episodes)]
-    return command(words)
+    return command(["train", "--from", study, str(trial.number), "--total_episodes", str(episodes)])
 
 
 def go_on(study: str, trial: TrialRow, episode: int) -> str:

@@ -1,14 +1,15 @@
-"""Which signal moved first when a trial's KL went over its limit, and advice on a study.
+"""Diagnosis of a trial whose KL went over its limit, the table of reward hacking, and advice on a study.
 
 Pure functions. The crossing is the first step whose exact KL is over the guard's limit, else over the budget. The first
 third of the steps before it (at least `LEAST`) gives each signal's usual range: its median, plus and minus the largest
 of `SPREADS` median absolute deviations (scaled to a normal's standard deviation), a tenth of the median, and `FLOOR`. A
-signal has left its range at the first later step, up to the crossing, from which it stays outside on one side for
-`STAYS` readings in a row (or for all that are left). Those that left earliest moved first. This is an order in time,
+signal has left its range at the first later step, up to the crossing, from which it stays outside for `STAYS`
+readings in a row (or for all that are left). Those that left earliest moved first. This is an order in time,
 not a cause.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +20,7 @@ from dashboard import data
 from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT
+from ppo_core.output import KL_UNIT, counted
 from tuner.judge.answer import Answer
 from tuner.judge.hacking import Finding, Verdict, check
 from tuner.judge.results import StudyView
@@ -33,15 +34,13 @@ FLOOR = 1e-9
 STAYS = 2
 _NORMAL = 1.4826  # scales a median absolute deviation to a normal's standard deviation
 
-Side = Literal["up", "down", "either"]
-
 
 @dataclass(frozen=True)
 class Signal:
     """A watched metric, and the side on which leaving its range is a sign."""
 
     metric: str
-    side: Side
+    side: Literal["up", "either"]
     meaning: str
     """Meaning of such a move; limits and advice are in `tuner.judge.rules`."""
 
@@ -96,17 +95,15 @@ def find(steps: pd.DataFrame, *, limit: float, budget: float) -> Incident | None
     Its moves are empty if the crossing came too early to know the usual ranges.
     """
     steps = steps[steps["step"] > 0].sort_values("step")
-    lines: Sequence[tuple[Literal["limit", "budget"], float]] = (("limit", limit), ("budget", budget))
-    crossing = next(((name, over.iloc[0]) for name, line in lines if len(over := steps[steps[KL] > line])), None)
-    if crossing is None:
+    line: Literal["limit", "budget"] = "limit" if (steps[KL] > limit).any() else "budget"
+    over = steps[steps[KL] > (limit if line == "limit" else budget)]
+    if over.empty:
         return None
-    name, at = crossing
-    before = steps[steps["step"] <= at["step"]]
+    crossing = over.iloc[0]
+    before = steps[steps["step"] <= crossing["step"]]
     usual = max(LEAST, (len(before) - 1) // 3)
-    moves: Sequence[Moved | None] = []
-    if len(before) > usual:
-        moves = [_moved(signal, before, usual) for signal in SIGNALS]
-    return Incident(name, int(at["step"]), float(at[KL]), tuple(move for move in moves if move is not None))
+    moves = [_moved(signal, before, usual) for signal in SIGNALS] if len(before) > usual else []
+    return Incident(line, int(crossing["step"]), float(crossing[KL]), tuple(filter(None, moves)))
 
 
 def incident_text(incident: Incident) -> str:
@@ -115,14 +112,19 @@ def incident_text(incident: Incident) -> str:
         return "The KL crossed before there were enough steps to know what is usual in this trial."
     if not incident.first:
         return "No signal left its usual range before the KL crossed."
-    steps = incident.step - (incident.first[0].step or 0)
+    first = incident.first[0]
+    steps = incident.step - (first.step or 0)
     names = " and ".join(METRICS[move.signal.metric].label for move in incident.first)
-    when = "in the same step" if steps == 0 else f"{steps} step{'s' if steps > 1 else ''} before the KL crossed"
-    return f"{names} moved first, at step {incident.first[0].step}, {when}: {incident.first[0].signal.meaning}."
+    when = f"{counted(steps, 'step')} before the KL crossed" if steps else "in the same step"
+    return f"{names} moved first, at step {first.step}, {when}: {first.signal.meaning}."
 
 
 def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
-    if signal.metric not in before or len(known := before[signal.metric].iloc[:usual].dropna()) < LEAST:
+    """Return a signal's move before the crossing; None where its range is unknown. `usual` is the number of steps that
+    give the range.
+    """
+    known = before[signal.metric].iloc[:usual].dropna()
+    if len(known) < LEAST:
         return None
     middle = float(known.median())
     spread = float((known - middle).abs().median()) * _NORMAL
@@ -130,27 +132,19 @@ def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
     low, high = middle - width, middle + width
     later = before.iloc[usual:].dropna(subset=signal.metric)
     values = later[signal.metric]
-    out = pd.Series(False, index=later.index)
-    if signal.side != "down":
-        out |= values > high
-    if signal.side != "up":
-        out |= values < low
-    flags = out.tolist()
-    for place in range(len(flags)):
-        if all(flags[place : place + STAYS]):
+    outside = ((values > high) | (values < low) & (signal.side == "either")).tolist()
+    for place in range(len(outside)):
+        if all(outside[place : place + STAYS]):
             row = later.iloc[place]
             return Moved(signal, low, high, int(row["step"]), float(row[signal.metric]))
     return Moved(signal, low, high, None, None)
 
 
-# Reward hacking (see `tuner.judge.hacking`).
-
-
 def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
     """Return the finding on every trial of `curves` (with the metrics `hacking.NEEDED`), by number."""
     return [
-        check(int(number), own.sort_values("step").to_dict("records"), kl_budget)
-        for number, own in curves.groupby("trial")
+        check(int(number), steps.sort_values("step").to_dict("records"), kl_budget)
+        for number, steps in curves.groupby("trial")
     ]
 
 
@@ -165,17 +159,21 @@ GLYPHS: Mapping[Verdict, str] = {"suspect": "▲", "clean": "✓", "no rise": "�
 
 def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
     """Return one row per trial: verdict, rise of reward, and each reading that was measured."""
-    rows = []
-    for one in findings:
-        rise = "" if math.isnan(one.rise) else f"{one.rise:+.2f} ± {one.rise_se:.2f}"
-        cells = {two.name: f"▲ {two.numbers}" if two.is_worse else two.numbers for two in one.readings}
-        rows.append({"trial": one.trial, "verdict": f"{GLYPHS[one.verdict]} {one.verdict}", "reward": rise, **cells})
+    rows = [
+        {
+            "trial": finding.trial,
+            "verdict": f"{GLYPHS[finding.verdict]} {finding.verdict}",
+            "reward": "" if math.isnan(finding.rise) else f"{finding.rise:+.2f} ± {finding.rise_se:.2f}",
+        }
+        | {reading.name: f"{'▲ ' if reading.is_worse else ''}{reading.numbers}" for reading in finding.readings}
+        for finding in findings
+    ]
     return pd.DataFrame(rows, columns=["trial", "verdict", "reward", "KL", "length", "repetition", "entropy"])
 
 
 def hacking_said(findings: Sequence[Finding]) -> str:
     """Describe the table of `hacking_rows` in a sentence."""
-    suspect = [str(one.trial) for one in findings if one.verdict == "suspect"]
+    suspect = [str(finding.trial) for finding in findings if finding.verdict == "suspect"]
     if not suspect:
         return "In none of these trials does reward rise while something else worsens."
     return f"Reward rises while something else worsens in trial {', '.join(suspect)}: read the samples."
@@ -186,9 +184,6 @@ HACKING_MEANS = (
     "decide; values elsewhere on these pages are of one checkpoint, or of the last evaluation."
 )
 """A note below the table of `hacking_rows`."""
-
-
-# Next steps with a study.
 
 
 @dataclass(frozen=True)
@@ -205,29 +200,28 @@ class Advice:
 def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card]) -> list[Advice]:
     """Return the next steps, the most pressing first. Never empty for a study that has a trial."""
     view, name = snapshot.view, snapshot.view.row.name
-    found = [*_of_state(snapshot), *_of_trials(cards, name)]
-    ended = [row for row in view.trials if row.status.is_final]
+    steps = [*_of_state(snapshot), *_of_trials(cards, name)]
     done = [row for row in view.trials if row.is_done]
-    is_over = view.state == "finished" or (snapshot.total is not None and len(ended) >= snapshot.total)
+    is_over = view.state == "finished" or (snapshot.total is not None and view.ended >= snapshot.total)
     if done and all(row.status is Status.FAILED for row in done):
         text = "Every trial that ended has failed; the table of trials has the reasons. Fix the cause, then retry them:"
-        found.insert(0, Advice("error", text, ("retry", name)))
+        steps.insert(0, Advice("error", text, ("retry", name)))
     elif is_over and answer is None:
         text = (
             "No checkpoint of any trial was evaluated within the KL budget. Search lower learning rates or a higher β, "
             "or accept a higher KL budget:"
         )
-        found.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
+        steps.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":
         text = f"{_why_finished(view)} Read samples of the trial to launch"
         if answer is not None and answer.confirm:
-            found.append(Advice("info", f"{text}, and confirm it on fresh seeds first:", answer.confirm))
+            steps.append(Advice("info", f"{text}, and confirm it on fresh seeds first:", answer.confirm))
         else:
-            found.append(Advice("info", f"{text}."))
-    if not found:
+            steps.append(Advice("info", f"{text}."))
+    if not steps:
         what = "No problem found" if done else "The first trials are running"
-        found.append(Advice("info", f"{what}: nothing to do."))
-    return found
+        steps.append(Advice("info", f"{what}: nothing to do."))
+    return steps
 
 
 def _why_finished(view: StudyView) -> str:
@@ -246,31 +240,30 @@ def _why_finished(view: StudyView) -> str:
 
 
 def _of_state(snapshot: Snapshot) -> list[Advice]:
-    state, name, found = data.shown_state(snapshot.view), snapshot.view.row.name, []
-    if state == "stalled":
-        text = "The controller's process exists but has not responded for over a minute. Check its terminal."
-        found.append(Advice("error", text))
-    elif state == "paused":
-        found.append(Advice("warning", "The study is paused. To resume it:", ("resume", name)))
-    elif state == "unfinished":
-        text = "No controller runs this study. To resume it:"
-        found.append(Advice("warning", text, ("run", name)))
-    return found
+    name = snapshot.view.row.name
+    advice: dict[data.Shown, Advice] = {
+        "stalled": Advice(
+            "error", "The controller's process exists but has not responded for over a minute. Check its terminal."
+        ),
+        "paused": Advice("warning", "The study is paused. To resume it:", ("resume", name)),
+        "unfinished": Advice("warning", "No controller runs this study. To resume it:", ("run", name)),
+    }
+    state = data.shown_state(snapshot.view)
+    return [advice[state]] if state in advice else []
 
 
 def _of_trials(cards: Sequence[Card], name: str) -> list[Advice]:
-    by_health: dict[str, list[str]] = {}
+    by_health = defaultdict[str, list[str]](list)
     for card in cards:
-        by_health.setdefault(card.health, []).append(str(card.number))
-    found = []
-    if stalled := by_health.get("stalled"):
+        by_health[card.health].append(str(card.number))
+    steps = []
+    if stalled := by_health["stalled"]:
         text = f"No report for far longer than a step takes: trial {', '.join(stalled)}. Check its log:"
-        found.append(Advice("error", text, ("logs", name, stalled[0])))
-    if over := by_health.get("over the limit", []) + by_health.get("near the limit", []):
+        steps.append(Advice("error", text, ("logs", name, stalled[0])))
+    if over := by_health["over the limit"] + by_health["near the limit"]:
         text = f"Near or over the guard's KL limit: trial {', '.join(over)}. The page Trial has the cause."
-        found.append(Advice("warning", text))
-    if paused := by_health.get("paused"):
-        found.append(
-            Advice("info", f"Paused by a person: trial {', '.join(paused)}. To resume it:", ("resume", name, paused[0]))
-        )
-    return found
+        steps.append(Advice("warning", text))
+    if paused := by_health["paused"]:
+        text = f"Paused by a person: trial {', '.join(paused)}. To resume it:"
+        steps.append(Advice("info", text, ("resume", name, paused[0])))
+    return steps

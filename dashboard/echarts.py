@@ -1,4 +1,4 @@
-"""Building blocks of live charts, as ECharts options.
+"""ECharts options for axes, lines, limits and symbols: the building blocks of `dashboard.charts`.
 
 Streamlit updates a chart in place, so it keeps its zoom while a study runs. Options are JSON without code: an area is
 stacked on an invisible line, and limits belong to a series without points. Text from outside never enters one, because
@@ -14,8 +14,8 @@ from dashboard import style
 from tuner.study.status import Status
 
 Option = dict[str, Any]
-Drawn = tuple[pd.DataFrame, Option]
-"""A data set, and the series that draws it."""
+DataSeries = tuple[pd.DataFrame, Option]
+"""Data of a series, and its options."""
 Span = tuple[float, float]
 """The ends of an axis."""
 Place = tuple[float, float]
@@ -33,27 +33,24 @@ _LENS = "path://M6,1 a5,5 0 1,0 0.01,0 M9.6,9.6 L14,14"
 _UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
 
 
-# Whole charts
-
-
 def one_panel(
-    across: Option, vertical: Option, drawn: Sequence[Drawn], others: Sequence[Option], right: int = 40
+    across: Option, vertical: Option, data_series: Sequence[DataSeries], others: Sequence[Option], right: int = 40
 ) -> Option:
     """Return a chart of one panel.
 
     Args:
         across: The horizontal axis (see `axis`).
         vertical: What is special about the vertical axis.
-        drawn: Series with their data.
+        data_series: Series, each with its data.
         others: Series that hold their own data.
         right: Pixels on the right for names at lines' ends.
     """
-    return _still(drawn) | {
+    return _still(data_series) | {
         "grid": {"left": 8, "right": right, "top": 34, "bottom": 30, "containLabel": True},
         "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc", "valueFormatter": "%.3f"},
         "xAxis": across | {"nameGap": 28},
         "yAxis": {"type": "value", "nameLocation": "end", "nameTextStyle": {"align": "left"}, "scale": True} | vertical,
-        "series": [series | {"datasetIndex": place} for place, (_, series) in enumerate(drawn)] + list(others),
+        "series": [series | {"datasetIndex": place} for place, (_, series) in enumerate(data_series)] + list(others),
     }
 
 
@@ -81,12 +78,11 @@ def stacked(options: Sequence[Option], titles: Sequence[str], height: int) -> Op
     }  # fmt: skip
     for place, (option, title) in enumerate(zip(options, titles, strict=True)):
         first, top = len(merged["dataset"]), place * height + 34
-        moved = [
-            one | {"xAxisIndex": place, "yAxisIndex": place}
-            | ({"datasetIndex": first + one["datasetIndex"]} if "datasetIndex" in one else {})
-            for one in option["series"]
-        ]  # fmt: skip
-        merged["series"] += moved
+        for series in option["series"]:
+            moved = series | {"xAxisIndex": place, "yAxisIndex": place}
+            if "datasetIndex" in moved:
+                moved["datasetIndex"] += first
+            merged["series"].append(moved)
         merged["dataset"] += option["dataset"]
         merged["grid"].append(option["grid"] | {"top": top, "bottom": None, "height": height - 80})
         merged["xAxis"].append(option["xAxis"] | {"gridIndex": place})
@@ -94,20 +90,21 @@ def stacked(options: Sequence[Option], titles: Sequence[str], height: int) -> Op
     return merged
 
 
-def panels(across: Option, titles: Sequence[str], drawn: Sequence[Drawn]) -> Option:
+def panels(across: Option, titles: Sequence[str], data_series: Sequence[DataSeries]) -> Option:
     """Return a chart of low panels over each other, each with a title and a line, all over the same part of an axis."""
-    last = len(drawn) - 1
-    unnamed = {key: value for key, value in across.items() if key != "name"}
-    return _still(drawn) | {
+    count = len(data_series)
+    lasts = [place == count - 1 for place in range(count)]
+    return _still(data_series) | {
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
         "tooltip": {"trigger": "axis", "confine": True, "valueFormatter": "%.4g"},
         "grid": [
-            {"left": 70, "right": 40, "top": TOP + place * (PANEL + GAP), "height": PANEL} for place in range(last + 1)
+            {"left": 70, "right": 40, "top": TOP + place * (PANEL + GAP), "height": PANEL} for place in range(count)
         ],
         "xAxis": [
-            (across if place == last else unnamed)
-            | {"gridIndex": place, "nameGap": 26, "axisLabel": {"show": place == last}}
-            for place in range(last + 1)
+            across
+            | {"gridIndex": place, "nameGap": 26, "axisLabel": {"show": is_last}}
+            | ({} if is_last else {"name": None})
+            for place, is_last in enumerate(lasts)
         ],
         "yAxis": [
             {
@@ -118,7 +115,7 @@ def panels(across: Option, titles: Sequence[str], drawn: Sequence[Drawn]) -> Opt
         ],
         "series": [
             series | {"datasetIndex": place, "xAxisIndex": place, "yAxisIndex": place}
-            for place, (_, series) in enumerate(drawn)
+            for place, (_, series) in enumerate(data_series)
         ],
     }  # fmt: skip
 
@@ -134,19 +131,16 @@ def axis(title: str, span: Span, *, pointer: str = "{value}", is_whole: bool = T
         "type": "value", "name": title, "nameLocation": "middle", "min": span[0], "max": span[1],
         "splitLine": {"show": False}, "axisLabel": {"hideOverlap": True},
         "axisPointer": {"label": {"formatter": pointer, "precision": 0}},
-        **({"minInterval": 1} if is_whole else {}),
+        "minInterval": int(is_whole),
     }  # fmt: skip
 
 
-def _still(drawn: Sequence[Drawn]) -> Option:
+def _still(data_series: Sequence[DataSeries]) -> Option:
     """Return the base of every live chart: its data as 4-byte floats, to keep refreshes small, and no animation.
 
     Streamlit's tool bar saves picture and data.
     """
-    return {"animation": False, "dataset": [{"source": source.astype("float32")} for source, _ in drawn]}
-
-
-# Lines and areas
+    return {"animation": False, "dataset": [{"source": source.astype("float32")} for source, _ in data_series]}
 
 
 def line(
@@ -158,7 +152,7 @@ def line(
     opacity: float = 1,
     dash: style.Dash = style.SOLID,
     with_points: bool = False,
-) -> Drawn:
+) -> DataSeries:
     """Return a line through `x`, `y`; the tooltip shows its name."""
     return points[["x", "y"]].rename(columns={"y": name}), {
         "type": "line",
@@ -174,27 +168,27 @@ def line(
     }
 
 
-def behind(drawn: Drawn) -> Drawn:
+def behind(data_series: DataSeries) -> DataSeries:
     """Return a line behind the others, without a tooltip."""
-    return drawn[0], drawn[1] | _UNTOUCHED | {"z": 2}
+    return data_series[0], data_series[1] | _UNTOUCHED | {"z": 2}
 
 
-def named_at_end(drawn: Drawn, text: str, right: float) -> Drawn:
+def named_at_end(data_series: DataSeries, text: str, right: float) -> DataSeries:
     """Return a line with a text at its end; `right` is where the chart ends."""
-    source, series = drawn
+    source, series = data_series
     label = {"show": True, "formatter": text, "distance": 6, **_tag(series["lineStyle"]["color"])}
     at_edge = source["x"].iloc[-1] >= right  # labels collect there, and are moved apart
     return source, series | {"endLabel": label} | ({"labelLayout": {"moveOverlap": "shiftY"}} if at_edge else {})
 
 
-def area(name: str, edges: pd.DataFrame, colour: str, opacities: tuple[float, ...]) -> list[Drawn]:
+def area(name: str, edges: pd.DataFrame, colour: str, opacities: tuple[float, ...]) -> list[DataSeries]:
     """Return stacked areas behind the lines: the lowest edge invisible, those above filled.
 
     Args:
-        name: Of the stack.
+        name: The stack's name.
         edges: `x`, and the heights of every edge from the lowest up; a column is named after the area below it.
-        colour: As #rrggbb.
-        opacities: From one edge to the next.
+        colour: The fill, as #rrggbb.
+        opacities: Opacity of each area, from the lowest up.
     """
     # Stacked by value: ECharts would start again from 0 where an edge is negative.
     common = _UNTOUCHED | {
@@ -203,14 +197,11 @@ def area(name: str, edges: pd.DataFrame, colour: str, opacities: tuple[float, ..
     }  # fmt: skip
     x, (lowest, *names) = edges["x"], edges.columns.drop("x")
     heights = edges[names].to_numpy() - edges[[lowest, *names[:-1]]].to_numpy()
-    drawn: list[Drawn] = [(pd.DataFrame({"x": x, "y": edges[lowest]}), common | {"name": lowest})]
-    for filled, own, opacity in zip(names, heights.T, opacities, strict=True):
+    data_series: list[DataSeries] = [(pd.DataFrame({"x": x, "y": edges[lowest]}), common | {"name": lowest})]
+    for filled, thickness, opacity in zip(names, heights.T, opacities, strict=True):
         look = {"name": filled, "areaStyle": {"color": colour, "opacity": opacity}}
-        drawn.append((pd.DataFrame({"x": x, "y": own}), common | look))
-    return drawn
-
-
-# Limits, and what lies over one
+        data_series.append((pd.DataFrame({"x": x, "y": thickness}), common | look))
+    return data_series
 
 
 def limit(
@@ -239,19 +230,16 @@ def limit(
 def marks(limits: Sequence[Option], shaded: Span | None) -> Option:
     """Return limits, and a shaded range of heights, as attributes of a series."""
     exact = -1  # ECharts would draw a line at its value rounded to two places
-    found: Option = {"markLine": {"silent": True, "symbol": "none", "precision": exact, "data": list(limits)}}
+    marked: Option = {"markLine": {"silent": True, "symbol": "none", "precision": exact, "data": list(limits)}}
     if shaded is not None:
         low, high = shaded
-        found["markArea"] = {"silent": True, "itemStyle": {"color": FILL}, "data": [[{"yAxis": low}, {"yAxis": high}]]}
-    return found
+        marked["markArea"] = {"silent": True, "itemStyle": {"color": FILL}, "data": [[{"yAxis": low}, {"yAxis": high}]]}
+    return marked
 
 
 def limits_alone(limits: Sequence[Option], shaded: Span | None = None) -> Option:
     """Return an empty series that carries a panel's limits."""
     return _UNTOUCHED | {"type": "line", "name": "Limits", "data": []} | marks(limits, shaded)
-
-
-# Symbols
 
 
 def early_ends(status: Status, ends: Sequence[Option], *, is_bright: bool) -> Option:
@@ -287,7 +275,7 @@ def point(
     words: tuple[str, str] = ("", ""),
     *,
     on_left: bool = False,
-) -> Drawn:
+) -> DataSeries:
     """Return a single point as a series; `name` and `value` are in its tooltip, `words` beside it."""
     side = "left" if on_left else "right"
     return pd.DataFrame({"x": [place[0]], "y": [place[1]], "value": [value]}), {
@@ -303,34 +291,24 @@ def point(
 
 def evaluations(number: int, kind: str, places: Sequence[Place], colour: str) -> Option:
     """Return a trial's evaluations of one kind: `within` the KL budget, `over` it, or the one that is `counted`."""
-    if kind == "over":
-        look = _symbol(style.Mark("", "", "emptyCircle"), colour, size=6, border=1)
-        look["itemStyle"] = look["itemStyle"] | {"opacity": 0.6}
-    elif kind == "within":
-        look = {"symbol": "circle", "symbolSize": 6, "itemStyle": {"color": colour}}
-    else:
-        look = {
-            "symbol": _STAR,
-            "symbolSize": 15,
-            "itemStyle": {"color": colour, "borderColor": "#ffffff", "borderWidth": 1},
-        }
-    name = f"Trial {number}, {kind}"
-    return (
-        _UNTOUCHED
-        | look
-        | {
-            "type": "scatter",
-            "name": name,
-            "z": 6 if kind == "counted" else 4,
-            "data": [list(place) for place in places],
-        }
-    )
+    looks: dict[str, Option] = {
+        "over": {"color": "transparent", "borderColor": colour, "borderWidth": 1, "opacity": 0.6},
+        "within": {"color": colour},
+        "counted": {"color": colour, "borderColor": "#ffffff", "borderWidth": 1},
+    }
+    symbol = {"symbol": _STAR, "symbolSize": 15, "z": 6} if kind == "counted" else {"symbolSize": 6, "z": 4}
+    return _scatter(f"Trial {number}, {kind}", places) | {"itemStyle": looks[kind]} | symbol
 
 
 def points_behind(places: Sequence[Place], mark: style.Mark) -> Option:
     """Return grey points behind the others as one series."""
-    look = _symbol(mark, FAINT, size=6, border=1)
-    return _UNTOUCHED | {"type": "scatter", "name": "Others", **look, "z": 2, "data": [list(place) for place in places]}
+    return _scatter("Others", places) | _symbol(mark, FAINT, size=6, border=1) | {"z": 2}
+
+
+def _scatter(name: str, places: Sequence[Place]) -> Option:
+    """Return points without a tooltip as one series."""
+    points = [list(place) for place in places]
+    return _UNTOUCHED | {"type": "scatter", "name": name, "symbol": "circle", "data": points}
 
 
 def _symbol(mark: style.Mark, colour: str, *, size: int, border: int) -> Option:

@@ -14,23 +14,21 @@ import plotly.graph_objects as go
 from dashboard import analysis, charts, safe_text, style
 from dashboard.analysis import Checkpoint, rule_label
 from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
+from dashboard.data import PARAMS as PARAMS
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
-# Shared by all figures: axes, legend, colours for light and dark pages.
-
 GREY = style.NEUTRAL
 FONT = {"color": GREY}
 FAINT = "rgba(128, 128, 128, 0.35)"
-MOST_WAYS = 200
+FILL = "rgba(128, 128, 128, 0.10)"
+MOST_TRAJECTORIES = 200
 """Most trials drawn as grey lines."""
 USUAL = 0.95
 """Share of evaluations within a linear KL axis: one blow-up would flatten the rest."""
-PARAMS = "params_"
-"""Prefix of searched hyperparameters in a snapshot's columns."""
 
 
 def lay_out(figure: go.Figure, *, x: str, y: str, height: int = 430, **more: Any) -> go.Figure:
@@ -38,14 +36,146 @@ def lay_out(figure: go.Figure, *, x: str, y: str, height: int = 430, **more: Any
     return figure.update_layout(
         height=height,
         margin={"l": 8, "r": 12, "t": 40, "b": 8},
-        xaxis={"title": {"text": x}, "zeroline": False},
-        yaxis={"title": {"text": y}, "zeroline": False},
+        xaxis_title=x,
+        yaxis_title=y,
+        xaxis_zeroline=False,
+        yaxis_zeroline=False,
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
-        hoverlabel={"align": "left"},
+        hoverlabel_align="left",
     ).update_layout(**more)
 
 
-def kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, **line: Any) -> None:
+def level_line(figure: go.Figure, height: float, text: str, position: str = "top left", dash: str = "dash") -> None:
+    """Draw a labelled horizontal line."""
+    figure.add_hline(
+        y=height,
+        line={"color": GREY, "dash": dash, "width": 1.5},
+        annotation={"text": text, "font": FONT},
+        annotation_position=position,
+    )
+
+
+def add_trials(
+    figure: go.Figure,
+    trials: pd.DataFrame,
+    x: str,
+    y: str,
+    hover: str,
+    columns: Sequence[str] = ("number",),
+    **more: Any,
+) -> None:
+    """Add trials as points, each kind with its symbol and an entry in the legend.
+
+    Args:
+        figure: The figure.
+        trials: One row per trial, with its `kind`.
+        x: Column of the horizontal positions.
+        y: Column of the heights.
+        hover: Tooltip below the trial's number and kind.
+        columns: Columns for the tooltip; the first is the trial's number.
+        more: Attributes of the points; a series has a value for each trial.
+    """
+    for kind in style.KINDS:
+        group = trials[trials["kind"] == kind]
+        if group.empty:
+            continue
+        symbol = style.mark(kind).plotly
+        attributes = {"mode": "markers", "marker_symbol": symbol} | {
+            name: value[group.index] if isinstance(value, pd.Series) else value for name, value in more.items()
+        }
+        figure.add_scatter(
+            x=group[x],
+            y=group[y],
+            legendgroup=kind,
+            showlegend=False,
+            customdata=group[list(columns)],
+            hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {kind}{hover}<extra></extra>",
+            **attributes,
+        )
+        figure.add_scatter(
+            x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
+            marker_symbol=symbol, marker_size=10, marker_color=GREY,
+        )  # fmt: skip
+
+
+def title_of(name: str) -> str:
+    """Return a hyperparameter's declared label with its unit; `?` for an undeclared name."""
+    return HYPERPARAMETERS[name].title if name in HYPERPARAMETERS else "?"
+
+
+def is_log(name: str, search: Mapping[str, Any]) -> bool:
+    """Return True if a hyperparameter is searched, or else declared, on a logarithmic scale."""
+    span = search.get(name) or (HYPERPARAMETERS[name].search if name in HYPERPARAMETERS else None)
+    return isinstance(span, Range) and span.scale != "linear"
+
+
+def searched(trials: pd.DataFrame) -> list[str]:
+    """Return the searched hyperparameters that vary among the trials, in the order of their declaration."""
+    return [name for name in HYPERPARAMETERS if PARAMS + name in trials.columns and trials[PARAMS + name].nunique() > 1]
+
+
+def reward_against_kl(
+    trials: pd.DataFrame, *, kl_budget: float, baseline: float | None, best: int | None, chosen: Collection[int] = ()
+) -> go.Figure:
+    """Plot each trial's value against its eval KL, with the front, the budget, and the best trial labelled.
+
+    Screened trials are small and pale. The trials named by number are bright, with their standard errors.
+    """
+    measured = trials.dropna(subset=["value", "kl"]).sort_values("kl")
+    # alternate above and below, so that neighbours' numbers do not overlap
+    measured["side"] = [("top center", "bottom center")[place % 2] for place in range(len(measured))]
+    figure = go.Figure()
+    named = set(chosen) | {best} if chosen or len(measured) > style.DISTINCT else set(measured["number"])
+    is_named = measured["number"].isin(named)
+    add_trials(
+        figure,
+        measured,
+        "kl",
+        "value",
+        "<br>eval reward %{y:.3f}<br>eval KL %{x:.2f} nats per response",
+        marker_size=measured["kind"].map(lambda kind: 8 if kind == style.SCREENED else 11),
+        marker_color=measured["number"].map(style.colour),
+        marker_opacity=is_named.map({True: 1.0, False: 0.4}),
+        error_y={"type": "data", "thickness": 1, "width": 3},
+        error_y_array=measured["value_se"].where(is_named),
+        mode="markers+text",
+        text=measured["number"].astype(str).where(is_named, ""),
+        textposition=measured["side"],
+        textfont_size=12,
+    )
+    if len(front := front_of(measured)):
+        line = {"color": GREY, "width": 1.5, "shape": "hv"}
+        figure.add_scatter(
+            x=front["kl"], y=front["reward"], mode="lines", line=line, showlegend=False, hoverinfo="skip"
+        )
+    heights = [*measured["value"], *([] if baseline is None else [baseline])]
+    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
+    _kl_budget(figure, kl_budget, right)
+    if baseline is not None:
+        _baseline(figure, baseline)
+    for row in measured[measured["number"] == best].itertuples():
+        side = 1 if row.kl < 0.4 * right else -1  # away from the nearer edge
+        figure.add_annotation(
+            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", ax=50 * side, ay=40, standoff=7,
+            arrowwidth=1.2, arrowcolor=GREY, bgcolor=FILL, borderpad=3, xanchor="left" if side == 1 else "right",
+        )  # fmt: skip
+    lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
+    return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(heights))
+
+
+def front_of(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the Pareto front of the trials' values, as `analysis.front` does for evaluations."""
+    measured = trials.dropna(subset=["value", "kl"]).rename(columns={"number": "trial", "value": "reward"})
+    return analysis.front(measured.assign(step=1, kl_se=np.nan))
+
+
+def _kl_budget(figure: go.Figure, kl_budget: float, right: float, *, log_kl: bool = False) -> None:
+    """Draw the KL budget as a vertical line, and shade from there to the `right` end of the axis."""
+    figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
+    _kl_line(figure, kl_budget, "KL budget", log_kl=log_kl)
+
+
+def _kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, **line: Any) -> None:
     """Draw a KL as a labelled vertical line; `line` overrides its style."""
     figure.add_vline(
         x=kl,
@@ -57,133 +187,9 @@ def kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, **
         figure.layout.annotations[-1].x = np.log10(kl)
 
 
-def baseline_line(figure: go.Figure, reward: float) -> None:
-    """Draw the SFT policy's eval reward as a labelled horizontal line."""
-    figure.add_hline(
-        y=reward,
-        line={"color": GREY, "dash": "dot", "width": 1.5},
-        annotation={"text": f"SFT baseline {reward:.2f}", "font": FONT},
-        annotation_position="top right",
-    )
-
-
-def legend_entry(kind: str) -> go.Scatter:
-    """Return a grey symbol for the legend: the shape shows the status, the colour the trial."""
-    return go.Scatter(
-        x=[None],
-        y=[None],
-        mode="markers",
-        name=str(kind),
-        legendgroup=str(kind),
-        marker={"symbol": style.mark(kind).plotly, "size": 10, "color": GREY},
-    )
-
-
-def title_of(name: str) -> str:
-    """Return a hyperparameter's declared label with its unit; `?` for an undeclared name."""
-    return HYPERPARAMETERS[name].title if name in HYPERPARAMETERS else "?"
-
-
-def is_log(name: str, spec: StudySpec) -> bool:
-    """Return True if a hyperparameter is searched, or else declared, on a logarithmic scale."""
-    span = spec.search.get(name)
-    if span is None and name in HYPERPARAMETERS:
-        span = HYPERPARAMETERS[name].search
-    return isinstance(span, Range) and span.scale != "linear"
-
-
-def searched(trials: pd.DataFrame) -> list[str]:
-    """Return the searched hyperparameters that vary among the trials, in the order of their declaration."""
-    return [name for name in all_searched(trials) if trials[PARAMS + name].dropna().nunique() > 1]
-
-
-def all_searched(trials: pd.DataFrame) -> list[str]:
-    """Return the declared hyperparameters that were searched in some trial, in the order of their declaration."""
-    return [name for name in HYPERPARAMETERS if PARAMS + name in trials.columns]
-
-
-def colours(numbers: Sequence[int]) -> list[str]:
-    """Return the colours of trials by number."""
-    return [style.colour(int(number)) for number in numbers]
-
-
-# Value against eval KL, one point per trial.
-
-FILL = "rgba(128, 128, 128, 0.10)"
-
-
-def reward_against_kl(
-    trials: pd.DataFrame, *, kl_budget: float, baseline: float | None, best: int | None, chosen: Collection[int] = ()
-) -> go.Figure:
-    """Plot each trial's value against its eval KL, with the front, the budget, and the best trial labelled.
-
-    Screened trials are small and pale.
-    """
-    measured = trials.dropna(subset=["value", "kl"]).sort_values("kl")
-    # alternate above and below, so that neighbours' numbers do not overlap
-    measured["side"] = [("top center", "bottom center")[place % 2] for place in range(len(measured))]
-    figure = go.Figure()
-    named = set(chosen) | {best} if chosen or len(measured) > style.DISTINCT else set(measured["number"])
-    for kind in style.KINDS:
-        group = measured[measured["kind"] == kind]
-        if len(group):
-            figure.add_traces([_points_of(kind, group, named), legend_entry(kind)])
-    if len(front := front_of(measured)):
-        line = _front(front.assign(x=front["kl"]))
-        figure.add_trace(
-            line.update(mode="lines", customdata=None, showlegend=False, hovertemplate=None, hoverinfo="skip")
-        )
-    heights = [*measured["value"], *([] if baseline is None else [baseline])]
-    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
-    figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
-    kl_line(figure, kl_budget, "KL budget")
-    if baseline is not None:
-        baseline_line(figure, baseline)
-    for row in measured[measured["number"] == best].itertuples():
-        side = 1 if row.kl < 0.4 * right else -1  # away from the nearer edge
-        figure.add_annotation(
-            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", ax=50 * side, ay=40, standoff=7,
-            arrowwidth=1.2, arrowcolor=GREY, bgcolor=FILL, borderpad=3, xanchor="left" if side == 1 else "right",
-        )  # fmt: skip
-    lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
-    figure.update_xaxes(range=[-0.03 * right, right])
-    return figure.update_yaxes(range=_with_margin(heights))
-
-
-def front_of(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the Pareto front of the trials' values, as `analysis.front` does for evaluations."""
-    measured = trials.dropna(subset=["value", "kl"]).rename(columns={"number": "trial", "value": "reward"})
-    return analysis.front(measured.assign(step=1))
-
-
-def _points_of(kind: str, group: pd.DataFrame, named: Collection[int | None]) -> go.Scatter:
-    """Return the trials of one kind as points; the `named` ones are bright, with number and standard error."""
-    numbers = [int(number) for number in group["number"]]
-    return go.Scatter(
-        x=group["kl"],
-        y=group["value"],
-        error_y={
-            "type": "data",
-            "array": group["value_se"].where(group["number"].isin(named)),
-            "thickness": 1,
-            "width": 3,
-        },
-        mode="markers+text",
-        legendgroup=kind,
-        showlegend=False,
-        text=[str(number) if number in named else "" for number in numbers],
-        textposition=group["side"],
-        textfont={"size": 12},
-        customdata=numbers,
-        hovertemplate=f"<b>Trial %{{customdata}}</b>, {kind}<br>eval reward %{{y:.3f}}<br>"
-        "eval KL %{x:.2f} nats per response<extra></extra>",
-        marker={
-            "symbol": style.mark(kind).plotly,
-            "size": 8 if kind == style.SCREENED else 11,
-            "color": [style.colour(number) for number in numbers],
-            "opacity": [1.0 if number in named else 0.4 for number in numbers],
-        },
-    )
+def _baseline(figure: go.Figure, reward: float) -> None:
+    """Draw the SFT policy's eval reward."""
+    level_line(figure, reward, f"SFT baseline {reward:.2f}", "top right", "dot")
 
 
 def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | None:
@@ -192,9 +198,6 @@ def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | Non
         return None
     margin = share * (max(heights) - min(heights)) or 0.5
     return [min(heights) - margin, max(heights) + margin]
-
-
-# Curves of a few trials over episodes, one figure per metric.
 
 
 def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: StudySpec) -> go.Figure:
@@ -209,26 +212,18 @@ def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: Stud
                 y=kept["y"],
                 mode="lines+markers" if metric.startswith("eval/") else "lines",
                 line={"color": looks[number].colour, "dash": looks[number].dash.plotly, "width": 2},
-                marker={"size": 5},
+                marker_size=5,
                 name=f"trial {number:d}",
                 showlegend=True,
                 hovertemplate=f"<b>Trial {number:d}</b>, %{{x:,}} episodes<br>"
                 f"{declared.with_unit('%{y:.3f}')}<extra></extra>",
             )
     if metric in charts.KL_METRICS:
-        figure.add_hline(
-            y=spec.kl_budget,
-            line={"color": GREY, "dash": "dash", "width": 1.5},
-            annotation={"text": f"KL budget {spec.kl_budget:g}", "font": FONT},
-            annotation_position="top left",
-        )
+        level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
         top = MOST_LIMITS * spec.kl_limit
         if points["y"].max() > top:  # one blow-up would flatten the rest
             figure.update_yaxes(range=[0, top])
     return lay_out(figure, x="Episodes", y=declared.title, height=340)
-
-
-# Eval reward against eval KL: each trial's trajectory, and the front of all evaluations.
 
 
 def trajectories(
@@ -249,31 +244,26 @@ def trajectories(
     which `star` names. The range over the budget is shaded.
     """
     figure, looks = go.Figure(), style.looks(chosen)
+    floor = LOG_FLOOR if log_kl else -np.inf
     right = _right(evaluated, spec.kl_budget, log_kl)
-    shown = evaluated.assign(x=evaluated["kl"].clip(lower=LOG_FLOOR) if log_kl else evaluated["kl"])
-    figure.add_trace(_others(shown[~shown["trial"].isin(looks)]))
+    points = evaluated.assign(x=evaluated["kl"].clip(lower=floor))
+    figure.add_trace(_others(points[~points["trial"].isin(looks)]))
     screened = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
     for number, look in looks.items():
-        line = shown[shown["trial"] == number]
+        line = points[points["trial"] == number]
         if len(line):
-            figure.add_trace(_way(number, look, line, number in screened))
-    for kind in (*map(str, EARLY), style.SCREENED):
-        ends = _ends(shown, trials[trials["kind"] == kind])
-        ends["x"] = ends["x"].clip(upper=right)  # distant ones are drawn at the axis's end
-        if len(ends):
-            figure.add_traces([_marks(kind, ends, looks), legend_entry(kind)])
+            figure.add_trace(_trajectory(number, look, line, number in screened))
+    _early_ends(figure, points, trials, looks, right)
     if len(front):
-        figure.add_trace(_front(front.assign(x=front["kl"].clip(lower=LOG_FLOOR) if log_kl else front["kl"])))
-    figure.add_vrect(x0=spec.kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
-    kl_line(figure, spec.kl_budget, "KL budget", log_kl=log_kl)
+        figure.add_trace(_front(front["kl"].clip(lower=floor), front))
+    _kl_budget(figure, spec.kl_budget, right, log_kl=log_kl)
     if spec.kl_limit <= right:
-        kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
+        _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
     before = evaluated.loc[evaluated["step"] == 0, "reward"]
     if len(before):
-        baseline_line(figure, float(before.mean()))
+        _baseline(figure, float(before.mean()))
     if best is not None:
-        figure.add_trace(_star(best, looks, star, log_kl))
-        _name_best(figure, best, star, right, log_kl)
+        _star(figure, best, looks, star, right, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
     figure.update_yaxes(range=_with_margin(list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna()), 0.06))
@@ -289,37 +279,26 @@ def over_the_axis(evaluated: pd.DataFrame, kl_budget: float) -> str:
 def _others(points: pd.DataFrame) -> go.Scatter:
     """Return all grey trajectories as one line with gaps: thousands of traces would be slow.
 
-    More than `MOST_WAYS` would cover the figure, and are shown as points at their last evaluations.
+    More than `MOST_TRAJECTORIES` would cover the figure, and are shown as points at their last evaluations.
     """
-    if points["trial"].nunique() > MOST_WAYS:
-        last = points.groupby("trial").tail(1)
-        marker = {"color": FAINT, "size": 4}
-        return go.Scatter(
-            x=last["x"], y=last["reward"], mode="markers", marker=marker, hoverinfo="skip", showlegend=False,
-            name="other trials",
-        )  # fmt: skip
-    gap = points.groupby("trial", as_index=False).tail(1).assign(x=np.nan, reward=np.nan, step=np.inf)
-    lines = pd.concat([points, gap]).sort_values(["trial", "step"], kind="stable")
-    return go.Scatter(
-        x=lines["x"],
-        y=lines["reward"],
-        mode="lines",
-        line={"color": FAINT, "width": 1},
-        hoverinfo="skip",
-        showlegend=False,
-        name="other trials",
-    )
+    last = points.groupby("trial", as_index=False).tail(1)
+    if len(last) > MOST_TRAJECTORIES:
+        points, look = last, {"mode": "markers", "marker": {"color": FAINT, "size": 4}}
+    else:
+        gaps = last.assign(x=np.nan, reward=np.nan, step=np.inf)
+        points = pd.concat([points, gaps]).sort_values(["trial", "step"], kind="stable")
+        look = {"mode": "lines", "line": {"color": FAINT, "width": 1}}
+    return go.Scatter(look, x=points["x"], y=points["reward"], hoverinfo="skip", showlegend=False, name="other trials")
 
 
-def _way(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool) -> go.Scatter:
-    text = [""] * (len(line) - 1) + [str(number)]
+def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool) -> go.Scatter:
     return go.Scatter(
         x=line["x"],
         y=line["reward"],
         mode="lines+markers+text",
-        text=text,
+        text=[""] * (len(line) - 1) + [str(number)],
         textposition="top center",
-        textfont={"size": 12},
+        textfont_size=12,
         line={"color": look.colour, "width": 1.2 if is_screened else 2, "dash": look.dash.plotly},
         opacity=0.6 if is_screened else 1.0,
         marker={"color": look.colour, "size": 5},
@@ -331,55 +310,57 @@ def _way(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool) -
     )
 
 
-def _ends(points: pd.DataFrame, early: pd.DataFrame) -> pd.DataFrame:
-    """Return each ended or screened trial's last evaluation, with its rule's label and its screening score."""
-    last = points.groupby("trial").tail(1)
-    rules = early[["number", "rule", "rung_score"]].assign(rule=[rule_label(rule) for rule in early["rule"]])
-    return last.merge(rules, left_on="trial", right_on="number")
-
-
-def _marks(kind: str, ends: pd.DataFrame, looks: Mapping[int, style.Look]) -> go.Scatter:
-    bright = ends["trial"].isin(looks)
-    # the rule of a failure adds nothing to its reason
-    why = {Status.FAILED: ": an error", style.SCREENED: " (score %{customdata[4]:.2f})"}.get(kind, ": %{customdata[1]}")
-    return go.Scatter(
-        x=ends["x"],
-        y=ends["reward"],
-        mode="markers",
-        marker={
-            "symbol": style.mark(kind).plotly,
-            "size": [11 if is_bright else 8 for is_bright in bright],
-            "color": [
-                looks[int(number)].colour if is_bright else GREY
-                for number, is_bright in zip(ends["trial"], bright, strict=True)
-            ],
-            "opacity": [1.0 if is_bright else 0.6 for is_bright in bright],
-        },
-        customdata=ends[["trial", "rule", "kl", "step", "rung_score"]],
-        hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {kind}{why}<br>its last evaluation, at step "
-        "%{customdata[3]}<br>eval reward %{y:.3f}<br>eval KL %{customdata[2]:.2f} nats per response<extra></extra>",
-        legendgroup=kind,
-        showlegend=False,
+def _early_ends(
+    figure: go.Figure, points: pd.DataFrame, trials: pd.DataFrame, looks: Mapping[int, style.Look], right: float
+) -> None:
+    """Mark the last evaluation of each trial that ended early or was screened; distant ones at the axis's end."""
+    early = trials[trials["kind"].isin([*EARLY, style.SCREENED])]
+    scores = early["rung_score"].map("score {:.2f}".format)
+    why = early["rule"].map(rule_label).mask(early["kind"] == style.SCREENED, scores)
+    why = why.mask(early["kind"] == Status.FAILED, "an error")  # its rule adds nothing
+    ends = (
+        points.groupby("trial")
+        .tail(1)
+        .merge(early[["number", "kind"]].assign(why=why), "inner", left_on="trial", right_on="number")
+    )
+    ends["x"] = ends["x"].clip(upper=right)
+    is_bright = ends["trial"].isin(looks)
+    add_trials(
+        figure,
+        ends,
+        "x",
+        "reward",
+        ": %{customdata[1]}<br>its last evaluation, at step %{customdata[3]}<br>"
+        "eval reward %{y:.3f}<br>eval KL %{customdata[2]:.2f} nats per response",
+        ("trial", "why", "kl", "step"),
+        marker_size=is_bright.map({True: 11, False: 8}),
+        marker_color=ends["trial"].map(lambda number: looks[number].colour if number in looks else GREY),
+        marker_opacity=is_bright.map({True: 1.0, False: 0.6}),
     )
 
 
-def _front(front: pd.DataFrame) -> go.Scatter:
+def _front(x: pd.Series, front: pd.DataFrame, colour: str = GREY, name: str = "On the front") -> go.Scatter:
+    """Return a front as steps; `name` is in its tooltips."""
     return go.Scatter(
-        x=front["x"],
+        x=x,
         y=front["reward"],
         mode="lines+markers",
-        line={"color": GREY, "width": 1.5, "shape": "hv"},
-        marker={"color": GREY, "size": 6, "symbol": "diamond"},
+        line={"color": colour, "width": 1.5, "shape": "hv"},
+        marker={"color": colour, "size": 6, "symbol": "diamond"},
         customdata=front[["trial", "step", "kl"]],
-        hovertemplate="On the front: <b>trial %{customdata[0]}</b>, step %{customdata[1]}<br>eval reward %{y:.3f}<br>"
+        hovertemplate=f"{name}: <b>trial %{{customdata[0]}}</b>, step %{{customdata[1]}}<br>eval reward %{{y:.3f}}<br>"
         "eval KL %{customdata[2]:.2f} nats per response<extra></extra>",
         name="front of all evaluations",
     )
 
 
-def _star(best: Checkpoint, looks: Mapping[int, style.Look], name: str, log_kl: bool) -> go.Scatter:
-    return go.Scatter(
-        x=[max(best.kl, LOG_FLOOR) if log_kl else best.kl],
+def _star(
+    figure: go.Figure, best: Checkpoint, looks: Mapping[int, style.Look], name: str, right: float, log_kl: bool
+) -> None:
+    """Draw a checkpoint as a star, with its name on the side that has room on a narrow page."""
+    kl = max(best.kl, LOG_FLOOR) if log_kl else best.kl
+    figure.add_scatter(
+        x=[kl],
         y=[best.reward],
         mode="markers",
         marker={
@@ -392,16 +373,11 @@ def _star(best: Checkpoint, looks: Mapping[int, style.Look], name: str, log_kl: 
         f"eval reward {best.reward:.3f}<br>eval KL {best.kl:.2f} nats per response<extra></extra>",
         name=name,
     )
-
-
-def _name_best(figure: go.Figure, best: Checkpoint, name: str, right: float, log_kl: bool) -> None:
-    """Label the starred checkpoint, on the side with room on a narrow page."""
-    kl = max(best.kl, LOG_FLOOR)
-    share = np.log(kl / LOG_FLOOR) / np.log(right / LOG_FLOOR) if log_kl else best.kl / right
+    share = np.log(kl / LOG_FLOOR) / np.log(right / LOG_FLOOR) if log_kl else kl / right
     # Left of the front there are no points.
     place = {"ax": 34, "ay": 44, "xanchor": "left"} if share < 0.4 else {"ax": -34, "ay": -12, "xanchor": "right"}
     figure.add_annotation(
-        x=np.log10(kl) if log_kl else best.kl,
+        x=np.log10(kl) if log_kl else kl,
         y=best.reward,
         text=f"{name}:<br>trial {best.trial:d}, step {best.step:d}",
         align="left", standoff=6, arrowwidth=1.2, arrowcolor=GREY, font=FONT, **place,
@@ -414,27 +390,21 @@ def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool) -> float:
     return 1.1 * min(usual, float(np.fmax(points["kl"].max(), kl_budget)))
 
 
-# Several studies in one figure; their names are drawn literally.
-
-
-def fronts(of: Mapping[str, pd.DataFrame], kl_budget: float) -> go.Figure:
+def fronts(front_by_study: Mapping[str, pd.DataFrame], kl_budget: float) -> go.Figure:
     """Plot the front of each study, and the KL budget."""
     figure = go.Figure()
-    for place, (name, front) in enumerate(of.items()):
-        line = _front(front.assign(x=front["kl"])).update(
-            name=_literal(name), line={"color": style.colour(place), "width": 2}, marker={"color": style.colour(place)}
-        )
-        figure.add_trace(line.update(hovertemplate=line.hovertemplate.replace("On the front", _literal(name))))
-    kl_line(figure, kl_budget, "KL budget")
-    points = pd.concat(of.values())
+    for place, (study, front) in enumerate(front_by_study.items()):
+        line = _front(front["kl"], front, style.colour(place), _literal(study))
+        figure.add_trace(line.update(name=_literal(study), line_width=2))
+    _kl_line(figure, kl_budget, "KL budget")
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, showlegend=True)
-    return figure.update_xaxes(range=[0, _right(points, kl_budget, log_kl=False)])
+    return figure.update_xaxes(range=[0, _right(pd.concat(front_by_study.values()), kl_budget, log_kl=False)])
 
 
-def in_common(of: Mapping[str, pd.DataFrame], name: str) -> go.Figure:
+def in_common(trials_by_study: Mapping[str, pd.DataFrame], name: str) -> go.Figure:
     """Plot the values of each study's trials over one hyperparameter."""
     figure, column = go.Figure(), PARAMS + name
-    for place, (study, trials) in enumerate(of.items()):
+    for place, (study, trials) in enumerate(trials_by_study.items()):
         points = trials.dropna(subset=[column, "value"])
         figure.add_scatter(
             x=points[column],
@@ -446,9 +416,7 @@ def in_common(of: Mapping[str, pd.DataFrame], name: str) -> go.Figure:
             hovertemplate=f"{_literal(study)}, <b>trial %{{customdata}}</b><br>%{{x}}: %{{y:.3g}}<extra></extra>",
         )
     lay_out(figure, x=title_of(name), y=METRICS["eval/reward"].title, showlegend=True)
-    span = HYPERPARAMETERS[name].search
-    is_log_scale = isinstance(span, Range) and span.scale != "linear"
-    return figure.update_xaxes(type="log" if is_log_scale else "linear", exponentformat="e")
+    return figure.update_xaxes(type="log" if is_log(name, {}) else "linear", exponentformat="e")
 
 
 def _literal(name: str) -> str:

@@ -7,7 +7,6 @@ from typing import Literal
 
 import pandas as pd
 
-from ppo_core.metrics import METRICS
 from tuner.judge.rules import KL
 from tuner.store import TrialRow
 from tuner.study.status import Status
@@ -28,16 +27,16 @@ RECENT = 20
 """Number of latest steps whose median is the usual step time."""
 
 HEALTH_MARKS: dict[Health, tuple[str, Literal["green", "orange", "red", "gray", "blue"]]] = {
-    "healthy": ("✓", "green"),
-    "near the limit": ("▲", "orange"),
-    "over the limit": ("▲", "red"),
     "stalled": ("◌", "red"),
-    "starting": ("…", "blue"),
+    "over the limit": ("▲", "red"),
+    "near the limit": ("▲", "orange"),
     "interrupted": ("■", "orange"),
+    "healthy": ("✓", "green"),
+    "starting": ("…", "blue"),
     "paused": ("‖", "orange"),
     "waiting": ("…", "gray"),
 }
-"""Each verdict's symbol and colour, so that colour is never the only sign."""
+"""Each verdict's symbol and colour, so that colour is never the only sign; the most urgent first."""
 
 
 @dataclass(frozen=True)
@@ -70,26 +69,33 @@ def cards(rows: Sequence[TrialRow], steps: pd.DataFrame, *, limit: float, now: f
         limit: The guard's KL limit in nats per response.
         now: Seconds since the epoch.
     """
-    found = [_card(row, steps[steps["trial"] == row.number], limit, now) for row in rows if not row.is_done]
-    urgency = {health: place for place, health in enumerate(_URGENCY)}
-    return sorted(found, key=lambda card: (urgency[card.health], card.number))
-
-
-_URGENCY: tuple[Health, ...] = (
-    *("stalled", "over the limit", "near the limit", "interrupted", "healthy", "starting", "paused", "waiting"),
-)
+    cards = [_card(row, steps[steps["trial"] == row.number], limit, now) for row in rows if not row.is_done]
+    urgency = list(HEALTH_MARKS)
+    return sorted(cards, key=lambda card: (urgency.index(card.health), card.number))
 
 
 def _card(row: TrialRow, steps: pd.DataFrame, limit: float, now: float) -> Card:
     gaps = steps["at"].diff().dropna().tail(RECENT)
     usual = float(gaps.median()) if len(gaps) >= 2 else None
-    last = float(steps["at"].iloc[-1]) if len(steps) else row.started_at
-    silent = max(0.0, now - last)
+    silent = max(0.0, now - (float(steps["at"].iloc[-1]) if len(steps) else row.started_at))
     kl = _newest(steps, KL)
+    health: Health = "healthy" if len(steps) else "starting"
+    if row.status is Status.PAUSED:
+        health = "paused"
+    elif row.status is Status.WAITING:
+        health = "waiting"
+    elif row.is_interrupted:
+        health = "interrupted"
+    elif silent > (START_SECONDS if usual is None else max(LEAST_SECONDS, TIMES_USUAL * usual)):
+        health = "stalled"
+    elif kl is not None and kl > limit:
+        health = "over the limit"
+    elif kl is not None and kl >= NEAR * limit:
+        health = "near the limit"
     total = float(row.config["total_episodes"] or 0)
     return Card(
         number=row.number,
-        health=_health(row, kl, limit, silent, usual, bool(len(steps))),
+        health=health,
         progress=min(1.0, row.episodes / total) if total else 0.0,
         step=int(steps["step"].iloc[-1]) if len(steps) else None,
         kl=kl,
@@ -100,23 +106,6 @@ def _card(row: TrialRow, steps: pd.DataFrame, limit: float, now: float) -> Card:
     )
 
 
-def _health(row: TrialRow, kl: float | None, limit: float, silent: float, usual: float | None, begun: bool) -> Health:
-    if row.status is Status.PAUSED:
-        return "paused"
-    if row.status is Status.WAITING:
-        return "waiting"
-    if row.is_interrupted:
-        return "interrupted"
-    patience = START_SECONDS if usual is None else max(LEAST_SECONDS, TIMES_USUAL * usual)
-    if silent > patience:
-        return "stalled"
-    if kl is not None and kl > limit:
-        return "over the limit"
-    if kl is not None and kl >= NEAR * limit:
-        return "near the limit"
-    return "healthy" if begun else "starting"
-
-
 def _newest(steps: pd.DataFrame, metric: str) -> float | None:
-    values = steps[METRICS[metric].name].dropna()
+    values = steps[metric].dropna()
     return float(values.iloc[-1]) if len(values) and math.isfinite(values.iloc[-1]) else None

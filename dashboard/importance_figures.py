@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from dashboard import figures, style
-from dashboard.figures import PARAMS
+from dashboard.data import PARAMS
 from ppo_core.metrics import METRICS
 from tuner.search.importance import Importance
 from tuner.study.spec import StudySpec
@@ -23,28 +23,29 @@ SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.95, 9))
 MOST_TICKS = 6
 
 
-def importance_bars(found: Sequence[Importance]) -> go.Figure:
+def importance_bars(importances: Sequence[Importance]) -> go.Figure:
     """Plot one bar per hyperparameter, largest on top, with its spread over resamples.
 
     Bars that may be chance are pale.
     """
-    rows = list(reversed(found))
+    rows = list(reversed(importances))
+    bars = pd.DataFrame(rows)
     figure = go.Figure(
         go.Bar(
-            x=[item.share for item in rows],
-            y=[figures.title_of(item.name) for item in rows],
+            x=bars["share"],
+            y=bars["name"].map(figures.title_of),
             orientation="h",
-            marker={"color": [SURE if item.is_sure else UNSURE for item in rows]},
+            marker_color=[SURE if row.is_sure else UNSURE for row in rows],
             error_x={
                 "type": "data",
                 "symmetric": False,
-                "array": [item.high - item.share for item in rows],
-                "arrayminus": [item.share - item.low for item in rows],
+                "array": bars["high"] - bars["share"],
+                "arrayminus": bars["share"] - bars["low"],
                 "color": figures.GREY,
                 "thickness": 1.5,
                 "width": 4,
             },
-            customdata=[[item.low, item.high, item.chance] for item in rows],
+            customdata=bars[["low", "high", "chance"]],
             hovertemplate="<b>%{y}</b>: %{x:.0%}<br>80% of resamples: %{customdata[0]:.0%} to %{customdata[1]:.0%}"
             "<br>shuffled outcomes reach it: %{customdata[2]:.0%}<extra></extra>",
         )
@@ -66,39 +67,15 @@ def slice_points(
 
     `title` names the measure if it is not a plain evaluation. `with_budget` draws the budget into a KL.
     """
-    column = PARAMS + name
-    points = trials.dropna(subset=[column, measure])
+    points = trials.dropna(subset=[PARAMS + name, measure])
     figure = go.Figure()
-    for kind in style.KINDS:
-        group = points[points["kind"] == kind]
-        if len(group):
-            figure.add_traces([_slice(kind, group, column, measure), figures.legend_entry(kind)])
+    colours = points["number"].map(style.colour)
+    hover = "<br>%{x}: %{y:.3g}"
+    figures.add_trials(figure, points, PARAMS + name, measure, hover, marker_size=10, marker_color=colours)
     if measure == "kl" and with_budget:
-        figure.add_hline(
-            y=spec.kl_budget,
-            line={"color": figures.GREY, "dash": "dash", "width": 1.5},
-            annotation={"text": f"KL budget {spec.kl_budget:g}", "font": figures.FONT},
-            annotation_position="top left",
-        )
+        figures.level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
     figures.lay_out(figure, x=figures.title_of(name), y=title or TITLES[measure], height=360)
-    return figure.update_xaxes(type=_axis_type(points[column], name, spec), exponentformat="e")
-
-
-def _slice(kind: str, group: pd.DataFrame, column: str, measure: Measure) -> go.Scatter:
-    return go.Scatter(
-        x=group[column],
-        y=group[measure],
-        mode="markers",
-        legendgroup=kind,
-        showlegend=False,
-        customdata=group["number"],
-        hovertemplate=f"<b>Trial %{{customdata}}</b>, {kind}<br>%{{x}}: %{{y:.3g}}<extra></extra>",
-        marker={
-            "symbol": style.mark(kind).plotly,
-            "size": 10,
-            "color": figures.colours(group["number"].tolist()),
-        },
-    )
+    return figure.update_xaxes(type=_axis_type(points[PARAMS + name], name, spec), exponentformat="e")
 
 
 def mark(figure: go.Figure, marked: Collection[int]) -> go.Figure:
@@ -124,7 +101,8 @@ def parallel(
     trial is at "not set", below the axis.
     """
     measured = trials.dropna(subset=["value", "kl"])
-    dimensions = [_dimension(measured[PARAMS + name], name, spec) for name in names]
+    columns = {name: measured[PARAMS + name] for name in names}
+    dimensions = [_dimension(values, name, spec) for name, values in columns.items() if values.notna().any()]
     if marked:
         is_marked = measured["number"].isin(marked).astype(float)
         ticks = {"tickvals": [0, 1], "ticktext": ["no", "yes"]}
@@ -162,10 +140,13 @@ def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
         places = values.map({word: place for place, word in enumerate(words)}).astype(float)
         ticks, texts = [float(place) for place in range(len(words))], [str(word) for word in words]
     else:
-        log = is_log_of(numbers, name, spec)
+        log = _is_log(numbers, name, spec)
         places = np.log10(numbers) if log else numbers.astype(float)
-        shown = _ticks(numbers.dropna(), log)
-        ticks, texts = [math.log10(value) if log else value for value in shown], [number_text(value) for value in shown]
+        values_at_ticks = _ticks(numbers.dropna(), log)
+        ticks, texts = (
+            [math.log10(value) if log else value for value in values_at_ticks],
+            [number_text(value) for value in values_at_ticks],
+        )
     if places.isna().any():
         width = (places.max() - places.min()) or 1.0
         unset = float(places.min() - 0.2 * width)
@@ -194,11 +175,8 @@ def _ticks(numbers: pd.Series, log: bool) -> list[float]:
     low, high = float(numbers.min()), float(numbers.max())
     if numbers.nunique() <= MOST_TICKS and (numbers % 1 == 0).all():
         return sorted(map(float, numbers.unique()))
-    tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if log else ()
-    for steps in ((1, 2, 5), (1, 3), (1,)):
-        found = [step * 10.0**ten for ten in tens for step in steps if low <= step * 10.0**ten <= high]
-        if 1 < len(found) <= MOST_TICKS:
-            return found
+    if log:
+        return _log_ticks(low, high)
     width = (high - low) or 1.0
     unit = 10.0 ** math.floor(math.log10(width / MOST_TICKS))
     step = next(unit * times for times in (1, 2, 5, 10) if width / (unit * times) <= MOST_TICKS)
@@ -206,48 +184,47 @@ def _ticks(numbers: pd.Series, log: bool) -> list[float]:
     return [round(place * step, 12) for place in range(first, last + 1)] or [low]
 
 
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers from `low` to `high`, at most `MOST_TICKS`; the two ends where there are none."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]
+        if 1 < len(ticks) <= MOST_TICKS:
+            return ticks
+    return ticks[:: -(-len(ticks) // MOST_TICKS)] if len(ticks) > 1 else sorted({low, high})
+
+
 def pair(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec) -> go.Figure:
     """Plot the trials over two hyperparameters, coloured by reward or KL, with symbols by status."""
     points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
     scale = {"colorscale": SCALE, "colorbar": {"title": {"text": "reward" if measure == "value" else "KL"}}}
     figure = go.Figure(layout={"coloraxis": scale | {"cmin": points[measure].min(), "cmax": points[measure].max()}})
-    for kind in style.KINDS:
-        group = points[points["kind"] == kind]
-        if len(group):
-            figure.add_traces([_pair(kind, group, x, y, measure), figures.legend_entry(kind)])
-    figures.lay_out(figure, x=figures.title_of(x), y=figures.title_of(y))
-    for name, axis in ((x, figure.layout.xaxis), (y, figure.layout.yaxis)):
-        is_log = is_log_of(pd.to_numeric(points[PARAMS + name]), name, spec)
-        axis.update(type="log" if is_log else "linear", exponentformat="e")
-    return figure
-
-
-def _pair(kind: str, group: pd.DataFrame, x: str, y: str, measure: Measure) -> go.Scatter:
-    return go.Scatter(
-        x=group[PARAMS + x],
-        y=group[PARAMS + y],
-        mode="markers",
-        legendgroup=kind,
-        showlegend=False,
-        marker={
-            "symbol": style.mark(kind).plotly.removesuffix("-open"),
-            "size": 14,
-            "color": group[measure],
-            "coloraxis": "coloraxis",
-            "line": {"color": figures.GREY, "width": 1},
-        },
-        customdata=group[["number", measure]],
-        hovertemplate=f"<b>Trial %{{customdata[0]:d}}</b>, {kind}<br>%{{customdata[1]:.3g}}<extra></extra>",
+    figures.add_trials(
+        figure,
+        points,
+        PARAMS + x,
+        PARAMS + y,
+        "<br>%{customdata[1]:.3g}",
+        ("number", measure),
+        marker_symbol=points["kind"].map(lambda kind: style.mark(kind).plotly.removesuffix("-open")),
+        marker_size=14,
+        marker_color=points[measure],
+        marker_coloraxis="coloraxis",
+        marker_line={"color": figures.GREY, "width": 1},
     )
+    figures.lay_out(figure, x=figures.title_of(x), y=figures.title_of(y))
+    axis_x, axis_y = ({"type": _axis_type(points[PARAMS + name], name, spec), "exponentformat": "e"} for name in (x, y))
+    return figure.update_xaxes(axis_x).update_yaxes(axis_y)
 
 
-def is_log_of(values: pd.Series, name: str, spec: StudySpec) -> bool:
-    """Return True if the axis is logarithmic: searched on a log scale, and all values positive."""
-    return figures.is_log(name, spec) and bool((values.dropna() > 0).all())
+def _is_log(numbers: pd.Series, name: str, spec: StudySpec) -> bool:
+    """Return True if an axis is logarithmic: on a log scale, and all values positive."""
+    return figures.is_log(name, spec.search) and bool((numbers.dropna() > 0).all())
 
 
 def _axis_type(values: pd.Series, name: str, spec: StudySpec) -> str:
-    numbers = numbers_of(values)
-    if numbers.notna().sum() < len(values):
+    """Return the type of an axis over values that are all set."""
+    if not is_number(values):
         return "category"
-    return "log" if is_log_of(numbers, name, spec) else "linear"
+    return "log" if _is_log(numbers_of(values), name, spec) else "linear"

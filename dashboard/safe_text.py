@@ -29,12 +29,12 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 def visible(text: str, limit: int = LIMIT) -> str:
     """Return `text` with control, format and direction characters spelled out as ⟨U+202E⟩.
 
-    Line breaks stay. A text over `limit` characters or `LINES` lines is cut, with a note of its full length.
+    Line breaks and tabs stay. A text over `limit` characters or `LINES` lines is cut, with a note of its full length.
     """
-    shown = "\n".join(text[:limit].split("\n")[:LINES])
-    if len(shown) < len(text):
-        return f"{spelled(shown)} … [cut: {len(text):,} characters in all]"
-    return spelled(shown)
+    kept = "\n".join(text[:limit].split("\n")[:LINES])
+    if len(kept) < len(text):
+        return f"{spelled(kept)} … [cut: {len(text):,} characters in all]"
+    return spelled(kept)
 
 
 def spelled(text: str) -> str:
@@ -48,21 +48,21 @@ Piece = tuple[str, str, str]
 
 def marked(pieces: Iterable[Piece]) -> str:
     """Return HTML for `st.html` in which only our own marks are markup."""
+    spans = ((escape(spelled(text)), escape(css), escape(tooltip)) for text, css, tooltip in pieces)
     return "".join(
-        f'<span style="{escape(css)}" title="{escape(said)}">{shown}</span>' if css or said else shown
-        for shown, css, said in ((escape(spelled(text)), css, said) for text, css, said in pieces)
+        f'<span style="{css}" title="{tip}">{text}</span>' if css or tip else text for text, css, tip in spans
     )
 
 
 def one_line(text: str, limit: int = 120) -> str:
     """Return `text` made visible on one line, for a name or a label."""
-    return visible(text.replace("\n", "⏎"), limit)
+    return visible(text.replace("\n", "⏎").replace("\t", "⇥"), limit)
 
 
 def cell(text: str) -> str:
     """Return `text` made visible for an exportable table: no spreadsheet will read it as a formula."""
-    shown = one_line(text, LIMIT)
-    return f"'{shown}" if shown.lstrip().startswith(_FORMULA_STARTS) else shown
+    kept = one_line(text, LIMIT)
+    return f"'{kept}" if kept.lstrip().startswith(_FORMULA_STARTS) else kept
 
 
 def in_markdown(text: str) -> str:
@@ -76,6 +76,6 @@ def file_name(text: str) -> str:
 
 
 def _spelled(character: str) -> str:
-    if character == "\n" or not (character in _BLANK or unicodedata.category(character) in _INVISIBLE):
+    if character in "\n\t" or not (character in _BLANK or unicodedata.category(character) in _INVISIBLE):
         return character
     return f"⟨U+{ord(character):04X}⟩"

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from dashboard import importance_figures, safe_text
-from dashboard.figures import PARAMS
+from dashboard import analysis, importance_figures, safe_text
+from dashboard.data import PARAMS
 from dashboard.importance_figures import Measure, number_text
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.output import counted
 
 BEST = 5
 """Number of best trials compared with all."""
@@ -16,17 +17,17 @@ WEAK = 0.3
 """Weakest rank correlation that is mentioned."""
 
 
-def of_front(points: pd.DataFrame, kl_budget: float) -> str:
-    """Describe what a front (see `analysis.front`) reaches within the KL budget, within half of it, and over it."""
-    inside = points[points["kl"] <= kl_budget]
+def of_front(evaluated: pd.DataFrame, kl_budget: float) -> str:
+    """Describe the highest reward of evaluations within the KL budget, within half of it, and over it."""
+    inside = analysis.trained_within(evaluated, kl_budget)
     if inside.empty:
         return f"No checkpoint is within the KL budget of {kl_budget:g} nats."
-    best, half = inside.iloc[-1], inside[inside["kl"] <= kl_budget / 2]
-    said = f"Within {kl_budget:g} nats the front reaches a reward of {best['reward']:.3g} (trial {best['trial']:.0f})"
-    if len(half) and len(half) < len(inside):
-        said += f"; half of that KL reaches {half['reward'].iloc[-1]:.3g}"
-    more = points["reward"].iloc[-1] - best["reward"]
-    return f"{said}; more KL than that adds {f'{more:.2g}' if more > 0 else 'nothing'}."
+    best, half = inside.loc[inside["reward"].idxmax()], analysis.trained_within(evaluated, kl_budget / 2)
+    text = f"Within {kl_budget:g} nats the front reaches a reward of {best['reward']:.3g} (trial {best['trial']:.0f})"
+    if half["reward"].max() < best["reward"]:
+        text += f"; half of that KL reaches {half['reward'].max():.3g}"
+    more = evaluated.loc[evaluated["step"] > 0, "reward"].max() - best["reward"]
+    return f"{text}; more KL than that adds {f'{more:.2g}' if more > 0 else 'nothing'}."
 
 
 def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
@@ -47,9 +48,11 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
         return (
             f"The {len(best)} best of {len(points)} trials lie at {_span(best, name)}, of {_span(points, name)} tried."
         )
-    with_kl = importance_figures.numbers_of(values).rank().corr(points["kl"].rank())
-    way = "hardly goes" if not abs(with_kl) >= WEAK else "rises" if with_kl > 0 else "falls"
-    return f"KL {way} with it: a rank correlation of {with_kl:+.2f} over {len(points)} trials."
+    correlation = importance_figures.numbers_of(values).rank().corr(points["kl"].rank())
+    if math.isnan(correlation):  # a single trial, or all alike
+        return ""
+    change = "barely changes" if abs(correlation) < WEAK else "rises" if correlation > 0 else "falls"
+    return f"KL {change} with it: the rank correlation over {len(points)} trials is {correlation:+.2f}."
 
 
 def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
@@ -57,21 +60,16 @@ def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
     number.
     """
     points = trials.dropna(subset=["value", "kl"])
-    best = points.nlargest(BEST, "value").index
-    widths = {}
-    for name in names:
-        if importance_figures.is_number(points[PARAMS + name]):
-            places = importance_figures.numbers_of(points[PARAMS + name]).rank(pct=True)[best]
-            widths[name] = float(places.max() - places.min())
-    known = sorted((name for name in widths if not math.isnan(widths[name])), key=lambda name: widths[name])
-    if len(known) < 2 or len(points) <= len(best):
+    best = points.nlargest(BEST, "value")
+    numbers = [name for name in names if importance_figures.is_number(points[PARAMS + name])]
+    ranks = {name: importance_figures.numbers_of(points[PARAMS + name]).rank(pct=True)[best.index] for name in numbers}
+    widths = pd.Series({name: rank.max() - rank.min() for name, rank in ranks.items()}, dtype=float).dropna()
+    if len(widths) < 2 or len(points) <= len(best):
         return ""
-    close, apart = known[0], known[-1]
-    return (
-        f"The {len(best)} best trials lie closest together in {HYPERPARAMETERS[close].label} "
-        f"({_span(points.loc[best], close)}) and furthest apart in {HYPERPARAMETERS[apart].label} "
-        f"({_span(points.loc[best], apart)})."
+    close, apart = (
+        f"{HYPERPARAMETERS[name].label} ({_span(best, name)})" for name in (widths.idxmin(), widths.idxmax())
     )
+    return f"The {len(best)} best trials lie closest together in {close} and furthest apart in {apart}."
 
 
 def of_pair(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
@@ -79,42 +77,44 @@ def of_pair(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
     points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
     top = points.loc[points[measure].idxmax()]
     what = "reward" if measure == "value" else "KL"
-    at = " and ".join(f"{HYPERPARAMETERS[name].label} {number_text(float(top[PARAMS + name]))}" for name in (x, y))
-    return f"The highest {what} of {len(points)} trials, {top[measure]:.3g}, is trial {top['number']:.0f}'s, at {at}."
-
-
-def of_progress(found: pd.DataFrame, spent: float) -> str:
-    """Describe when the best value (see `analysis.best_so_far`) last rose."""
-    if found.empty:
-        return "No trained checkpoint is within the KL budget yet."
-    last, times = found.iloc[-1], len(found)
+    place = " and ".join(f"{HYPERPARAMETERS[name].label} {number_text(float(top[PARAMS + name]))}" for name in (x, y))
     return (
-        f"The best value rose {times} time{'s' if times > 1 else ''}, last at {last['seconds'] / spent:.0%} of the "
+        f"The highest {what} of {len(points)} trials, {top[measure]:.3g}, is trial {top['number']:.0f}'s, at {place}."
+    )
+
+
+def of_progress(rises: pd.DataFrame, spent: float) -> str:
+    """Describe when the best value (see `analysis.best_so_far`) last rose."""
+    if rises.empty:
+        return "No trained checkpoint is within the KL budget yet."
+    last = rises.iloc[-1]
+    return (
+        f"The best value rose {counted(len(rises), 'time')}, last at {last['seconds'] / spent:.0%} of the "
         f"device time: {last['value']:.3g}, by trial {last['trial']:.0f}."
     )
 
 
-def of_studies(fronts: Mapping[str, pd.DataFrame], kl_budget: float) -> str:
-    """Name the study whose front reaches most within the KL budget, and its lead."""
-    found = {name: points[points["kl"] <= kl_budget]["reward"].max() for name, points in fronts.items()}
-    order = sorted((name for name in found if not math.isnan(found[name])), key=lambda name: -found[name])
+def of_studies(evaluated: Mapping[str, pd.DataFrame], kl_budget: float) -> str:
+    """Name the study whose evaluations reach the highest reward within the KL budget, and its lead."""
+    highest = {name: analysis.trained_within(points, kl_budget)["reward"].max() for name, points in evaluated.items()}
+    order = sorted((name for name in highest if not math.isnan(highest[name])), key=lambda name: -highest[name])
     if not order:
         return f"No checkpoint of these studies is within {kl_budget:g} nats."
     best, *others = (safe_text.in_markdown(name) for name in order)
-    over = f", {found[order[0]] - found[order[1]]:.2g} over {others[0]}" if others else ""
-    return f"Within {kl_budget:g} nats {best} reaches the highest reward, {found[order[0]]:.3g}{over}."
+    lead = f", {highest[order[0]] - highest[order[1]]:.2g} over {others[0]}" if others else ""
+    return f"Within {kl_budget:g} nats {best} reaches the highest reward, {highest[order[0]]:.3g}{lead}."
 
 
 def of_common(values: Mapping[str, pd.DataFrame], name: str) -> str:
     """Give each study's best value of a hyperparameter."""
-    said = []
+    clauses = []
     for study, trials in values.items():
         points = trials.dropna(subset=[PARAMS + name, "value"])
         if len(points):
             best = points.loc[points["value"].idxmax(), PARAMS + name]
             text = number_text(float(best)) if isinstance(best, int | float) else str(best)
-            said.append(f"{safe_text.in_markdown(text)} in {safe_text.in_markdown(study)}")
-    return f"The best trial has {', '.join(said)}." if said else ""
+            clauses.append(f"{safe_text.in_markdown(text)} in {safe_text.in_markdown(study)}")
+    return f"The best trial has {', '.join(clauses)}." if clauses else ""
 
 
 def _span(points: pd.DataFrame, name: str) -> str:

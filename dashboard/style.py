@@ -113,14 +113,14 @@ def ink(colour: str) -> str:
     return INKS.get(colour, "#000000")
 
 
-def looks(shown: Collection[int]) -> dict[int, Look]:
+def looks(trials: Collection[int]) -> dict[int, Look]:
     """Return looks by number for trials shown together, no two alike among the first `DISTINCT`.
 
     Each has its number's look, unless a lower number has it already: then the next free one.
     """
-    numbers = sorted(set(shown))
+    numbers = sorted(set(trials))
     free = set(range(DISTINCT)) - {number % DISTINCT for number in numbers}
-    found: dict[int, Look] = {}
+    look_of: dict[int, Look] = {}
     taken = set[int]()
     for number in numbers:
         place = number % DISTINCT
@@ -128,8 +128,8 @@ def looks(shown: Collection[int]) -> dict[int, Look]:
             place = min(free, key=lambda one: (one - number) % DISTINCT)
             free.remove(place)
         taken.add(place)
-        found[number] = Look(colour(place), dash(place))
-    return found
+        look_of[number] = Look(colour(place), dash(place))
+    return look_of
 
 
 def heading(number: int, label: str = "") -> str:

@@ -99,7 +99,7 @@ def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, chosen: common.Numbers,
         ),
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
-        caption=f"{sentences.of_front(front, spec.kl_budget)} {over}",
+        caption=f"{sentences.of_front(evaluated, spec.kl_budget)} {over}",
     )
 
 

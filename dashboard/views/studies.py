@@ -55,7 +55,7 @@ def _several(choice: common.Choice, names: list[str]) -> None:
         figures.fronts(fronts, choice.budget),
         key="fronts",
         alt="The front of eval reward against eval KL of each study",
-        caption=sentences.of_studies(fronts, choice.budget) + differ,
+        caption=sentences.of_studies(evaluated, choice.budget) + differ,
     )
     number = st.column_config.NumberColumn
     common.table(

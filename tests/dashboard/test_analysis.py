@@ -43,6 +43,33 @@ def test_the_front_is_what_no_other_evaluation_beats_and_never_the_untrained_pol
     assert analysis.front(points)[["trial", "step", "kl"]].to_numpy().tolist() == [[0, 4, 2.0], [1, 8, 2.5]]
 
 
+def test_a_sentence_counts_a_checkpoint_as_within_the_budget_only_with_its_standard_error() -> None:
+    near = evaluated((0, 4, 1.0, 2.0), (0, 8, 2.0, 5.9), error=0.3)
+    assert sentences.of_front(near, 6) == (
+        "Within 6 nats the front reaches a reward of 1 (trial 0); more KL than that adds 1."
+    )
+    assert "half of that KL reaches 1; more KL than that adds nothing" in sentences.of_front(near, 7)
+    assert sentences.of_front(near.iloc[1:], 6) == "No checkpoint is within the KL budget of 6 nats."
+    low = evaluated((0, 4, 1.5, 2.0), error=0.3)
+    assert sentences.of_studies({"near": near, "low": low}, 6) == (
+        "Within 6 nats low reaches the highest reward, 1.5, 0.5 over near."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1e-4], ""),
+        ([1e-4, 1e-4], ""),
+        ([1e-4, 2e-4], "KL rises with it: the rank correlation over 2 trials is +1.00."),
+        ([1e-4, 4e-4, 3e-4, 2e-4], "KL barely changes with it: the rank correlation over 4 trials is +0.20."),
+    ],
+)
+def test_kl_over_one_hyperparameter_is_told_only_where_a_correlation_exists(values: list[float], said: str) -> None:
+    frame = pd.DataFrame({"params_learning_rate": values, "kl": [float(place) for place in range(len(values))]})
+    assert sentences.of_slice(frame, "learning_rate", "kl") == said
+
+
 POINTS = some.lists(some.tuples(some.integers(0, 3), some.integers(0, 9), some.floats(-2, 2), some.floats(0, 30)))
 
 

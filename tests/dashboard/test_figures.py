@@ -79,7 +79,7 @@ def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
 
 
 def test_more_other_ways_than_can_be_told_apart_are_a_point_each_at_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_WAYS", 1)
+    monkeypatch.setattr(figures, "MOST_TRAJECTORIES", 1)
     others = named(ways(), "other trials")
     assert others.mode == "markers" and list(others.x) == [20, 0]
 
@@ -173,6 +173,24 @@ def test_an_axis_of_parallel_coordinates_has_its_ticks_at_few_values_or_round_on
     near = searched(*({"value": 1.0, "kl": 4.0, "params_cliprange": value} for value in (0.1, 0.102, 0.3)))
     [lines] = importance_figures.parallel(near, ["cliprange"], SPEC).data
     assert list(lines.dimensions[0]["ticktext"]) == ["0.1", "0.15", "0.2", "0.25", "0.3"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [(1e-12, 1.0, ["1e-12", "1e-9", "1e-6", "0.001", "1"]), (1e-7, 1.0, ["1e-7", "1e-5", "0.001", "0.1"]),
+     (2.1e-4, 2.4e-4, ["0.00021", "0.00024"])],
+)  # fmt: skip
+def test_a_log_axis_of_any_width_has_ticks_spread_over_its_decades(low: float, high: float, texts: list[str]) -> None:
+    frame = searched(*({"value": 1.0, "kl": 4.0, "params_learning_rate": value} for value in (low, high)))
+    [lines] = importance_figures.parallel(frame, ["learning_rate"], SPEC).data
+    assert list(lines.dimensions[0]["ticktext"]) == texts
+    assert list(lines.dimensions[0]["tickvals"]) == pytest.approx([math.log10(float(text)) for text in texts])
+
+
+def test_a_hyperparameter_that_no_measured_trial_has_set_is_no_axis() -> None:
+    frame = searched({"value": 1.0, "kl": 4.0, "params_learning_rate": 1e-4, "params_kl_target": NAN})
+    [lines] = importance_figures.parallel(frame, ["learning_rate", "kl_target"], SPEC).data
+    assert [axis["label"] for axis in lines.dimensions][1:] == ["Eval KL", "Eval reward"]
 
 
 def test_marking_dims_every_other_trial() -> None:

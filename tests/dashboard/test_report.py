@@ -160,8 +160,8 @@ def test_the_study_file_in_it_makes_the_same_study(tmp_path: Path) -> None:
         text = read(store).text
     shown = text.split("The whole study file, reviews.toml ")[1]
     assert 'name = "reviews"' in shown
-    assert StudySpec.from_dict(tomllib.loads(tomli_w.dumps(report.stated(stored))), "again") == SPEC
-    assert report.stated({"urls": ["http://me:secret@host/x", None]}) == {"urls": ["http://me:***@host/x", None]}, (
+    assert StudySpec.from_dict(tomllib.loads(tomli_w.dumps(report.as_toml(stored))), "again") == SPEC
+    assert report.as_toml({"urls": ["http://me:secret@host/x", None]}) == {"urls": ["http://me:***@host/x", None]}, (
         "mailed"
     )
     assert "Seed 7, device auto, threads of a trial: 1." in text

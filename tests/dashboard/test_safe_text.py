@@ -16,7 +16,7 @@ def test_markup_stays_and_what_would_be_invisible_is_spelled_out() -> None:
         "<script>alert(1)</script>![x](http://127.0.0.1:9/x.png) **bold** $x^2$ "
         "⟨U+202E⟩txt.exe⟨U+202C⟩ ⟨U+001B⟩[31mred⟨U+0000⟩ end"
     )
-    assert safe_text.visible("a\u200bb\tc\r\nd\ue000") == "a⟨U+200B⟩b⟨U+0009⟩c⟨U+000D⟩\nd⟨U+E000⟩"
+    assert safe_text.visible("a\u200bb\tc\r\nd\ue000") == "a⟨U+200B⟩b\tc⟨U+000D⟩\nd⟨U+E000⟩"
     assert safe_text.visible("naïve 日本語 🙂") == "naïve 日本語 🙂"
 
 
@@ -27,7 +27,7 @@ def test_a_long_text_is_cut_and_its_length_told() -> None:
 
 
 def test_a_name_is_one_line() -> None:
-    assert safe_text.one_line("a\nb") == "a⏎b"
+    assert safe_text.one_line("a\nb\tc") == "a⏎b⇥c"
     assert safe_text.one_line("x" * 130) == "x" * 120 + " … [cut: 130 characters in all]"
 
 

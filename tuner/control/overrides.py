@@ -31,9 +31,9 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
         raise ConfigError(f"set changes nothing; available: {', '.join(CHANGEABLE_SETTINGS)}")
     for name, value in changes.items():
         if name not in CHANGEABLE_SETTINGS:
-            raise ConfigError(
-                f'unknown setting "{name}"; available: {", ".join(CHANGEABLE_SETTINGS)}{nearest(name, CHANGEABLE_SETTINGS)}'
-            )
+            available = ", ".join(CHANGEABLE_SETTINGS)
+            hint = nearest(name, CHANGEABLE_SETTINGS)
+            raise ConfigError(f'unknown setting "{name}"; available: {available}{hint}')
         if name == "budget":
             spec = spec.with_budget(value, name)
         elif name == "kl_budget":
