@@ -51,7 +51,7 @@ from ppo_core.models.networks import (
     quiet_loading,
 )
 from ppo_core.models.policy import ActorCritic, tokens_at_once
-from ppo_core.models.quantized import bytes_of_8bit_moments
+from ppo_core.models.quantized import moment_bytes
 from ppo_core.rewards.batch import one_line
 from ppo_core.rewards.model import MOST_ROWS
 from ppo_core.sampling.cuda_graphs import cast_products
@@ -274,9 +274,8 @@ class Estimator:
         config = replace(config, bf16=computes_in_bf16(config, self._device))
         networks = self.networks(config)
         policy, trained = networks.trained.policy, list(networks.trained.trained().values())
-        moments_of = bytes_of_8bit_moments if config.optim == "adamw_8bit" else lambda p: 2 * int(p.nbytes)
         held = networks.weights(in_4bit=config.load_in_4bit) | {
-            "optimizer moments": sum(moments_of(p) for p in trained),
+            "optimizer moments": sum(moment_bytes(p, config.optim) for p in trained),
             "copies for decoding": 0 if self._on_cpu or config.use_peft else _copies(policy, config),
             "libraries": LIBRARIES if self._on_cpu else 0,
         }

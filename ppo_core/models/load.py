@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.prompts import prompt_lengths
-from ppo_core.data.task import Prompts, Reward, Task
+from ppo_core.data.task import Prompts, Reward, Scored, Task
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import process_group
 from ppo_core.errors import TaskError
@@ -26,7 +26,7 @@ from ppo_core.rewards.batch import one_line
 from ppo_core.rewards.combined import load_reward
 from ppo_core.sampling.cache_check import decide_decoding, unit_of
 from ppo_core.sampling.cuda_graphs import cast_products
-from ppo_core.sampling.generation import TokenTexts
+from ppo_core.sampling.generation import Rollouts, TokenTexts
 from ppo_core.sampling.sequences import Sequences
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,15 @@ class TaskModels:
 
     def __post_init__(self) -> None:
         self.token_texts = TokenTexts(self.tokenizer)
+
+    def score(self, rollouts: Rollouts) -> Scored:
+        """Return the reward's scores of the responses.
+
+        Raises:
+            RewardError: a part of the reward cannot score.
+        """
+        texts = self.token_texts(rollouts.sequences)
+        return self.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
 
     @property
     def reward_model(self) -> PreTrainedModel | None:

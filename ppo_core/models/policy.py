@@ -152,13 +152,15 @@ def token_readings(
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Policy and reference on the same responses, in nats per token, each [B, T] and 0 where masked."""
+class PolicyReading:
+    """Policy, critic and reference on the same responses, per token [B, T], 0 where masked; nats except `values`."""
 
     logprobs: Tensor
     ref_logprobs: Tensor
     kl_exact: Tensor
     entropy: Tensor
+    values: Tensor | None = None
+    """None if the critic was not read, or there is none."""
 
 
 @torch.no_grad()
@@ -167,11 +169,11 @@ def compare(
     reference: tuple[LanguageHead, Tensor],
     sequences: Sequences,
     temperature: float,
-) -> Comparison:
+) -> PolicyReading:
     """Return both models' readings of the same responses, from each one's head and states [B, T, H].
 
     Top-k and top-p belong to the policy. The reference's distribution stays whole: filtered and renormalised, it would
-    hide all probability that the policy has drawn away from the tokens left out.
+    hide all probability that the policy has moved away from the tokens left out.
     """
     tokens = ResponseTokens(sequences)
     columns: list[tuple[Tensor, ...]] = []
@@ -182,7 +184,7 @@ def compare(
         log_q = torch.log_softmax(ref_head(ref_states[part], temperature, None), -1)
         of_tokens = [logprobs.gather(-1, ids).squeeze(-1) for logprobs in (log_p, log_q)]
         columns.append((*of_tokens, exact_kl(log_p, log_q), -(log_p.exp() * log_p).sum(-1)))
-    return Comparison(*(tokens.spread(torch.cat(column)) for column in zip(*columns, strict=True)))
+    return PolicyReading(*(tokens.spread(torch.cat(column)) for column in zip(*columns, strict=True)))
 
 
 def entropy(logits: Tensor) -> Tensor:

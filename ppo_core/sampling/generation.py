@@ -451,8 +451,7 @@ class TokenTexts:
 
     def __call__(self, sequences: Sequences) -> list[list[str]]:
         """Return the response tokens' texts, row by row."""
-        rows = zip(sequences.response_ids.tolist(), sequences.response_mask.tolist(), strict=True)
-        return [[self._text(token) for token, on in zip(ids, mask, strict=True) if on] for ids, mask in rows]
+        return [[self._text(token) for token in tokens] for tokens in sequences.response_tokens()]
 
     def _text(self, token: int) -> str:
         if token not in self._known:

@@ -136,6 +136,11 @@ class Sequences:
         """T: the columns after the prompts."""
         return self.ids.shape[1] - self.prompt_width
 
+    def response_tokens(self) -> list[list[int]]:
+        """Return each response's token ids, without padding."""
+        rows = zip(self.response_ids.tolist(), self.response_mask.tolist(), strict=True)
+        return [[token for token, is_token in zip(ids, mask, strict=True) if is_token] for ids, mask in rows]
+
     def rows(self, index: slice | Tensor) -> "Sequences":
         """Return the rows `index` (a slice, or [K]), without outer columns that are empty in all of them."""
         ids, mask = self.ids[index], self.attention_mask[index]

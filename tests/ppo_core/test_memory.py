@@ -109,7 +109,7 @@ def test_a_checkpoint_remembers_how_many_rows_fit(
     assert checkpoint.verify(tmp_path / "step")["state"]["chunk_rows"] == {"generation": 2, "scoring": 4, "training": 1}
     second = PPOTrainer(CONFIGS["shared"], models)
     second.restore(tmp_path / "step")
-    assert [chunk.rows for chunk in second.state.chunks.all] == [2, 4, 1]
+    assert [chunk.rows for chunk in second.state.chunks] == [2, 4, 1]
     for work, rows in zip(WORKS, (2, 4, 1), strict=True):
         run_out(second, work, rows)
     caplog.clear()
