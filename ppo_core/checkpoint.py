@@ -253,7 +253,9 @@ class CheckpointKeeper:
 
     def __post_init__(self) -> None:
         self._best = best(self.folder, self.kl_budget)
-        self._best_rank = self._best and _rank(_saved_extra(self._best), step_of(self._best), self.kl_budget)
+        self._best_rank: Rank | None = None
+        if self._best is not None:
+            self._best_rank = _rank(_saved_extra(self._best), step_of(self._best), self.kl_budget)
         self._saved_episode = _newest_episode(self.folder)
         self._saved_at = time.perf_counter()
 

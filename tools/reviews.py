@@ -67,6 +67,8 @@ class RewardLesson(Lesson):
     begins by looking for equal words, the model is slow to notice repetition, and a policy would soon exploit that.
     """
 
+    model: GPT2ForSequenceClassification
+
     def __init__(
         self, model: GPT2ForSequenceClassification, tokenizer: PreTrainedTokenizerFast, batch_size: int
     ) -> None:
