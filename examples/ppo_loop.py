@@ -27,7 +27,8 @@ from ppo_core.models.load import load_task
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import response_states, token_readings
-from ppo_core.sampling.generation import Request, SamplingSettings, TransformersGenerator, eos_ids
+from ppo_core.sampling.generation import Request, TransformersGenerator
+from ppo_core.sampling.next_token import SamplingSettings, eos_ids
 
 ITERATIONS, BATCH, MINI_BATCH, EPOCHS, SEED = 24, 256, 64, 2, 0
 TEMPERATURE, RESPONSE_LENGTH = 1.0, 4

@@ -22,7 +22,8 @@ from ppo_core.models.load import TaskModels
 from ppo_core.models.policy import PolicyReading
 from ppo_core.report import EvalReadings, Sample, SplitReading, TokenReadings
 from ppo_core.run_state import RunState
-from ppo_core.sampling.generation import Generator, Request, Rollouts, SamplingSettings
+from ppo_core.sampling.generation import Generator, Request, Rollouts
+from ppo_core.sampling.next_token import SamplingSettings
 
 SAMPLES_KEPT = 8
 """Number of first eval prompts whose responses are kept at every evaluation."""

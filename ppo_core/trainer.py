@@ -44,14 +44,8 @@ from ppo_core.models.memory import free, peak_mib
 from ppo_core.models.policy import ActorCritic
 from ppo_core.report import SplitReading, StepReport
 from ppo_core.run_state import RunState
-from ppo_core.sampling.generation import (
-    Generator,
-    MakeGenerator,
-    Request,
-    Rollouts,
-    SamplingSettings,
-    TransformersGenerator,
-)
+from ppo_core.sampling.generation import Generator, MakeGenerator, Request, Rollouts, TransformersGenerator
+from ppo_core.sampling.next_token import SamplingSettings
 
 
 def ppo_trainer(
@@ -59,7 +53,7 @@ def ppo_trainer(
 ) -> "PPOTrainer":
     """Return a trainer on a task, by its name or path; new, or continuing from the checkpoint folder `resume_from`.
 
-    In a launch of several processes each makes its own, and all drive theirs alike.
+    In a launch of several processes each makes its own, and all drive their trainers alike.
 
     Raises:
         ConfigError: `device` is not one of `DEVICES`, or the configuration does not fit the task's models.

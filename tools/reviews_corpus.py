@@ -8,7 +8,6 @@ KL. Training drives a policy out of the corpus, and a reward model that never sa
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from functools import cache
 from random import Random
@@ -155,11 +154,6 @@ def prompts() -> Prompts:
     )
 
 
-def join(words: Sequence[str]) -> str:
-    """Return the text of the words: spaces between them, none before punctuation."""
-    return " ".join(words).replace(" .", ".").replace(" ,", ",")
-
-
 def review(rng: Random) -> list[str]:
     """Return the words of one review that continues a prompt: at most `MAX_WORDS`, ending with a full stop."""
     mood = rng.choices(list(MOODS), list(MOODS.values()))[0]
@@ -235,16 +229,6 @@ BEND = 4.0
 
 UNFINISHED = 0.5
 """Taken off a text that does not end with a full stop."""
-
-
-def split(text: str) -> list[str]:
-    """Return the words and punctuation marks of a text, in order."""
-    return re.findall(r"\w+|[^\w\s]", text)
-
-
-def score(text: str) -> float:
-    """Return the sentiment score of a whole text (prompt and response): about -3 to 3, near 0 on average."""
-    return prefix_scores(split(text))[-1] if text else -UNFINISHED
 
 
 def prefix_scores(words: Sequence[str]) -> list[float]:

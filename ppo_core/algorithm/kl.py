@@ -9,8 +9,8 @@ With r = log π(a) - log π_ref(a) for a token a sampled from π:
     exact = Σ_v π(v) (log π(v) - log π_ref(v))      over the whole vocabulary
 
 With top-k or top-p π is the filtered policy, normalised over the tokens it kept, and π_ref is the whole reference. The
-exact KL is then at least -log m, where m is the reference's probability of the kept tokens: more than 0 for a policy
-that equals the reference, too. The means of k1 and the exact KL agree as before; k3's is smaller by 1 - m.
+exact KL is then at least -log m, where m is the reference's probability of the kept tokens: more than 0 even for a
+policy that equals the reference. The means of k1 and the exact KL agree as before; k3's is smaller by 1 - m.
 
 Source: J. Schulman, Approximating KL Divergence (2020); abs as in verl. All in nats per token.
 """

@@ -83,7 +83,7 @@ class Optimizers:
         sharding.drop_gathered(self._network)
         self.clear()
         zero = torch.zeros(())
-        return StepNorms(norms.get(self.policy, zero), norms[self.value] if self.value else zero, skipped)
+        return StepNorms(norms.get(self.policy, zero), norms[self.value] if self.value is not None else zero, skipped)
 
     @property
     def moment_bytes(self) -> int:

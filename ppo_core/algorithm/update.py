@@ -91,8 +91,8 @@ def ppo_epochs(
         order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.batch_size))
         for rows in order.to(experience.advantages.device).split(sizes.mini_batch_size):
             tokens = experience.sequences.response_mask[rows].sum()
-            own = rows.split(sizes.local_mini_batch_size)[world.rank]
-            sums = add_up(world, chunk.run(partial(gradients.of, own, tokens), most=len(own)))
+            local_rows = rows.split(sizes.local_mini_batch_size)[world.rank]
+            sums = add_up(world, chunk.run(partial(gradients.of, local_rows, tokens), most=len(local_rows)))
             optimizers.add_up_gradients(world)
             norms = optimizers.step(policy_learns=policy_learns)
             statistics.steps += 1

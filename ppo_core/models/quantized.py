@@ -56,8 +56,8 @@ def keep_gradients(model: nn.Module) -> None:
 
 def scales(model: nn.Module) -> list[object]:
     """Return the scales of a model's 4-bit weights, which are neither parameters nor buffers."""
-    found = (getattr(module, "quant_state", None) for module in model.modules())
-    return [state for state in found if state is not None]
+    states = (getattr(module, "quant_state", None) for module in model.modules())
+    return [state for state in states if state is not None]
 
 
 def is_4_bits(module: nn.Module) -> bool:

@@ -13,7 +13,8 @@ from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic, PolicyReading
-from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate
+from ppo_core.sampling.generation import Rollouts, generate
+from ppo_core.sampling.next_token import SamplingSettings
 from tests.ppo_core.families import FAMILIES
 
 BASE = PPOConfig(
