@@ -38,10 +38,12 @@ class Experience:
     def rows(self, index: Tensor) -> "Experience":
         """Return the rows `index` [K], without outer columns that are empty in all of them."""
         sequences = self.sequences.rows(index)
-        columns = {name: column[index, : sequences.response_width] for name, column in self._columns().items()}
+        columns: dict[str, Any] = {
+            name: column[index, : sequences.response_width] for name, column in self._columns().items()
+        }
         return replace(self, sequences=sequences, **columns)
 
-    def _columns(self) -> dict[str, Tensor]:
+    def _columns(self) -> dict[str, Any]:
         """Return the tensors [B, T] by field name."""
         columns = {name: getattr(self, name) for name in COLUMNS}
         return {name: column for name, column in columns.items() if column is not None}
@@ -58,7 +60,7 @@ class Experience:
         parts = world.gather_objects([moved(self, torch.device("cpu"))])
         sequences = Sequences.cat([part.sequences for part in parts])
         width = sequences.response_width
-        columns = {
+        columns: dict[str, Any] = {
             name: torch.cat([pad(part._columns()[name], (0, width - part.logprobs.shape[1])) for part in parts])
             for name in self._columns()
         }
