@@ -18,15 +18,17 @@ from torch.optim import AdamW
 
 from ppo_core import PPOConfig
 from ppo_core.algorithm.advantages import gae, masked_whiten
-from ppo_core.algorithm.experience import Experience, on_last_token, read_policy
+from ppo_core.algorithm.experience import Experience, read_policy
 from ppo_core.algorithm.kl import sampled_kl
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
 from ppo_core.algorithm.randomness import Key, Purpose, mini_batch_order, prompt_rows
+from ppo_core.algorithm.scores import on_last_token
 from ppo_core.models.load import load_task
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import response_states, token_readings
-from ppo_core.sampling.generation import Request, SamplingSettings, TransformersGenerator, eos_ids
+from ppo_core.sampling.generation import Request, TransformersGenerator
+from ppo_core.sampling.next_token import SamplingSettings, eos_ids
 
 ITERATIONS, BATCH, MINI_BATCH, EPOCHS, SEED = 24, 256, 64, 2, 0
 TEMPERATURE, RESPONSE_LENGTH = 1.0, 4

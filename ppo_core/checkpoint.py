@@ -1,7 +1,11 @@
-"""Checkpoints on disk: `step-000012/` with its files and a manifest written last.
+"""Checkpoints on disk, `step-000012/` with its files and a manifest written last, and which of a run are kept.
 
 A folder without a manifest is no checkpoint. The manifest holds every file's size and SHA-256, so a damaged checkpoint
-is refused by name. Never imports torch; the files' content is the trainer's business.
+is refused by name. The trainer decides the files' content.
+
+A run keeps the newest two, the best evaluated one within the KL budget and, on request, some of its own front, best
+for other budgets, which are the first to be deleted when the disk is full. Evaluations are in the manifests, so the
+folder alone decides. Never imports torch.
 """
 
 import hashlib
@@ -12,9 +16,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -89,11 +93,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         CheckpointError: there is none, or it is damaged, of another format, or names files outside of its folder.
     """
     try:
-        text = (folder / MANIFEST).read_bytes()
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}") from error
-    try:
-        manifest: dict[str, Any] = json.loads(text)
     except ValueError as error:
         raise CheckpointError(f"{folder}/{MANIFEST} is damaged: {error}") from error
     if not isinstance(manifest, dict):
@@ -129,13 +131,18 @@ def complete(run_folder: Path) -> list[Path]:
 
 def latest(run_folder: Path) -> Path | None:
     """Return the newest undamaged checkpoint below a run's folder, or None. Damaged ones are logged by name."""
-    for folder in reversed(complete(run_folder)):
+    return _first_undamaged(reversed(complete(run_folder)), "checkpoint passed over")
+
+
+def _first_undamaged(folders: Iterable[Path], warning: str) -> Path | None:
+    """Return the first undamaged checkpoint, or None; `warning` begins the log line for each damaged one before it."""
+    for folder in folders:
         try:
             verify(folder)
         except CheckpointError as error:
-            _log.warning("checkpoint passed over: %s", error)
-            continue
-        return folder
+            _log.warning("%s: %s", warning, error)
+        else:
+            return folder
     return None
 
 
@@ -159,7 +166,7 @@ def bytes_of(folder: Path) -> int:
 def _new_folder(folder: Path) -> Iterator[None]:
     """Create an empty folder for a checkpoint, deleted again if writing fails."""
     if (folder / MANIFEST).exists():
-        # `latest` passes a damaged one over, so a run that resumed before it comes to the same step again.
+        # `latest` skips damaged checkpoints, so a run that resumed from an older one reaches the same step again.
         try:
             verify(folder)
         except CheckpointError as error:
@@ -177,22 +184,19 @@ def _new_folder(folder: Path) -> Iterator[None]:
             raise
         with suppress(OSError):
             remove(folder)
-        what = f"cannot write the checkpoint {folder}"
-        if shortage is not None:
-            raise NoRoomError(f"{what}: {shortage}") from error
-        raise CheckpointError(f"{what}: {getattr(error, 'strerror', None) or error}") from error
+        reason = shortage or getattr(error, "strerror", None) or error
+        kind = CheckpointError if shortage is None else NoRoomError
+        raise kind(f"cannot write the checkpoint {folder}: {reason}") from error
 
 
 def _no_room(error: BaseException) -> str | None:
     """Return the system's message if a full disk or quota caused an error, even one raised by a library."""
-    behind: BaseException | None = error
-    while behind is not None:
-        found = _OS_ERROR.search(str(behind))
-        number = getattr(behind, "errno", None) or (int(found[1]) if found else None)
-        if number in NO_ROOM:
-            return os.strerror(number)
-        behind = behind.__cause__ or behind.__context__
-    return None
+    match = _OS_ERROR.search(str(error))
+    number = getattr(error, "errno", None) or (int(match[1]) if match else None)
+    if number in NO_ROOM:
+        return os.strerror(number)
+    cause = error.__cause__ or error.__context__
+    return None if cause is None else _no_room(cause)
 
 
 def _written(path: Path, writer: Callable[[Path], object]) -> dict[str, int | str]:
@@ -217,11 +221,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# Checkpoints kept of a run: the newest two, the best evaluated one within the KL budget and, on request, some of
-# the run's own front, best for other budgets, which are the first to be deleted when the disk is full.
-#
-# Evaluations are in the checkpoints' manifests, so that the folder alone tells all this. Never imports torch.
-
 NEWEST = 2
 """Newest checkpoints kept: the last, and the one before in case the last is damaged."""
 MOST_KEPT = NEWEST + 1
@@ -230,6 +229,7 @@ EVALUATION, EPISODE = "evaluation", "episode"
 """Keys in a manifest's `extra` that the keeper writes."""
 
 
+@dataclass
 class CheckpointKeeper:
     """Saves a run's checkpoints when due, and deletes those no longer kept.
 
@@ -237,40 +237,36 @@ class CheckpointKeeper:
     processes has a keeper, and all save; rank 0's decides when.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        kl_budget: float,
-        every_episodes: int | None = None,
-        every_seconds: float | None = None,
-        front: int = 0,
-        always: int | None = None,
-    ) -> None:
-        """Keep checkpoints below `folder`.
+    folder: Path
+    """The run's folder; checkpoints are its `step-000012`."""
+    _: KW_ONLY
+    kl_budget: float
+    """Highest eval KL + one standard error of the best checkpoint, in nats per response."""
+    every_episodes: int | None = None
+    """A checkpoint is due whenever the run passes a multiple of this; None: never for that reason."""
+    every_seconds: float | None = None
+    """The longest time between two checkpoints; None: no limit."""
+    front: int = 0
+    """Most checkpoints of the run's front that are kept in addition; the caller saves at each evaluation."""
+    always: int | None = None
+    """Step of a checkpoint that is always kept; None: there is none."""
 
-        Args:
-            folder: The run's folder; checkpoints are its `step-000012`.
-            kl_budget: Highest eval KL + one standard error of the best checkpoint, in nats per response.
-            every_episodes: A checkpoint is due whenever the run passes a multiple of this; None: never for that.
-            every_seconds: The longest time between two checkpoints; None: no limit.
-            front: Most checkpoints of the run's front that are kept as well; the caller saves at each evaluation.
-            always: Step of a checkpoint that is kept whatever comes later; None: there is none.
-        """
-        self._folder = folder
-        self._kl_budget = kl_budget
-        self._every_episodes = every_episodes
-        self._every_seconds = every_seconds
-        self._front = front
-        self._always = None if always is None else step_folder(folder, always)
-        self._best = best(folder, kl_budget)
-        self._best_rank = None if self._best is None else _saved_rank(self._best, kl_budget)
-        self._saved_episode = _newest_episode(folder)
+    def __post_init__(self) -> None:
+        self._best = best(self.folder, self.kl_budget)
+        self._best_rank: Rank | None = None
+        if self._best is not None:
+            self._best_rank = _rank(_saved_extra(self._best), step_of(self._best), self.kl_budget)
+        self._saved_episode = _newest_episode(self.folder)
         self._saved_at = time.perf_counter()
 
     def is_due(self, report: StepReport) -> bool:
         """Return True if the step of `report` should be saved; a new best always is."""
-        return self.is_new_best(report) or self._episodes_are_due(report.episode) or self._seconds_are_due()
+        every, seconds = self.every_episodes, self.every_seconds
+        return (
+            self.is_new_best(report)
+            or (every is not None and report.episode // every > self._saved_episode // every)
+            or (seconds is not None and time.perf_counter() - self._saved_at >= seconds)
+        )
 
     def save(self, trainer: Trainer, report: StepReport, extra: Mapping[str, Any] | None = None) -> Path:
         """Save a checkpoint of the step of `report`, delete those no longer kept, and return its folder.
@@ -283,12 +279,12 @@ class CheckpointKeeper:
         Raises:
             CheckpointError: it cannot be written, or there is one of this step already. All kept ones remain.
         """
-        folder = step_folder(self._folder, report.step)
+        folder = step_folder(self.folder, report.step)
         content = {**(extra or {}), EPISODE: report.episode, **_evaluation(report)}
         try:
             trainer.save(folder, extra=content)
         except NoRoomError:
-            if not by_first(lambda: _remove_others(self._folder, {self._best, self._always})):
+            if not by_first(lambda: self._remove_others([])):
                 raise
             trainer.save(folder, extra=content)
         by_first(lambda: self._note_saved(folder, report))
@@ -296,22 +292,24 @@ class CheckpointKeeper:
 
     def _note_saved(self, folder: Path, report: StepReport) -> None:
         if self.is_new_best(report):
-            self._best, self._best_rank = folder, _rank(report, self._kl_budget)
-        own_front = _own_front(self._folder, self._front, self._best)
-        _remove_others(self._folder, {self._best, self._always, *own_front})
-        self._saved_episode, self._saved_at = report.episode, time.perf_counter()
+            self._best, self._best_rank = folder, self._rank_of(report)
+        self._remove_others(_own_front(self.folder, self.front, self._best))
+        self._saved_episode = report.episode
+        self._saved_at = time.perf_counter()
+
+    def _remove_others(self, front: Sequence[Path]) -> int:
+        """Delete all checkpoints except the newest, the best, `always` and `front`; return the number deleted."""
+        always = None if self.always is None else step_folder(self.folder, self.always)
+        kept = {self._best, always, *front}
+        return sum(try_remove(path) for path in complete(self.folder)[:-NEWEST] if path not in kept)
+
+    def _rank_of(self, report: StepReport) -> Rank | None:
+        return _rank(_evaluation(report), report.step, self.kl_budget)
 
     def is_new_best(self, report: StepReport) -> bool:
         """Return True if the step of `report` is better than the best checkpoint so far."""
-        rank = _rank(report, self._kl_budget)
+        rank = self._rank_of(report)
         return rank is not None and (self._best_rank is None or rank < self._best_rank)
-
-    def _episodes_are_due(self, episode: int) -> bool:
-        every = self._every_episodes
-        return every is not None and episode // every > self._saved_episode // every
-
-    def _seconds_are_due(self) -> bool:
-        return self._every_seconds is not None and time.perf_counter() - self._saved_at >= self._every_seconds
 
 
 def best(folder: Path, kl_budget: float) -> Path | None:
@@ -319,43 +317,31 @@ def best(folder: Path, kl_budget: float) -> Path | None:
 
     None: none was evaluated within it. Damaged ones are logged by name and skipped.
     """
-    for path in by_rank(folder, kl_budget):
-        try:
-            verify(path)
-        except CheckpointError as error:
-            _log.warning("best checkpoint dropped: %s", error)
-            continue
-        return path
-    return None
+    return _first_undamaged(by_rank(folder, kl_budget), "best checkpoint dropped")
 
 
 def by_rank(folder: Path, kl_budget: float) -> list[Path]:
     """Return the checkpoints evaluated within the KL budget, best first, from their manifests alone."""
-    ranked = {path: _saved_rank(path, kl_budget) for path in complete(folder)}
-    return [path for _, path in sorted((rank, path) for path, rank in ranked.items() if rank is not None)]
+    ranked = [(_rank(_saved_extra(path), step_of(path), kl_budget), path) for path in complete(folder)]
+    return [path for _, path in sorted((rank, path) for rank, path in ranked if rank is not None)]
 
 
 def _own_front(folder: Path, most: int, best: Path | None) -> list[Path]:
-    """Return up to so many of a run's checkpoints that are best for some KL budget, and its best.
+    """Return up to `most` of a run's checkpoints that are best for some KL budget, and its best.
 
     Step 0, the SFT policy, is left out, as nobody needs its checkpoint.
     """
     if most == 0:
         return []
-    points = []
-    for path in complete(folder):
-        evaluation = _saved_extra(path).get(EVALUATION)
-        if evaluation is not None:
-            bound = budgets.bound(evaluation["kl"], evaluation.get("kl_se"))
-            points.append(Point(evaluation["reward"], bound, 0, step_of(path)))
+    evaluations = {step_of(path): _saved_extra(path).get(EVALUATION) for path in complete(folder)}
+    points = [
+        Point(evaluation["reward"], budgets.bound(evaluation["kl"], evaluation.get("kl_se")), 0, step)
+        for step, evaluation in evaluations.items()
+        if evaluation is not None
+    ]
     front = [point for point in budgets.front(points) if point.step > 0]
     always = None if best is None else step_of(best)
     return [step_folder(folder, point.step) for point in budgets.thinned(front, most + 1, always)]
-
-
-def _remove_others(folder: Path, kept: Collection[Path | None]) -> int:
-    """Delete all checkpoints except the newest two and `kept`; return the number deleted."""
-    return sum(try_remove(path) for path in complete(folder)[:-NEWEST] if path not in kept)
 
 
 def try_remove(path: Path) -> bool:
@@ -377,25 +363,17 @@ def _evaluation(report: StepReport) -> dict[str, dict[str, float]]:
     return {EVALUATION: {**readings, "kl_se": kl_se} if math.isfinite(kl_se) else readings}
 
 
-def _rank(report: StepReport, kl_budget: float) -> Rank | None:
-    return _rank_of(_evaluation(report), report.step, kl_budget)
-
-
-def _saved_rank(folder: Path, kl_budget: float) -> Rank | None:
-    return _rank_of(_saved_extra(folder), step_of(folder), kl_budget)
-
-
 def _saved_extra(folder: Path) -> Mapping[str, Any]:
     """Return the `extra` of a checkpoint's manifest; empty if that is damaged, which is logged."""
     try:
-        extra: Mapping[str, Any] = read_manifest(folder)["extra"]
+        return dict(read_manifest(folder)["extra"])
     except CheckpointError as error:
         _log.warning("checkpoint passed over: %s", error)
         return {}
-    return extra
 
 
-def _rank_of(extra: Mapping[str, Any], step: int, kl_budget: float) -> Rank | None:
+def _rank(extra: Mapping[str, Any], step: int, kl_budget: float) -> Rank | None:
+    """Return the rank of a manifest's evaluation; None if there is none within the KL budget."""
     evaluation = extra.get(EVALUATION)
     if evaluation is None or not budgets.is_within(evaluation["kl"], evaluation.get("kl_se"), kl_budget):
         return None
@@ -440,7 +418,8 @@ class DiskUse:
         """Raise NoRoomError if the disk has too little free space, CheckpointError if it is too small."""
         missing = self.most - self.held
         if self.free < missing:
-            raise (NoRoomError if self.most <= self.total else CheckpointError)(
+            kind = NoRoomError if self.most <= self.total else CheckpointError
+            raise kind(
                 f"too little room for checkpoints in {self.folder}: {at_most(self.one)}, "
                 f"need {size(missing)} more, and {size(self.free)} are free; free some space, or write elsewhere"
             )
@@ -467,5 +446,7 @@ def at_most(one: int) -> str:
 
 def size(count: int) -> str:
     """Return bytes in the unit that fits, decimal as for disks: `12.3 MB`."""
-    unit, scale = next(((name, s) for name, s in (("GB", 1e9), ("MB", 1e6)) if count >= s), ("kB", 1e3))
-    return f"{count / scale:.1f} {unit}"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"

@@ -11,22 +11,19 @@ import torch
 from torch import Tensor
 
 from ppo_core.algorithm.advantages import gae
-from ppo_core.algorithm.experience import (
-    PolicyReading,
-    mean_of_all,
-    on_last_token,
-    part_metrics,
-    read_policy,
-    repetition,
-)
+from ppo_core.algorithm.experience import read_policy
 from ppo_core.algorithm.randomness import Key, Purpose
+from ppo_core.algorithm.rollout_metrics import mean_of_all, part_metrics, repetition
+from ppo_core.algorithm.scores import on_last_token
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt, Scored
-from ppo_core.distributed.world import World, together
+from ppo_core.distributed.world import together
 from ppo_core.models.load import TaskModels
+from ppo_core.models.policy import PolicyReading
 from ppo_core.report import EvalReadings, Sample, SplitReading, TokenReadings
 from ppo_core.run_state import RunState
-from ppo_core.sampling.generation import Generator, Request, Rollouts, SamplingSettings
+from ppo_core.sampling.generation import Generator, Request, Rollouts
+from ppo_core.sampling.next_token import SamplingSettings
 
 SAMPLES_KEPT = 8
 """Number of first eval prompts whose responses are kept at every evaluation."""
@@ -60,10 +57,9 @@ def evaluate_on_test(state: RunState, models: TaskModels, generator: Generator) 
     if not prompts:
         return None
     key = Key(models.task.eval_seed, Purpose.TEST, 0)
-    found = _evaluate(state, models, generator, prompts, key, with_values=False).metrics
-    return SplitReading(
-        len(prompts), found["eval/reward"], found["eval/reward_se"], found["eval/kl"], found["eval/kl_se"]
-    )
+    metrics = _evaluate(state, models, generator, prompts, key, with_values=False).metrics
+    means = {name: metrics[f"eval/{name}"] for name in ("reward", "reward_se", "kl", "kl_se")}
+    return SplitReading(len(prompts), **means)
 
 
 def _evaluate(
@@ -83,10 +79,11 @@ def _evaluate(
         top_k=None,
         top_p=1.0,
     )
-    first, count, each = _block(len(prompts), world)
-    # All processes take as many rows, to go through the model in step; those beyond the prompts count nowhere.
-    requests = [Request(row, prompts[row % len(prompts)]) for row in range(first, first + each)]
-    own = [request.prompt for request in requests]
+    block = math.ceil(len(prompts) / world.size)
+    first = world.rank * block
+    count = max(0, min(block, len(prompts) - first))
+    # All processes pass the same number of rows through the model, in step; those beyond the prompts do not count.
+    requests = [Request(row, prompts[row % len(prompts)]) for row in range(first, first + block)]
     rollouts = generator.generate(requests, sampling, key)
     reading = read_policy(
         state.network,
@@ -96,8 +93,7 @@ def _evaluate(
         state.chunks.scoring,
         with_values=with_values,
     )
-    texts = models.token_texts(rollouts.sequences)
-    scored = together(world, lambda: models.reward(own, rollouts.responses, texts, rollouts.ended.tolist()))
+    scored = together(world, lambda: models.score(rollouts))
     totals = world.gather_objects([float(total) for total in scored.totals[:count]])
     kls = world.gather_objects(reading.kl_exact.sum(-1).double().tolist()[:count])
     lengths = world.gather_objects(rollouts.lengths.tolist()[:count])
@@ -114,23 +110,15 @@ def _evaluate(
     }
     parts = {name: values[:count] for name, values in scored.parts.items()}
     readings = EvalReadings(tuple(totals), tuple(kls), tuple(int(length) for length in lengths))
-    shown = min(count, max(0, SAMPLES_KEPT - first))
-    samples = world.gather_objects(_samples(config, rollouts, reading, scored, texts, first, shown))
+    texts = models.token_texts(rollouts.sequences)[: min(count, max(0, SAMPLES_KEPT - first))]
+    samples = world.gather_objects(_samples(config, rollouts, reading, scored, texts, first))
     return Evaluation(metrics | part_metrics(parts, "eval/", world), tuple(samples), readings)
-
-
-def _block(prompts: int, world: World) -> tuple[int, int, int]:
-    """Return the first prompt of this process's block, its number of prompts, and the length of a block."""
-    each = -(-prompts // world.size)
-    first = world.rank * each
-    return first, max(0, min(each, prompts - first)), each
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
     """Return the mean and its standard error (0 for a single value)."""
-    if len(values) < 2:
-        return float(values.mean()), 0.0
-    return float(values.mean()), float(values.std(correction=1)) / math.sqrt(len(values))
+    deviation = float(values.std(correction=1)) if len(values) > 1 else 0.0
+    return float(values.mean()), deviation / math.sqrt(len(values))
 
 
 def _samples(
@@ -140,10 +128,18 @@ def _samples(
     scored: Scored,
     texts: Sequence[Sequence[str]],
     first: int,
-    shown: int,
 ) -> list[Sample]:
-    """Return the first `shown` rows' samples; row 0 is the prompt `first`."""
-    advantages = _advantages(config, rollouts, reading, scored)
+    """Return the samples of the first rows, one for each of `texts`; row 0 is the prompt `first`."""
+    columns = {
+        "logprobs": reading.logprobs,
+        "log_ratios": reading.logprobs - reading.ref_logprobs,
+        "kls": reading.kl_exact,
+    }
+    if reading.values is not None:  # GAE of the raw scores
+        mask = rollouts.sequences.response_mask
+        rewards = on_last_token(torch.zeros_like(mask), torch.tensor(scored.totals, device=mask.device), mask)
+        advantages, _ = gae(rewards, reading.values, mask, config.gamma, config.lam)
+        columns |= {"advantages": advantages, "values": reading.values}
     return [
         Sample(
             prompt_index=first + i,
@@ -151,29 +147,11 @@ def _samples(
             response=rollouts.responses[i],
             reward=float(scored.totals[i]),
             kl=float(reading.kl_exact[i].sum()),
-            length=len(texts[i]),
+            length=len(tokens),
             parts={name: float(values[i]) for name, values in scored.parts.items()},
             tokens=TokenReadings(
-                texts=tuple(texts[i]),
-                logprobs=_row(reading.logprobs, i, len(texts[i])),
-                log_ratios=_row(reading.logprobs - reading.ref_logprobs, i, len(texts[i])),
-                kls=_row(reading.kl_exact, i, len(texts[i])),
-                advantages=() if advantages is None else _row(advantages, i, len(texts[i])),
-                values=() if reading.values is None else _row(reading.values, i, len(texts[i])),
+                tuple(tokens), **{name: tuple(column[i, : len(tokens)].tolist()) for name, column in columns.items()}
             ),
         )
-        for i in range(shown)
+        for i, tokens in enumerate(texts)
     ]
-
-
-def _row(values: Tensor, row: int, length: int) -> tuple[float, ...]:
-    return tuple(values[row, :length].tolist())
-
-
-def _advantages(config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, scored: Scored) -> Tensor | None:
-    """Return GAE's advantages [B, T] of the raw scores, or None without a critic's values."""
-    if reading.values is None:
-        return None
-    mask = rollouts.sequences.response_mask
-    rewards = on_last_token(torch.zeros_like(mask), torch.tensor(scored.totals, device=mask.device), mask)
-    return gae(rewards, reading.values, mask, config.gamma, config.lam)[0]

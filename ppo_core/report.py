@@ -123,7 +123,7 @@ class Trainer(Protocol):
     """
 
     def __iter__(self) -> Iterator[StepReport]:
-        """Yield one report per step. Between two of them the caller may stop, save or evaluate."""
+        """Yield one report per step. Between two reports the caller may stop, save or evaluate."""
         ...
 
     def evaluated(self, report: StepReport) -> StepReport:

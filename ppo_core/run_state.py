@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ppo_core import checkpoint
-from ppo_core.algorithm.experience import RewardStatistics
-from ppo_core.algorithm.kl import KLController, controller_of
+from ppo_core.algorithm.kl_controller import KLController, controller_of
 from ppo_core.algorithm.optim import Optimizers
+from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.distributed import fsdp as sharding
@@ -34,8 +34,7 @@ _BETA = {"kl_coef", "kl_target", "kl_horizon", "kl_controller"}
 """β restarts if a run continues with another value of one of these, unless it lands in both."""
 
 
-@dataclass(frozen=True)
-class Chunks:
+class Chunks(NamedTuple):
     """Rows in a pass, for each kind of work."""
 
     generation: ChunkRows
@@ -47,19 +46,11 @@ class Chunks:
         """Return the config's values for one process; reduced when memory runs out (see `ChunkRows`)."""
         forward = config.local_rollout_forward_batch_size
         training = config.batch_sizes(world.size).per_device_train_batch_size
-        works = {"generation": forward, "scoring": forward, "training": training}
-        is_sharded = config.shards_weights(world.size)
         return cls(
-            **{
-                work: ChunkRows(work, rows, world, may_halve=not (is_sharded and work == "training"))
-                for work, rows in works.items()
-            }
+            ChunkRows("generation", forward, world),
+            ChunkRows("scoring", forward, world),
+            ChunkRows("training", training, world, may_halve=not config.shards_weights(world.size)),
         )
-
-    @property
-    def all(self) -> tuple[ChunkRows, ...]:
-        """All of them, in the order generation, scoring, training."""
-        return self.generation, self.scoring, self.training
 
 
 @dataclass
@@ -79,7 +70,7 @@ class RunState:
     step: int = -1
     """PPO iterations learned from; -1 before the SFT policy was evaluated."""
     optimizer_steps: int = 0
-    """Count of those taken; serves as the weights' version."""
+    """Number of optimizer steps; serves as the weights' version."""
 
     @classmethod
     def begin(cls, config: PPOConfig, models: TaskModels, world: World = ONE_PROCESS) -> "RunState":
@@ -133,13 +124,13 @@ class RunState:
             "optimizer_steps": self.optimizer_steps,
             "kl_controller": self.kl_controller.state_dict(),
             "reward_statistics": self.reward_statistics.state_dict(),
-            "chunk_rows": {chunk.work: chunk.rows for chunk in self.chunks.all},
+            "chunk_rows": {chunk.work: chunk.rows for chunk in self.chunks},
             "config": self.config.to_dict(),
             "task": self.task,
             "threads": torch.get_num_threads(),
         }
         files = {
-            NETWORK_FILE: lambda path: save_file(_contiguous(weights), path),
+            NETWORK_FILE: lambda path: save_file({name: weight.contiguous() for name, weight in weights.items()}, path),
             OPTIMIZERS_FILE: lambda path: _save(moments, path),
         }
         from_first(self.world, lambda: checkpoint.write(Path(folder), files, state=state, extra=extra))
@@ -157,19 +148,20 @@ class RunState:
             CheckpointError: it is damaged, of another task or network, or of another value of a hyperparameter that is
                 fixed by a checkpoint; in one process, and so in all.
         """
-        # Sharded weights are handed over from process to process: what one of them cannot read is raised before.
-        saved = together(self.world, lambda: self._read(folder))
-        _copy_weights(self.network.trained(), saved.weights)
-        self.optimizers.load_state_dict(saved.moments)
-        state, before, changed = saved.state, saved.config, saved.changed
+        # Sharded weights are passed between processes: errors of reading must come before.
+        state, before, changed, weights, moments = together(self.world, lambda: self._read(folder))
+        with torch.no_grad():
+            for name, weight in self.network.trained().items():
+                weight.copy_(sharding.like(weights[name], weight))
+        self.optimizers.load_state_dict(moments)
         self.step = state["step"]
         self.optimizer_steps = state["optimizer_steps"]
         if not changed & _BETA or (before.is_landing and self.config.is_landing):
             self.kl_controller.load_state_dict(state["kl_controller"])
         if "normalize_rewards" not in changed:
             self.reward_statistics.load_state_dict(state["reward_statistics"])
-        for chunk, asked_before in zip(self.chunks.all, Chunks.of(before, self.world).all, strict=True):
-            if chunk.rows == asked_before.rows:  # else what fits into memory is to be found again
+        for chunk, configured_before in zip(self.chunks, Chunks.of(before, self.world), strict=True):
+            if chunk.rows == configured_before.rows:  # else the rows that fit into memory must be found again
                 chunk.rows = state["chunk_rows"][chunk.work]
 
     def _read(self, folder: Path) -> "_Saved":
@@ -178,7 +170,7 @@ class RunState:
         if state["task"] != self.task:
             raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.task}"')
         is_sharded = self.network.is_sharded
-        # What is sharded goes to the GPUs tensor by tensor: all of it at once may not fit on one.
+        # Sharded weights move to the GPUs tensor by tensor: all at once may not fit on one.
         device = torch.device("cpu") if is_sharded else self.network.policy.device
         try:
             weights = load_file(folder / NETWORK_FILE, device=str(device))
@@ -192,8 +184,7 @@ class RunState:
         return _Saved(state, before, _changed(before, self.config, folder), weights, moments)
 
 
-@dataclass(frozen=True)
-class _Saved:
+class _Saved(NamedTuple):
     state: Mapping[str, Any]
     config: PPOConfig
     changed: set[str]
@@ -210,20 +201,15 @@ def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:
     """
     changed = {name for name in HYPERPARAMETERS if getattr(before, name) != getattr(now, name)}
     for name in sorted(changed):
-        why = HYPERPARAMETERS[name].fixed_by_checkpoint
-        if why:
+        if why := HYPERPARAMETERS[name].fixed_by_checkpoint:
             was, is_now = getattr(before, name), getattr(now, name)
             raise CheckpointError(f"{folder} is of {name} = {was!r} and cannot continue with {is_now!r}: {why}")
     return changed
 
 
 def _save(state: object, path: Path) -> None:
-    with path.open("wb") as file:  # given a path, torch keeps to itself what the system says of a write that fails
+    with path.open("wb") as file:  # given a path, torch hides the system's error of a failed write
         torch.save(state, file)
-
-
-def _contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: weight.contiguous() for name, weight in weights.items()}
 
 
 def _require_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
@@ -233,10 +219,3 @@ def _require_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> 
     for name, weight in mine.items():
         if weight.shape != saved[name].shape:
             raise ValueError(f"{name} has shape {tuple(saved[name].shape)}, not {tuple(weight.shape)}")
-
-
-@torch.no_grad()
-def _copy_weights(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Copy saved weights over a network's own."""
-    for name, weight in mine.items():
-        weight.copy_(sharding.like(saved[name], weight))

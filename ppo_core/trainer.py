@@ -3,7 +3,7 @@
     collect   sample one response per prompt of the rollout batch
     score     reward, reference, log-probs, values, exact KL; then advantages
     learn     num_ppo_epochs passes of mini-batches with the clipped losses; then β
-    evaluate  on the held-out prompts, every so many episodes (`ppo_core.evaluation`)
+    evaluate  on the held-out prompts, every `eval_interval` episodes (`ppo_core.evaluation`)
 
 Whoever drives it may stop, save or evaluate between any two steps. The phases are functions without a state of their
 own; all that changes is in `RunState`. Every random draw is a function of (seed, iteration, row, position), so a
@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ppo_core.algorithm.experience import (
-    Experience,
-    build_experience,
-    critic_metrics,
-    part_metrics,
-    read_policy,
-    rollout_metrics,
-    score_spread,
-    token_kl,
-    token_scores,
-)
-from ppo_core.algorithm.optim import lr_factor, lr_factors
+from ppo_core.algorithm.experience import Experience, build_experience, read_policy, token_kl
 from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
+from ppo_core.algorithm.rollout_metrics import critic_metrics, part_metrics, rollout_metrics
+from ppo_core.algorithm.schedule import lr_factor, lr_factors
+from ppo_core.algorithm.scores import score_spread, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task_file import get_task
@@ -52,14 +44,8 @@ from ppo_core.models.memory import free, peak_mib
 from ppo_core.models.policy import ActorCritic
 from ppo_core.report import SplitReading, StepReport
 from ppo_core.run_state import RunState
-from ppo_core.sampling.generation import (
-    Generator,
-    MakeGenerator,
-    Request,
-    Rollouts,
-    SamplingSettings,
-    TransformersGenerator,
-)
+from ppo_core.sampling.generation import Generator, MakeGenerator, Request, Rollouts, TransformersGenerator
+from ppo_core.sampling.next_token import SamplingSettings
 
 
 def ppo_trainer(
@@ -67,7 +53,7 @@ def ppo_trainer(
 ) -> "PPOTrainer":
     """Return a trainer on a task, by its name or path; new, or continuing from the checkpoint folder `resume_from`.
 
-    In a launch of several processes each makes its own, and all drive theirs alike.
+    In a launch of several processes each makes its own, and all drive their trainers alike.
 
     Raises:
         ConfigError: `device` is not one of `DEVICES`, or the configuration does not fit the task's models.
@@ -97,21 +83,17 @@ def collect(state: RunState, models: TaskModels, generator: Generator) -> Rollou
     config, sizes, prompts = state.config, state.sizes, models.prompts.train
     group = config.num_generations
     rows = prompt_rows(config.seed, len(prompts), state.episode // group, sizes.batch_size // group)
-    chosen = [prompts[row] for row in rows for _ in range(group)]
-    requests = [Request(row, prompt) for row, prompt in enumerate(chosen)]
     first = state.world.rank * sizes.local_batch_size
-    own = requests[first : first + sizes.local_batch_size]
+    requests = [Request(i, prompts[rows[i // group]]) for i in range(first, first + sizes.local_batch_size)]
     sampling = SamplingSettings.of(config, models.reference, models.tokenizer)
-    return generator.generate(own, sampling, Key(config.seed, Purpose.ROLLOUT, state.step))
+    return generator.generate(requests, sampling, Key(config.seed, Purpose.ROLLOUT, state.step))
 
 
 def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Experience, dict[str, float]]:
     """Return the training data of the responses, and the batch's metrics; the scores count as seen."""
     config, world = state.config, state.world
     sequences = rollouts.sequences
-    texts = models.token_texts(sequences)
-    ended = rollouts.ended.tolist()
-    scored = together(world, lambda: models.reward(rollouts.prompts, rollouts.responses, texts, ended))
+    scored = together(world, lambda: models.score(rollouts))
     scores = torch.tensor(scored.totals, dtype=torch.float32, device=sequences.ids.device)
     shaped = token_scores(config, state.reward_statistics, scored, rollouts)
     state.kl_controller.begin(lambda: score_spread(config, shaped, world))
@@ -139,15 +121,14 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
 
 def _set_rates(state: RunState) -> dict[str, float]:
     """Set the iteration's learning rates, and return them as metrics."""
-    config, total = state.config, state.iterations
-    late = config.critic_warmup
-    floor = config.min_lr_rate
-    policy = lr_factor(config.lr_scheduler_type, state.step - late, total - late, config.warmup_ratio, floor)
-    ratio = config.warmup_ratio if config.value_warmup_ratio is None else config.value_warmup_ratio
-    value = lr_factor(config.value_lr_scheduler_type or config.lr_scheduler_type, state.step, total, ratio, floor)
-    rates = {"lr": config.learning_rate * policy, "value/lr": config.value_learning_rate * value}
-    state.optimizers.set_rates(rates["lr"], rates["value/lr"])
-    return rates if config.has_critic else {"lr": rates["lr"]}
+    config, total, late = state.config, state.iterations, state.config.critic_warmup
+    kind, warmup, floor = config.lr_scheduler_type, config.warmup_ratio, config.min_lr_rate
+    policy_rate = config.learning_rate * lr_factor(kind, state.step - late, total - late, warmup, floor)
+    value_warmup = warmup if config.value_warmup_ratio is None else config.value_warmup_ratio
+    value_kind = config.value_lr_scheduler_type or kind
+    value_rate = config.value_learning_rate * lr_factor(value_kind, state.step, total, value_warmup, floor)
+    state.optimizers.set_rates(policy_rate, value_rate)
+    return {"lr": policy_rate} | ({"value/lr": value_rate} if config.has_critic else {})
 
 
 def _rates_ahead(state: RunState) -> float:
@@ -217,20 +198,22 @@ class PPOTrainer:
             yield self._iterate()
 
     def _iterate(self) -> StepReport:
-        state, watch = self.state, _Stopwatch()
+        state = self.state
+        seconds: dict[str, float] = {}
         with sharding.gathered(self.network):
-            with watch.phase("generate"):
+            with _timed(seconds, "generate"):
                 rollouts = collect(state, self.models, self.generator)
-            with watch.phase("score"):
+            with _timed(seconds, "score"):
                 experience, metrics = score(state, self.models, rollouts)
-        with watch.phase("update"):
+        with _timed(seconds, "update"):
             metrics |= learn(state, experience, metrics["objective/kl_exact"])
         self.generator.update_weights(state.optimizer_steps)
-        seconds = sum(watch.seconds.values())
-        metrics |= watch.seconds
-        metrics["eps"] = state.sizes.batch_size / seconds
-        metrics["time/tokens_per_second"] = float(state.world.sum(rollouts.lengths.sum())) / seconds
-        metrics["memory/peak"] = max(state.world.gather_objects([peak_mib(rollouts.sequences.ids.device)]))
+        total = sum(seconds.values())
+        metrics |= seconds | {
+            "eps": state.sizes.batch_size / total,
+            "time/tokens_per_second": float(state.world.sum(rollouts.lengths.sum())) / total,
+            "memory/peak": max(state.world.gather_objects([peak_mib(rollouts.sequences.ids.device)])),
+        }
         report = StepReport(self.step, self.episode, metrics)
         return self.evaluated(report) if self._evaluation_is_due() else report
 
@@ -242,24 +225,20 @@ class PPOTrainer:
 
     def _baseline(self) -> StepReport:
         """Return step 0, shared by runs of the same task whose SFT policy computes alike."""
-        config = self.config
-        bf16 = self.network.bf16
+        config, bf16, baselines = self.config, self.network.bf16, self.models.baseline
         key = (torch.get_num_threads(), bf16, config.stop_token, config.stop_token_id, config.stop_strings)
-        if key not in self.models.baseline:
-            first = self._evaluated(StepReport(step=0, episode=0, metrics={}), with_values=False)
-            _require_no_kl(first, models=self.models, bf16=bf16)
-            self.models.baseline[key] = first
-        return self.models.baseline[key]
+        if key not in baselines:
+            report = self.evaluated(StepReport(step=0, episode=0, metrics={}), with_values=False)
+            _require_no_kl(report, models=self.models, bf16=bf16)
+            baselines[key] = report
+        return baselines[key]
 
-    def evaluated(self, report: StepReport) -> StepReport:
-        """Return the step's report with an evaluation of the current policy."""
-        return self._evaluated(report, with_values=True)
-
-    def _evaluated(self, report: StepReport, *, with_values: bool) -> StepReport:
-        watch = _Stopwatch()
-        with watch.phase("evaluate"), sharding.gathered(self.network):
+    def evaluated(self, report: StepReport, *, with_values: bool = True) -> StepReport:
+        """Return the step's report with an evaluation of the current policy, critic included on request."""
+        seconds: dict[str, float] = {}
+        with _timed(seconds, "evaluate"), sharding.gathered(self.network):
             evaluation = evaluate(self.state, self.models, self.generator, with_values=with_values)
-        metrics = report.metrics | evaluation.metrics | watch.seconds
+        metrics = report.metrics | evaluation.metrics | seconds
         return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
 
     def tested(self) -> SplitReading | None:
@@ -288,10 +267,10 @@ class PPOTrainer:
 
         Call in all processes of the run; rank 0 writes.
         """
-        options = {"state_dict": _whole_state(self.network.policy)} if self.network.is_sharded else {}
+        weights = {"state_dict": _whole_state(self.network.policy)} if self.network.is_sharded else {}
 
         def write() -> None:
-            self.network.save_policy(Path(folder), **options)
+            self.network.save_policy(Path(folder), **weights)
             self.models.tokenizer.save_pretrained(folder)
 
         from_first(self.state.world, write)
@@ -307,29 +286,21 @@ def _whole_state(policy: nn.Module) -> dict[str, Tensor]:
     return {name: shared[id(weight)] for name, weight in state.items()}
 
 
-@dataclass
-class _Stopwatch:
-    """Seconds of each phase of the current step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[f"time/{name}"] = time.perf_counter() - start
-
-
-ROUNDING_KL = {"float32": 1e-3, "bf16": 0.05}
-"""Largest KL that rounding can cause between two passes of the same weights, in nats per token.
-
-It is half the variance of the logits' errors: under TF32 at most 0.02 for logits around 20, in bfloat16 about 0.2.
-"""
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Add the seconds of a phase to `seconds`, as a metric."""
+    start = time.perf_counter()
+    yield
+    seconds[f"time/{phase}"] = time.perf_counter() - start
 
 
 def _require_no_kl(baseline: StepReport, models: TaskModels, *, bf16: bool) -> None:
-    """Raise TaskError if the policy differs from its reference before any update."""
-    most = ROUNDING_KL["bf16" if bf16 else "float32"]
+    """Raise TaskError if the policy differs from its reference before any update, by more than rounding explains.
+
+    Rounding causes a KL of half the variance of the logits' errors: under TF32 these are at most 0.02 for logits around
+    20, in bfloat16 about 0.2.
+    """
+    most = 0.05 if bf16 else 1e-3  # nats per token
     kl = baseline.metrics["eval/kl"] / baseline.metrics["eval/length"]
     if kl > most:
         raise TaskError(
@@ -367,13 +338,13 @@ def _most_tokens(model: PreTrainedModel) -> tuple[float, str]:
     """Return the maximum tokens of a prompt with its response, and the reason; infinity if unbounded."""
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or math.inf
-    ropes = getattr(config, "rope_parameters", None) or {}
-    of_layers = [
-        ropes,
-        *(rope for rope in ropes.values() if isinstance(rope, Mapping)),
-    ]  # one config, or one per kind of layer
-    changes = [rope["original_max_position_embeddings"] for rope in of_layers if rope.get("rope_type") == "longrope"]
-    most = min(changes, default=math.inf)
+    ropes = getattr(config, "rope_parameters", None) or {}  # one config, or one per kind of layer
+    limits = [
+        rope["original_max_position_embeddings"]
+        for rope in (ropes, *ropes.values())
+        if isinstance(rope, Mapping) and rope.get("rope_type") == "longrope"
+    ]
+    most = min(limits, default=math.inf)
     if most < positions:
         # Keys in the cache keep the rotation that they were computed with: sampler and trainer would differ.
         return most, f"the policy's longrope rotates all of its {positions} positions otherwise beyond {most}"

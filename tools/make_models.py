@@ -25,7 +25,7 @@ import torch
 
 import ppo_core.tasks.arithmetic
 import ppo_core.tasks.reviews
-from ppo_core.data.task import OnProgress, Prompt, Prompts
+from ppo_core.data.task import OnProgress, Prompts
 from tools import arithmetic, reviews, reviews_corpus
 
 MANIFEST = "manifest.json"
@@ -64,22 +64,21 @@ MAKINGS: Mapping[str, Making] = {
 
 def make(making: Making, folder: Path, progress: OnProgress | None = None) -> None:
     """Train the models and write them, the prompts and the manifest into `folder`, in place of what it holds."""
-    made = folder.with_name(f".{folder.name}-being-made")  # an interruption leaves the old files as they are
-    shutil.rmtree(made, ignore_errors=True)
-    making.build(made, making.recipe, progress)
-    write_prompts(making.prompts(), made / "prompts")
-    manifest = {"versions": versions(), **description(making), "sha256": hashes(made)}
-    (made / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    draft = folder.with_name(f".{folder.name}-being-made")  # an interruption leaves the old files as they are
+    shutil.rmtree(draft, ignore_errors=True)
+    making.build(draft, making.recipe, progress)
+    write_prompts(making.prompts(), draft / "prompts")
+    manifest = {"versions": versions(), **description(making), "sha256": hashes(draft)}
+    (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
-    made.replace(folder)
+    draft.replace(folder)
 
 
 def write_prompts(prompts: Prompts, folder: Path) -> None:
     """Write each split as JSON lines: the prompt, and the columns of its row."""
     folder.mkdir(parents=True)
-    splits: Mapping[str, Sequence[Prompt]] = {"train": prompts.train, "eval": prompts.eval, "test": prompts.test}
-    for name, split in splits.items():
-        lines = [json.dumps({"prompt": prompt.text, **prompt.columns}) for prompt in split]
+    for name in ("train", "eval", "test"):
+        lines = [json.dumps({"prompt": prompt.text, **prompt.columns}) for prompt in getattr(prompts, name)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -106,9 +105,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.make_models", description="Train the built-in models again.")
     parser.add_argument("task", nargs="?", choices=MAKINGS, help="without it, all")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write to DIR/TASK, not in place of what ships")
-    asked = parser.parse_args(arguments)
-    for name in [asked.task] if asked.task else MAKINGS:
-        folder = asked.out / name if asked.out else MAKINGS[name].data
+    options = parser.parse_args(arguments)
+    for name in [options.task] if options.task else MAKINGS:
+        folder = options.out / name if options.out else MAKINGS[name].data
         make(MAKINGS[name], folder, lambda what, share, name=name: print(f"{name}: {what}, {share:.0%}", flush=True))
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         print(f"{name}: {size / 1e6:.1f} MB in {folder}")

@@ -7,8 +7,7 @@ from random import Random
 from typing import cast
 
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import WordLevel
+from tokenizers import decoders, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
@@ -21,7 +20,18 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from ppo_core.data.task import OnProgress
 from tools.reviews_corpus import augmented, contributions, prefix_scores, prompts, review, vocabulary
-from tools.teaching import IGNORED, SAMPLE, padded, reproducible, save, small_gpt2, train
+from tools.teaching import (
+    SAMPLE,
+    Continuation,
+    Lesson,
+    PolicyLesson,
+    padded,
+    reproducible,
+    save,
+    small_gpt2,
+    train,
+    word_tokenizer,
+)
 
 
 @dataclass(frozen=True)
@@ -43,71 +53,33 @@ class Recipe:
     seed: int = 1
 
 
-# The lessons of the SFT policy and of the reward model.
-
 _CORPUS_SHARE = 0.35
 """Share of the reward model's texts that come from the corpus; the others are augmented."""
 _WORD_WEIGHT = 6.0
 _MATCH_GAIN = 4.0
 
 
-class Lesson(nn.Module):
-    """A model together with what it is taught. `forward(rng)` draws a batch and returns its loss, a scalar."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, batch_size: int) -> None:
-        super().__init__()
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size
-
-    def _ids(self, words: Sequence[str]) -> list[int]:
-        return cast(list[int], self.tokenizer.convert_tokens_to_ids(list(words)))
-
-    def _inputs(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        pad: int = self.tokenizer.pad_token_id
-        ids = padded(rows, pad)
-        return {"input_ids": ids, "attention_mask": (ids != pad).long()}
-
-
-class PolicyLesson(Lesson):
-    """Teaches a causal language model to continue prompts as the corpus does, end-of-text token included."""
-
-    def __init__(self, model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, batch_size: int) -> None:
-        super().__init__(tokenizer, batch_size)
-        self.model = model
-
-    def forward(self, rng: Random) -> Tensor:
-        """Return the mean cross-entropy of a batch's response tokens, in nats."""
-        rows, targets = [], []
-        for _ in range(self.batch_size):
-            words, continuation = _prompt_and_review(rng)
-            prompt = self._ids(words)
-            response = [*self._ids(continuation), self.tokenizer.eos_token_id]
-            rows.append([*prompt, *response])
-            targets.append([IGNORED] * (len(prompt) - 1) + response + [IGNORED])
-        logits = self.model(**self._inputs(rows)).logits
-        return functional.cross_entropy(logits.flatten(0, 1), padded(targets, IGNORED).flatten(), ignore_index=IGNORED)
-
-
 class RewardLesson(Lesson):
     """Teaches a sequence classifier with one label the score of texts.
 
-    It learns from every prefix of a text, so truncated texts come for free. A second head, which is not saved, asks
-    the first layer what each word adds and whether it came before. Without it, and without a first layer that begins
-    by looking for equal words, the model is slow to notice repetition, and a policy would soon exploit that.
+    It learns from every prefix of a text, so truncated texts come for free. A second head, which is not saved, predicts
+    from the first layer what each word adds and whether it came before. Without it, and without a first layer that
+    begins by looking for equal words, the model is slow to notice repetition, and a policy would soon exploit that.
     """
+
+    model: GPT2ForSequenceClassification
 
     def __init__(
         self, model: GPT2ForSequenceClassification, tokenizer: PreTrainedTokenizerFast, batch_size: int
     ) -> None:
-        super().__init__(tokenizer, batch_size)
-        self.model = model
+        super().__init__(model, tokenizer, batch_size)
         self.word_head = nn.Linear(model.config.n_embd, 2)
         _look_for_equal_words(model)
 
     def forward(self, rng: Random) -> Tensor:
-        """Return the weighted mean squared error of the scores, plus that of what is asked about single words."""
+        """Return the weighted mean squared error of the scores, plus that of the second head."""
         texts = [_text_to_score(rng) for _ in range(self.batch_size)]
-        inputs = self._inputs([self._ids(words) for words in texts])
+        inputs = self.inputs([self.ids(words) for words in texts])
         output = self.model.transformer(**inputs, output_hidden_states=True)
         known = inputs["attention_mask"].bool()
 
@@ -126,9 +98,7 @@ class RewardLesson(Lesson):
 def taught(recipe: Recipe) -> Iterator[str]:
     """Yield what both models are taught, as lines: the vocabulary, and a sample of each lesson's texts and scores."""
     yield " ".join(vocabulary())
-    rng = Random(recipe.seed)
-    for _ in range(SAMPLE):
-        prompt, continuation = _prompt_and_review(rng)
+    for prompt, continuation in _reviews(Random(recipe.seed), SAMPLE):
         yield " ".join([*prompt, *continuation])
     rng = Random(recipe.seed)
     for _ in range(SAMPLE):
@@ -137,13 +107,17 @@ def taught(recipe: Recipe) -> Iterator[str]:
         yield " ".join(f"{word} {score:.6f} {added:.6f}" for word, score, added in scored)
 
 
-def _prompt_and_review(rng: Random) -> tuple[list[str], list[str]]:
-    return rng.choice(prompts().train).text.split(), review(rng)
+def _reviews(rng: Random, count: int) -> list[Continuation]:
+    return [(_prompt(rng), review(rng)) for _ in range(count)]
+
+
+def _prompt(rng: Random) -> list[str]:
+    return rng.choice(prompts().train).text.split()
 
 
 def _text_to_score(rng: Random) -> list[str]:
     response = review(rng) if rng.random() < _CORPUS_SHARE else augmented(rng)
-    return [*rng.choice(prompts().train).text.split(), *response]
+    return [*_prompt(rng), *response]
 
 
 def _look_for_equal_words(model: GPT2ForSequenceClassification) -> None:
@@ -160,30 +134,14 @@ def _came_before(words: Sequence[str]) -> list[float]:
     return [float(word in words[:i]) for i, word in enumerate(words)]
 
 
-# The word-level tokenizer that policy and reward model share.
-
-PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
-
-
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer: each word or mark is a token, and decoding leaves no space before a mark."""
-    ids = {token: i for i, token in enumerate((PAD, EOS, UNK, *vocabulary()))}
-    tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]
+    """Return both models' tokenizer: each word or mark is a token, and decoding leaves no space before a mark."""
+    return word_tokenizer(
+        vocabulary(),
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]),
+        # Without a "##" in the vocabulary this decoder only joins words and moves marks up to them.
+        decoders.WordPiece(prefix="##", cleanup=True),
     )
-    # Without a "##" in the vocabulary this decoder only joins words and moves marks up to them.
-    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNK,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-# Train the SFT policy and the reward model of the reviews task, and save them as transformers does.
 
 
 def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> None:
@@ -193,7 +151,7 @@ def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> N
     with reproducible(seed):
         policy = GPT2LMHeadModel(_config(recipe, recipe.policy_width, tokenizer))
         reward_model = GPT2ForSequenceClassification(_config(recipe, recipe.reward_width, tokenizer))
-        policy_lesson = PolicyLesson(policy, tokenizer, recipe.batch_size)
+        policy_lesson = PolicyLesson(policy, tokenizer, recipe.batch_size, _reviews)
         reward_lesson = RewardLesson(reward_model, tokenizer, recipe.batch_size)
         train(policy_lesson, "SFT policy", recipe.policy_steps, recipe.policy_learning_rate, seed, progress)
         train(reward_lesson, "reward model", recipe.reward_steps, recipe.reward_learning_rate, seed, progress)

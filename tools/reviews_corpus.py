@@ -1,19 +1,20 @@
-"""Prompts and reviews, drawn from a small grammar with a fixed seed. Pure Python."""
+"""The corpus of the reviews task: its words, prompts and reviews from a small grammar, and the score of a review.
+
+The score is what the reward model is taught. Every opinion word adds its strength to a sum, which is then compressed by
+asinh: it never stops growing, but each further unit costs more words, and rarer ones, so the reward keeps its price in
+KL. Training drives a policy out of the corpus, and a reward model that never saw such texts can be fooled by them:
+`augmented` draws texts for it that the grammar does not produce. Pure Python.
+"""
 
 import itertools
 import math
-import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from random import Random
-from types import MappingProxyType
 
 from ppo_core.data.task import Prompts
 
-# The words of the reviews task, each list in one place. Pure Python.
-
-THINGS = (
+THINGS = [
     "camera",
     "lamp",
     "phone",
@@ -42,12 +43,12 @@ THINGS = (
     "bottle",
     "toaster",
     "speaker",
-)
+]
 """The things that are reviewed."""
 
 GETTING = ("bought", "ordered", "got", "found")
 BUYERS = ("i", "we")
-CONTEXTS = (
+CONTEXTS = [
     "online",
     "last week",
     "last month",
@@ -64,8 +65,8 @@ CONTEXTS = (
     "for the kitchen",
     "for the trip",
     "for the children",
-)
-ASPECTS = (
+]
+ASPECTS = [
     "price",
     "quality",
     "size",
@@ -78,43 +79,31 @@ ASPECTS = (
     "shape",
     "style",
     "warranty",
-)
+]
 """The aspects that are judged."""
 
 PEOPLE = ("i", "we", "my sister", "my brother", "our friends")
 LINKS = ("is", "was", "looks", "seems", "feels")
 
-ADJECTIVES = MappingProxyType(
-    {
-        4: ("superb", "magnificent", "flawless", "outstanding", "perfect"),
-        3: ("excellent", "wonderful", "brilliant", "fantastic", "amazing"),
-        2: ("great", "lovely", "impressive", "delightful", "charming"),
-        1: ("good", "nice", "decent", "pleasant", "solid"),
-        -1: ("plain", "dull", "weak", "odd", "flimsy"),
-        -2: ("bad", "poor", "ugly", "annoying", "clumsy"),
-        -3: ("awful", "terrible", "dreadful", "horrible", "dismal"),
-        -4: ("atrocious", "abysmal", "disastrous", "worthless", "appalling"),
-    }
-)
+ADJECTIVES = {
+    4: ["superb", "magnificent", "flawless", "outstanding", "perfect"],
+    3: ["excellent", "wonderful", "brilliant", "fantastic", "amazing"],
+    2: ["great", "lovely", "impressive", "delightful", "charming"],
+    1: ["good", "nice", "decent", "pleasant", "solid"],
+    -1: ["plain", "dull", "weak", "odd", "flimsy"],
+    -2: ["bad", "poor", "ugly", "annoying", "clumsy"],
+    -3: ["awful", "terrible", "dreadful", "horrible", "dismal"],
+    -4: ["atrocious", "abysmal", "disastrous", "worthless", "appalling"],
+}
 """Adjectives by level: the sign is the sentiment, the size how strong it is."""
 
-VERBS = MappingProxyType(
-    {
-        4: ("adored",),
-        3: ("loved",),
-        2: ("enjoyed",),
-        1: ("liked",),
-        -1: ("disliked",),
-        -2: ("regretted",),
-        -3: ("hated",),
-        -4: ("loathed",),
-    }
-)
-"""Reactions of people, by level."""
+VERBS = {
+    4: ["adored"], 3: ["loved"], 2: ["enjoyed"], 1: ["liked"],
+    -1: ["disliked"], -2: ["regretted"], -3: ["hated"], -4: ["loathed"],
+}  # fmt: skip
+"""People's reactions, by level."""
 
-LEVELS: MappingProxyType[str, int] = MappingProxyType(
-    {word: level for table in (ADJECTIVES, VERBS) for level, words in table.items() for word in words}
-)
+LEVELS = {word: level for table in (ADJECTIVES, VERBS) for level, words in table.items() for word in words}
 """The level of every opinion word, -4 to 4."""
 
 VERB_INTENSIFIERS = ("really", "truly")
@@ -134,8 +123,6 @@ def vocabulary() -> tuple[str, ...]:
     words += [*INTENSIFIERS, *SOFTENERS, *NEGATIONS, *_FUNCTION_WORDS, FULL_STOP, COMMA]
     return tuple(dict.fromkeys(words))
 
-
-# Prompts and reviews, drawn from a small grammar with a fixed seed. Pure Python.
 
 SEED = 20_240_607
 TRAIN_PROMPTS = 2048
@@ -167,47 +154,30 @@ def prompts() -> Prompts:
     )
 
 
-def join(words: Sequence[str]) -> str:
-    """Return the text of the words: spaces between them, none before punctuation."""
-    return " ".join(words).replace(" .", ".").replace(" ,", ",")
-
-
 def review(rng: Random) -> list[str]:
     """Return the words of one review that continues a prompt: at most `MAX_WORDS`, ending with a full stop."""
     mood = rng.choices(list(MOODS), list(MOODS.values()))[0]
     while True:
-        words = _first_sentence(rng, mood)
+        words = _sentence(rng, mood, [rng.choice(LINKS), *_opinion(rng, mood)], 0.3)
         for _ in range(rng.choices((0, 1, 2, 3), (2, 5, 4, 1))[0]):
-            words += _sentence(rng, mood)
+            words += _sentence(rng, mood, _clause(rng, mood), 0.2)
         if len(words) <= MAX_WORDS:
             return words
 
 
-def _first_sentence(rng: Random, mood: int) -> list[str]:
-    words = [rng.choice(LINKS), *_opinion(rng, mood)]
-    if rng.random() < 0.3:
-        words += _joined_clause(rng, mood, words)
-    return [*words, FULL_STOP]
-
-
-def _sentence(rng: Random, mood: int) -> list[str]:
-    words = _clause(rng, mood)
-    if rng.random() < 0.2:
-        words += _joined_clause(rng, mood, words)
-    return [*words, FULL_STOP]
-
-
-def _joined_clause(rng: Random, mood: int, before: Sequence[str]) -> list[str]:
-    """Return another clause, joined by `but` where it turns the other way."""
-    clause = _clause(rng, mood)
-    return ["and" if _direction(before) == _direction(clause) else "but", *clause]
+def _sentence(rng: Random, mood: int, clause: list[str], chance_of_second: float) -> list[str]:
+    """Return the clause as a sentence, perhaps with a second one, joined by `but` if that turns the other way."""
+    if rng.random() >= chance_of_second:
+        return [*clause, FULL_STOP]
+    second = _clause(rng, mood)
+    return [*clause, "and" if _is_positive(clause) == _is_positive(second) else "but", *second, FULL_STOP]
 
 
 def _clause(rng: Random, mood: int) -> list[str]:
     if rng.random() < 0.3:
-        word = rng.choice(VERBS[_level(rng, mood)])
+        verb = rng.choice(VERBS[_level(rng, mood)])
         adverb = [rng.choice(VERB_INTENSIFIERS)] if rng.random() < 0.15 else []
-        return [*rng.choice(PEOPLE).split(), *adverb, word, "it"]
+        return [*rng.choice(PEOPLE).split(), *adverb, verb, "it"]
     subject = ["it"] if rng.random() < 0.2 else ["the", rng.choice(ASPECTS)]
     also = ["also"] if rng.random() < 0.1 else []
     return [*subject, *also, rng.choice(LINKS), *_opinion(rng, mood)]
@@ -217,23 +187,19 @@ def _opinion(rng: Random, mood: int) -> list[str]:
     """Return one judgement, or a list of two or three: `good`, `very good and nice`, `good, nice and solid`."""
     count = rng.choices((1, 2, 3), (70, 25, 5))[0]
     level = _level(rng, mood)
-    turn = 1 if level > 0 else -1
+    sign = 1 if level > 0 else -1
     words = [*_modifier(rng), rng.choice(ADJECTIVES[level])]
     for position in range(1, count):
-        other = turn * abs(_level(rng, mood))
-        unused = [word for word in ADJECTIVES[other] if word not in words]
+        unused = [word for word in ADJECTIVES[sign * abs(_level(rng, mood))] if word not in words]
         words += [COMMA if position < count - 1 else "and", rng.choice(unused)]
     return words
 
 
 def _modifier(rng: Random) -> list[str]:
     draw = rng.random()
-    if draw < 0.15:
-        return [rng.choice(INTENSIFIERS)]
-    if draw < 0.25:
-        return [rng.choice(SOFTENERS)]
-    if draw < 0.33:
-        return [rng.choice(NEGATIONS)]
+    for limit, modifiers in ((0.15, INTENSIFIERS), (0.25, SOFTENERS), (0.33, NEGATIONS)):
+        if draw < limit:
+            return [rng.choice(modifiers)]
     return []
 
 
@@ -243,14 +209,10 @@ def _level(rng: Random, mood: int) -> int:
     return size if (mood >= 0) == agrees else -size
 
 
-def _direction(words: Sequence[str]) -> bool:
+def _is_positive(words: Sequence[str]) -> bool:
+    """Return True if the last opinion word is positive."""
     return next(LEVELS[word] > 0 for word in reversed(words) if word in LEVELS)
 
-
-# The sentiment score that the reward model is taught. Pure Python.
-#
-# Every opinion word adds its strength to a sum, which is then compressed by asinh: it never stops growing, but each
-# further step costs more words, and rarer ones, so the reward keeps its price in KL all the way.
 
 STRENGTHS = {1: 0.7, 2: 1.3, 3: 2.0, 4: 3.0}
 """Score of an opinion word by the size of its level."""
@@ -269,34 +231,21 @@ UNFINISHED = 0.5
 """Taken off a text that does not end with a full stop."""
 
 
-def split(text: str) -> list[str]:
-    """Return the words and punctuation marks of a text, in order."""
-    return re.findall(r"\w+|[^\w\s]", text)
-
-
-def score(text: str) -> float:
-    """Return the sentiment score of a whole text (prompt and response): about -3 to 3, near 0 on average."""
-    return prefix_scores(split(text))[-1] if text else -UNFINISHED
-
-
 def prefix_scores(words: Sequence[str]) -> list[float]:
     """Return the score of every prefix of a text: one number per word, in the same order."""
     totals = itertools.accumulate(contributions(words))
-    return [_compressed(total) - UNFINISHED * (word != FULL_STOP) for word, total in zip(words, totals, strict=True)]
+    return [
+        SCALE * math.asinh(total / BEND) - UNFINISHED * (word != FULL_STOP)
+        for word, total in zip(words, totals, strict=True)
+    ]
 
 
 def contributions(words: Sequence[str]) -> list[float]:
     """Return what every word adds to the sum, in the same order: 0 for all but opinion words."""
-    uses: Counter[str] = Counter()
-    added = []
-    for i, word in enumerate(words):
-        added.append(_worth(word, words[max(0, i - 2) : i]) * REPEATED ** uses[word] if word in LEVELS else 0.0)
-        uses[word] += 1
-    return added
-
-
-def _compressed(total: float) -> float:
-    return SCALE * math.asinh(total / BEND)
+    return [
+        _worth(word, words[max(0, i - 2) : i]) * REPEATED ** words[:i].count(word) if word in LEVELS else 0.0
+        for i, word in enumerate(words)
+    ]
 
 
 def _worth(word: str, before: Sequence[str]) -> float:
@@ -310,15 +259,10 @@ def _worth(word: str, before: Sequence[str]) -> float:
         worth *= INTENSIFIED
     if last in SOFTENERS:
         worth *= SOFTENED
-    modified = last in INTENSIFIERS or last in SOFTENERS
-    if last in NEGATIONS or (modified and len(before) == 2 and before[0] in NEGATIONS):
+    is_modified = last in (*INTENSIFIERS, *SOFTENERS)
+    if last in NEGATIONS or (is_modified and len(before) == 2 and before[0] in NEGATIONS):
         worth *= NEGATED
     return worth
-
-
-# Responses such as the corpus does not have, for the reward model to know what they are worth. Pure Python.
-#
-# Training drives a policy out of the corpus, and a reward model that never saw such texts can be fooled by them.
 
 
 def augmented(rng: Random) -> list[str]:
@@ -338,9 +282,9 @@ def _exaggerated(rng: Random) -> list[str]:
     result: list[str] = []
     for word in max(review(rng), review(rng), key=len):
         if word in LEVELS:
-            modified = result[-1] in INTENSIFIERS or result[-1] in SOFTENERS
-            is_verb = any(word in words for words in VERBS.values())
-            if not modified and rng.random() < intensified:
+            is_modified = result[-1] in (*INTENSIFIERS, *SOFTENERS)
+            is_verb = [word] in VERBS.values()
+            if not is_modified and rng.random() < intensified:
                 result.append(rng.choice(VERB_INTENSIFIERS if is_verb else INTENSIFIERS))
             word = rng.choice(verbs if is_verb else adjectives)
         result.append(word)

@@ -19,9 +19,6 @@ from ppo_core.metrics import QUANTILES
 GRPO_EPSILON = 1e-4
 """Added to a group's standard deviation, as in TRL's GRPO."""
 
-QUANTILE_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Levels of `metrics.QUANTILES`, in its order."""
-
 
 def masked_mean(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tensor:
     """Return the mean over all processes' unmasked entries, a scalar (0 where all are masked)."""
@@ -105,5 +102,5 @@ def broadcast(advantages: Tensor, mask: Tensor) -> Tensor:
 
 def distribution(values: Tensor) -> dict[str, float]:
     """Return the quantiles of `values` [B], interpolated linearly, by the suffixes of `metrics.QUANTILES`."""
-    levels = torch.tensor(QUANTILE_LEVELS, dtype=values.dtype, device=values.device)
+    levels = torch.linspace(0, 1, len(QUANTILES), dtype=values.dtype, device=values.device)
     return dict(zip(QUANTILES, torch.quantile(values, levels).tolist(), strict=True))

@@ -3,11 +3,9 @@
 Weight decay applies to matrices alone: biases and norms' weights are in a group without it.
 """
 
-import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, assert_never
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,13 +36,13 @@ class Optimizers:
         policy, value = network.policy_parameters(), network.value_parameters()
         norms = _norm_weights(network)
         self._network = network
+        self._skips = config.skip_nonfinite_updates
+        self._optim = config.optim
         self._names = {parameter: name for name, parameter in network.trained().items()}
         self.policy = _adamw(policy, norms, config.learning_rate, config)
         self.value = _adamw(value, norms, config.value_learning_rate, config) if value else None
         self._parameters = (policy, value)
         self._clips = (config.max_grad_norm, config.value_max_grad_norm or config.max_grad_norm)
-        self._skips = config.skip_nonfinite_updates
-        self._in_8_bits = config.optim == "adamw_8bit"
 
     @property
     def both(self) -> list[Optimizer]:
@@ -65,31 +63,32 @@ class Optimizers:
     def add_up_gradients(self, world: World) -> None:
         """Sum the gradients of all processes, each from its share of a mini-batch.
 
-        Those of sharded weights were summed in the backward pass.
+        Gradients of sharded weights were summed in the backward pass.
         """
-        for own in self._parameters:
-            add_up_in_place(world, [p.grad for p in own if p.grad is not None and not isinstance(p, DTensor)])
+        for parameters in self._parameters:
+            add_up_in_place(world, [p.grad for p in parameters if p.grad is not None and not isinstance(p, DTensor)])
 
     def step(self, *, policy_learns: bool = True) -> StepNorms:
         """Clip, step and clear; during the critic's warm-up the policy is unchanged."""
         learning = self.both if policy_learns else self.both[1:]
-        each = zip(self.both, self._parameters, self._clips, strict=False)
-        norms = {id(o): sharding.clip_grad_norm(own, clip) for o, own, clip in each if o in learning}
-        skipped = self._skips and not bool(torch.isfinite(torch.stack(list(norms.values()))).all())
+        norms = {
+            optimizer: sharding.clip_grad_norm(parameters, clip)
+            for optimizer, parameters, clip in zip(self.both, self._parameters, self._clips, strict=False)
+            if optimizer in learning
+        }
+        skipped = self._skips and not bool(torch.stack(list(norms.values())).isfinite().all())
         if not skipped:
             for optimizer in learning:
                 optimizer.step()
         sharding.drop_gathered(self._network)
         self.clear()
-        none = torch.zeros(())
-        value = none if self.value is None else norms[id(self.value)]
-        return StepNorms(norms.get(id(self.policy), none), value, skipped)
+        zero = torch.zeros(())
+        return StepNorms(norms.get(self.policy, zero), norms[self.value] if self.value is not None else zero, skipped)
 
     @property
     def moment_bytes(self) -> int:
         """Size of AdamW's two moments of all trainable weights."""
-        each = quantized.bytes_of_8bit_moments if self._in_8_bits else _bytes_of_moments
-        return sum(each(p) for own in self._parameters for p in own)
+        return sum(quantized.moment_bytes(p, self._optim) for p in self._names)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return AdamW's state by weight name; sharded state is gathered in rank 0 (`sharding.to_first`)."""
@@ -102,20 +101,18 @@ class Optimizers:
 
     def require_own(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise ValueError if a checkpoint's moments belong to other weights."""
-        if not state.keys() <= set(self._names.values()):
-            raise ValueError(
-                f"it holds the moments of other weights, such as {min(state.keys() - self._names.values())}"
-            )
+        unknown = state.keys() - self._names.values()
+        if unknown:
+            raise ValueError(f"it holds the moments of other weights, such as {min(unknown)}")
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load a checkpoint's moments (see `require_own`); betas, epsilon and weight decay stay this run's own."""
+        """Load a checkpoint's moments (see `require_own`); betas, epsilon and weight decay stay this run's."""
         for optimizer in self.both:
-            named = [(number, self._names[p], p) for number, p in enumerate(self._of(optimizer))]
             own = optimizer.state_dict()
             own["state"] = {
-                number: {key: sharding.like(value, parameter) for key, value in state[name].items()}
-                for number, name, parameter in named
-                if name in state
+                number: {key: sharding.like(value, parameter) for key, value in state[self._names[parameter]].items()}
+                for number, parameter in enumerate(self._of(optimizer))
+                if self._names[parameter] in state
             }
             optimizer.load_state_dict(own)
 
@@ -137,63 +134,13 @@ def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float
         for decays in (True, False)
     ]
     groups = [group for group in groups if group["params"]]
-    options: dict[str, Any] = {
-        "lr": rate,
-        "betas": (config.adam_beta1, config.adam_beta2),
-        "eps": config.adam_epsilon,
-    }
+    options: dict[str, Any] = {"lr": rate, "betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
     if config.optim == "adamw_8bit":
         return quantized.adamw_8bit(groups, **options)
     return AdamW(groups, **options, fused=True)
-
-
-def _bytes_of_moments(parameter: nn.Parameter) -> int:
-    return 2 * parameter.numel() * parameter.element_size()
 
 
 def _norm_weights(network: nn.Module) -> set[nn.Parameter]:
     """Return the weights of LayerNorm, RMSNorm and similar classes, one for every architecture."""
     norms = [module for module in network.modules() if "norm" in type(module).__name__.lower()]
     return {parameter for module in norms for parameter in module.parameters(recurse=False)}
-
-
-# Learning-rate schedules: each iteration's factor on the peak rate (like TRL, one step a rollout batch).
-
-Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
-
-
-def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, min_lr_rate: float = 0.0) -> float:
-    """Return the factor in [0, 1] for `iteration` of 0 to total - 1, and 0 before iteration 0.
-
-    The warm-up rises linearly and never wastes an iteration at 0; `constant` has none. `linear` and `cosine`
-    then fall from 1 towards `min_lr_rate`, which they would reach one iteration after the last; the fall is
-    scaled to end there, as transformers' cosine_with_min_lr does it.
-
-    A network that starts late has its own whole schedule over what is left of the run: the policy behind a
-    critic warm-up of n iterations is at (iteration - n, total - n), and stands still before.
-    """
-    if iteration < 0:
-        return 0.0
-    warmup = 0 if kind == "constant" else round(warmup_ratio * total)
-    if iteration < warmup:
-        return (iteration + 1) / (warmup + 1)
-    return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
-
-
-@functools.lru_cache(maxsize=8)  # asked for at each iteration
-def lr_factors(kind: Schedule, total: int, warmup_ratio: float, min_lr_rate: float) -> tuple[float, ...]:
-    """Return the factors of a whole schedule (see `lr_factor`)."""
-    return tuple(lr_factor(kind, iteration, total, warmup_ratio, min_lr_rate) for iteration in range(total))
-
-
-def _decay(kind: Schedule, progress: float) -> float:
-    """Return the fall from 1 to 0 over `progress` of 0 to 1."""
-    match kind:
-        case "linear":
-            return 1 - progress
-        case "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        case "constant" | "constant_with_warmup":
-            return 1.0
-        case _:
-            assert_never(kind)

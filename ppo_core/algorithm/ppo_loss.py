@@ -7,8 +7,8 @@
 Source: Schulman et al. 2017, arXiv 1707.06347, eqs. 7 and 9; the value clip and its ½ as in OpenAI
 baselines and TRL. Every function returns sums over tokens, not means: the caller divides by the
 tokens of the whole optimizer step, so that micro-batches and processes never change the step.
-Shapes: [B, T], others raise ValueError; `mask` is 1 on response tokens. What stands where it is 0, NaN
-and infinities too, changes neither a result nor a gradient: it is replaced by 0 before anything is
+Shapes: [B, T], others raise ValueError; `mask` is 1 on response tokens. Values where it is 0, even NaN
+and infinities, change neither a result nor a gradient: they are replaced by 0 before anything is
 computed, since 0 · NaN is NaN.
 """
 

@@ -7,6 +7,7 @@ uniform number per (row, position) is drawn up front from a counter-based genera
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +30,7 @@ NUMBERS_PER_BLOCK = 4
 
 def generator(seed: int, purpose: Purpose, *indices: int) -> np.random.Generator:
     """Return the stream of (seed, purpose, indices), always from its beginning."""
-    return np.random.Generator(_philox(seed, purpose, *indices))
-
-
-def _philox(seed: int, purpose: Purpose, *indices: int) -> np.random.Philox:
-    return np.random.Philox(np.random.SeedSequence([seed, int(purpose), *indices]))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int(purpose), *indices])))
 
 
 @dataclass(frozen=True)
@@ -49,11 +46,12 @@ class Key:
 def uniforms(key: Key, ids: Sequence[int], positions: int) -> NDArray[np.float64]:
     """Return numbers in [0, 1), shape [len(ids), positions].
 
-    A row is a function of the key, its id (at least 0) and `positions` alone: row i of a whole batch, drawn as one
-    block, has id i.
+    A row is a function of the key, its id (at least 0) and `positions` alone. The row of id i equals row i of a whole
+    batch drawn as one block.
     """
-    stream = _philox(key.seed, key.purpose, key.index)
-    numbers, beginning = np.random.Generator(stream), stream.state
+    numbers = generator(key.seed, key.purpose, key.index)
+    stream: Any = numbers.bit_generator
+    beginning = stream.state
     rows = np.empty((len(ids), positions))
     for row, number in enumerate(ids):
         stream.state = beginning
@@ -71,12 +69,13 @@ def prompt_rows(seed: int, count: int, start: int, size: int) -> list[int]:
     rows: list[int] = []
     while len(rows) < size:
         episode = start + len(rows)
-        order = generator(seed, Purpose.PROMPT_ORDER, episode // count).permutation(count)
+        order = generator(seed, Purpose.PROMPT_ORDER, episode // count).permutation(count).tolist()
         offset = episode % count
-        rows.extend(int(i) for i in order[offset : offset + size - len(rows)])
+        rows += order[offset : offset + size - len(rows)]
     return rows
 
 
 def mini_batch_order(seed: int, iteration: int, epoch: int, rows: int) -> list[int]:
     """Return the order of the rollout batch's rows in a PPO epoch."""
-    return [int(i) for i in generator(seed, Purpose.MINI_BATCHES, iteration, epoch).permutation(rows)]
+    order: list[int] = generator(seed, Purpose.MINI_BATCHES, iteration, epoch).permutation(rows).tolist()
+    return order

@@ -7,15 +7,11 @@ def require_same_shape(where: str, rank: int | None = None, /, **tensors: Tensor
     """Raise ValueError unless all tensors have one shape, of `rank` dimensions if given.
 
     Raises:
-        ValueError: one has another; the message names the function `where`, the argument, its shape and the wanted one.
+        ValueError: one differs; the message names the function `where`, the argument, its shape and the wanted one.
     """
     first, wanted = next((name, tensor.shape) for name, tensor in tensors.items())
     if rank is not None and len(wanted) != rank:
-        raise ValueError(f"{where}: {first} has shape {_text(wanted)}, which is not of {rank} dimensions")
+        raise ValueError(f"{where}: {first} has shape {list(wanted)}, which is not of {rank} dimensions")
     for name, tensor in tensors.items():
         if tensor.shape != wanted:
-            raise ValueError(f"{where}: {name} has shape {_text(tensor.shape)}, not {_text(wanted)} as {first}")
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
+            raise ValueError(f"{where}: {name} has shape {list(tensor.shape)}, not {list(wanted)} as {first}")

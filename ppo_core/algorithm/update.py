@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ppo_core.algorithm.experience import Experience
 from ppo_core.algorithm.kl import kl_loss
-from ppo_core.algorithm.optim import Optimizers, StepNorms
+from ppo_core.algorithm.optim import Optimizers
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
 from ppo_core.algorithm.randomness import mini_batch_order
 from ppo_core.config.hyperparameters import PPOConfig
@@ -58,9 +58,10 @@ class UpdateStatistics:
             if "kl_loss" in means:
                 metrics["loss/kl_avg"] = means["kl_loss"]
         if "value_tokens" in sums:
+            tokens = max(sums["value_tokens"], 1)
             metrics |= {
-                "loss/value_avg": sums["value_loss"] / max(sums["value_tokens"], 1),
-                "val/clipfrac_avg": sums["value_clipped"] / max(sums["value_tokens"], 1),
+                "loss/value_avg": sums["value_loss"] / tokens,
+                "val/clipfrac_avg": sums["value_clipped"] / tokens,
                 "value/grad_norm": sums["value_norm"] / taken,
             }
         return metrics
@@ -78,7 +79,7 @@ def ppo_epochs(
     """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer with max_approxkl.
 
     `experience` holds this process's rows. A mini-batch is drawn from the rows of all processes and spread over them
-    again; losses are divided by its tokens, gradients are summed, and the statistics are of all.
+    again; losses are divided by its tokens, gradients and statistics are summed over all.
     """
     sizes = config.batch_sizes(world.size)
     policy_learns = iteration >= config.critic_warmup
@@ -90,44 +91,30 @@ def ppo_epochs(
         order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.batch_size))
         for rows in order.to(experience.advantages.device).split(sizes.mini_batch_size):
             tokens = experience.sequences.response_mask[rows].sum()
-            own = rows.split(sizes.local_mini_batch_size)[world.rank]
-            sums = add_up(world, chunk.run(partial(gradients.of, own, tokens), most=len(own)))
+            local_rows = rows.split(sizes.local_mini_batch_size)[world.rank]
+            sums = add_up(world, chunk.run(partial(gradients.of, local_rows, tokens), most=len(local_rows)))
             optimizers.add_up_gradients(world)
             norms = optimizers.step(policy_learns=policy_learns)
-            _record(statistics, sums, norms)
-            if _moved_too_far(config, sums):
+            statistics.steps += 1
+            if norms.skipped:
+                statistics.skipped += 1  # its other numbers may be NaN
+            else:
+                statistics.add({**sums, "policy_norm": norms.policy, "value_norm": norms.value})
+            limit = config.max_approxkl if policy_learns else None
+            if limit is not None and float(sums["approx_kl"] / sums["policy_tokens"]) > limit:
                 return statistics
     return statistics
 
 
-def _record(statistics: UpdateStatistics, sums: Sums, norms: StepNorms) -> None:
-    """Count an optimizer step; for a skipped one nothing else counts, since its numbers may be NaN."""
-    statistics.steps += 1
-    if norms.skipped:
-        statistics.skipped += 1
-    else:
-        statistics.add({**sums, "policy_norm": norms.policy, "value_norm": norms.value})
-
-
-def _moved_too_far(config: PPOConfig, sums: Sums) -> bool:
-    if config.max_approxkl is None or "policy_tokens" not in sums:
-        return False
-    return float(sums["approx_kl"] / sums["policy_tokens"]) > config.max_approxkl
-
-
+@dataclass
 class _Gradients:
     """Sums the gradients of one optimizer step, micro-batch by micro-batch."""
 
-    def __init__(
-        self,
-        network: ActorCritic,
-        optimizers: Optimizers,
-        experience: Experience,
-        config: PPOConfig,
-        policy_learns: bool,
-    ) -> None:
-        self.network, self.optimizers, self.experience, self.config = network, optimizers, experience, config
-        self.policy_learns = policy_learns
+    network: ActorCritic
+    optimizers: Optimizers
+    experience: Experience
+    config: PPOConfig
+    policy_learns: bool
 
     def of(self, rows: Tensor, tokens: Tensor, size: int) -> Sums:
         """Return the statistics' sums over the mini-batch `rows`, `size` rows of similar length at a time.

@@ -1,10 +1,9 @@
 """Weights, gradients and AdamW's moments spread over the processes of a run: FSDP2 (`torch.distributed.fsdp`).
 
 Each process holds a share of every tensor at rest. In passes with gradients a layer's weights are gathered just before
-it works and dropped behind it (ZeRO-3) or behind its backward pass (ZeRO-2), and its gradients are added up into each
-process's share. Sampling and scoring gather
-all weights once (`gathered`): responses end at different steps in different processes, which then could not gather
-layer by layer in step.
+it works and dropped after it (ZeRO-3) or after its backward pass (ZeRO-2), and its gradients are added up into each
+process's share. Sampling and scoring gather all weights once (`gathered`): responses end at different steps in
+different processes, which then could not gather layer by layer in step.
 
 Source: Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277; PyTorch's `fully_shard`.
 """
@@ -35,10 +34,10 @@ def shard(model: PreTrainedModel, world: World, reshard_after_forward: bool) -> 
     Args:
         model: The policy or the critic.
         world: The processes.
-        reshard_after_forward: Whether a layer's weights are dropped between its forward and backward passes.
+        reshard_after_forward: True to drop a layer's weights between its forward and backward passes.
 
     Raises:
-        ConfigError: the architecture's layers are not known as such.
+        ConfigError: the architecture has no known layers.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -48,7 +47,7 @@ def shard(model: PreTrainedModel, world: World, reshard_after_forward: bool) -> 
     mesh = init_device_mesh(model.device.type, (world.size,))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    # What is left belongs to the model itself: embeddings, the last norm and the head, which is applied behind it.
+    # The rest belongs to the model itself: embeddings, the last norm and the head, which is applied after it.
     fully_shard(model, mesh=mesh)
     for module in _sharded(model):
         module.reshards = reshard_after_forward and module is not model  # the model itself is used first and last

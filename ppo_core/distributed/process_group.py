@@ -68,7 +68,7 @@ def joined() -> World:
     launched.require_known()
     if launched.size() == 1:
         return ONE_PROCESS
-    # By accelerate's default transformers would leave weights empty but in one process, which hands none out here.
+    # By accelerate's default transformers would load weights in one process only, and nothing here shares them.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     if not distributed.is_initialized():
         on_gpus = torch.cuda.is_available()
@@ -82,5 +82,5 @@ def require_own_gpu() -> None:
     if launched.size() > 1 and 0 < count <= number:
         raise ConfigError(
             f"{launched.size()} processes are not allowed: process {launched.rank()} would take GPU {number} of its "
-            f"host, which has {count}; start one process a GPU, or use --device cpu"
+            f"host, which has {count}; start one process per GPU, or use --device cpu"
         )

@@ -72,10 +72,10 @@ def drive(work: Callable[[], int]) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the rest of the process
     try:
         status = work()
-        joined().agree(True)  # none leaves while another still hears from it
+        joined().agree(True)  # no process leaves while another still needs it
     except BaseException as error:
-        asked = isinstance(error, SystemExit) and not error.code  # --help
-        atexit.register(_end_at_once, 0 if asked else 1)
+        is_success = isinstance(error, SystemExit) and not error.code  # --help
+        atexit.register(_end_at_once, 0 if is_success else 1)
         raise
     atexit.register(_end_at_once, status)
     return status

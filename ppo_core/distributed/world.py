@@ -3,11 +3,12 @@
 Values of the whole batch (means and deviations to whiten by, statistics of scores, metrics, the tokens that a loss is
 divided by) are computed through a world, so that they do not depend on how the batch is spread. All methods are
 collective: every process calls the same ones in the same order, else the others wait. Tensors may be on any device,
-and results are there, too. `ppo_core.distributed.process_group` has the one over torch.distributed.
+and results are on the same one. `ppo_core.distributed.process_group` has the one over torch.distributed.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -91,16 +92,19 @@ def together(world: World, work: Callable[[], T]) -> T:
 
     For work that may fail in one process alone (a reward, a file): the others would wait for it in their next call.
     """
-    result: list[T] = []
-    own: PPOTunerError | None = None
+    result, own_error = _attempt(work)
+    errors = world.gather_objects([] if own_error is None else [own_error])
+    if errors:
+        raise own_error or errors[0]
+    return cast(T, result)
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, PPOTunerError | None]:
+    """Return the result of `work`, or our own error."""
     try:
-        result.append(work())
+        return work(), None
     except PPOTunerError as error:
-        own = error
-    raised = world.gather_objects([] if own is None else [own])
-    if raised:
-        raise own or raised[0]
-    return result[0]
+        return None, error
 
 
 WAIT = "wait"
@@ -118,7 +122,9 @@ def from_first(world: World, work: Callable[[], T]) -> T:
         return work()
     answer: Any = WAIT
     if world.rank == 0:
-        answer = world.broadcast(_answered(world, work))
+        with _others_waiting(world):
+            answer = _attempt(work)
+        world.broadcast(answer)
     while answer == WAIT:
         answer = world.broadcast(answer)
     result, error = answer
@@ -127,23 +133,22 @@ def from_first(world: World, work: Callable[[], T]) -> T:
     return cast(T, result)
 
 
-def _answered(world: World, work: Callable[[], T]) -> tuple[T | None, PPOTunerError | None]:
-    """Return the result of `work`, or our own error; the others are told to wait meanwhile."""
+@contextmanager
+def _others_waiting(world: World) -> Iterator[None]:
+    """Tell the other processes to wait until the work inside is done."""
     done = threading.Event()
 
-    def have_others_wait() -> None:
+    def tell() -> None:
         while not done.wait(WAIT_SECONDS):
             world.broadcast(WAIT)
 
-    waiting = threading.Thread(target=have_others_wait, daemon=True)
-    waiting.start()
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
     try:
-        return work(), None
-    except PPOTunerError as error:
-        return None, error
+        yield
     finally:
         done.set()
-        waiting.join()
+        thread.join()
 
 
 def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ The networks are built as a run builds them, on torch's device `meta`. Then one 
 rest is arithmetic: logits, the KV cache, a recomputed layer, AdamW's moments, 4-bit weights.
 
 The row has no padding mask, which would need values. It runs as on a CPU, whose attention kernel keeps the same
-tensors as a GPU's: queries, keys, values, output and one number a head; a GPU's also keeps the mask, which is added
+tensors as a GPU's: queries, keys, values, output and one number per head; a GPU's also keeps the mask, which is added
 here.
 
 A run holds some parts all the time, others at moments of an iteration. Its peak is the former plus the largest moment.
@@ -51,7 +51,7 @@ from ppo_core.models.networks import (
     quiet_loading,
 )
 from ppo_core.models.policy import ActorCritic, tokens_at_once
-from ppo_core.models.quantized import bytes_of_8bit_moments
+from ppo_core.models.quantized import moment_bytes
 from ppo_core.rewards.batch import one_line
 from ppo_core.rewards.model import MOST_ROWS
 from ppo_core.sampling.cuda_graphs import cast_products
@@ -113,7 +113,7 @@ class PerToken(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def per_token(model: PreTrainedModel, tokens: int, *, bf16: bool) -> PerToken:
-    """Return a token's memory in a pass with gradients over a row of so many; a frozen model runs as if it learned.
+    """Return a token's memory in a pass with gradients over a row of `tokens`; a frozen model runs as if it learned.
 
     Raises:
         TaskError: it cannot be predicted.
@@ -129,7 +129,7 @@ def per_token(model: PreTrainedModel, tokens: int, *, bf16: bool) -> PerToken:
         saved[tensor.untyped_storage()._cdata] = tensor  # views share a storage, which counts once
         return tensor
 
-    with _told(f"what {name} takes cannot be predicted, use --measure"), FakeTensorMode():
+    with _as_task_error(f"what {name} takes cannot be predicted, use --measure"), FakeTensorMode():
         weights = {
             path: torch.empty(p.shape, dtype=cast_to.get(p, p.dtype), requires_grad=is_frozen or p.requires_grad)
             for path, p in trunk.named_parameters()
@@ -137,8 +137,9 @@ def per_token(model: PreTrainedModel, tokens: int, *, bf16: bool) -> PerToken:
         inputs = {"input_ids": torch.zeros(1, tokens, dtype=torch.long), "use_cache": False}
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16), saved_tensors_hooks(keep, lambda tensor: tensor):
             states = functional_call(trunk, weights, (), inputs).last_hidden_state
-    own = {weight.untyped_storage()._cdata for weight in weights.values()}
-    kept = sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in own)
+    for weight in weights.values():
+        saved.pop(weight.untyped_storage()._cdata, None)
+    kept = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     layers = sum(isinstance(module, GradientCheckpointingLayer) for module in trunk.modules()) or 1
     return PerToken(layers, kept / tokens, kept / tokens / layers, states.nbytes / tokens)
 
@@ -146,15 +147,15 @@ def per_token(model: PreTrainedModel, tokens: int, *, bf16: bool) -> PerToken:
 def keys_per_token(model: PreTrainedModel, *, bf16: bool) -> tuple[int, int]:
     """Return a token's KV cache in all layers, and its copy in one layer, repeated for all heads.
 
-    If weights are float32, keys are float32, too, since they are rotated by float32 angles.
+    If weights are float32, so are keys, since they are rotated by float32 angles.
     """
     config: Any = model.config.get_text_config()
-    heads = int(getattr(config, "num_attention_heads", None) or 1)
-    of_keys = int(getattr(config, "num_key_value_heads", None) or heads)
-    width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    heads = getattr(config, "num_attention_heads", None) or 1
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
     computed = 2 if bf16 else 4
-    one = width * (computed + max(computed, model.dtype.itemsize))
-    return int(config.num_hidden_layers) * of_keys * one, heads * one
+    per_head = int(width) * (computed + max(computed, model.dtype.itemsize))
+    return int(config.num_hidden_layers * key_heads) * per_head, int(heads) * per_head
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
@@ -168,7 +169,7 @@ def size(tensors: Iterable[Tensor]) -> int:
 
 
 @contextmanager
-def _told(problem: str) -> Iterator[None]:
+def _as_task_error(problem: str) -> Iterator[None]:
     """Convert errors of many classes about missing, damaged or unknown files to a one-line TaskError."""
     try:
         with quiet_loading():
@@ -194,8 +195,11 @@ class Networks:
         reference = _empty(assets.policy, AutoModelForCausalLM, torch.bfloat16 if lora_in_bf16 else torch.float32)
         if config.bf16 and not config.use_peft:
             cast_products(reference)
-        kind, models = AutoModelForSequenceClassification, [part for part in assets.rewards if part.kind == "model"]
-        rewards = {part.name: _empty(part.where, kind, torch.float32 if on_cpu else None) for part in models}
+        rewards = {
+            part.name: _empty(part.where, AutoModelForSequenceClassification, torch.float32 if on_cpu else None)
+            for part in assets.rewards
+            if part.kind == "model"
+        }
         path, source = config.value_model_path, next(iter(rewards.values()), None)
         if path is not None and path != REWARD_MODEL and config.has_critic:
             source = _empty(path, critic_kind(path), torch.float32)
@@ -212,12 +216,13 @@ class Networks:
             "critic": [] if critic is None else [critic, cast(nn.Module, trained.value_head)],
             "policy": [trained],
         }
-        found, seen = {}, set[nn.Parameter]()
+        sizes = {}
+        counted: set[nn.Parameter] = set()
         for part, models in parts.items():
-            own = {p for model in models for p in model.parameters()} - seen
-            found[part] = round(size(own - packed) + IN_4_BITS * sum(p.numel() for p in own & packed))
-            seen |= own
-        return found
+            new = {p for model in models for p in model.parameters()} - counted
+            sizes[part] = round(size(new - packed) + IN_4_BITS * sum(p.numel() for p in new & packed))
+            counted |= new
+        return sizes
 
 
 def _empty(path: str, kind: Any, dtype: torch.dtype | None) -> PreTrainedModel:
@@ -247,7 +252,7 @@ class Estimator:
         self._device, self._on_cpu = torch.device(room.device), room.device == "cpu"
         self._gaps = HEAP if self._on_cpu else 1.0
         prompts = assets.prompts
-        with _told(f"the tokenizer of {assets.policy} cannot be loaded"):
+        with _as_task_error(f"the tokenizer of {assets.policy} cannot be loaded"):
             tokenizer = AutoTokenizer.from_pretrained(assets.policy)
         self.longest_prompt = max(prompt_lengths((*prompts.train, *prompts.eval, *prompts.test), tokenizer), default=1)
         self.evaluation = (max(len(prompts.eval), len(prompts.test)), task.eval_response_length)
@@ -258,7 +263,7 @@ class Estimator:
         """Return a run's networks, with the same errors as a call."""
         key = tuple(getattr(config, name) for name in _DECIDING)
         if key not in self._known:
-            with _told(f"the models of {self._assets.policy} cannot be built"), warnings.catch_warnings():
+            with _as_task_error(f"the models of {self._assets.policy} cannot be built"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with torch.device("meta"):
                     self._known[key] = Networks.of(self._assets, config, on_cpu=self._on_cpu)
@@ -274,9 +279,8 @@ class Estimator:
         config = replace(config, bf16=computes_in_bf16(config, self._device))
         networks = self.networks(config)
         policy, trained = networks.trained.policy, list(networks.trained.trained().values())
-        moments_of = bytes_of_8bit_moments if config.optim == "adamw_8bit" else lambda p: 2 * int(p.nbytes)
         held = networks.weights(in_4bit=config.load_in_4bit) | {
-            "optimizer moments": sum(moments_of(p) for p in trained),
+            "optimizer moments": sum(moment_bytes(p, config.optim) for p in trained),
             "copies for decoding": 0 if self._on_cpu or config.use_peft else _copies(policy, config),
             "libraries": LIBRARIES if self._on_cpu else 0,
         }
@@ -284,11 +288,11 @@ class Estimator:
         moments = self._without_gradients(config, networks, always) | self._learning(config, networks.trained, always)
         saved = cast(torch.dtype, _config(self._assets.policy).dtype or torch.float32)
         file = sum(p.numel() for p in networks.reference.parameters()) * saved.itemsize
-        if self._on_cpu and saved != networks.reference.dtype:  # what is converted lies beside what it becomes
+        if self._on_cpu and saved != networks.reference.dtype:  # original and converted weights are held together
             moments["loading"] = {"the policy's file": max(0, file + held["reference"] - sum(held.values()))}
         return Estimate(
-            {part: count for part, count in held.items() if count},
-            {name: {part: count for part, count in parts.items() if count} for name, parts in moments.items()},
+            _nonzero(held),
+            {name: _nonzero(parts) for name, parts in moments.items()},
             size(trained) + held["optimizer moments"],
             size(networks.trained.policy_parameters()),
         )
@@ -296,8 +300,8 @@ class Estimator:
     def _without_gradients(self, config: PPOConfig, networks: Networks, held: int) -> dict[str, dict[str, int]]:
         """Return the memory of sampling and scoring, for rollouts or evaluation, whichever has more tokens."""
         prompt, policy, vocabulary = self.longest_prompt, networks.trained.policy, networks.trained.head.vocabulary
-        kinds = [(config.batch_sizes(world_size=1).batch_size, config.response_length), self.evaluation]
-        passes = [(min(config.local_rollout_forward_batch_size, rows), response) for rows, response in kinds]
+        batches = [(config.batch_sizes(world_size=1).batch_size, config.response_length), self.evaluation]
+        passes = [(min(config.local_rollout_forward_batch_size, rows), response) for rows, response in batches]
         rows, response = max(passes, key=lambda each: each[0] * (prompt + each[1]))
         tokens = rows * (prompt + response)
         takes = per_token(policy, prompt + config.response_length, bf16=config.bf16 is True)
@@ -306,7 +310,7 @@ class Estimator:
         states = round(2 * (tokens + rows * response) * takes.states)
         compared = round(self._gaps * COMPARED * self._at_once(rows * response, vocabulary, held + states))
         layer = round(tokens * takes.layer)
-        found = {
+        moments = {
             "sampling": {
                 "KV cache": cache,
                 "logits": rows * vocabulary * (SORTED if sorts else SAMPLED),
@@ -319,12 +323,12 @@ class Estimator:
                 "bfloat16 copies": _copies(networks.trained, config),
             },
         }
-        longest = prompt + max(response for _, response in kinds)
+        longest = prompt + max(response for _, response in batches)
         for name, model in networks.rewards.items():
-            rows = min(MOST_ROWS, max(rows for rows, _ in kinds))
+            rows = min(MOST_ROWS, max(rows for rows, _ in batches))
             layer = round(rows * longest * per_token(model, longest, bf16=False).layer)
-            found[f"reward model {name}"] = {"one layer": layer}
-        return found
+            moments[f"reward model {name}"] = {"one layer": layer}
+        return moments
 
     def _learning(self, config: PPOConfig, trained: ActorCritic, held: int) -> dict[str, dict[str, int]]:
         """Return the memory of learning: in the policy's pass, in a separate critic's, and in the optimizer's step.
@@ -350,17 +354,19 @@ class Estimator:
             }
 
         head = size(p for p in trained.policy.get_input_embeddings().parameters() if p.requires_grad)
-        own = passing(trained.policy, 0)
-        at_once = self._at_once(rows * config.response_length, trained.head.vocabulary, held + sum(own.values()))
+        policy_pass = passing(trained.policy, 0)
+        at_once = self._at_once(
+            rows * config.response_length, trained.head.vocabulary, held + sum(policy_pass.values())
+        )
         logits = round(self._gaps * at_once * (LEARNED_WITH_ENTROPY if config.entropy_coef > 0 else LEARNED))
-        found = {"policy's pass": own | {"logits": logits, "head's gradient": head}}
+        moments = {"policy's pass": policy_pass | {"logits": logits, "head's gradient": head}}
         if trained.critic is not None:
-            found["critic's pass"] = passing(trained.critic, gradients - size(trained.value_parameters()))
+            moments["critic's pass"] = passing(trained.critic, gradients - size(trained.value_parameters()))
         # The gradient of an embedding is dense, and added to what the head, which may share its weight, left of it.
-        return found | {"optimizer's step": {"gradients": gradients, "embedding's gradient": head}}
+        return moments | {"optimizer's step": {"gradients": gradients, "embedding's gradient": head}}
 
     def _at_once(self, tokens: int, vocabulary: int, beside: int) -> int:
-        """Return the number of logits held at once for so many response tokens: `policy.ResponseTokens.chunks`.
+        """Return the number of logits held at once for `tokens` response tokens, as in `policy.ResponseTokens.chunks`.
 
         `beside` is other memory held then, in bytes.
         """
@@ -371,6 +377,10 @@ class Estimator:
 _DECIDING = ("bf16", "use_peft", "lora_r", "lora_target_modules", "lora_modules_to_save", "value_model",
              "value_model_path", "advantage_estimator", "gradient_checkpointing")  # fmt: skip
 """Hyperparameters that determine the networks."""
+
+
+def _nonzero(parts: Mapping[str, int]) -> dict[str, int]:
+    return {part: count for part, count in parts.items() if count}
 
 
 def _copies(model: nn.Module, config: PPOConfig) -> int:

@@ -1,6 +1,6 @@
 """Check that a run fits into its device's memory, and find settings that make it fit."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ppo_core.models.load import resolve_device
 from ppo_core.models.memory import Room, room
 from ppo_core.output import amount, short
 
-Reckon = Callable[[PPOConfig], Estimate]
+EstimateOf = Callable[[PPOConfig], Estimate]
 """Returns a run's estimate."""
 
 
@@ -30,67 +30,67 @@ def line(estimate: Estimate, room: Room) -> str:
     )
 
 
-def why_not(config: PPOConfig, room: Room, reckon: Reckon) -> str | None:
+def why_not(config: PPOConfig, room: Room, estimate_of: EstimateOf) -> str | None:
     """Return a line if the run does not fit, with the setting to change, or None."""
-    need = predicted(reckon(config), room)
+    need = predicted(estimate_of(config), room)
     if need <= room.total:
         return None
     what = f"an estimated peak memory of {amount(need)} does not fit into the {amount(room.total)} of {room.name}"
-    found = remedy(config, room, reckon)
-    if found is None:
+    changes = remedy(config, room, estimate_of)
+    if changes is None:
         return f"{what}, whatever the batch and precision; use a smaller policy, or a larger device"
-    changes = ", ".join(f"{name} = {short(value)}" for name, value in found.items())
-    return f"{what}; {changes} needs {amount(predicted(reckon(replace(config, **dict(found))), room))}"
+    settings = ", ".join(f"{name} = {short(value)}" for name, value in changes.items())
+    return f"{what}; {settings} needs {amount(predicted(estimate_of(replace(config, **changes)), room))}"
 
 
-def settled(config: PPOConfig, room: Room, reckon: Reckon) -> PPOConfig:
+def settled(config: PPOConfig, room: Room, estimate_of: EstimateOf) -> PPOConfig:
     """Return the config with unset gradient checkpointing decided: on a GPU, used if the run needs it to fit."""
     if config.gradient_checkpointing is not None:
         return config
     kept, recomputed = (replace(config, gradient_checkpointing=on) for on in (False, True))
-    is_needed = room.device == "cuda" and predicted(reckon(kept), room) > room.total
-    return recomputed if is_needed and reckon(recomputed).peak < reckon(kept).peak else kept
+    is_needed = room.device == "cuda" and predicted(estimate_of(kept), room) > room.total
+    return recomputed if is_needed and estimate_of(recomputed).peak < estimate_of(kept).peak else kept
 
 
-def require(config: PPOConfig, room: Room, reckon: Reckon) -> None:
+def require(config: PPOConfig, room: Room, estimate_of: EstimateOf) -> None:
     """Raise OutOfMemory if the run exceeds its memory by more than the estimate's error.
 
     On a GPU a run halves rows that do not fit, so it is refused only if single rows do not fit. On a CPU the system
     would kill the process instead.
     """
-    asked = config if room.device == "cpu" else replace(config, **dict(_single_rows(config)))
-    if predicted(reckon(asked), room) > (1 + ERROR) * room.total:
-        raise OutOfMemory(why_not(config, room, reckon) or "")
+    smallest = config if room.device == "cpu" else replace(config, **_single_rows(config))
+    if predicted(estimate_of(smallest), room) > (1 + ERROR) * room.total:
+        raise OutOfMemory(why_not(config, room, estimate_of) or "")
 
 
-def remedy(config: PPOConfig, room: Room, reckon: Reckon) -> Mapping[str, Any] | None:
+def remedy(config: PPOConfig, room: Room, estimate_of: EstimateOf) -> dict[str, Any] | None:
     """Return settings that make a run fit: a single one if that suffices, else the first ones together, or None.
 
     Settings that change nothing but time come first, then those that change the run.
     """
 
-    def fits(changes: Mapping[str, Any]) -> bool:
-        return predicted(reckon(replace(config, **dict(changes))), room) <= room.total
+    def fits(changes: dict[str, Any]) -> bool:
+        return predicted(estimate_of(replace(config, **changes)), room) <= room.total
 
-    ladder = [steps for steps in (list(each) for each in _steps(config)) if steps]
-    for steps in ladder:
-        if fits(steps[-1]):
-            return next(changes for changes in steps if fits(changes))
+    ladders = [ladder for ladder in _ladders(config) if ladder]
+    for ladder in ladders:
+        if fits(ladder[-1]):
+            return next(changes for changes in ladder if fits(changes))
     together: dict[str, Any] = {}
-    for steps in ladder:
-        together |= steps[-1]
+    for ladder in ladders:
+        together |= ladder[-1]
         if fits(together):
             return together
     return None
 
 
-def _steps(config: PPOConfig) -> Iterator[Iterator[Mapping[str, Any]]]:
+def _ladders(config: PPOConfig) -> Iterator[list[dict[str, Any]]]:
     """Yield settings to change, each with its values from the least change to the largest."""
-    yield _fewer_rows(config)
-    yield ({"local_rollout_forward_batch_size": rows} for rows in _halves(config.local_rollout_forward_batch_size))
+    yield list(_fewer_rows(config))
+    yield [{"local_rollout_forward_batch_size": rows} for rows in _halves(config.local_rollout_forward_batch_size)]
     for name in ("gradient_checkpointing", "bf16", "use_peft"):
-        yield iter(() if getattr(config, name) else ({name: True},))
-    yield ({"response_length": tokens} for tokens in _halves(config.response_length))
+        yield [] if getattr(config, name) else [{name: True}]
+    yield [{"response_length": tokens} for tokens in _halves(config.response_length)]
 
 
 def _halves(count: int) -> Iterator[int]:
@@ -99,28 +99,29 @@ def _halves(count: int) -> Iterator[int]:
         yield count
 
 
-def _fewer_rows(config: PPOConfig) -> Iterator[Mapping[str, Any]]:
+def _fewer_rows(config: PPOConfig) -> Iterator[dict[str, Any]]:
     """Yield smaller micro-batches of the same rollout batch and mini-batch."""
     sizes = config.batch_sizes(world_size=1)
     for rows in reversed(range(1, sizes.per_device_train_batch_size)):
         if sizes.local_mini_batch_size % rows == 0:
-            accumulation = config.gradient_accumulation_steps and sizes.local_batch_size // rows
             changes = {"per_device_train_batch_size": rows}
-            yield changes if accumulation is None else changes | {"gradient_accumulation_steps": accumulation}
+            if config.gradient_accumulation_steps is not None:
+                changes["gradient_accumulation_steps"] = sizes.local_batch_size // rows
+            yield changes
 
 
-def _single_rows(config: PPOConfig) -> Mapping[str, Any]:
+def _single_rows(config: PPOConfig) -> dict[str, Any]:
     return {"local_rollout_forward_batch_size": 1, **(list(_fewer_rows(config)) or [{}])[-1]}
 
 
 def memory_line(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> str | None:
     """Return the predicted peak of the largest of these runs beside its device's memory, in one line; see `largest`."""
-    found = largest(configs, task, assets, device)
-    return None if found is None else line(*found)
+    estimate_and_room = largest(configs, task, assets, device)
+    return None if estimate_and_room is None else line(*estimate_and_room)
 
 
 def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> tuple[Estimate, Room] | None:
-    """Return what the largest of these runs takes, and the room it has.
+    """Return the estimate of the largest of these runs, and its room.
 
     None if a model's shape cannot be read: loading it says why. `device` is one of `DEVICES`.
 
@@ -128,17 +129,16 @@ def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device
         OutOfMemory: that run cannot fit.
         ConfigError: adapters or a critic that these models cannot have.
     """
-    where = resolve_device(device)
-    place = room(where)
+    place = room(resolve_device(device))
     try:
-        reckon = Estimator(task, assets, place)
-        decided = [settled(config, place, reckon) for config in configs]
-        found = [(reckon(config), config) for config in decided]
+        estimate_of = Estimator(task, assets, place)
+        settled_configs = [settled(config, place, estimate_of) for config in configs]
+        estimates = [(estimate_of(config), config) for config in settled_configs]
     except TaskError:
         return None
-    most, config = max(found, key=lambda each: each[0].peak)
-    require(config, place, reckon)
-    return most, place
+    estimate, config = max(estimates, key=lambda each: each[0].peak)
+    require(config, place, estimate_of)
+    return estimate, place
 
 
 def with_checkpointing(config: PPOConfig, task: Task, device: str) -> PPOConfig:
@@ -153,11 +153,9 @@ def with_checkpointing(config: PPOConfig, task: Task, device: str) -> PPOConfig:
     where = resolve_device(device)
     if config.gradient_checkpointing is not None or where.type != "cuda":
         return config
-    assets = task.prepare(None)
+    assets, place = task.prepare(None), room(where)
     try:
-        share = config.share_of(launched.size())
-        place = room(where)
-        found = settled(share, place, Estimator(task, assets, place))
-        return replace(config, gradient_checkpointing=found.gradient_checkpointing)
+        share = settled(config.share_of(launched.size()), place, Estimator(task, assets, place))
     except TaskError:  # a shape that cannot be read: loading the model says why
         return config
+    return replace(config, gradient_checkpointing=share.gradient_checkpointing)

@@ -2,10 +2,10 @@
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.prompts import prompt_lengths
-from ppo_core.data.task import Prompts, Reward, Task
+from ppo_core.data.task import Prompts, Reward, Scored, Task
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import process_group
 from ppo_core.errors import TaskError
@@ -26,8 +26,9 @@ from ppo_core.rewards.batch import one_line
 from ppo_core.rewards.combined import load_reward
 from ppo_core.sampling.cache_check import decide_decoding, unit_of
 from ppo_core.sampling.cuda_graphs import cast_products
-from ppo_core.sampling.generation import TokenTexts
+from ppo_core.sampling.generation import Rollouts
 from ppo_core.sampling.sequences import Sequences
+from ppo_core.sampling.texts import TokenTexts
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +50,24 @@ class TaskModels:
     def __post_init__(self) -> None:
         self.token_texts = TokenTexts(self.tokenizer)
 
+    def score(self, rollouts: Rollouts) -> Scored:
+        """Return the reward's scores of the responses.
+
+        Raises:
+            RewardError: a part of the reward cannot score.
+        """
+        texts = self.token_texts(rollouts.sequences)
+        return self.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
+
     @property
     def reward_model(self) -> PreTrainedModel | None:
         """The task's first reward model, if any: a critic may begin as its copy."""
-        find = getattr(self.reward, "reward_model", None)
-        return None if find is None else cast("PreTrainedModel | None", find())
+        find: Callable[[], PreTrainedModel | None] = getattr(self.reward, "reward_model", lambda: None)
+        return find()
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device accelerate finds (`auto`), prepared, or the CPU (`cpu`, and if the found one has no float64).
+    """Return the device that accelerate finds (`auto`), prepared; the CPU for `cpu`, and if that device has no float64.
 
     Raises:
         ConfigError: another name, or a launch of more processes than there are GPUs.
@@ -66,13 +76,13 @@ def resolve_device(device: str) -> torch.device:
     process_group.joined()  # accelerate would start a group without gloo
     if not on_cpu:
         process_group.require_own_gpu()
-    found = torch.device(Accelerator(cpu=on_cpu).device)
-    if found.type == "cuda":
-        found = torch.device("cuda", torch.cuda.current_device())  # torch refuses to tell a share of one without index
-    prepare_device(found)
-    if _has_float64(found):
-        return found
-    logger.warning("running on the CPU: the sampler needs float64, which the device %s does not have", found)
+    accelerator = torch.device(Accelerator(cpu=on_cpu).device)
+    if accelerator.type == "cuda":
+        accelerator = torch.device("cuda", torch.cuda.current_device())  # torch reads a GPU's share only by its index
+    prepare_device(accelerator)
+    if _has_float64(accelerator):
+        return accelerator
+    logger.warning("running on the CPU: the sampler needs float64, which the device %s does not have", accelerator)
     return torch.device("cpu")
 
 
@@ -89,16 +99,19 @@ def _has_float64(device: torch.device) -> bool:
         return True
     try:
         torch.zeros(1, dtype=torch.float64, device=device)
-    except (TypeError, RuntimeError):  # Apple's MPS raises the one, Intel GPUs without float64 the other
+    except (TypeError, RuntimeError):  # Apple's MPS raises the first, Intel GPUs without float64 the second
         return False
     return True
+
+
+Weights = Literal["float32", "bf16", "bf16_products"]
 
 
 @dataclass(frozen=True)
 class FrozenPolicy:
     """Precision and kernels of a task's frozen policy."""
 
-    weights: Literal["float32", "bf16", "bf16_products"] = "float32"
+    weights: Weights = "float32"
     """`bf16_products`: the weights of linear layers alone are in bfloat16, as autocast reads those of a policy that is
     trained whole, so that policy and reference begin with the same numbers."""
     attention: str | None = None
@@ -109,7 +122,7 @@ class FrozenPolicy:
     @classmethod
     def of(cls, config: PPOConfig, device: str) -> "FrozenPolicy":
         """Return the settings for a run on `device` (see `resolve_device`)."""
-        weights: Literal["float32", "bf16", "bf16_products"] = "float32"
+        weights: Weights = "float32"
         if computes_in_bf16(config, resolve_device(device)):
             weights = "bf16" if config.use_peft else "bf16_products"
         return cls(weights, config.attn_implementation, config.load_in_4bit)
@@ -129,10 +142,9 @@ def load_task(name: str, device: str, held: FrozenPolicy = FrozenPolicy()) -> Ta
     where = resolve_device(device)
     reference, tokenizer = load_policy(assets.policy, where, held, f'task "{name}"')
     prompts = assets.prompts
-    everything = (*prompts.train, *prompts.eval, *prompts.test)
     longest = _longest_prompt(prompts, tokenizer, name)
     with quiet_loading():
-        reward = load_reward(assets.rewards, where, everything)
+        reward = load_reward(assets.rewards, where, (*prompts.train, *prompts.eval, *prompts.test))
     return TaskModels(task, reference, tokenizer, reward, prompts, longest)
 
 
@@ -207,12 +219,12 @@ def _require_known_head(model: PreTrainedModel, which: str) -> None:
     name = f"{which} ({type(model).__name__})"
     try:
         whole = model(input_ids=ids, attention_mask=probe.attention_mask, use_cache=False).logits[0, :-1].float()
-        apart = LanguageHead.of(model)(response_states(model, probe)[0], 1.0, None)
+        separate = LanguageHead.of(model)(response_states(model, probe)[0], 1.0, None)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # an architecture of another build fails in its own way
         raise TaskError(f"{name} cannot be used: its head and trunk cannot be separated: {one_line(error)}") from error
     # The model may round after every operation on its logits (scale, divide, tanh, multiply), we compute in float32.
     tolerance = max(3 * unit_of(model), 1e-4)
-    if not float((whole - apart).abs().max()) <= tolerance * float(whole.abs().max()):  # NaN is refused, too
+    if not float((whole - separate).abs().max()) <= tolerance * float(whole.abs().max()):  # NaN is refused as well
         raise TaskError(f"{name} changes its logits after the head in a way not known here")

@@ -34,8 +34,8 @@ class ChunkRows:
     def __init__(self, work: str, rows: int, world: World = ONE_PROCESS, *, may_halve: bool = True) -> None:
         """Start with `rows`.
 
-        Without `may_halve` (an attempt gathers weights from the other processes, which would wait for one whose memory
-        ran out), the error is raised as it is, and ends its process.
+        Without `may_halve` the error is raised as it is, and ends its process: for attempts that gather weights from
+        the other processes, which would wait for one whose memory ran out.
         """
         self._may_halve = may_halve
         self.work = work
@@ -49,27 +49,29 @@ class ChunkRows:
         attempt must not call the world: a process whose memory ran out could not answer.
 
         Raises:
-            OutOfMemory: it runs out with a single row, too.
+            OutOfMemory: it runs out even with a single row.
         """
         while True:
             rows = self.rows if most is None else min(self.rows, most)
             result: Result | None = None
-            fitted, cause = True, None
+            is_done = False
+            cause: RuntimeError | None = None
             try:
                 result = attempt(rows)
+                is_done = True
             except RuntimeError as error:
                 if not (self._may_halve and is_out_of_memory(error)):
                     raise
                 # With rows left to halve the error is dropped: its traceback would keep the failed pass's tensors.
-                fitted, cause = False, error if rows == 1 else None
-            if self._world.agree(fitted):
+                cause = error if rows == 1 else None
+            if self._world.agree(is_done):
                 return cast(Result, result)
             if rows == 1:
                 raise OutOfMemory(
                     f"out of memory in {self.work} with one row at a time; a shorter response_length, LoRA "
                     "(use_peft, load_in_4bit), bf16, optim = adamw_8bit or gradient_checkpointing need less"
                 ) from cause
-            result = None  # of a process that had room, when another had not
+            result = None  # frees the result of a process that had room when another did not
             self.rows = rows // 2
             free()
             logger.warning("memory ran out in %s: from now on %d rows at a time", self.work, self.rows)
@@ -95,18 +97,17 @@ def room_for_logits(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     reserved = torch.cuda.memory_reserved(device)
-    more = min(torch.cuda.mem_get_info(device)[0], gpu_limit(device) - reserved)
-    unused = more + reserved - torch.cuda.memory_allocated(device)
-    return logits_in(unused)
+    reservable = min(torch.cuda.mem_get_info(device)[0], gpu_limit(device) - reserved)
+    return logits_in(reservable + reserved - torch.cuda.memory_allocated(device))
 
 
 def logits_in(unused: int) -> int:
-    """Return the number of logits held at once in so many unused bytes of a GPU."""
+    """Return the number of logits held at once in `unused` bytes of a GPU."""
     return min(int(LOGITS_SHARE * unused) // BYTES_A_LOGIT, MOST_LOGITS)
 
 
 def gpu_limit(device: torch.device) -> int:
-    """Return the bytes of a GPU that this process may allocate: all, or its share if others run there, too."""
+    """Return the bytes of a GPU that this process may allocate: all, or its share if other processes use it."""
     share = torch.cuda.memory.get_per_process_memory_fraction(device)
     return int(share * torch.cuda.get_device_properties(device).total_memory)
 

@@ -47,14 +47,12 @@ def disable_dropout(model: nn.Module) -> None:
     Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode. Layers that read
     their config in each pass get a copy: the model's own config is saved with it and keeps its values.
     """
-    copies: dict[int, PreTrainedConfig] = {}
+    copies: dict[int, Any] = {}  # deepcopy's memo: one copy of each config
     for module in model.modules():
         config = getattr(module, "config", None)
         if module is not model and isinstance(config, PreTrainedConfig):
-            if id(config) not in copies:
-                copies[id(config)] = copy.deepcopy(config)
-                _zero_dropout(copies[id(config)])
-            module.__dict__["config"] = copies[id(config)]
+            module.__dict__["config"] = copy.deepcopy(config, copies)
+            _zero_dropout(module.__dict__["config"])
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         _zero_dropout(module)
@@ -147,7 +145,7 @@ def load_merged(kind: Any, path: str, **options: Any) -> tuple[PreTrainedModel, 
                 warnings.filterwarnings("error", message="Found missing adapter keys")  # they would be drawn at random
                 weights = load_peft_weights(path, device="cpu")
                 model = PeftModel.from_pretrained(model, path, torch_device="cpu").merge_and_unload()
-        except Exception as error:  # each kind of adapters fails in its own way
+        except Exception as error:  # adapters fail in many ways
             raise ValueError(f"its adapters cannot be merged into {base}: {one_line(error)}") from error
     setattr(model, MERGED, True)
     return model, [name for name in missing if not any(key.endswith(name) for key in weights)]
@@ -217,7 +215,7 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
     """Return a trainable network that begins as `frozen`, and the function that saves it for users."""
     if not config.use_peft:
         model = copy.deepcopy(frozen).float().requires_grad_(True)
-        model.tie_weights()  # a frozen head in another precision is not its embeddings
+        model.tie_weights()  # a frozen head in another precision is a tensor apart from its embeddings
         return model, model.save_pretrained
     model = sharing_weights(frozen)
     targets = config.lora_target_modules
@@ -235,7 +233,7 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
     )
     try:
         with warnings.catch_warnings(), _drawing_by(config.seed, task):
-            warnings.simplefilter("ignore")  # peft corrects fan_in_fan_out layer by layer, and says so each time
+            warnings.simplefilter("ignore")  # peft corrects fan_in_fan_out layer by layer, with a warning each time
             adapted = get_peft_model(model, settings)
     except ValueError as error:
         reason = str(error).strip().splitlines()[0]
@@ -265,24 +263,24 @@ def _modules_to_save(model: PreTrainedModel, config: PPOConfig, task: str) -> tu
     Raises:
         ConfigError: the policy has no such module, or peft could not keep tied embeddings and head one tensor.
     """
-    asked = _names(config.lora_modules_to_save)
+    wanted = _names(config.lora_modules_to_save)
     modules = dict(model.named_modules(remove_duplicate=False))
-    found = [name for name in asked if any(path.endswith(name) for path in modules)]
-    for name in asked:
-        if name not in found and task == CAUSAL_LM:
+    existing = [name for name in wanted if any(path.endswith(name) for path in modules)]
+    for name in wanted:
+        if name not in existing and task == CAUSAL_LM:
             hint = nearest(name, {path.rpartition(".")[2] for path in modules})
             raise _cannot_save(config, f'{type(model).__name__} has no module "{name}"{hint}')
         if any(path.endswith(name) and quantized.is_4_bits(module) for path, module in modules.items()):
             raise _cannot_save(config, f"load_in_4bit holds {name} in 4 bits, which cannot be trained")
-    if not found or not _has_tied_head(model):
-        return found, False
+    if not existing or not _has_tied_head(model):
+        return existing, False
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     tied = [path for path, module in modules.items() if any(module is end for end in ends)]
-    is_named = any(path.endswith(name) for path in tied for name in found)
+    is_named = any(path.endswith(name) for path in tied for name in existing)
     if is_named and any(path.rpartition(".")[2] not in EMBEDDING_LAYER_NAMES for path in tied):
         known = " and ".join(EMBEDDING_LAYER_NAMES)
         raise _cannot_save(config, f"{' and '.join(tied)} are one tensor, and peft keeps only {known} tied")
-    return found, is_named
+    return existing, is_named
 
 
 def _cannot_save(config: PPOConfig, reason: str) -> ConfigError:
@@ -333,8 +331,8 @@ def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
 def _new_head(width: int) -> nn.Linear:
     """Return a value head of zeros, so the first values are 0."""
     head = nn.Linear(width, 1)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
     return head
 
 
@@ -407,13 +405,11 @@ def _recomputed_layers(*models: PreTrainedModel | None) -> tuple[nn.Module, ...]
     Raises:
         ConfigError: an architecture has none.
     """
-    found: list[nn.Module] = []
-    for model in models:
-        if model is None:
-            continue
+    recomputed: list[nn.Module] = []
+    for model in filter(None, models):
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers or not model.supports_gradient_checkpointing:
             raise ConfigError(f"gradient_checkpointing is not allowed: {type(model).__name__} does not support it")
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        found += layers
-    return tuple(found)
+        recomputed += layers
+    return tuple(recomputed)

@@ -8,6 +8,7 @@ Shapes: B rows, T response columns, N response tokens of a batch (the mask's one
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,10 +19,11 @@ from transformers import PreTrainedModel
 
 from ppo_core.algorithm.kl import exact_kl
 from ppo_core.models.memory import room_for_logits
-from ppo_core.sampling.sequences import Sequences, TokenSets, position_ids
+from ppo_core.sampling.sequences import Sequences, position_ids
+from ppo_core.sampling.token_sets import TokenSets
 
 LOGITS_AT_ONCE = 2**25
-"""Logits that may always be held at once in addition to those of one backward pass (128 MiB in float32)."""
+"""Logits that may always be held at once, beside those of one backward pass (128 MiB in float32)."""
 
 SavePolicy = Callable[..., Any]
 """Saves the policy to a folder for transformers or peft; for sharded weights it is given `state_dict`."""
@@ -48,9 +50,8 @@ class LanguageHead:
         """Return a causal LM's head, with the scale and soft cap from its config."""
         module = model.get_output_embeddings()
         config = model.config.get_text_config()
-        scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
-            getattr(config, "logits_scaling", None) or 1.0
-        )
+        multiplier, divisor = (getattr(config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
+        scale = float(multiplier) / float(divisor)
         return cls(module, module.weight.shape[0], scale, getattr(config, "final_logit_softcapping", None))
 
     def __call__(self, hidden: Tensor, temperature: float, allowed: TokenSets | None) -> Tensor:
@@ -89,7 +90,7 @@ def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
 
 
 def tokens_at_once(vocabulary: int, has_room_for: int) -> int:
-    """Return the number of tokens whose logits are held at once, on a device with room for so many logits."""
+    """Return the number of tokens whose logits are held at once, on a device with room for `has_room_for` logits."""
     return max(1, max(LOGITS_AT_ONCE, has_room_for) // vocabulary)
 
 
@@ -121,7 +122,7 @@ class ResponseTokens:
             yield slice(start, start + size)
 
     def allowed_in(self, part: slice) -> TokenSets | None:
-        """Return some tokens' permitted sets."""
+        """Return the permitted sets of the tokens in `part`; None: all tokens."""
         return None if self.allowed is None else self.allowed[part]
 
 
@@ -141,24 +142,23 @@ def token_readings(
         logprobs = -cross_entropy(logits, ids, reduction="none")
         return logprobs, entropy(logits) if with_entropy else logprobs.detach()
 
-    readings = [
-        read(packed[part], tokens.ids[part], tokens.allowed_in(part))
-        if len(parts) == 1
-        else checkpoint(read, packed[part], tokens.ids[part], tokens.allowed_in(part), use_reentrant=False)
-        for part in parts
-    ]
+    recomputed = partial(checkpoint, read, use_reentrant=False)
+    run: Callable[..., tuple[Tensor, Tensor]] = read if len(parts) == 1 else recomputed
+    readings = [run(packed[part], tokens.ids[part], tokens.allowed_in(part)) for part in parts]
     logprobs, entropies = (torch.cat(column) for column in zip(*readings, strict=True))
     return tokens.spread(logprobs), tokens.spread(entropies) if with_entropy else None
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Policy and reference on the same responses, in nats per token, each [B, T] and 0 where masked."""
+class PolicyReading:
+    """Policy, critic and reference on the same responses, per token [B, T], 0 where masked; nats except `values`."""
 
     logprobs: Tensor
     ref_logprobs: Tensor
     kl_exact: Tensor
     entropy: Tensor
+    values: Tensor | None = None
+    """None if the critic was not read, or there is none."""
 
 
 @torch.no_grad()
@@ -167,11 +167,11 @@ def compare(
     reference: tuple[LanguageHead, Tensor],
     sequences: Sequences,
     temperature: float,
-) -> Comparison:
+) -> PolicyReading:
     """Return both models' readings of the same responses, from each one's head and states [B, T, H].
 
     Top-k and top-p belong to the policy. The reference's distribution stays whole: filtered and renormalised, it would
-    hide all probability that the policy has drawn away from the tokens left out.
+    hide all probability that the policy has moved away from the tokens left out.
     """
     tokens = ResponseTokens(sequences)
     columns: list[tuple[Tensor, ...]] = []
@@ -182,7 +182,7 @@ def compare(
         log_q = torch.log_softmax(ref_head(ref_states[part], temperature, None), -1)
         of_tokens = [logprobs.gather(-1, ids).squeeze(-1) for logprobs in (log_p, log_q)]
         columns.append((*of_tokens, exact_kl(log_p, log_q), -(log_p.exp() * log_p).sum(-1)))
-    return Comparison(*(tokens.spread(torch.cat(column)) for column in zip(*columns, strict=True)))
+    return PolicyReading(*(tokens.spread(torch.cat(column)) for column in zip(*columns, strict=True)))
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class ActorCritic(nn.Module):
         self.save_policy = save_policy
         self.bf16 = bf16
         self.is_sharded = False
-        self._recomputed = tuple(recomputed)
+        self._recomputed = recomputed
         self.head = LanguageHead.of(policy)
         self.eval()  # dropout would make the ratio differ from 1 before any update
 
@@ -229,7 +229,7 @@ class ActorCritic(nn.Module):
         Not for sampling, where such a layer would drop its KV cache.
         """
         for layer in self._recomputed:
-            layer.training = True  # of the layer alone: dropout inside it stays off
+            layer.training = True  # the layer's own flag: dropout inside it stays off
         try:
             yield
         finally:

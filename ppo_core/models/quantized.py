@@ -56,8 +56,8 @@ def keep_gradients(model: nn.Module) -> None:
 
 def scales(model: nn.Module) -> list[object]:
     """Return the scales of a model's 4-bit weights, which are neither parameters nor buffers."""
-    found = (getattr(module, "quant_state", None) for module in model.modules())
-    return [state for state in found if state is not None]
+    states = (getattr(module, "quant_state", None) for module in model.modules())
+    return [state for state in states if state is not None]
 
 
 def is_4_bits(module: nn.Module) -> bool:
@@ -71,7 +71,9 @@ def adamw_8bit(groups: list[dict[str, Any]], **options: Any) -> Optimizer:
     return optimizer
 
 
-def bytes_of_8bit_moments(parameter: nn.Parameter) -> int:
-    """Return the size of AdamW's two 8-bit moments of a parameter, with their scales."""
+def moment_bytes(parameter: nn.Parameter, optim: str) -> int:
+    """Return the size of AdamW's two moments of a parameter; 8-bit ones have scales."""
     count = parameter.numel()
+    if optim != "adamw_8bit":
+        return 2 * parameter.nbytes
     return 2 * (count + 4 * -(-count // _BLOCK)) if count >= LEAST_8BIT else 8 * count

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from ppo_core.errors import TaskError
 from ppo_core.models.policy import LanguageHead, response_states
-from ppo_core.sampling.cuda_graphs import CapturedDecoding, has_fixed_layers
-from ppo_core.sampling.decoding import IS_FIXED, WAY, WAYS, CachedDecoding, Decoding
+from ppo_core.sampling.cuda_graphs import CapturedDecoding, Decoding, has_fixed_layers
+from ppo_core.sampling.decoding import IS_FIXED, WAY, WAYS, CachedDecoding
 from ppo_core.sampling.sequences import Sequences, position_ids
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def decide_decoding(model: PreTrainedModel, which: str, *, fixed: bool | None = 
     Args:
         model: Loaded, on its device.
         which: Names the model in messages.
-        fixed: Whether to try buffers of fixed shape, too, as captured graphs read them; None: on a CUDA device.
+        fixed: True to also try buffers of fixed shape, as captured graphs read them; None: on a CUDA device.
 
     Raises:
         TaskError: the training forward or decoding gives other logits to rows in one batch than to each row alone.
@@ -79,12 +79,12 @@ def _comparison(model: PreTrainedModel) -> tuple[Callable[[Callable[[], Tensor]]
 
     def agrees(read: Callable[[], Tensor]) -> bool:
         try:
-            found = read()
+            logits = read()
         except torch.OutOfMemoryError:
             raise
         except Exception:  # what a cache or a model lacks shows in an error of any class
             return False
-        return _size(found[is_token] - expected) <= tolerance
+        return _size(logits[is_token] - expected) <= tolerance
 
     return agrees, sequences
 
@@ -131,26 +131,22 @@ def unit_of(model: PreTrainedModel) -> float:
 
 
 def _each_alone(model: PreTrainedModel, sequences: Sequences) -> Tensor:
-    """Return each row's `_alone`, [B, T, V]."""
-    return torch.stack([_alone(model, sequences, row) for row in range(len(sequences.ids))])
-
-
-def _alone(model: PreTrainedModel, sequences: Sequences, row: int) -> Tensor:
-    """Return the logits before each response token of one row, [T, V], by a plain pass without padding or cache."""
-    used = sequences.attention_mask[row].bool()
-    ids = sequences.ids[row : row + 1, used]
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0].float()
-    length = int(sequences.response_mask[row].sum())
-    return torch.nn.functional.pad(logits[-length - 1 : -1], (0, 0, 0, sequences.response_width - length))
+    """Return the logits before each response token, [B, T, V], by a plain pass per row without padding or cache."""
+    padded = []
+    for tokens, mask, response in zip(sequences.ids, sequences.attention_mask, sequences.response_mask, strict=True):
+        ids = tokens[mask.bool()].unsqueeze(0)
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0].float()
+        length = int(response.sum())
+        padded.append(torch.nn.functional.pad(logits[-length - 1 : -1], (0, 0, 0, len(response) - length)))
+    return torch.stack(padded)
 
 
 def _decoded_fixed(model: PreTrainedModel, sequences: Sequences) -> Tensor:
     """Return the logits of the second of two batches decoded in the same buffers, the first one of other tokens."""
     decoding = _Rehearsal(model, captures=False)
     other = replace(sequences, ids=sequences.ids.flip(0))
-    for batch in (other, sequences):
-        found = _decoded(model, batch, decoding.begin(*batch.ids.shape))
-    return found
+    _decoded(model, other, decoding.begin(*other.ids.shape))
+    return _decoded(model, sequences, decoding.begin(*sequences.ids.shape))
 
 
 class _Rehearsal(CapturedDecoding):
@@ -200,19 +196,16 @@ def _decoded(model: PreTrainedModel, sequences: Sequences, decoding: Decoding) -
     # A row that stays is fed on, as in sampling.
     mask = torch.cat([sequences.attention_mask[:, :width], torch.ones_like(sequences.attention_mask[:, width:])], 1)
     positions = position_ids(mask)
-    found: Tensor | None = None
+    logits_of_steps = mask.new_zeros(len(lengths), steps, LanguageHead.of(model).vocabulary, dtype=torch.float32)
     for t in range(steps):
         new = slice(0, width) if t == 0 else slice(width + t - 1, width + t)
         logits = decoding.logits(sequences.ids[live, new], mask[live, : width + t], positions[live, new]).float()
-        if found is None:
-            found = logits.new_zeros(len(lengths), steps, logits.shape[-1])
-        found[live, t] = logits
+        logits_of_steps[live, t] = logits
         going = (lengths[live] > t + 1).nonzero().squeeze(-1)
         if decoding.drops_rows and 0 < len(going) < len(live):
             decoding.keep(going)
             live = live[going]
-    assert found is not None
-    return found
+    return logits_of_steps
 
 
 def _size(values: Tensor) -> float:

@@ -1,6 +1,6 @@
 """Decode on a GPU without waiting for the host: each step replays one captured CUDA graph.
 
-A decode step is hundreds of small kernels. Launched one by one from Python they take 30 to 45 ms a token whatever the
+A decode step is hundreds of small kernels. Launched one by one from Python they take 30 to 45 ms per token whatever the
 size of the model; replayed as a graph, only the kernels' own time. A graph has fixed shapes and addresses, so keys and
 values live in buffers that outlast a batch, attention reads a fixed part of them under a mask, and rows that have ended
 leave by halves: R, R/2, R/4, ... rows have a graph each. Only full attention can be read this way;
@@ -28,7 +28,7 @@ from transformers.pytorch_utils import Conv1D
 from ppo_core.errors import is_out_of_memory
 from ppo_core.models.memory import free, peak_mib, room
 from ppo_core.models.networks import sharing_weights
-from ppo_core.sampling.decoding import ReservedLayer, reserved_cache, step_logits
+from ppo_core.sampling.decoding import CachedDecoding, ReservedLayer, reserved_cache, step_logits
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class CapturedDecoding:
         self.release()
 
     def begin(self, rows: int, tokens: int) -> "CapturedDecoding":
-        """Prepare for a batch of at most so many rows and columns; growing the buffers costs new graphs.
+        """Prepare for a batch of at most `rows` rows and `tokens` columns; growing the buffers costs new graphs.
 
         So the widest of several batches should come first; its memory also serves the graphs of the others.
         """
@@ -95,10 +95,10 @@ class CapturedDecoding:
         """Keep the buffers if they fit beside the memory for learning, else release them."""
         held, memory = sum(layer.held_bytes() for layer in self._layers), room(self._model.device)
         if self._beside is None:
-            fits = held <= SMALL * memory.total
+            most = SMALL * memory.total
         else:
-            fits = held + self._beside + memory.process <= MOST_FILLED * memory.total
-        if not fits:
+            most = MOST_FILLED * memory.total - memory.process - self._beside
+        if held > most:
             self._is_given_back = True
             self.release()
             free()
@@ -119,14 +119,14 @@ class CapturedDecoding:
         """Return the next token's logits; they overwrite the previous ones."""
         rows = len(ids)
         if self._is_first:
-            found = step_logits(self._model, self._cache, ids, attention_mask, positions, is_first=True)
+            logits = step_logits(self._model, self._cache, ids, attention_mask, positions, is_first=True)
             self._mask.fill_(MASKED)
             self._mask[:rows, 0, 0, : ids.shape[1]].masked_fill_(attention_mask > 0, 0.0)
             self._place.fill_(ids.shape[1])
             for layer in self._layers:
                 layer.place, layer.columns = self._place, self._columns
             self._is_first = False
-            return found
+            return logits
         self._ids[:rows].copy_(ids)
         self._positions[:rows].copy_(positions)
         if (rows, self._columns) not in self._graphs and not self._has_captured(rows):
@@ -136,7 +136,7 @@ class CapturedDecoding:
         return logits
 
     def _has_captured(self, rows: int) -> bool:
-        """Capture a step for so many rows; return False if that is impossible, and never retry."""
+        """Capture a step for `rows` rows; return False if that is impossible, and never retry."""
         if not self._captures:
             return False
         try:
@@ -153,11 +153,11 @@ class CapturedDecoding:
         self._mask.index_fill_(3, self._place, 0.0)
         mask = self._mask[:rows, :, :, : self._columns]
         with _without_cast_cache(self._mask.device.type):
-            found = step_logits(
+            logits = step_logits(
                 self._model, self._cache, self._ids[:rows], mask, self._positions[:rows], is_first=False
             )
         self._place.add_(1)
-        return found
+        return logits
 
     @cached_property
     def _side(self) -> torch.cuda.Stream:
@@ -221,16 +221,20 @@ def cast_products(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
         if isinstance(module, nn.Linear | Conv1D):
             for name, weight in list(module.named_parameters(recurse=False)):
                 if weight.dtype == torch.float32:
-                    own = nn.Parameter(weight.detach().to(torch.bfloat16), requires_grad=False)
-                    setattr(module, name, own)
-                    pairs.append((own, weight))
+                    cast_weight = nn.Parameter(weight.detach().to(torch.bfloat16), requires_grad=False)
+                    setattr(module, name, cast_weight)
+                    pairs.append((cast_weight, weight))
     return pairs
+
+
+Decoding = CachedDecoding | CapturedDecoding
+"""The decode steps of one batch."""
 
 
 class CastWeights:
     """The policy's own tensors, except that `model` has bfloat16 copies of the linear layers' weights.
 
-    A decode step then moves two bytes a weight, instead of the six of reading, casting and reading again.
+    A decode step then moves two bytes per weight instead of the six of reading, casting and reading again.
     """
 
     def __init__(self, policy: PreTrainedModel) -> None:
@@ -240,5 +244,5 @@ class CastWeights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the policy's current weights, in place, so that graphs read them."""
-        for own, weight in self._pairs:
-            own.copy_(weight)
+        for cast_weight, weight in self._pairs:
+            cast_weight.copy_(weight)

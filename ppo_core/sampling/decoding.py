@@ -5,19 +5,18 @@ loaded model (`ppo_core.sampling.cache_check`), and noted on it.
 """
 
 import inspect
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-# A KV cache with reserved room: a step writes into it, whereas transformers' own copies it whole to add a token.
-
 
 def reserved_cache(model: PreTrainedModel, tokens: int, rows: int | None = None) -> DynamicCache:
     """Return an empty cache with room for `tokens` of `rows` (None: as many as the first call has).
 
-    Layers of other kinds (a sliding window, a state) stay transformers' own.
+    A step writes into the reserved room; transformers' own cache is copied whole to add a token. Layers of other kinds
+    (a sliding window, a state) stay transformers' own.
     """
     cache = DynamicCache(config=model.config)
     for i, layer in enumerate(cache.layers):
@@ -86,39 +85,16 @@ WAYS = ("batch_select_indices", "reorder_cache")
 """Methods of transformers' caches that drop rows; layers with a state have only the second."""
 
 WAY = "_ppo_core_drops_rows_by"
-"""Attribute of a model naming its way to drop rows, or None; copies of the model have it, too."""
+"""Attribute of a model naming its way to drop rows, or None; copies of the model have it as well."""
 IS_FIXED = "_ppo_core_reads_fixed_buffers"
 """Attribute of a model that can be decoded in buffers of fixed shape (`ppo_core.sampling.cuda_graphs`)."""
 
 
-class Decoding(Protocol):
-    """The decode steps of one batch; the first one takes the prompts."""
-
-    looks_every: int
-    """Steps between two checks for ended rows: each check waits for the device."""
-
-    @property
-    def drops_rows(self) -> bool:
-        """True if rows may leave before the others, and be repeated."""
-        ...
-
-    def logits(self, ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
-        """Return the next token's logits [R, V] after new tokens [R, t], with the mask of all tokens so far."""
-        ...
-
-    def keep(self, rows: Tensor) -> None:
-        """Continue with the rows `rows` [K], in that order; only if it `drops_rows`."""
-        ...
-
-    def leaving(self, ended: Tensor, count: int) -> Tensor | None:
-        """Return the rows to keep decoding, given that only `count` have not `ended` [R]; None: all."""
-        ...
-
-
 class CachedDecoding:
-    """Step-by-step decoding with a cache of at most `tokens` columns."""
+    """Step-by-step decoding of one batch with a cache of at most `tokens` columns; the first step takes the prompts."""
 
     looks_every = 1
+    """Steps between two checks for ended rows: each check waits for the device."""
 
     def __init__(self, model: PreTrainedModel, tokens: int) -> None:
         self._model: Any = model  # a PreTrainedModel that generates has more methods than its type says
@@ -126,21 +102,22 @@ class CachedDecoding:
         self._is_first = True
 
     def logits(self, ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
-        found = step_logits(self._model, self._cache, ids, attention_mask, positions, is_first=self._is_first)
+        """Return the next token's logits [R, V] after new tokens [R, t], with the mask of all tokens so far."""
+        logits = step_logits(self._model, self._cache, ids, attention_mask, positions, is_first=self._is_first)
         self._is_first = False
-        return found
+        return logits
 
     def keep(self, rows: Tensor) -> None:
-        """Continue with some rows."""
+        """Continue with the rows `rows` [K], in that order; only if it `drops_rows`."""
         getattr(self._cache, getattr(self._model, WAY, WAYS[0]))(rows)
 
     @property
     def drops_rows(self) -> bool:
-        """True if a way was found for the model."""
+        """True if rows may leave before the others, and be repeated: the model has a way to drop rows."""
         return getattr(self._model, WAY, WAYS[0]) is not None
 
     def leaving(self, ended: Tensor, count: int) -> Tensor | None:
-        """Return the rows that have not ended, once half of all have."""
+        """Return the rows to keep: those that have not `ended` [R], `count` of them, once half have; None: all."""
         return (~ended).nonzero().squeeze(-1) if self.drops_rows and 2 * count <= len(ended) else None
 
 

@@ -17,7 +17,8 @@ from ppo_core.data.task import Prompt
 from ppo_core.distributed.world import World
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic
-from ppo_core.sampling.generation import MakeGenerator, Request, Rollouts, SamplingSettings
+from ppo_core.sampling.generation import MakeGenerator, Request, Rollouts
+from ppo_core.sampling.next_token import SamplingSettings
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,8 @@ from ppo_core.models.policy import ActorCritic
 from ppo_core.sampling.cache_check import _NoWaiting, decide_decoding
 from ppo_core.sampling.cuda_graphs import CapturedDecoding, CastWeights
 from ppo_core.sampling.decoding import IS_FIXED
-from ppo_core.sampling.generation import Request, Rollouts, SamplingSettings, TransformersGenerator, generate
+from ppo_core.sampling.generation import Request, Rollouts, TransformersGenerator, generate
+from ppo_core.sampling.next_token import SamplingSettings
 from tests.ppo_core.conformance import WORDS, check_generator
 from tests.ppo_core.families import FAMILIES, LORA_TARGETS, load_models, save_family
 

@@ -15,7 +15,8 @@ from ppo_core import PPOConfig
 from ppo_core.errors import TaskError
 from ppo_core.models.load import TaskModels
 from ppo_core.models.policy import LanguageHead, response_states, token_readings
-from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate
+from ppo_core.sampling.generation import Rollouts, generate
+from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import FAMILIES, LORA_TARGETS, UNUSABLE, load_models, save_family
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ppo_core import PPOConfig, checkpoint
-from ppo_core.algorithm.experience import RewardStatistics
-from ppo_core.algorithm.kl import controller_of
+from ppo_core.algorithm.kl_controller import controller_of
+from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.stages import Stage, StagedTrainer, described, require_reached
 from ppo_core.errors import CheckpointError, ConfigError
@@ -284,13 +284,13 @@ def test_another_optimizer_option_holds_although_the_moments_are_the_checkpoints
 def test_rows_that_fitted_into_memory_go_on_unless_other_ones_are_asked_for(tiny: TaskModels, tmp_path: Path) -> None:
     trainer = PPOTrainer(BASE, tiny)
     next(iter(trainer))
-    for chunk, fitted in zip(trainer.state.chunks.all, (3, 2, 1), strict=True):
+    for chunk, fitted in zip(trainer.state.chunks, (3, 2, 1), strict=True):
         chunk.rows = fitted
     trainer.save(tmp_path / "step")
 
     def rows(**changes: Any) -> tuple[int, int, int]:
         forked = fork(replace(BASE, **changes), tiny, tmp_path / "step")
-        generation, scoring, training = (chunk.rows for chunk in forked.state.chunks.all)
+        generation, scoring, training = (chunk.rows for chunk in forked.state.chunks)
         return generation, scoring, training
 
     assert rows(kl_coef=0.5) == (3, 2, 1)

@@ -10,12 +10,8 @@ from ppo_core.algorithm.randomness import Key
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic
-from ppo_core.sampling.generation import (
-    Request,
-    Rollouts,
-    SamplingSettings,
-    TransformersGenerator,
-)
+from ppo_core.sampling.generation import Request, Rollouts, TransformersGenerator
+from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer, collect
 from tests.ppo_core.conformance import check_generator
 from tests.ppo_core.test_trainer import CONFIG, without_seconds

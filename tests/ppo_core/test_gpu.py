@@ -15,7 +15,8 @@ from ppo_core.models.policy import LanguageHead, compare, response_states
 from ppo_core.report import StepReport
 from ppo_core.sampling.cuda_graphs import CapturedDecoding
 from ppo_core.sampling.decoding import IS_FIXED
-from ppo_core.sampling.generation import Rollouts, SamplingSettings, TransformersGenerator, generate
+from ppo_core.sampling.generation import Rollouts, TransformersGenerator, generate
+from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.command_folder import PARTS, SMALL, fill, process
 from tests.ppo_core.conformance import check_generator

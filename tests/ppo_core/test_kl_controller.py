@@ -6,7 +6,7 @@ import math
 import pytest
 
 from ppo_core import PPOConfig
-from ppo_core.algorithm.kl import AdaptiveController, KLController, LandingController, controller_of
+from ppo_core.algorithm.kl_controller import AdaptiveController, KLController, LandingController, controller_of
 
 
 def landing(first: float, target: float, iterations: int) -> LandingController:

@@ -17,7 +17,8 @@ from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import compare, response_states, token_readings
-from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate
+from ppo_core.sampling.generation import Rollouts, generate
+from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import NETWORKS, copies
@@ -109,7 +110,7 @@ def test_a_checkpoint_remembers_how_many_rows_fit(
     assert checkpoint.verify(tmp_path / "step")["state"]["chunk_rows"] == {"generation": 2, "scoring": 4, "training": 1}
     second = PPOTrainer(CONFIGS["shared"], models)
     second.restore(tmp_path / "step")
-    assert [chunk.rows for chunk in second.state.chunks.all] == [2, 4, 1]
+    assert [chunk.rows for chunk in second.state.chunks] == [2, 4, 1]
     for work, rows in zip(WORKS, (2, 4, 1), strict=True):
         run_out(second, work, rows)
     caplog.clear()

@@ -21,7 +21,8 @@ from ppo_core.errors import ConfigError
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
-from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate, likeliest
+from ppo_core.sampling.generation import Rollouts, generate
+from ppo_core.sampling.next_token import SamplingSettings, likeliest
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_networks import CONFIG

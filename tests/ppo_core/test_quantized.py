@@ -192,8 +192,8 @@ def test_a_critic_of_a_path_has_4_bit_weights_too_and_its_score_head(tiny_folder
 
 def test_bytes_of_moments_count_what_is_held() -> None:
     small, large = nn.Parameter(torch.zeros(4095)), nn.Parameter(torch.zeros(4097))
-    assert quantized.bytes_of_8bit_moments(small) == 2 * 4 * 4095
-    assert quantized.bytes_of_8bit_moments(large) == 2 * (4097 + 4 * 17), "17 blocks of 256, a float32 scale each"
+    assert quantized.moment_bytes(small, "adamw_8bit") == 2 * 4 * 4095
+    assert quantized.moment_bytes(large, "adamw_8bit") == 2 * (4097 + 4 * 17), "17 blocks of 256, a float32 scale each"
 
 
 def test_the_options_reach_the_8_bit_optimizer(tiny: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The reviews task: its prompts, its score, its tokenizer, and the models that ship with it."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
@@ -16,13 +17,22 @@ from tools.reviews import make_tokenizer
 from tools.reviews_corpus import (
     LEVELS,
     MAX_WORDS,
+    UNFINISHED,
     augmented,
-    join,
     prefix_scores,
     prompts,
     review,
-    score,
 )
+
+
+def join(words: Sequence[str]) -> str:
+    """The text of the words: spaces between them, none before punctuation."""
+    return " ".join(words).replace(" .", ".").replace(" ,", ",")
+
+
+def score(text: str) -> float:
+    """The sentiment score of a whole text, prompt and response: about -3 to 3, near 0 on average."""
+    return prefix_scores(re.findall(r"\w+|[^\w\s]", text))[-1] if text else -UNFINISHED
 
 
 def _rewards(assets: TaskAssets, texts: Sequence[str]) -> list[float]:

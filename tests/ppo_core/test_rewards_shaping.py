@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppo_core import PPOConfig
-from ppo_core.algorithm.experience import (
+from ppo_core.algorithm.scores import (
     Normalization,
     RewardStatistics,
     clip_scores,

@@ -11,8 +11,10 @@ from ppo_core.data.prompts import encode
 from ppo_core.data.task import Prompt
 from ppo_core.models.load import TaskModels
 from ppo_core.models.policy import LanguageHead, response_states, token_readings
-from ppo_core.sampling.generation import Rollouts, SamplingSettings, _response_texts, eos_ids, generate
+from ppo_core.sampling.generation import Rollouts, generate
+from ppo_core.sampling.next_token import SamplingSettings, eos_ids
 from ppo_core.sampling.sequences import Sequences, padded_left, position_ids
+from ppo_core.sampling.texts import response_texts
 
 PROMPTS = ["w1", "w1 w2 w3 w4", "w5 w6"]
 
@@ -207,7 +209,7 @@ def texts_of(tokenizer: PreTrainedTokenizerFast, prompt: list[int], response: li
     """Return the response's text, of a row that stands in a batch with padding on both sides."""
     ids = [0, *prompt, *response, 0]
     mask = [0, *[1] * (len(prompt) + len(response)), 0]
-    return _response_texts(tokenizer, Sequences(torch.tensor([ids]), torch.tensor([mask]), 1 + len(prompt)))[0]
+    return response_texts(tokenizer, Sequences(torch.tensor([ids]), torch.tensor([mask]), 1 + len(prompt)))[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,8 +14,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from ppo_core.data.task import Prompt
 from ppo_core.models.load import TaskModels
-from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate
-from ppo_core.sampling.sequences import TokenSets
+from ppo_core.sampling.generation import Rollouts, generate
+from ppo_core.sampling.next_token import SamplingSettings
+from ppo_core.sampling.token_sets import TokenSets
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_networks import CONFIG

@@ -5,22 +5,16 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer
 
 from ppo_core import PPOConfig
-from ppo_core.algorithm.experience import (
-    Experience,
-    PolicyReading,
-    RewardStatistics,
-    build_experience,
-    read_policy,
-    token_kl,
-    token_scores,
-)
+from ppo_core.algorithm.experience import Experience, build_experience, read_policy, token_kl
 from ppo_core.algorithm.optim import Optimizers
+from ppo_core.algorithm.scores import RewardStatistics, token_scores
 from ppo_core.algorithm.update import UpdateStatistics, ppo_epochs
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
-from ppo_core.models.policy import ActorCritic
-from ppo_core.sampling.generation import Rollouts, SamplingSettings, generate
+from ppo_core.models.policy import ActorCritic, PolicyReading
+from ppo_core.sampling.generation import Rollouts, generate
+from ppo_core.sampling.next_token import SamplingSettings
 from tests.ppo_core.families import FAMILIES
 
 BASE = PPOConfig(

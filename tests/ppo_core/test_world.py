@@ -10,18 +10,10 @@ from torch import Tensor
 
 from ppo_core import PPOConfig
 from ppo_core.algorithm.advantages import masked_var, masked_whiten
-from ppo_core.algorithm.experience import (
-    Normalization,
-    PolicyReading,
-    RewardStatistics,
-    build_experience,
-    critic_metrics,
-    part_metrics,
-    rollout_metrics,
-    token_kl,
-    token_scores,
-)
+from ppo_core.algorithm.experience import build_experience, token_kl
 from ppo_core.algorithm.optim import Optimizers, StepNorms
+from ppo_core.algorithm.rollout_metrics import critic_metrics, part_metrics, rollout_metrics
+from ppo_core.algorithm.scores import Normalization, RewardStatistics, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.data.task import Prompt, Scored
 from ppo_core.distributed import world as worlds_module
@@ -30,7 +22,7 @@ from ppo_core.errors import ConfigError, OutOfMemory
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
-from ppo_core.models.policy import ActorCritic
+from ppo_core.models.policy import ActorCritic, PolicyReading
 from ppo_core.sampling.generation import Rollouts
 from ppo_core.sampling.sequences import Sequences
 from ppo_core.trainer import PPOTrainer

@@ -1,0 +1,111 @@
+"""Controllers of the KL coefficient β over a run: fixed, adaptive (Ziegler et al. 2019), or landing.
+
+    adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
+    landing     β *= exp(pace · clip(log(forecast / target), ±1)), from σ / √(2 target) on
+                forecast = KL + rise · Σ(learning rates to come) / (the present one)
+
+KL is the exact KL of a rollout batch, in nats per response, which budgets and guards read too; n and horizon count
+episodes. `adaptive` holds the KL at the target once it is there; early in a short run it lowers β regardless, and the
+KL overshoots. `landing` forecasts the KL at the end of the run, if it keeps rising at the same rate per unit of
+learning rate: `rise` is its change per iteration, smoothed over a tenth of the run. Pace and smoothing are shares of
+the run, so that runs of all lengths are steered alike. Its first β is that of the best policy with the target's KL if
+scores are normal with standard deviation σ: reference · exp(score / β) / Z, whose KL is then σ² / (2 β²).
+
+Sources: adaptive, arXiv 1909.08593, section 2.2. The best policy, Rafailov et al. 2023, arXiv 2305.18290, eq. 4.
+landing, this project; docs/benchmarks.md has the measurements.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+from ppo_core.config.hyperparameters import PPOConfig
+
+PACE, FASTEST = 6.0, 0.6
+"""Rise of log β over a run whose forecast is e times the target, and the maximum rise in one iteration."""
+SMOOTHING = 9.0
+"""Weight of the newest change in the smoothed rise of the KL, times the run's iterations."""
+
+
+class KLController:
+    """A fixed β."""
+
+    def __init__(self, coef: float) -> None:
+        self.coef = coef
+
+    def begin(self, spread: Callable[[], float]) -> None:
+        """Set the first β by the standard deviation of a rollout batch's scores, if that determines it."""
+
+    def update(self, kl: float, episodes: int, ahead: float) -> None:
+        """Move β after a rollout batch.
+
+        Args:
+            kl: The batch's mean exact KL, in nats per response.
+            episodes: How many responses the batch has.
+            ahead: Sum of the policy's learning rates of the iterations to come, as a multiple of the present one.
+        """
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the changing state for a checkpoint's JSON; the rest is in the config."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore from a `state_dict`."""
+        self.coef = state["coef"]
+
+
+class AdaptiveController(KLController):
+    """A β that adapts to a target KL, in nats per response, over a horizon in episodes."""
+
+    def __init__(self, coef: float, target: float, horizon: int) -> None:
+        super().__init__(coef)
+        self.target, self.horizon = target, horizon
+
+    def update(self, kl: float, episodes: int, ahead: float) -> None:
+        """Move β by the formula above; a batch longer than the horizon counts as the horizon."""
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        self.coef *= 1 + error * min(episodes / self.horizon, 1.0)
+
+
+class LandingController(KLController):
+    """A β that brings the KL to a target, in nats per response, at the end of a run of `iterations` iterations.
+
+    It is 0 until a batch's scores differ.
+    """
+
+    def __init__(self, target: float, iterations: int) -> None:
+        super().__init__(0.0)
+        self.target, self.iterations = target, iterations
+        self.kl = 0.0
+        self.rise: float | None = None
+
+    def begin(self, spread: Callable[[], float]) -> None:
+        """Set the first β by the formula above, once."""
+        if self.coef == 0:
+            self.coef = spread() / math.sqrt(2 * self.target)
+
+    def update(self, kl: float, episodes: int, ahead: float) -> None:
+        """Move β by the formula above."""
+        change = kl - self.kl
+        weight = min(SMOOTHING / self.iterations, 1.0)
+        self.rise = change if self.rise is None else self.rise + weight * (change - self.rise)
+        self.kl = kl
+        forecast = max(kl + self.rise * ahead, 1e-3)
+        error = min(max(math.log(forecast / self.target), -1.0), 1.0)
+        self.coef *= math.exp(min(PACE / self.iterations, FASTEST) * error)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the changing state."""
+        return {"coef": self.coef, "kl": self.kl} | ({} if self.rise is None else {"rise": self.rise})
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore from a `state_dict`."""
+        self.coef, self.kl, self.rise = state["coef"], state["kl"], state.get("rise")
+
+
+def controller_of(config: PPOConfig, iterations: int) -> KLController:
+    """Return the controller of a run whose policy moves in `iterations` iterations."""
+    if config.kl_target is None:
+        return KLController(config.kl_coef)
+    if config.is_landing:
+        return LandingController(config.kl_target, max(1, iterations))
+    return AdaptiveController(config.kl_coef, config.kl_target, config.horizon)

@@ -1,0 +1,155 @@
+"""Shape scores: normalise, clip, and charge for overlong responses.
+
+Shapes: scores [B]; dense rewards and `mask` [B, T], where the mask is 1 on response tokens. Means and deviations are
+float64, whatever the scores' type.
+
+Sources: Chan, Golub & LeVeque 1983 (merging means and sums of squares); trlx `scale_reward` (running or reference);
+Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13 (the overlong cost).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.task import Scored
+from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.sampling.generation import Rollouts
+
+Normalization = Literal["none", "running", "reference"]
+NO_SPREAD = 1e-8
+"""Standard deviations up to this, relative to the mean if that is over 1, are rounding, not spread."""
+
+
+class RewardStatistics:
+    """Mean and standard deviation of scores: `running` over all so far, `reference` over the first batch, or unused.
+
+    A batch (of all processes, in rank order) is counted before it is shaped, so it affects its own shape.
+    Scores without spread (all equal, or only one) are shifted to 0 and not scaled: dividing by almost nothing would
+    blow up the first score that differs. A reference batch without spread therefore never changes the scale.
+    """
+
+    def __init__(self, mode: Normalization, world: World = ONE_PROCESS) -> None:
+        self.mode = mode
+        self.world = world
+        self.count = 0
+        self.mean = 0.0
+        """Mean of the counted scores; 0 before any."""
+        self.squares = 0.0
+        """Sum of squared distances from the mean."""
+
+    @property
+    def std(self) -> float:
+        """Standard deviation (of the population) of the counted scores; 0 before any."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+    @property
+    def scale(self) -> float:
+        """Divisor of scores."""
+        return self.std if self.std > NO_SPREAD * max(1.0, abs(self.mean)) else 1.0
+
+    def update(self, scores: Tensor) -> None:
+        """Count a batch of scores [B], unless the mode uses none, or has its reference already."""
+        if self.mode == "none" or scores.numel() == 0 or (self.mode == "reference" and self.count):
+            return
+        batch = self.world.gather(scores.detach()).cpu().double()  # some accelerators have no float64
+        count, mean = batch.numel(), float(batch.mean())
+        squares = float(((batch - mean) ** 2).sum())
+        total = self.count + count
+        difference = mean - self.mean
+        self.squares += squares + difference**2 * self.count * count / total
+        self.mean += difference * count / total
+        self.count = total
+
+    def shape(self, scores: Tensor) -> Tensor:
+        """Count a batch of scores [B] and return it as (score - mean) / std."""
+        self.update(scores)
+        if self.mode == "none":
+            return scores
+        return ((scores.detach().cpu().double() - self.mean) / self.scale).to(scores)
+
+    def shape_dense(self, rewards: Tensor, mask: Tensor) -> Tensor:
+        """Count the responses' sums, and return dense rewards [B, T] whose sums are shaped as by `shape`.
+
+        Every token is divided by the deviation of the sums, which keeps tokens' relative worth; the shift, which
+        belongs to the response and not to a token, is put on its last token.
+        """
+        if self.mode == "none":
+            return rewards * mask
+        self.update((rewards * mask).detach().cpu().double().sum(-1))
+        shift = rewards.new_full(rewards.shape[:1], -self.mean / self.scale)
+        return on_last_token(rewards * mask / self.scale, shift, mask)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state for a checkpoint: plain numbers that JSON stores without loss."""
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore from a `state_dict`."""
+        self.count = int(state["count"])
+        self.mean = state["mean"]
+        self.squares = state["squares"]
+
+
+def on_last_token(rewards: Tensor, amounts: Tensor, mask: Tensor) -> Tensor:
+    """Return rewards [B, T] with the amounts [B] added at each response's last token; empty responses are skipped."""
+    lengths = mask.sum(-1).long()
+    last = (lengths - 1).clamp(min=0).unsqueeze(-1)
+    return rewards.scatter_add(1, last, (amounts.to(rewards) * (lengths > 0)).unsqueeze(-1))
+
+
+def clip_scores(scores: Tensor, cliprange_reward: float | None) -> Tensor:
+    """Return scores [B] clipped to ± cliprange_reward (None: unchanged).
+
+    For dense rewards, the clip's change of a response's sum belongs on its last token (`on_last_token`).
+    """
+    return scores if cliprange_reward is None else scores.clamp(-cliprange_reward, cliprange_reward)
+
+
+def overlong_cost(lengths: Tensor, response_length: int, buffer: int, penalty: float) -> Tensor:
+    """Return the penalties for responses of these lengths [B], to subtract from their scores; float [B].
+
+    0                                                        up to response_length - buffer tokens
+    penalty (length - (response_length - buffer)) / buffer   from there to response_length
+    penalty                                                  beyond
+    """
+    return penalty * ((lengths.float() - (response_length - buffer)) / buffer).clamp(0, 1)
+
+
+def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored, rollouts: Rollouts) -> Tensor:
+    """Return the shaped scores [B, T]: normalised, then clipped, then less the penalties.
+
+    A response's score is on its last token, but dense rewards stay on theirs.
+    """
+    mask = rollouts.sequences.response_mask
+    totals = mask.new_tensor(scored.totals)
+    if scored.dense is None:
+        rewards = on_last_token(
+            torch.zeros_like(mask), clip_scores(statistics.shape(totals), config.cliprange_reward), mask
+        )
+    else:
+        padded = [[*row, *[0.0] * (mask.shape[1] - len(row))] for row in scored.dense]
+        shaped = statistics.shape_dense(mask.new_tensor(padded), mask)
+        sums = shaped.sum(-1)
+        rewards = on_last_token(shaped, clip_scores(sums, config.cliprange_reward) - sums, mask)
+    costs = torch.zeros_like(totals)
+    if config.missing_eos_penalty is not None:
+        costs = costs + config.missing_eos_penalty * ~rollouts.ended
+    if config.overlong_buffer is not None:
+        costs = costs + overlong_cost(
+            rollouts.lengths, config.response_length, config.overlong_buffer, config.overlong_penalty
+        )
+    return on_last_token(rewards, -costs, mask)
+
+
+def score_spread(config: PPOConfig, token_scores: Tensor, world: World = ONE_PROCESS) -> float:
+    """Return the standard deviation of the batch's shaped scores, in the units that β weighs the KL against.
+
+    As a term of the loss, β weighs it against advantages; where these are scaled to 1, so is the result.
+    """
+    spread = float(world.gather(token_scores.sum(-1)).cpu().double().std(correction=0))
+    is_scaled = config.whitens_advantages or config.advantage_estimator == "grpo"
+    return 1.0 if config.use_kl_loss and is_scaled and spread > 0 else spread
