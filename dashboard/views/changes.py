@@ -34,7 +34,7 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
         else:
             _advice(store, snapshot, trial, diagnosis)
     if not diagnoses:
-        st.text(why_nothing(trial))
+        st.text(why_nothing(trial, snapshot.view.spec.kl_budget))
     elif is_choice(diagnoses):
         st.caption("Try one change at a time, the first one first, to see which one helps.")
     control_parts.draw_result()

@@ -10,7 +10,7 @@ from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import common
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
-from tuner.judge.paired import over
+from tuner.judge.paired import over, screened_note
 from tuner.judge.results import LONGER, differences
 from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
@@ -101,17 +101,10 @@ def _differences(store: Store, rows: Sequence[TrialRow]) -> None:
         error = "" if difference.se is None else f" ± {difference.se:.3f}"
         st.text(
             f"Trial {row.number} against trial {base.number}: {difference.mean:+.3f}{error} reward, "
-            f"{difference.verdict}.{_screened([trial.number for trial in (base, row) if trial.is_at_rung])}"
+            f"{difference.verdict}.{screened_note(base, row)}"
         )
     if not has_difference:
         st.info(f"Trial {base.number} or all the others have no value yet, so there is no difference to show.")
-
-
-def _screened(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return ""
-    who = "Trial {} is" if len(numbers) == 1 else "Trials {} are"
-    return f" {who.format(_listed(numbers))} screened, so this does not compare whole runs."
 
 
 def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:

@@ -85,7 +85,7 @@ def diagnose(args: argparse.Namespace) -> int:
         else:
             out.print(f"  Try {finding.advice}:\n  {command}", soft_wrap=True)
     if not findings:
-        out.print(diagnoses.why_nothing(trial))
+        out.print(diagnoses.why_nothing(trial, view.spec.kl_budget))
     elif diagnoses.is_choice(findings):
         out.print(
             "Try one change at a time, the first one first: with several at once you cannot see which one helped."

@@ -276,8 +276,12 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
         f"how many of the best configurations, beside the reference (default: up to {DEFAULT_TOP})",
     )
     confirm.value("--seeds", "N", positive_int, f"runs of each (default: {DEFAULT_SEEDS})", DEFAULT_SEEDS)
-    confirm.value(
-        "--total-episodes", "N", positive_int, "the runs' length, such as that of the launch (default: the study's)"
+    confirm.add_argument(
+        "--total_episodes",
+        "--total-episodes",
+        metavar="N",
+        type=positive_int,
+        help="the runs' length, such as that of the launch (default: the study's)",
     )
     confirm.switch("--show", "run nothing: print what was confirmed so far")
     for parser in (demo, run, confirm):

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.metrics import METRICS
 from ppo_core.output import (
     KL_UNIT,
@@ -34,7 +34,7 @@ from ppo_core.output import (
 )
 from tuner.control.forks import ValueCheckpoint
 from tuner.environment import shortened
-from tuner.judge.paired import Difference
+from tuner.judge.paired import Difference, screened_note
 from tuner.judge.results import FrontPoint, Measured, Source, StudyView, value_sources
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import ends_within
@@ -272,6 +272,8 @@ def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
     for name, source in sources.items():
         if source != "default":
             text, style = SOURCES[source]
+            no_effect = inert(name, trial.config) if name.startswith("kl_") else None
+            text = text if no_effect is None else f"no effect: {no_effect}"
             table.add_row(name, short(trial.config[name], 6), HYPERPARAMETERS[name].unit, text, style=style)
     table.caption = f"{len(sources) - table.row_count} others have their defaults; --json prints all."
     table.caption_justify = "left"
@@ -332,7 +334,8 @@ def difference_line(base: TrialRow, other: TrialRow, difference: Difference | No
     names = f"Trial {other.number} minus trial {base.number}"
     if difference is None:
         return f"{names}: one of them has no value."
-    return f"{names}: {plus_minus(difference.mean, difference.se)} reward, {difference.verdict}."
+    reward = plus_minus(difference.mean, difference.se)
+    return f"{names}: {reward} reward, {difference.verdict}.{screened_note(base, other)}"
 
 
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:

@@ -132,6 +132,9 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
             out.print(_test_line(answer))
         out.print(render.checkpoint_line(answer.checkpoint), soft_wrap=answer.checkpoint.kept.path is not None)
     _print_certainty(out, answer)
+    if view.state == "unfinished":
+        resume = command(["run", view.row.name], store)
+        out.print(f"The search is not finished; to resume it: {resume}", soft_wrap=True)
     print_launch(out, store, answer)
 
 

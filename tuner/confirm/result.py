@@ -206,8 +206,12 @@ def _signed(interval: Interval | None) -> str:
     return "" if interval is None else f"{'+' if interval.mean >= 0 else ''}{interval.text}"
 
 
+def _lead(interval: Interval | None) -> str:
+    return "" if interval is None else f"behind by {interval.text}"
+
+
 def _with_differences(tied: Sequence[Confirmed]) -> str:
-    return ", ".join(f"{one.name} ({_signed(one.under_best)})" for one in tied)
+    return ", ".join(f"{one.name} ({_lead(one.under_best)})" for one in tied)
 
 
 def confirmations(store: Store, view: StudyView) -> list[Confirmation]:

@@ -54,8 +54,10 @@ def most_kept(spec: StudySpec) -> int:
 
 
 def full_trials(spec: StudySpec) -> float:
-    """Return the cost of a study's search, in trials of full length."""
-    return spec.budget if spec.budget is not None else (spec.trials or 0) * _cost(spec)
+    """Return the cost of a study's search, in trials of full length; with a budget at most that of all its trials."""
+    if spec.budget is None:
+        return (spec.trials or 0) * _cost(spec)
+    return spec.budget if spec.trials is None else min(spec.budget, spec.trials)
 
 
 def _cost(spec: StudySpec) -> float:

@@ -79,6 +79,8 @@ class Answer:
     """Basis of the choice, if not confirmed."""
     launch: tuple[str, ...]
     """Words of the launch command, without the storage's flags."""
+    is_finished: bool
+    """True once the search has ended; only then can it be confirmed."""
 
     @property
     def number(self) -> int:
@@ -91,8 +93,8 @@ class Answer:
 
     @property
     def confirm(self) -> tuple[str, ...]:
-        """Words of the command that raises certainty; empty: it is confirmed, or this is not the study's own budget."""
-        if self.badge is Badge.CONFIRMED or self.kl_budget != self.own_budget:
+        """Words of the command that raises certainty; empty: confirmed, unfinished, or another KL budget."""
+        if not self.is_finished or self.badge is Badge.CONFIRMED or self.kl_budget != self.own_budget:
             return ()
         words = ["confirm", self.study]
         done = self.confirmation
@@ -232,6 +234,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         own_budget=own.kl_budget,
         chose="One run of each trial" if own.listed else "One search on one seed",
         launch=tuple(words),
+        is_finished=view.state == "finished",
     )
 
 

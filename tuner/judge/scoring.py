@@ -165,7 +165,7 @@ class Extent:
     spent: float
     """Cost of the search so far, in trials of full length."""
     budget: float | None
-    """Budget of the search; None: not limited."""
+    """Budget of the search, at most what all of `total` trials can cost; None: not limited."""
     confirming: int = 0
     """Confirming runs."""
     confirmed: int = 0
@@ -210,7 +210,7 @@ def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
         screened=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
         spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
-        budget=spec.budget,
+        budget=spec.budget if spec.budget is None or spec.trials is None else min(spec.budget, spec.trials),
         confirming=len(confirming),
         confirmed=sum(row.status.is_final for row in confirming),
     )
