@@ -42,7 +42,7 @@ class Metric:
 
 
 QUANTILES = {"min": "minimum", "q25": "lower quartile", "q50": "median", "q75": "upper quartile", "max": "maximum"}
-"""Quantiles reported of a distribution beside its mean and spread, by suffix, at evenly spaced levels from 0 to 1."""
+"""Quantiles reported of a distribution in addition to its mean and spread, by suffix, at evenly spaced levels from 0 to 1."""
 
 _NATS = "nats per response"
 _TOKEN = "nats per token"

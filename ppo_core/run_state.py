@@ -148,7 +148,7 @@ class RunState:
             CheckpointError: it is damaged, of another task or network, or of another value of a hyperparameter that is
                 fixed by a checkpoint; in one process, and so in all.
         """
-        # Sharded weights are passed between processes: errors of reading must come before.
+        # Loading sharded weights is collective, so errors of reading must be raised first.
         state, before, changed, weights, moments = together(self.world, lambda: self._read(folder))
         with torch.no_grad():
             for name, weight in self.network.trained().items():

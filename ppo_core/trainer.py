@@ -288,7 +288,7 @@ def _whole_state(policy: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Add the seconds of a phase to `seconds`, as a metric."""
+    """Record the seconds of a phase in `seconds`, as a metric."""
     start = time.perf_counter()
     yield
     seconds[f"time/{phase}"] = time.perf_counter() - start

@@ -154,10 +154,10 @@ class _Clock:
         trainer.evaluated = self._timed  # type: ignore[method-assign]
         self._mark = self._read()
 
-    def _timed(self, report: StepReport) -> StepReport:
+    def _timed(self, report: StepReport, **options: Any) -> StepReport:
         start = time.process_time()
         try:
-            return self._evaluated(report)
+            return self._evaluated(report, **options)
         finally:
             self._evaluations += time.process_time() - start
 

@@ -27,7 +27,7 @@ NO_SPREAD = 1e-8
 class RewardStatistics:
     """Mean and standard deviation of scores: `running` over all so far, `reference` over the first batch, or unused.
 
-    A batch (of all processes, in rank order) is counted before it is shaped, so it affects its own shape.
+    A batch (of all processes, in rank order) is counted before it is shaped: its own scores enter the mean and spread.
     Scores without spread (all equal, or only one) are shifted to 0 and not scaled: dividing by almost nothing would
     blow up the first score that differs. A reference batch without spread therefore never changes the scale.
     """

@@ -114,7 +114,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
     return RunPlan(run=run, parts=parts, base_values=base_values, flags=flags, trl=trl_file, push=push)
 
 
-_NO_CHANGES = ("total_episodes", "seed")
+_NOT_COUNTED_AS_CHANGES = ("total_episodes", "seed")
 """Hyperparameters that do not count as changes: a run's length and seed."""
 
 
@@ -126,7 +126,7 @@ def _origin(start: Start, config: PPOConfig, stages: Sequence[Stage]) -> RunOrig
         name: None
         for before, after in zip(trial_values, run_values, strict=True)
         for name, value in before.items()
-        if name not in _NO_CHANGES and after[name] != value
+        if name not in _NOT_COUNTED_AS_CHANGES and after[name] != value
     }
     return replace(start.origin, changed=tuple(changed))
 

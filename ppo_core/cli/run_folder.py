@@ -37,7 +37,7 @@ CHECKPOINTS, TRACKERS, MODEL, BEST_MODEL = "checkpoints", "trackers", "model", "
 _FORMAT = 2
 _REQUIRED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "save_every_episodes",
              "save_every_seconds", "command", "config", "finished")  # fmt: skip
-"""Keys that each version of `run.json` has; later ones may be missing in a run's of an older version."""
+"""Keys that each version of `run.json` has; keys added later may be missing from older runs."""
 _NOT_STORED = ("output", "resume_from", "first_step")
 """Fields of a run that follow from its folder's content."""
 _OF_SAMPLE = ("prompt_index", "prompt", "response", "reward", "parts", "kl", "length")

@@ -76,7 +76,7 @@ class Trackers:
             try:
                 tracker.start()
                 if run.is_new and name not in _TAKE_CONFIGURATION:
-                    tracker.store_init_configuration(_set_values(run))
+                    tracker.store_init_configuration(_given_values(run))
             except Exception as error:  # trackers raise errors of any class
                 self.finish()
                 raise ConfigError(f'report_to: tracker "{name}" does not start: {error}') from error
@@ -106,7 +106,7 @@ def _make_tracker(name: str, run: TrackedRun) -> "GeneralTracker":
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     tracker_class: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]
-    shared = {"config": _set_values(run), **({} if run.group is None else {"group": run.group})}
+    shared = {"config": _given_values(run), **({} if run.group is None else {"group": run.group})}
     options: Mapping[str, Mapping[str, Any]] = {
         # Steps that were logged before an interruption and are run again are hidden.
         "tensorboard": {"purge_step": run.first_step},
@@ -120,5 +120,5 @@ def _make_tracker(name: str, run: TrackedRun) -> "GeneralTracker":
     return tracker_class(PROJECT, **options.get(name, {}))
 
 
-def _set_values(run: TrackedRun) -> dict[str, Any]:
+def _given_values(run: TrackedRun) -> dict[str, Any]:
     return {name: value for name, value in run.configuration.items() if value is not None}

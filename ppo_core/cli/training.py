@@ -1,6 +1,6 @@
 """One training run from its command line to its model: train, record and show each step, save, and report the end.
 
-Only what trains imports torch.
+Torch is imported only when training starts.
 """
 
 import functools

@@ -165,7 +165,7 @@ WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "lora_target_parameters": (([],), _PLAIN_LORA),
     "push_to_hub": ((False,), _PUSH),
     "hub_model_id": ((), _PUSH),
-    "hub_private_repo": ((), _PUSH),
+    "hub_private_repo": ((False,), _PUSH),
     "save_strategy": (("steps",), "not followed; save_every_seconds and new best evaluations save checkpoints"),
 }
 """Fields that would change a run but are not followed: values that need no warning, and the warning."""

@@ -1,8 +1,8 @@
 """Every PPO hyperparameter, declared once.
 
 One `hyper` declaration per field feeds validation, the command line, the search space, the dashboard's labels and the
-docs. `valid` is mathematics and always holds; `search` is advice for a 1B to 7B model, which a task or a study may
-replace. Never imports torch.
+docs. `valid` is a mathematical limit, always enforced; `search` is advice for a 1B to 7B model, which a task or a
+study may replace. Never imports torch.
 """
 
 import dataclasses

@@ -187,7 +187,7 @@ def _csv_rows(reader: Any, header: list[str], suffix: str) -> Iterator[PromptRow
         except csv.Error as error:
             yield PromptRow(where, None, str(error))
             continue
-        if len(cells) == len(header):
+        if cells and len(cells) == len(header):
             yield PromptRow(where, dict(zip(header, (cell or None for cell in cells), strict=True)))
         elif cells:
             yield PromptRow(where, None, f"{len(cells)} fields, not {len(header)}")
@@ -220,6 +220,24 @@ def _read_cells(cells: list[str]) -> dict[str, Any]:
     kinds = {float if type(value) is int else type(value) for value in values}
     is_one_kind = len(kinds) == 1 and kinds <= {bool, float, list, dict}
     return dict(zip(cells, map(plain, values), strict=True)) if is_one_kind else {}
+
+
+@dataclass(frozen=True)
+class JoinedSplit:
+    """Splits one after the other; each reads only its own rows of a slice."""
+
+    parts: Sequence[Split]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, part: slice) -> list[PromptRow]:
+        start, stop, _ = part.indices(len(self))
+        rows: list[PromptRow] = []
+        for split in self.parts:
+            rows += split[max(0, start) : max(0, stop)]
+            start, stop = start - len(split), stop - len(split)
+        return rows
 
 
 Reader = Callable[[Path, str, PromptSource], Split]
@@ -285,10 +303,11 @@ def _read_folder(path: Path, source: PromptSource) -> tuple[Mapping[str, Split],
     unnamed = [str(file) for file, name in names.items() if name is None]
     if len(unnamed) == len(files):
         names, unnamed = dict.fromkeys(files, "train"), []
-    splits: dict[str, list[PromptRow]] = {}
+    parts: dict[str, list[Split]] = {}
     for file, name in names.items():
         if name is not None:
-            splits.setdefault(name, []).extend(read_file(path / file, f" of {file}", source)[:])
+            parts.setdefault(name, []).append(read_file(path / file, f" of {file}", source))
+    splits = {name: JoinedSplit(files) for name, files in parts.items()}
     notes = (f"prompts: files with no split in their name left out: {', '.join(unnamed)}",) if unnamed else ()
     return splits, notes
 
@@ -400,7 +419,7 @@ class _Sieve:
         self._seen: set[str] = set()
 
     def keep(self, rows: Sequence[PromptRow]) -> list[_Kept]:
-        """Return a split's rows that are prompts; those of an earlier split are not repeated."""
+        """Return a split's rows that are prompts; texts already kept for an earlier split are left out."""
         prompts = []
         for position, row in enumerate(rows):
             try:

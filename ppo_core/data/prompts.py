@@ -132,7 +132,7 @@ ANSWERED_ROLES = ("user", "tool")
 
 
 class NoPromptError(Exception):
-    """A row's value is not a prompt, for a reason and with details."""
+    """A row's value that is not a prompt, with the reason and details."""
 
     def __init__(self, reason: Reason, why: str = "") -> None:
         super().__init__(reason, why)

@@ -292,7 +292,8 @@ def make_task(
         test_prompts: A data file of the prompts of the final test; unless given, a split of `prompts`.
         doc: A description of the task, in a sentence.
         kl_budget: Highest eval KL a recommended policy may have, in nats per response.
-        kl_limit: KL at which the guard stops a trial, in nats per response. Default: 15, or half more than the budget.
+        kl_limit: KL at which the guard stops a trial, in nats per response. Default: 15, or 1.5 times the budget if
+            that is more.
         eval: `temperature`, `response_length` (default: the reference's, else as declared), `seed` (0), and the most
             `prompts` of an evaluation.
         reference: Hyperparameters other than the declared defaults.

@@ -55,6 +55,7 @@ class TaskModels:
 
         Raises:
             RewardError: a part of the reward cannot score.
+            OutOfMemory: a reward model's batch does not fit.
         """
         texts = self.token_texts(rollouts.sequences)
         return self.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
@@ -67,7 +68,7 @@ class TaskModels:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device that accelerate finds (`auto`), prepared; the CPU for `cpu`, and if that device has no float64.
+    """Return the device that accelerate finds (`auto`), prepared; the CPU for `cpu`, or if that device lacks float64.
 
     Raises:
         ConfigError: another name, or a launch of more processes than there are GPUs.

@@ -23,7 +23,7 @@ from ppo_core.sampling.sequences import Sequences, position_ids
 from ppo_core.sampling.token_sets import TokenSets
 
 LOGITS_AT_ONCE = 2**25
-"""Logits that may always be held at once, beside those of one backward pass (128 MiB in float32)."""
+"""Logits that may always be held at once, in addition to those of one backward pass (128 MiB in float32)."""
 
 SavePolicy = Callable[..., Any]
 """Saves the policy to a folder for transformers or peft; for sharded weights it is given `state_dict`."""

@@ -3,7 +3,7 @@
     POST {"prompts": [...], "responses": [...], "ended": [...], "columns": {name: [...]}}
     ->   {"rewards": [...]} or [...]
 
-`ended` tells for each response if it ended by itself, and was not cut at response_length.
+`ended` is true for each response that ended by itself rather than being cut at response_length.
 
 One request per `batch_size` responses, `concurrency` of them at a time. A request that fails on the way, or is answered
 with 429 or 5xx, is sent again.

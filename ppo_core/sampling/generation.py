@@ -135,7 +135,7 @@ class TransformersGenerator:
 
 
 BeginDecoding = Callable[[int, int], Decoding]
-"""Prepares for a batch: called with its most rows and columns."""
+"""Prepares for a batch: called with the maximum number of rows and of columns."""
 
 
 @torch.no_grad()

@@ -174,7 +174,7 @@ def _is_text(argument: str) -> bool:
 
 
 def _without_secrets(arguments: Sequence[str]) -> list[str]:
-    from ppo_core.output import without_secrets  # loads SQLAlchemy
+    from ppo_core.output import without_secrets
 
     return [without_secrets(argument) for argument in arguments]
 
