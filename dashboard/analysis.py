@@ -1,4 +1,4 @@
-"""Numbers computed from a study's frames: savings by early ends, trials by setting, lineage, the front."""
+"""Numbers computed from a study's frames: savings from ending trials early, trials by setting, lineage, the front."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ def settings(trials: pd.DataFrame, rows: Sequence[TrialRow]) -> list[str]:
 
     β is included wherever trials differ in it, even if only a fork changed it.
     """
-    numbers = trials.filter(regex=f"^{PARAMS}").select_dtypes("number")
+    numbers = trials.filter(regex=f"^{PARAMS}").select_dtypes(["number", "bool"])
     varied = {column.removeprefix(PARAMS) for column in numbers if numbers[column].nunique() > 1}
     if len(spanning(rows, BETA)) > 1:
         varied.add(BETA)

@@ -1,6 +1,6 @@
 """Live charts (ECharts) of curves, cost and incidents: pure functions from step rows to options.
 
-The building blocks are in `dashboard.echarts`; figures that stay still are Plotly's, in `dashboard.figures`.
+The building blocks are in `dashboard.echarts`; static figures use Plotly, in `dashboard.figures`.
 
 Text from outside never enters a chart.
 """
@@ -314,8 +314,8 @@ class _Chart:
         name = self.names.get(number)
         return f"{number}: {name}" if name else f"{number}"
 
-    def is_right(self, x: float) -> bool:
-        """Return True if a label at this position has more room on its left."""
+    def is_near_right_edge(self, x: float | pd.Series) -> Any:
+        """Return True, or a series of it, if a label at this position has more room on its left."""
         return x > self.span[0] + 0.7 * (self.span[1] - self.span[0])
 
 
@@ -370,7 +370,7 @@ def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
 def _labels_below(chart: _Chart) -> dict[str, bool]:
     """Return for each level True if its label, at the right end, has more room below the line."""
     numbers = chart.points.dropna(subset="y")
-    near = numbers.loc[numbers["x"].map(chart.is_right), "y"]
+    near = numbers.loc[chart.is_near_right_edge(numbers["x"]), "y"]
     heights = [*numbers["y"], *chart.levels.values()]
     room = 0.12 * (max(heights) - min(heights)) if heights else 0.0
     return {
@@ -514,7 +514,7 @@ def _ends(chart: _Chart) -> list[Option]:
         is_bright = trial.number in chart.looks
         end = echarts.early_end(
             trial.number, (x, min(y, chart.top)), chart.looks[trial.number].colour if is_bright else FAINT,
-            (chart.called(trial.number), text), is_bright=is_bright, on_left=chart.is_right(x),
+            (chart.called(trial.number), text), is_bright=is_bright, on_left=bool(chart.is_near_right_edge(x)),
         )  # fmt: skip
         ends.setdefault((is_bright, Status(trial.status)), []).append(end)
     return [
@@ -544,7 +544,9 @@ def _pauses(chart: _Chart, screened: Mapping[int, RungPause]) -> tuple[list[Data
         words = (chart.called(number), f" {screened_text(pause.score)}") if number in at_rung else ("", "")
         name, score = f"Trial {number} {style.SCREENED}, score", math.nan if pause.score is None else pause.score
         colour = chart.looks[number].colour
-        pauses.append(echarts.point(name, (x, y), score, colour, mark, words, on_left=chart.is_right(x)))
+        pauses.append(
+            echarts.point(name, (x, y), score, colour, mark, words, on_left=bool(chart.is_near_right_edge(x)))
+        )
     return pauses, [echarts.points_behind(greys, mark)] if greys else []
 
 

@@ -71,7 +71,7 @@ class StepCache:
         if not changed:
             return
         restarted = [row.number for row in changed if self._is_restarted(row)]
-        kept = self._frame[~self._frame["trial"].isin(restarted)]
+        kept = self._frame[~self._frame["trial"].isin(restarted)] if restarted else self._frame
         newest = kept.groupby("trial")["step"].max()
         by_newest: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for row in changed:
@@ -277,16 +277,18 @@ def curves(
         numbers: Trials to read; None: all.
         evaluations_only: Only the steps that have an evaluation, which are few.
     """
-    chosen = [row for row in snapshot.view.trials if numbers is None or row.number in numbers]
+    wanted = None if numbers is None else set(numbers)
+    chosen = [row for row in snapshot.view.trials if wanted is None or row.number in wanted]
     return _step_cache(_source(store, snapshot.view.row), tuple(metrics), evaluations_only).read(store, chosen)
 
 
 def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
     """Return a cache key for figures that changes whenever these trials change."""
+    wanted = set(numbers)
     changing = [
         (row.number, *_progress(row), style.status_text(row), row.rung_score, row.ended_at)
         for row in snapshot.view.trials
-        if row.number in numbers
+        if row.number in wanted
     ]
     return f"{_source(store, snapshot.view.row)}|{hash(tuple(changing))}"
 

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from dashboard import analysis, charts, safe_text, style
 from dashboard.analysis import Checkpoint, rule_label
 from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
-from dashboard.data import PARAMS as PARAMS
+from dashboard.data import PARAMS
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
@@ -88,7 +88,7 @@ def add_trials(
             y=group[y],
             legendgroup=kind,
             showlegend=False,
-            customdata=group[list(columns)],
+            customdata=group[list(columns)].to_numpy().tolist(),  # as a typed array the browser returns no numbers
             hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {kind}{hover}<extra></extra>",
             **attributes,
         )

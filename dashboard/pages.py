@@ -1,4 +1,4 @@
-"""The script that Streamlit runs at each visit: it draws the page that the address names."""
+"""The script that `app.py` runs at each visit: it draws the page that the address names."""
 
 import importlib
 from collections.abc import Callable

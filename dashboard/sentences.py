@@ -23,11 +23,12 @@ def of_front(evaluated: pd.DataFrame, kl_budget: float) -> str:
     if inside.empty:
         return f"No checkpoint is within the KL budget of {kl_budget:g} nats."
     best, half = inside.loc[inside["reward"].idxmax()], analysis.trained_within(evaluated, kl_budget / 2)
-    text = f"Within {kl_budget:g} nats the front reaches a reward of {best['reward']:.3g} (trial {best['trial']:.0f})"
+    text = f"Within {kl_budget:g} nats the best reward is {best['reward']:.3g} (trial {best['trial']:.0f})"
     if half["reward"].max() < best["reward"]:
         text += f"; half of that KL reaches {half['reward'].max():.3g}"
-    more = evaluated.loc[evaluated["step"] > 0, "reward"].max() - best["reward"]
-    return f"{text}; more KL than that adds {f'{more:.2g}' if more > 0 else 'nothing'}."
+    over = evaluated[evaluated["step"] > 0].drop(inside.index, errors="ignore")
+    more = over["reward"].max() - best["reward"]
+    return f"{text}; what is over the budget adds {f'{more:.2g}' if more > 0 else 'nothing'}."
 
 
 def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
@@ -66,9 +67,8 @@ def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
     widths = pd.Series({name: rank.max() - rank.min() for name, rank in ranks.items()}, dtype=float).dropna()
     if len(widths) < 2 or len(points) <= len(best):
         return ""
-    close, apart = (
-        f"{HYPERPARAMETERS[name].label} ({_span(best, name)})" for name in (widths.idxmin(), widths.idxmax())
-    )
+    order = widths.sort_values(kind="stable").index
+    close, apart = (f"{HYPERPARAMETERS[name].label} ({_span(best, name)})" for name in (order[0], order[-1]))
     return f"The {len(best)} best trials lie closest together in {close} and furthest apart in {apart}."
 
 

@@ -136,7 +136,7 @@ LEAST_PREFIX = 3
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the valid name closest to `name`, or an empty string.
 
-    That is our name for what other trainers call `name`, else a name with similar letters, else one that begins with it.
+    That is our name for what other trainers call `name`, else a name with similar letters, else a longer one.
     Dashes before a flag do not count as letters.
     """
     given = name.lstrip("-").lower()

@@ -95,7 +95,7 @@ def of_a_study(choice: Choice, draw: DrawPage, *, under_own_budget: bool = False
 def study_page(
     without_trials: str = "", *, under_own_budget: bool = False
 ) -> Callable[[DrawPage], Callable[[Choice], None]]:
-    """Make a page of a function that draws the chosen study.
+    """Turn a function that draws the chosen study into a page.
 
     Args:
         without_trials: Shown until the first trial has started; empty: the function draws a study without trials, too.
@@ -108,7 +108,7 @@ def study_page(
                 draw(store, snapshot, chosen)
             else:
                 watch(store, snapshot)
-                not_begun(snapshot, without_trials)
+                not_started(snapshot, without_trials)
 
         return partial(of_a_study, draw=draw_or_wait, under_own_budget=under_own_budget)
 
@@ -157,6 +157,7 @@ def live(snapshot: Snapshot, draw: DrawPart, head: DeltaGenerator | None = None)
 
     def redraw(store: Store, latest: Snapshot) -> None:
         draw_the_whole_page_if_asked()
+        latest = data.under_budget(store, latest, snapshot.view.spec.kl_budget)
         if (latest.view.state, bool(latest.view.trials)) != (snapshot.view.state, bool(snapshot.view.trials)):
             st.rerun()  # the page's timer and sections depend on both
         if head is not None:
@@ -177,7 +178,6 @@ def _at_each_refresh(snapshot: Snapshot, draw: DrawPart) -> None:
             store, latest = open_store(), snapshot
             if not is_first_run:
                 latest = data.snapshot(store, snapshot.view.row.name)
-                latest = data.under_budget(store, latest, snapshot.view.spec.kl_budget)
             is_first_run = False
             draw(store, latest)
 
@@ -301,7 +301,7 @@ def new_study() -> list[str]:
     return [copy, *(data.command([word, "my-study.toml"]) for word in ("estimate", "run"))]
 
 
-def not_begun(snapshot: Snapshot, text: str, title: str = "No trials yet") -> None:
+def not_started(snapshot: Snapshot, text: str, title: str = "No trials yet") -> None:
     """Draw the empty state of a new study; `text` says what will appear."""
     guide(title, f"{text} If the study is not running, resume it:", [data.command(["run", snapshot.view.row.name])])
 
@@ -342,7 +342,7 @@ def started(snapshot: Snapshot, chosen: Numbers, most: int | None = None) -> Num
 Item = TypeVar("Item")
 
 
-def on_page(items: Sequence[Item], per_page: int, key: str) -> Sequence[Item]:
+def paginate(items: Sequence[Item], per_page: int, key: str) -> Sequence[Item]:
     """Return the items on the chosen page, which is in the link; the choice is drawn if there are several pages."""
     pages = -(-len(items) // per_page)
     page = st.pagination(pages, key=key, bind="query-params") if pages > 1 else 1
@@ -456,7 +456,7 @@ def news(before: Standing, now: Standing) -> str:
     if evaluations > 0:
         parts.append(counted(evaluations, "new evaluation"))
     if ended > 0:
-        parts.append(f"{counted(ended, 'new trial')} ended")
+        parts.append(f"{counted(ended, 'more trial')} ended")
     if now.state != before.state:
         parts.append(f"the study is {_state_text(now.state)}")
     return ", ".join(parts)

@@ -218,7 +218,12 @@ def _name_and_role(row: TrialRow, best: TrialRow | None, pruned: Collection[int]
 
 def _chart_and_caption(curves: ChartData, metric: str, baseline: float | None) -> tuple[Option, str]:
     lines = levels(curves.snapshot, metric, baseline)
-    return _build_chart(f"{curves.stamp}|{metric}|{curves.bright}|{curves.drawing}|{lines}", curves, metric, lines)
+    return _build_chart(
+        f"{curves.stamp}|{curves.snapshot.view.spec.kl_budget}|{metric}|{curves.bright}|{curves.drawing}|{lines}",
+        curves,
+        metric,
+        lines,
+    )
 
 
 @st.cache_resource(max_entries=200, show_spinner=False)

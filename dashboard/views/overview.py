@@ -44,7 +44,7 @@ def _live(store: Store, snapshot: Snapshot, chosen: common.Numbers, ended: int, 
     common.draw_status(view)
     if not view.trials:
         text = "The study is recorded, and its first trial has not started: loading a task takes seconds."
-        common.not_begun(snapshot, text)
+        common.not_started(snapshot, text)
         return
     to_launch = of_study(store, view)
     cards = running.read_cards(store, snapshot)

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, data, figures, sentences, style
+from dashboard import analysis, data, figures, safe_text, sentences, style
 from dashboard.analysis import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.views import common
@@ -26,7 +26,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
     if evaluated.empty:
         text = "A trial is evaluated before its first update, and then every `eval_every_episodes` episodes."
-        common.not_begun(snapshot, text, "No evaluation yet")
+        common.not_started(snapshot, text, "No evaluation yet")
         return
     chosen = common.started(snapshot, chosen)
     best = best_checkpoint(snapshot.view, evaluated)
@@ -63,7 +63,7 @@ def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame) -
     if note := _end_note(snapshot.view, trial):
         st.text(note)
     if kept.path is not None:
-        common.show_commands(str(kept.path))
+        common.show_commands(safe_text.one_line(str(kept.path)))
         st.text("To continue training from it, with other values where you like:")
         common.show_commands(data.go_on(study.name, trial, best.episode))
     else:

@@ -94,7 +94,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     if prompt is not None:
         selected = selected[selected["prompt_index"] == prompt]
     matching = selected[selected["response"].str.contains(wanted or "", case=False, regex=False)]
-    for index in common.on_page(ordered(matching, order), PROMPTS_PER_PAGE, "prompts"):
+    for index in common.paginate(ordered(matching, order), PROMPTS_PER_PAGE, "prompts"):
         with st.container(border=True):
             st.caption(f"Prompt {index}")
             st.text(safe_text.visible(prompts[index]))

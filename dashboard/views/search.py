@@ -140,7 +140,7 @@ def _linked(snapshot: Snapshot, compared: Snapshot, point: Fidelity, names: list
     linked = _Linked(trials, point, names, marked, key)
     _front_and_slices(snapshot, linked)
     _parallel(snapshot.view.spec, linked)
-    numbers = [name for name in names if importance_figures.is_number(trials[figures.PARAMS + name])]
+    numbers = [name for name in names if importance_figures.is_number(trials[data.PARAMS + name])]
     if len(numbers) > 1:
         _pair(snapshot.view.spec, linked, numbers)
 
@@ -242,7 +242,7 @@ def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
     measure = MEASURES[outcome]
     if x == y:
         st.info("Choose two different hyperparameters.")
-    elif linked.trials.dropna(subset=[figures.PARAMS + x, figures.PARAMS + y, measure]).empty:
+    elif linked.trials.dropna(subset=[data.PARAMS + x, data.PARAMS + y, measure]).empty:
         st.info(f"No trial has both hyperparameters set and a {outcome} value.")
     else:
         linked.figure(

@@ -86,7 +86,7 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
         name
         for name in HYPERPARAMETERS
         if all(
-            (column := figures.PARAMS + name) in frame.columns and importance_figures.is_number(frame[column])
+            (column := data.PARAMS + name) in frame.columns and importance_figures.is_number(frame[column])
             for frame in trials.values()
         )
     ]
@@ -118,7 +118,7 @@ def _table(store: Store) -> None:
     with common.problems_shown():
         rows = data.studies(store)
         common.heading("All studies")
-        table = table_of([(row, data.view(store, row)) for row in common.on_page(rows, STUDIES_PER_PAGE, "studies")])
+        table = table_of([(row, data.view(store, row)) for row in common.paginate(rows, STUDIES_PER_PAGE, "studies")])
         common.table(table, "all studies", _study_columns(), placeholder="–")
 
 

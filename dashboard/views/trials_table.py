@@ -8,8 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, safe_text, style
-from dashboard.data import Snapshot
-from dashboard.figures import PARAMS
+from dashboard.data import PARAMS, Snapshot
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS

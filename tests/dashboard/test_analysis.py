@@ -46,9 +46,9 @@ def test_the_front_is_what_no_other_evaluation_beats_and_never_the_untrained_pol
 def test_a_sentence_counts_a_checkpoint_as_within_the_budget_only_with_its_standard_error() -> None:
     near = evaluated((0, 4, 1.0, 2.0), (0, 8, 2.0, 5.9), error=0.3)
     assert sentences.of_front(near, 6) == (
-        "Within 6 nats the front reaches a reward of 1 (trial 0); more KL than that adds 1."
+        "Within 6 nats the best reward is 1 (trial 0); what is over the budget adds 1."
     )
-    assert "half of that KL reaches 1; more KL than that adds nothing" in sentences.of_front(near, 7)
+    assert "half of that KL reaches 1; what is over the budget adds nothing" in sentences.of_front(near, 7)
     assert sentences.of_front(near.iloc[1:], 6) == "No checkpoint is within the KL budget of 6 nats."
     low = evaluated((0, 4, 1.5, 2.0), error=0.3)
     assert sentences.of_studies({"near": near, "low": low}, 6) == (

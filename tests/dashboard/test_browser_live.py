@@ -86,7 +86,7 @@ def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
         while fake_store.add_live_step(store):
             pass
         overview.sees("14 of 14")
-        expect(analysis.page.get_by_role("button", name="1 new trial ended: refresh")).to_be_enabled()
+        expect(analysis.page.get_by_role("button", name="1 more trial ended: refresh")).to_be_enabled()
 
 
 def _choose_range(visit: Visit) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboard import charts, data, figures
+from dashboard import charts, data
 from dashboard.__main__ import read_ahead
 from dashboard.views import curve_charts, sample_marks, samples, studies, trials_table
 from ppo_core.report import StepReport, TokenReadings
@@ -296,7 +296,7 @@ def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapsh
     assert shown["status"].tolist()[6:9] == ["✕ pruned", "✓ completed", "▲ failed"]
     assert shown["status"][13] == "▶ interrupted"
     assert shown["progress"][13] == pytest.approx(100 * 1088 / 1920)
-    searched = [column.removeprefix(figures.PARAMS) for column in shown.columns if column.startswith(figures.PARAMS)]
+    searched = [column.removeprefix(data.PARAMS) for column in shown.columns if column.startswith(data.PARAMS)]
     assert set(searched) == set(fake_store.SPEC.search)
     assert searched.index("learning_rate") < searched.index("num_ppo_epochs")
 

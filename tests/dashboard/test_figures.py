@@ -1,5 +1,6 @@
 """What the Plotly figures draw, against literal numbers. Frames by hand; nothing is stored or shown."""
 
+import json
 import math
 from typing import Any
 
@@ -274,3 +275,12 @@ def test_budget_baseline_and_best_are_drawn_at_their_values() -> None:
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     low, high = figure.layout.yaxis.range
     assert low < 0.4 and high > 1.4
+
+
+def test_a_points_trial_reaches_the_browser_as_a_plain_number() -> None:
+    """A typed array would come back from a selection as an object."""
+    figure = ways()
+    figures.add_trials(figure, TRIALS.assign(x=1.0, y=2.0), "x", "y", "")
+    traces = json.loads(figure.to_json())["data"]
+    marked = [trace["customdata"] for trace in traces if trace.get("mode") == "markers" and "customdata" in trace]
+    assert [0] in [row[:1] for rows in marked for row in rows]
