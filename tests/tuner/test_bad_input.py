@@ -199,7 +199,7 @@ ORDERS: list[Case] = [
     ("enqueue made --set kl_coef=", 2, '"kl_coef=" is not allowed | NAME=VALUE'),
     ("enqueue made --set kl_coef=0.1 --set kl_coef=0.2", 2, "kl_coef is set twice"),
     ("enqueue made", 2, "enqueue needs values, such as: ppo-tuner enqueue made --set learning_rate=1e-05"),
-    ("enqueue listed", 2, "such as: ppo-tuner enqueue listed --set kl_coef=0.2"),
+    ("enqueue listed", 2, "such as: ppo-tuner enqueue listed --set kl_coef=0.1"),
     ("enqueue made --set", 2, "--set: expected at least one argument"),
     ("fork made 1", 2, "a fork must change at least one value"),
     ("fork made 1 --set batch_size=32", 2, "batch_size = 32 is not allowed | a fork cannot change it"),

@@ -1,4 +1,4 @@
-"""Types of arguments of `ppo-tuner`: each returns a text's value, or raises ArgumentTypeError with what is allowed."""
+"""Argument types of `ppo-tuner`: each converts text, or raises ArgumentTypeError that says what is allowed."""
 
 import argparse
 import math

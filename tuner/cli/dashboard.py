@@ -86,10 +86,12 @@ def open_link(link: str) -> None:
 def _open_later(link: str) -> None:
     """Open the link from a child process, since this one becomes the server."""
     nothing = subprocess.DEVNULL
-    opener = subprocess.Popen([sys.executable, "-c", _OPENER], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing)
+    opener = subprocess.Popen(
+        [sys.executable, "-c", _OPENER], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, text=True
+    )
     assert opener.stdin is not None
     with opener.stdin as stdin:
-        stdin.write(link.encode())
+        stdin.write(link)
 
 
 def _port(wanted: int | None) -> int:

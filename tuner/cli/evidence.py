@@ -94,7 +94,7 @@ def diagnose(args: argparse.Namespace) -> int:
 
 
 def importance(args: argparse.Namespace) -> int:
-    """Show which hyperparameters mattered, at the first place where trials can be read.
+    """Show which hyperparameters mattered, at the earliest point where trials can be compared.
 
     Raises:
         StudyError: there are too few trials to tell.

@@ -48,9 +48,8 @@ def logs(args: argparse.Namespace) -> int:
 def _print_log(store: Store, args: argparse.Namespace, folder: Path) -> None:
     """Print a log, and with `args.follow` what is added until the trial is over."""
     with closing(trial_log.Follower(folder)) as follower:
-        goes_on = args.follow and _goes_on(
-            store, args
-        )  # checked before each read, so that the last lines are not missed
+        # Checked before each read, so that the last lines are not missed.
+        goes_on = args.follow and _goes_on(store, args)
         text = trial_log.earlier(folder) + follower.read()
         _write(text if args.lines is None else trial_log.last_lines(text, args.lines))
         while goes_on:

@@ -12,6 +12,7 @@ from ppo_core import __version__
 from ppo_core.cli import command_line
 from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, Parser, positive_int, refuse_unknown
 from ppo_core.errors import ConfigError, nearest
+from ppo_core.output import without_secrets
 from tuner.cli.arguments import (
     LOCAL,
     RAY,
@@ -125,7 +126,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by name."""
 RESUMABLE = ("demo", "run", "confirm")
-"""Commands that, interrupted, go on where they were when they are given again."""
+"""Commands that resume when run again after an interruption."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,7 +146,7 @@ def _run_command(arguments: list[str]) -> int:
     first = arguments[0] if arguments else ""
     command = next((text for text in arguments if text in COMMANDS), None)
     if command is not None and first.startswith("--") and first not in ("--help", "--version"):
-        words = _without_secrets(arguments)
+        words = [without_secrets(argument) for argument in arguments]
         words.remove(command)
         raise ConfigError(f"flags come after the command: {to_copy([command, *words])}")
     name = next((text for text in arguments if not text.startswith("-")), None)
@@ -164,19 +165,16 @@ def _run_command(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         if args.command not in RESUMABLE:
             raise
-        print(f"{PROG}: interrupted; to resume: {to_copy(_without_secrets(arguments))}", file=sys.stderr)
+        print(
+            f"{PROG}: interrupted; to resume: {to_copy([without_secrets(argument) for argument in arguments])}",
+            file=sys.stderr,
+        )
         return EXIT_INTERRUPTED
 
 
 def _is_text(argument: str) -> bool:
     """Return True if a store can hold an argument; Python passes bytes that are not UTF-8 as lone surrogates."""
     return "\0" not in argument and not any("\ud800" <= character <= "\udfff" for character in argument)
-
-
-def _without_secrets(arguments: Sequence[str]) -> list[str]:
-    from ppo_core.output import without_secrets
-
-    return [without_secrets(argument) for argument in arguments]
 
 
 def _function(name: str) -> Callable[..., int]:

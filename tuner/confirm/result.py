@@ -206,8 +206,13 @@ def _signed(interval: Interval | None) -> str:
     return "" if interval is None else f"{'+' if interval.mean >= 0 else ''}{interval.text}"
 
 
-def _lead(interval: Interval | None) -> str:
-    return "" if interval is None else f"behind by {interval.text}"
+def _lead(lead: Interval | None) -> str:
+    """Return how far another configuration is behind the best; on few seeds its mean may be the higher one."""
+    if lead is None:
+        return ""
+    if lead.mean >= 0 or lead.low is None or lead.high is None:
+        return f"behind by {lead.text}"
+    return f"ahead by {Interval(-lead.mean, -lead.high, -lead.low, lead.n).text}"
 
 
 def _with_differences(tied: Sequence[Confirmed]) -> str:

@@ -159,7 +159,7 @@ class TrialLoop:
         """Yield the workers' messages of one wait; then do other due work, such as orders."""
         for job, message in self._engine.events(self._longest_wait()):
             yield job, message
-            self._stay_alive()  # to end a worker may take long
+            self._stay_alive()  # ending a worker may take a while
         self._files.work.collect()
         self._stay_alive()
         if time.monotonic() - self._looked_at >= LOOK_SECONDS:

@@ -3,11 +3,11 @@
 The order's value holds until the file's own value changes or a flag of `run` gives another one.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from ppo_core.errors import ConfigError, nearest
+from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import CHANGEABLE_SETTINGS
 
@@ -39,12 +39,11 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
         elif name == "kl_budget":
             spec = spec.with_kl_budget(value, name)
         else:
-            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-            if not number.is_integer() or number < 1:
+            if not is_number(value) or value < 1 or value % 1 != 0:
                 raise ConfigError(f"{name} = {value!r} is not allowed; expected a whole number of at least 1")
             if name == "trials":
-                spec = spec.with_trials(int(number))
-            elif number > MOST_WORKERS:
+                spec = spec.with_trials(int(value))
+            elif value > MOST_WORKERS:
                 raise ConfigError(f"workers = {value!r} is not allowed; expected at most {MOST_WORKERS}")
     return spec
 
@@ -64,7 +63,7 @@ def at_run(
         spec: The study file's, or the stored one.
         overrides: The record so far.
         is_file: True if `spec` comes from a file.
-        flags: The given ones of the flags `--trials` and `--budget`.
+        flags: Values of `--trials` and `--budget`, if given.
 
     Raises:
         ConfigError: a kept value contradicts the file, or a flag does not apply to a study that lists its trials.
@@ -81,9 +80,9 @@ def at_run(
         kept = record[name][SET] = old[SET]
         if kept != value:
             spec = changed_spec(spec, {name: kept})
-            file_said = "nothing of it" if value is None else f"{value:g}"
+            file_said = "nothing" if value is None else f"{value:g}"
             notes.append(
-                f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order after the study file said {file_said}; "
+                f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order; the study file said {file_said}; "
                 f"to change it: ppo-tuner set {spec.name} --{name.replace('_', '-')} X, or another value in the file"
             )
     return (changed_spec(spec, flags) if flags else spec), record, notes

@@ -86,7 +86,7 @@ class _Waiting:
 
 
 class TrialWatch:
-    """Schedules retries of trials that wait for an external cause to end, each with doubling waits.
+    """Schedules retries of trials that wait for an external problem to clear, each with doubling waits.
 
     Args:
         emit: Takes one line when a trial begins to wait and one when that is over.

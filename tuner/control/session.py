@@ -83,7 +83,7 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) ->
 
     Args:
         study: The study; its spec becomes that of this run.
-        flags: The given ones of the flags `--trials` and `--budget`.
+        flags: Values of `--trials` and `--budget`, if given.
         is_file: True if the given spec is a study file's, and not the stored one.
 
     Raises:

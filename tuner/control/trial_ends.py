@@ -1,4 +1,4 @@
-"""How a trial leaves its worker for good or for a while: written to the store, the trial's log and the event stream."""
+"""Records that a trial ended or was paused: in the store, in the trial's log and as an event."""
 
 from dataclasses import replace
 

@@ -108,7 +108,7 @@ class LocalEngine(Engine):
             worker = self._idle.pop()
             if worker.give(job):
                 break
-            self._end(worker)  # it died while it waited; the next one may live, and a new one does
+            self._end(worker)  # it died while idle: try the next one, or start a new one
         else:
             threads = threads_per_worker(self._limit * ranks)
             worker = WorkerProcess(threads, self._free_gpus(), self._needs.trials_per_gpu)

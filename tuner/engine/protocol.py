@@ -87,7 +87,7 @@ class PrepareTask:
 
 @dataclass(frozen=True)
 class TrialJob:
-    """A job that makes a trial's trainer."""
+    """A job that creates a trial's trainer."""
 
     number: int
     """The trial's."""

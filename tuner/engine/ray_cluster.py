@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, and what its nodes have."""
+"""The connection to a Ray cluster, and its nodes' resources."""
 
 import io
 import logging

@@ -24,7 +24,7 @@ NOTHING_DECIDED = Decision()
 
 
 def judge(spec: StudySpec, trial: TrialRow, stepped: Stepped) -> Decision:
-    """Return the next move for a trial after its report; `trial` is its row when started.
+    """Return the next move for a trial after its report; `trial` is its row.
 
     The guard comes first. A trial that reached its rung is evaluated, and paused there.
     """

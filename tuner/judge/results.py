@@ -165,8 +165,11 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
     def path_of(point: Point) -> Path | None:
         return forks.find(view.row, point.trial, point.step).path
 
-    evaluations, points = evaluations_by_trial(store, view.trials), []
-    for point in kept(own_fronts(store, view.trials), lambda point: path_of(point) is not None):
+    kept_points = kept(own_fronts(store, view.trials), lambda point: path_of(point) is not None)
+    numbers = {point.trial for point in kept_points}
+    evaluations = evaluations_by_trial(store, [row for row in view.trials if row.number in numbers])
+    points = []
+    for point in kept_points:
         row = next(row for row in evaluations[point.trial] if row["step"] == point.step)
         reward, kl = (Measured(row[f"eval/{name}"], row[f"eval/{name}_se"]) for name in ("reward", "kl"))
         path = path_of(point)

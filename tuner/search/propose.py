@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import optuna
@@ -121,7 +122,8 @@ def _selected(reports: list[tuple[TrialRow, OptunaReport]]) -> list[tuple[TrialR
 
 def _has_enough(spec: StudySpec, rows: Rows) -> bool:
     """Return True if the sampler's startup trials teach it and have a value."""
-    return sum(_teaches(spec, row) for row in rows) >= spec.sampler.startup_trials
+    least = spec.sampler.startup_trials
+    return len(list(islice((row for row in rows if _teaches(spec, row)), least))) == least
 
 
 def _teaches(spec: StudySpec, row: TrialRow) -> bool:

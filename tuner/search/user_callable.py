@@ -16,7 +16,7 @@ def call(path: str, what: str, kind: Any, **arguments: Any) -> Any:
     Args:
         path: `module:callable`, as in the study file.
         what: "sampler" or "pruner", for errors.
-        kind: The class that the object must have.
+        kind: Class that the object must be an instance of.
         arguments: Arguments of the call.
 
     Raises:

@@ -155,7 +155,7 @@ def file_of(url: URL) -> Path | None:
 
 
 def _read_file(engine: Engine) -> tuple[list[str], str | None]:
-    """Do as `_read_server`, with a connection that writes nothing, not even the files beside a log (WAL)."""
+    """Like `_read_server`, but through a connection that writes nothing, not even a write-ahead log's files."""
     url, path = engine.url, file_of(engine.url)
     if path is None:
         uri = f"{url.database}?mode=ro"

@@ -99,7 +99,7 @@ def read_warm_starts(content: Mapping[str, Any], study: object, where: str) -> t
     """Return the names in `warm_start` of a study file: recipes, and earlier studies as `study:NAME`.
 
     Raises:
-        ConfigError: a name is unknown or listed twice, or is that of `study`, this one.
+        ConfigError: a name is unknown or listed twice, or names this study itself.
     """
     names = content.get("warm_start", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
