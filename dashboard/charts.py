@@ -309,7 +309,7 @@ class _Chart:
     def points_of_trial(self, number: int) -> pd.DataFrame:
         return self.points[self.points["trial"] == number]
 
-    def called(self, number: int) -> str:
+    def label_of(self, number: int) -> str:
         """Return a trial's number and name."""
         name = self.names.get(number)
         return f"{number}: {name}" if name else f"{number}"
@@ -319,7 +319,7 @@ class _Chart:
         return x > self.span[0] + 0.7 * (self.span[1] - self.span[0])
 
 
-def said(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapping[Any, str]) -> str:
+def describe_ends(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapping[Any, str]) -> str:
     """Describe in a sentence where the lines end; empty if there are none.
 
     Args:
@@ -411,11 +411,11 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
                 behind.append(echarts.line(inherited, name, look.colour, width=1.5, dash=style.DOTTED))
         width, opacity = (1.2, 0.6) if number in at_rung else (2.0, 1.0)  # paused trials are fainter than ended ones
         lines[number] = echarts.line(
-            kept, f"Trial {chart.called(number)}", look.colour, width=width, opacity=opacity, dash=look.dash,
+            kept, f"Trial {chart.label_of(number)}", look.colour, width=width, opacity=opacity, dash=look.dash,
             with_points=with_points or len(kept) == 1,
         )  # fmt: skip
         if number not in marked:  # otherwise its symbol is labelled
-            lines[number] = echarts.named_at_end(lines[number], chart.called(number), chart.span[1])
+            lines[number] = echarts.named_at_end(lines[number], chart.label_of(number), chart.span[1])
     return behind, lines
 
 
@@ -514,7 +514,7 @@ def _ends(chart: _Chart) -> list[Option]:
         is_bright = trial.number in chart.looks
         end = echarts.early_end(
             trial.number, (x, min(y, chart.top)), chart.looks[trial.number].colour if is_bright else FAINT,
-            (chart.called(trial.number), text), is_bright=is_bright, on_left=bool(chart.is_near_right_edge(x)),
+            (chart.label_of(trial.number), text), is_bright=is_bright, on_left=bool(chart.is_near_right_edge(x)),
         )  # fmt: skip
         ends.setdefault((is_bright, Status(trial.status)), []).append(end)
     return [
@@ -541,7 +541,7 @@ def _pauses(chart: _Chart, screened: Mapping[int, RungPause]) -> tuple[list[Data
         if number not in chart.looks:
             greys.append((x, y))
             continue
-        words = (chart.called(number), f" {screened_text(pause.score)}") if number in at_rung else ("", "")
+        words = (chart.label_of(number), f" {screened_text(pause.score)}") if number in at_rung else ("", "")
         name, score = f"Trial {number} {style.SCREENED}, score", math.nan if pause.score is None else pause.score
         colour = chart.looks[number].colour
         pauses.append(

@@ -33,8 +33,8 @@ CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 """Step metrics that the pages draw."""
 STOPPED_SECONDS = 15
 """Seconds for which the list of studies does not read a stopped study again."""
-MOST_OF_A_COMMAND = 1_000
-"""Characters."""
+MAX_COMMAND_CHARS = 1_000
+"""Most characters of a command that is shown."""
 PARAMS = "params_"
 """Prefix of searched hyperparameters in a snapshot's columns."""
 _NUMBERS = ("value", "value_se", "kl", "value_step", "end_reward", "end_kl", "rung_score", "fork_step")
@@ -197,7 +197,7 @@ def command(words: Sequence[str]) -> str:
     """Return a `ppo-tuner` command on this store to copy, safe to show; a password in the store's URL is left out."""
     url = storage()
     where = () if url == DEFAULT_STORAGE else ("--storage", without_secrets(url))
-    return safe_text.one_line(to_copy([*words, *where]), MOST_OF_A_COMMAND)
+    return safe_text.one_line(to_copy([*words, *where]), MAX_COMMAND_CHARS)
 
 
 def open_store(url: str) -> Store:

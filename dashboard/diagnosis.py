@@ -171,7 +171,7 @@ def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trial", "verdict", "reward", "KL", "length", "repetition", "entropy"])
 
 
-def hacking_said(findings: Sequence[Finding]) -> str:
+def describe_hacking(findings: Sequence[Finding]) -> str:
     """Describe the table of `hacking_rows` in a sentence."""
     suspect = [str(finding.trial) for finding in findings if finding.verdict == "suspect"]
     if not suspect:

@@ -75,7 +75,7 @@ def _draw_answer(view: StudyView, answer: Answer | None, baseline: float | None,
     _certainty(view, answer)
     if answer.confirmed is None and answer.checkpoint is not None and answer.checkpoint.kept.path is not None:
         st.text("Its checkpoint:")
-        common.show_commands(safe_text.one_line(str(answer.checkpoint.kept.path), data.MOST_OF_A_COMMAND))
+        common.show_commands(safe_text.one_line(str(answer.checkpoint.kept.path), data.MAX_COMMAND_CHARS))
 
 
 def _reward_and_kl(answer: Answer) -> tuple[float | None, float | None]:

@@ -297,7 +297,7 @@ OWN_STUDY = (
 def new_study() -> list[str]:
     """Return the commands that copy the built-in study's file and run the copy."""
     built_in = str(resources.files("studies") / "reviews.toml")
-    copy = safe_text.one_line(shlex.join(["cp", built_in, "my-study.toml"]), data.MOST_OF_A_COMMAND)
+    copy = safe_text.one_line(shlex.join(["cp", built_in, "my-study.toml"]), data.MAX_COMMAND_CHARS)
     return [copy, *(data.command([word, "my-study.toml"]) for word in ("estimate", "run"))]
 
 

@@ -26,7 +26,7 @@ ROLLOUT_KLS = tuple(metric for metric in KL_METRICS if not metric.startswith("ev
 
 @dataclass(frozen=True)
 class ChartData:
-    """What all charts of a page are drawn from."""
+    """Data shared by all charts on a page."""
 
     snapshot: Snapshot
     frame: pd.DataFrame
@@ -237,7 +237,7 @@ def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[st
         points = grouped.assign(trial=grouped["trial"].map(groups)).groupby(["trial", "x"], as_index=False)["y"].mean()
         names = {name: name for name in groups.values()}
     texts = (
-        charts.said(points, _metric, snapshot.view.spec.kl_budget, names),
+        charts.describe_ends(points, _metric, snapshot.view.spec.kl_budget, names),
         GROUPED if groups else _spread_text(_curves, _metric),
         charts.over_the_axis(frame, _metric, drawing, _levels),
     )

@@ -136,7 +136,7 @@ def _group(metric: str) -> str:
 
 
 def _beta_button(snapshot: Snapshot) -> None:
-    """Draw a button, if the study has several β, that shows KL of trials that span β, labelled by it."""
+    """If trials differ in β, draw a button that shows the KL of trials spanning it, labelled by β."""
     trials = analysis.spanning(snapshot.view.trials, analysis.BETA)
     if len(trials) > 1:
         st.button(

@@ -46,7 +46,7 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     )
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
     findings = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
-    st.text(diagnosis.hacking_said(findings))
+    st.text(diagnosis.describe_hacking(findings))
     columns = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)} | diagnosis.HACKING_TITLES
     common.table(diagnosis.hacking_rows(findings), "hacking", columns, marked=True)
     st.caption(diagnosis.HACKING_MEANS)

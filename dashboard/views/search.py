@@ -108,7 +108,7 @@ def _resampled(key: str, _snapshot: Snapshot, _usable: Sequence[TrialRow]) -> di
 
 @dataclass(frozen=True)
 class _Linked:
-    """What the linked figures are drawn from."""
+    """Data shared by the linked figures."""
 
     trials: pd.DataFrame
     """Compared at one point of their training."""

@@ -97,7 +97,7 @@ def choose_budget(snapshot: Snapshot) -> float:
     return float(chosen)
 
 
-# A link's invalid values are reported before the widgets are drawn, which remove them.
+# Report a link's invalid values before drawing the widgets, which discard them.
 
 
 def _say_unknown_trials(numbers: range) -> None:

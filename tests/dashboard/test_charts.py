@@ -372,4 +372,4 @@ def test_charts_that_share_a_cursor_are_one_and_each_series_is_in_its_own_panel(
 def test_a_chart_says_where_its_lines_end(metric: str, kls: dict[int, float], said: str) -> None:
     frame = pd.concat([steps(9, [0.0, 1.0]), *(steps(number, [0.0, kl, NAN]) for number, kl in kls.items())])
     points = charts.points_of(frame, metric)
-    assert charts.said(points, metric, 10, {number: f"trial {number}" for number in kls}) == said
+    assert charts.describe_ends(points, metric, 10, {number: f"trial {number}" for number in kls}) == said
