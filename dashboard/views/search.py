@@ -83,7 +83,7 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
-            st.text(importance.certainty(importances[outcome], len(usable)))
+            st.text(importance.certainty(importances[outcome], len(usable), figures.title_of))
     return [item.name for item in importances["reward"]]
 
 
@@ -92,8 +92,9 @@ def _importance_help(left_out: int, *, at_rung: bool) -> str:
     pruned = "" if at_rung else " The charts of one hyperparameter below include the pruned trials."
     return (
         f"{importance.MEANING} Bars are shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap "
-        f"resamples of the trials; a pale bar is one that {importance.RESAMPLES} shuffles of the outcomes reach by "
-        f"chance. Trials left out: {left_out} ({why}).{pruned}"
+        "resamples of the trials, and is widened to contain the bar's end: resampling adds noise, which pulls large "
+        f"shares down and small ones up; a pale bar is one that {importance.RESAMPLES} shuffles of the outcomes reach "
+        f"by chance. Trials left out: {left_out} ({why}).{pruned}"
     )
 
 

@@ -38,7 +38,7 @@ def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
     app = page("search", tmp_path / "store.db", monkeypatch)
     assert [chart.key for chart in app.get("plotly_chart")][:2] == ["importance for reward", "importance for KL"]
     told = [text for text in shown.texts(app) if text.startswith("With 24 trials")]
-    assert len(told) == 2 and all("learning_rate" in text.split("out from chance")[0] for text in told)
+    assert len(told) == 2 and all("Policy learning rate" in text.split("out from chance")[0] for text in told)
     assert app.selectbox(key="setting").value == "learning_rate", "the one that mattered most comes first"
 
 

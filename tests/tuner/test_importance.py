@@ -49,6 +49,18 @@ def test_what_decides_the_reward_stands_out_and_what_does_not_is_told_as_chance(
     assert sum(item.share for item in found) == pytest.approx(1)
     assert all(item.low <= item.share <= item.high for item in found)
     assert "learning_rate stands out from chance" in importance.certainty(found, 40)
+    assert "LEARNING_RATE stands out from chance" in importance.certainty(found, 40, str.upper)
+
+
+def test_of_many_trials_an_even_part_is_read_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = studied(25)
+    monkeypatch.setattr(importance, "MOST", 13)
+    found = importance.importances(trials, SEARCH, resamples=3)
+    assert found == importance.importances(trials[::2], SEARCH, resamples=3)
+    said = importance.certainty(found["reward"], 25)
+    assert said.startswith(
+        "With 13 of 25 trials, spread evenly over the study, for 3 searched hyperparameters (4.3 each)"
+    )
 
 
 def test_the_same_trials_give_the_same_importance_and_kl_has_its_own() -> None:

@@ -7,13 +7,15 @@ shuffled outcomes, on which no hyperparameter has an effect.
 """
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.output import counted
@@ -34,6 +36,8 @@ LEAST = 10
 BEST_SHARE, LEAST_BEST = 0.25, 5
 """The best quarter of trials, and at least five, is compared with all."""
 RESAMPLES = 40
+MOST = 500
+"""Most trials that are read: more hardly change the shares, and take a minute."""
 LOW, HIGH = 0.1, 0.9
 COLUMNS = (
     "share: this hyperparameter's part of the total importance.",
@@ -102,8 +106,11 @@ def importances(
 ) -> dict[Outcome, list[Importance]]:
     """Return every searched hyperparameter's importance for a high reward and for a low KL, the largest first.
 
-    `trials` are those that are `usable`. The same trials and seed give the same numbers.
+    `trials` are those that are `usable`; of more than `MOST`, as many spread evenly over them are read. The same trials
+    and seed give the same numbers.
     """
+    if len(trials) > MOST:
+        trials = [trials[place] for place in np.linspace(0, len(trials) - 1, MOST).astype(int)]
     observed = [
         frozen(OptunaReport(TrialState.COMPLETE, row.value or 0.0), for_sampler(spec.search, row.params))
         for row in trials
@@ -119,7 +126,7 @@ def importances(
     shuffled: dict[Outcome, list[dict[str, float]]] = {outcome: [] for outcome in losses}
     for _ in range(resamples):
         picks, order = random.integers(len(observed), size=len(observed)), random.permutation(len(observed))
-        resampled = _study([observed[i] for i in picks])  # copying trials takes longer than judging them
+        resampled = _study([observed[i] for i in picks])
         for outcome, loss in losses.items():
             resampled_shares[outcome].append(_shares(_divergences(resampled, loss[picks]), measured[outcome]))
             shuffled[outcome].append(_divergences(whole, loss[order]))
@@ -141,11 +148,13 @@ def _with_spread(
     return sorted(importances, key=lambda item: (-item.share, item.name))
 
 
-def certainty(importances: Sequence[Importance], count: int) -> str:
-    """Return in words how certain this is at `count` trials."""
-    sure = [item.name for item in importances if item.is_sure]
-    per = count / max(1, len(importances))
-    size = f"With {count} trials for {len(importances)} searched hyperparameters ({per:.1f} each)"
+def certainty(importances: Sequence[Importance], count: int, label: Callable[[str], str] = str) -> str:
+    """Return in words how certain this is at `count` usable trials; `label` names a hyperparameter."""
+    sure = [label(item.name) for item in importances if item.is_sure]
+    read = min(count, MOST)
+    which = f"{read} trials" if read == count else f"{read} of {count:,} trials, spread evenly over the study,"
+    per = read / max(1, len(importances))
+    size = f"With {which} for {len(importances)} searched hyperparameters ({per:.1f} each)"
     if not sure:
         return f"{size}, none stands out from chance: do not rely on this order."
     return (
@@ -155,11 +164,23 @@ def certainty(importances: Sequence[Importance], count: int) -> str:
     )
 
 
+class _Given(InMemoryStorage):
+    """Trials as given: `Study.add_trials` deep-copies each, which takes longer than judging them."""
+
+    def __init__(self, trials: Sequence[FrozenTrial]) -> None:
+        super().__init__()
+        self._given = [copy(trial) for trial in trials]  # a resample has some of them several times
+        for place, trial in enumerate(self._given):
+            trial.number = trial._trial_id = place
+
+    def get_all_trials(self, *_: object, **__: object) -> list[FrozenTrial]:
+        """Return all trials, whatever is asked for: all are complete."""
+        return self._given
+
+
 def _study(trials: Sequence[FrozenTrial]) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study()
-    study.add_trials(trials)
-    return study
+    return optuna.create_study(storage=_Given(trials))
 
 
 def _divergences(study: optuna.Study, loss: np.ndarray) -> dict[str, float]:
