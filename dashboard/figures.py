@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 from dashboard import analysis, charts, safe_text, style
 from dashboard.analysis import Checkpoint, rule_label
@@ -27,6 +28,18 @@ FAINT = "rgba(128, 128, 128, 0.35)"
 FILL = "rgba(128, 128, 128, 0.10)"
 MOST_TRAJECTORIES = 200
 """Most trials drawn as grey lines."""
+SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.95, 9))
+"""Without its ends, which vanish on a dark or a light page. Differs from the colours of trials."""
+MANY, SMALL = 200, 5
+"""More trials than this are small points, of this size in pixels."""
+HOLLOW = 100
+"""Added to the number of one of Plotly's symbols, makes it hollow."""
+PLOT = np.array([800, 400])
+"""Usual width and height in pixels of the part of a figure that holds its points."""
+LEFT = 0.4
+"""Share of an axis where a label is better to the right of its point."""
+ROOM, ABOVE = np.array([28, 16]), np.array([0, 12])
+"""Width and height in pixels that a trial's number takes, and its place from its point."""
 USUAL = 0.95
 """Share of evaluations within a linear KL axis: one blow-up would flatten the rest."""
 
@@ -98,6 +111,11 @@ def add_trials(
         )  # fmt: skip
 
 
+def by_reward() -> go.Figure:
+    """Return an empty figure whose `coloraxis` is for rewards, without a colour bar."""
+    return go.Figure(layout={"coloraxis": {"colorscale": SCALE, "showscale": False}})
+
+
 def title_of(name: str) -> str:
     """Return a hyperparameter's declared label with its unit; `?` for an undeclared name."""
     return HYPERPARAMETERS[name].title if name in HYPERPARAMETERS else "?"
@@ -119,12 +137,13 @@ def reward_against_kl(
 ) -> go.Figure:
     """Plot each trial's value against its eval KL, with the front, the budget, and the best trial labelled.
 
-    Screened trials are small and pale. The trials named by number are bright, with their standard errors.
+    The colour is the value. Screened trials are small and pale. The trials named by number are bright, with their
+    standard errors.
     """
     measured = trials.dropna(subset=["value", "kl"]).sort_values("kl")
     # alternate above and below, so that neighbours' numbers do not overlap
     measured["side"] = [("top center", "bottom center")[place % 2] for place in range(len(measured))]
-    figure = go.Figure()
+    figure, size = by_reward(), SMALL if len(measured) > MANY else 11
     named = set(chosen) | {best} if chosen or len(measured) > style.DISTINCT else set(measured["number"])
     is_named = measured["number"].isin(named)
     add_trials(
@@ -133,8 +152,9 @@ def reward_against_kl(
         "kl",
         "value",
         "<br>eval reward %{y:.3f}<br>eval KL %{x:.2f} nats per response",
-        marker_size=measured["kind"].map(lambda kind: 8 if kind == style.SCREENED else 11),
-        marker_color=measured["number"].map(style.colour),
+        marker_size=measured["kind"].map(lambda kind: min(8, size) if kind == style.SCREENED else size),
+        marker_color=measured["value"],
+        marker_coloraxis="coloraxis",
         marker_opacity=is_named.map({True: 1.0, False: 0.4}),
         error_y={"type": "data", "thickness": 1, "width": 3},
         error_y_array=measured["value_se"].where(is_named),
@@ -239,9 +259,9 @@ def trajectories(
 ) -> go.Figure:
     """Plot every trial's trajectory over its evaluations, and the front of all evaluations.
 
-    The `chosen` trials are in colour with their numbers, the others grey. An early end has the symbol of its status,
-    with the guard's rule in the tooltip; a screened trial has its screening score. The `best` checkpoint is a star,
-    which `star` names. The range over the budget is shaded.
+    The `chosen` trials are in colour, with their numbers where there is room, the others grey. An early end has the
+    symbol of its status, with the guard's rule in the tooltip; a screened trial has its screening score. The `best`
+    checkpoint is a star, which `star` names. The range over the budget is shaded.
     """
     figure, looks = go.Figure(), style.looks(chosen)
     floor = LOG_FLOOR if log_kl else -np.inf
@@ -249,10 +269,13 @@ def trajectories(
     points = evaluated.assign(x=evaluated["kl"].clip(lower=floor))
     figure.add_trace(_others(points[~points["trial"].isin(looks)]))
     screened = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
+    heights = _with_margin(list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna()), 0.06)
+    shown = points[points["trial"].isin(looks) & (points["kl"] <= right)]
+    named = _with_room(shown.groupby("trial").tail(1), right, heights or [0, 1], best, log_kl)
     for number, look in looks.items():
         line = points[points["trial"] == number]
         if len(line):
-            figure.add_trace(_trajectory(number, look, line, number in screened))
+            figure.add_trace(_trajectory(number, look, line, number in screened, has_text=number in named))
     _early_ends(figure, points, trials, looks, right)
     if len(front):
         figure.add_trace(_front(front["kl"].clip(lower=floor), front))
@@ -266,8 +289,7 @@ def trajectories(
         _star(figure, best, looks, star, right, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
-    figure.update_yaxes(range=_with_margin(list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna()), 0.06))
-    return figure.update_xaxes(**axis)
+    return figure.update_yaxes(range=heights).update_xaxes(**axis)
 
 
 def over_the_axis(evaluated: pd.DataFrame, kl_budget: float) -> str:
@@ -291,12 +313,39 @@ def _others(points: pd.DataFrame) -> go.Scatter:
     return go.Scatter(look, x=points["x"], y=points["reward"], hoverinfo="skip", showlegend=False, name="other trials")
 
 
-def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool) -> go.Scatter:
+def _with_room(
+    ends: pd.DataFrame, right: float, heights: Sequence[float], best: Checkpoint | None, log_kl: bool
+) -> set[int]:
+    """Return the trials whose numbers overlap no other and not the star's name, those of the highest reward first."""
+    low, high = heights
+
+    def place(kl: float, reward: float) -> np.ndarray:
+        return PLOT * (_share(kl, right, log_kl), (reward - low) / (high - low))
+
+    taken: list[tuple[np.ndarray, np.ndarray]] = []  # centres and sizes
+    if best is not None:
+        is_left = _share(best.kl, right, log_kl) < LEFT
+        taken.append((place(best.kl, best.reward) + ((99, -44) if is_left else (-99, 12)), np.array([130, 36])))
+    named = set[int]()
+    for row in ends.sort_values("reward", ascending=False).itertuples():
+        centre = place(row.x, row.reward) + ABOVE
+        if all((abs(centre - other) >= (ROOM + size) / 2).any() for other, size in taken):
+            taken.append((centre, ROOM))
+            named.add(row.trial)
+    return named
+
+
+def _share(kl: float, right: float, log_kl: bool) -> float:
+    """Return how far along the KL axis a KL is, 0 to 1."""
+    return float(np.log(max(kl, LOG_FLOOR) / LOG_FLOOR) / np.log(right / LOG_FLOOR)) if log_kl else kl / right
+
+
+def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool, *, has_text: bool) -> go.Scatter:
     return go.Scatter(
         x=line["x"],
         y=line["reward"],
         mode="lines+markers+text",
-        text=[""] * (len(line) - 1) + [str(number)],
+        text=[""] * (len(line) - 1) + [str(number) if has_text else ""],
         textposition="top center",
         textfont_size=12,
         line={"color": look.colour, "width": 1.2 if is_screened else 2, "dash": look.dash.plotly},
@@ -373,9 +422,9 @@ def _star(
         f"eval reward {best.reward:.3f}<br>eval KL {best.kl:.2f} nats per response<extra></extra>",
         name=name,
     )
-    share = np.log(kl / LOG_FLOOR) / np.log(right / LOG_FLOOR) if log_kl else kl / right
     # Left of the front there are no points.
-    place = {"ax": 34, "ay": 44, "xanchor": "left"} if share < 0.4 else {"ax": -34, "ay": -12, "xanchor": "right"}
+    is_left = _share(kl, right, log_kl) < LEFT
+    place = {"ax": 34, "ay": 44, "xanchor": "left"} if is_left else {"ax": -34, "ay": -12, "xanchor": "right"}
     figure.add_annotation(
         x=np.log10(kl) if log_kl else kl,
         y=best.reward,
@@ -402,7 +451,7 @@ def fronts(front_by_study: Mapping[str, pd.DataFrame], kl_budget: float) -> go.F
 
 
 def in_common(trials_by_study: Mapping[str, pd.DataFrame], name: str) -> go.Figure:
-    """Plot the values of each study's trials over one hyperparameter."""
+    """Plot the values of each study's trials over one hyperparameter; hollow: not trained to the end."""
     figure, column = go.Figure(), PARAMS + name
     for place, (study, trials) in enumerate(trials_by_study.items()):
         points = trials.dropna(subset=[column, "value"])
@@ -411,9 +460,14 @@ def in_common(trials_by_study: Mapping[str, pd.DataFrame], name: str) -> go.Figu
             y=points["value"],
             mode="markers",
             name=_literal(study),
-            customdata=points["number"],
-            marker={"color": style.colour(place), "size": 9, "symbol": place},
-            hovertemplate=f"{_literal(study)}, <b>trial %{{customdata}}</b><br>%{{x}}: %{{y:.3g}}<extra></extra>",
+            customdata=points[["number", "kind"]],
+            marker={
+                "color": style.colour(place),
+                "size": 9,
+                "symbol": [place if kind == Status.COMPLETED else place + HOLLOW for kind in points["kind"]],
+            },
+            hovertemplate=f"{_literal(study)}, <b>trial %{{customdata[0]}}</b>, %{{customdata[1]}}"
+            f"<br>{title_of(name)}: %{{x:.4~g}}<br>eval reward: %{{y:.3g}}<extra></extra>",
         )
     lay_out(figure, x=title_of(name), y=METRICS["eval/reward"].title, showlegend=True)
     return figure.update_xaxes(type="log" if is_log(name, {}) else "linear", exponentformat="e")

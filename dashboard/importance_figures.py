@@ -7,7 +7,6 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.colors import sample_colorscale
 
 from dashboard import figures, style
 from dashboard.data import PARAMS
@@ -18,8 +17,8 @@ from tuner.study.spec import StudySpec
 Measure = Literal["value", "kl"]
 TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRICS["eval/kl"].title}
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
-SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.95, 9))
-"""Without its ends, which vanish on a dark or a light page. Differs from the colours of trials."""
+MOST_LINES = 200
+"""Most trials in parallel coordinates: more cover each other."""
 MOST_TICKS = 6
 
 
@@ -46,7 +45,7 @@ def importance_bars(importances: Sequence[Importance]) -> go.Figure:
                 "width": 4,
             },
             customdata=bars[["low", "high", "chance"]],
-            hovertemplate="<b>%{y}</b>: %{x:.0%}<br>80% of resamples: %{customdata[0]:.0%} to %{customdata[1]:.0%}"
+            hovertemplate="<b>%{y}</b>: %{x:.0%}<br>likely %{customdata[0]:.0%} to %{customdata[1]:.0%}"
             "<br>shuffled outcomes reach it: %{customdata[2]:.0%}<extra></extra>",
         )
     )
@@ -63,18 +62,28 @@ def slice_points(
     *,
     with_budget: bool = True,
 ) -> go.Figure:
-    """Plot each trial's reward or KL over one hyperparameter, with symbols by status.
+    """Plot each trial's reward or KL over one hyperparameter, coloured by reward, with symbols by status.
 
     `title` names the measure if it is not a plain evaluation. `with_budget` draws the budget into a KL.
     """
     points = trials.dropna(subset=[PARAMS + name, measure])
-    figure = go.Figure()
-    colours = points["number"].map(style.colour)
-    hover = "<br>%{x}: %{y:.3g}"
-    figures.add_trials(figure, points, PARAMS + name, measure, hover, marker_size=10, marker_color=colours)
+    figure, height = figures.by_reward(), title or TITLES[measure]
+    is_many = len(points) > figures.MANY
+    figures.add_trials(
+        figure,
+        points.assign(text=texts_of(points[PARAMS + name])),
+        PARAMS + name,
+        measure,
+        f"<br>{figures.title_of(name)}: %{{customdata[1]}}<br>{height}: %{{y:.3g}}",
+        ("number", "text"),
+        marker_size=figures.SMALL if is_many else 10,
+        marker_opacity=0.6 if is_many else 1.0,
+        marker_color=points["value"],
+        marker_coloraxis="coloraxis",
+    )
     if measure == "kl" and with_budget:
         figures.level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
-    figures.lay_out(figure, x=figures.title_of(name), y=title or TITLES[measure], height=360)
+    figures.lay_out(figure, x=figures.title_of(name), y=height, height=360)
     return figure.update_xaxes(type=_axis_type(points[PARAMS + name], name, spec), exponentformat="e")
 
 
@@ -98,9 +107,12 @@ def parallel(
     """Plot hyperparameters, KL and reward as parallel coordinates, coloured by reward.
 
     `labels` name KL and reward. If trials are `marked`, all others are dim. A hyperparameter that was not searched in a
-    trial is at "not set", below the axis.
+    trial is at "not set", below the axis. Of many trials, only the `MOST_LINES` of the highest reward and the marked
+    ones are drawn.
     """
     measured = trials.dropna(subset=["value", "kl"])
+    is_best = measured.index.isin(measured.nlargest(MOST_LINES, "value").index)
+    measured = measured[is_best | measured["number"].isin(marked)]
     columns = {name: measured[PARAMS + name] for name in names}
     dimensions = [_dimension(values, name, spec) for name, values in columns.items() if values.notna().any()]
     if marked:
@@ -116,7 +128,7 @@ def parallel(
             dimensions=dimensions,
             line={
                 "color": measured["value"],
-                "colorscale": SCALE,
+                "colorscale": figures.SCALE,
                 "showscale": True,
                 "colorbar": {"title": {"text": "reward"}, "thickness": 12},
             },
@@ -159,6 +171,11 @@ def number_text(value: float) -> str:
     return f"{value:.0f}" if value % 1 == 0 else f"{value:.3g}".replace("e-0", "e-")
 
 
+def texts_of(values: pd.Series) -> pd.Series:
+    """Return a hyperparameter's values as texts, numbers with three digits."""
+    return numbers_of(values).map(number_text) if is_number(values) else values.map(str)
+
+
 def is_number(values: pd.Series) -> bool:
     """Return True if all values that are set are numbers, not words or booleans."""
     return bool(numbers_of(values).notna().sum() == values.notna().sum())
@@ -198,20 +215,24 @@ def _log_ticks(low: float, high: float) -> list[float]:
 def pair(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec) -> go.Figure:
     """Plot the trials over two hyperparameters, coloured by reward or KL, with symbols by status."""
     points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
-    scale = {"colorscale": SCALE, "colorbar": {"title": {"text": "reward" if measure == "value" else "KL"}}}
+    outcome = "reward" if measure == "value" else "KL"
+    scale = {"colorscale": figures.SCALE, "colorbar": {"title": {"text": outcome}}}
     figure = go.Figure(layout={"coloraxis": scale | {"cmin": points[measure].min(), "cmax": points[measure].max()}})
+    is_many = len(points) > figures.MANY
     figures.add_trials(
         figure,
-        points,
+        points.assign(text_x=texts_of(points[PARAMS + x]), text_y=texts_of(points[PARAMS + y])),
         PARAMS + x,
         PARAMS + y,
-        "<br>%{customdata[1]:.3g}",
-        ("number", measure),
+        f"<br>{figures.title_of(x)}: %{{customdata[2]}}<br>{figures.title_of(y)}: %{{customdata[3]}}"
+        f"<br>{outcome}: %{{customdata[1]:.3g}}",
+        ("number", measure, "text_x", "text_y"),
         marker_symbol=points["kind"].map(lambda kind: style.mark(kind).plotly.removesuffix("-open")),
-        marker_size=14,
+        marker_size=figures.SMALL if is_many else 14,
+        marker_opacity=0.6 if is_many else 1.0,
         marker_color=points[measure],
         marker_coloraxis="coloraxis",
-        marker_line={"color": figures.GREY, "width": 1},
+        marker_line={"color": figures.GREY, "width": 0 if is_many else 1},
     )
     figures.lay_out(figure, x=figures.title_of(x), y=figures.title_of(y))
     axis_x, axis_y = ({"type": _axis_type(points[PARAMS + name], name, spec), "exponentformat": "e"} for name in (x, y))

@@ -10,6 +10,7 @@ from dashboard.data import PARAMS
 from dashboard.importance_figures import Measure, number_text
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import counted
+from tuner.study.status import Status
 
 BEST = 5
 """Number of best trials compared with all."""
@@ -57,19 +58,21 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
 
 
 def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
-    """Name the hyperparameters in which the best trials lie closest together and furthest apart; empty if none is a
-    number.
+    """Name the hyperparameters in which the best trials lie closest together and furthest apart, and say how many
+    trials are drawn if not all; empty if no hyperparameter is a number and all are drawn.
     """
     points = trials.dropna(subset=["value", "kl"])
+    most = importance_figures.MOST_LINES
+    drawn = f"Drawn: the {most} trials with the highest reward, of {len(points):,}." if len(points) > most else ""
     best = points.nlargest(BEST, "value")
     numbers = [name for name in names if importance_figures.is_number(points[PARAMS + name])]
     ranks = {name: importance_figures.numbers_of(points[PARAMS + name]).rank(pct=True)[best.index] for name in numbers}
     widths = pd.Series({name: rank.max() - rank.min() for name, rank in ranks.items()}, dtype=float).dropna()
     if len(widths) < 2 or len(points) <= len(best):
-        return ""
+        return drawn
     order = widths.sort_values(kind="stable").index
     close, apart = (f"{HYPERPARAMETERS[name].label} ({_span(best, name)})" for name in (order[0], order[-1]))
-    return f"The {len(best)} best trials lie closest together in {close} and furthest apart in {apart}."
+    return f"The {len(best)} best trials lie closest together in {close} and furthest apart in {apart}. {drawn}".strip()
 
 
 def of_pair(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
@@ -106,15 +109,17 @@ def of_studies(evaluated: Mapping[str, pd.DataFrame], kl_budget: float) -> str:
 
 
 def of_common(values: Mapping[str, pd.DataFrame], name: str) -> str:
-    """Give each study's best value of a hyperparameter."""
-    clauses = []
+    """Give each study's best value of a hyperparameter, and explain hollow points."""
+    clauses, is_any_hollow = [], False
     for study, trials in values.items():
         points = trials.dropna(subset=[PARAMS + name, "value"])
+        is_any_hollow |= bool((points["kind"] != Status.COMPLETED).any())
         if len(points):
             best = points.loc[points["value"].idxmax(), PARAMS + name]
             text = number_text(float(best)) if isinstance(best, int | float) else str(best)
             clauses.append(f"{safe_text.in_markdown(text)} in {safe_text.in_markdown(study)}")
-    return f"The best trial has {', '.join(clauses)}." if clauses else ""
+    hollow = " Hollow points are trials not trained to the end." if is_any_hollow else ""
+    return f"The best trial has {', '.join(clauses)}.{hollow}" if clauses else ""
 
 
 def _span(points: pd.DataFrame, name: str) -> str:

@@ -106,7 +106,8 @@ def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, chosen: common.Numbers,
 def _legend(spec: StudySpec) -> str:
     paused = "◇ where the strategy paused it, " if spec.pauses_trials else ""
     return (
-        "A line joins a trial's evaluations, starting at the SFT policy; its number is at the last. ✕ marks "
-        f"where a rule ended it, ■ a person, {paused}▲ where it failed. The star is the best checkpoint. The grey "
-        "steps are the front: the highest reward of any evaluation at no more KL. The dotted line is the guard's limit."
+        "A line joins a trial's evaluations, starting at the SFT policy; its number is at the last, if there is room. "
+        f"✕ marks where a rule ended it, ■ a person, {paused}▲ where it failed. The star is the best checkpoint. The "
+        "grey steps are the front: the highest reward of any evaluation at no more KL. The dotted line is the "
+        "guard's limit."
     )

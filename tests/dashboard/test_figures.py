@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from dashboard import analysis, figures, importance_figures, style
+from dashboard import analysis, figures, importance_figures, sentences, style
 from dashboard.analysis import Checkpoint
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
@@ -71,6 +71,17 @@ def test_a_chosen_trials_way_is_in_its_colour_with_its_number_at_the_end() -> No
     assert (list(way.x), list(way.y)) == ([0, 4, 8], [0.4, 1.0, 1.2])
     assert list(way.text) == ["", "", "0"]
     assert way.line.color == style.colour(0)
+
+
+def test_numbers_that_would_overlap_are_left_out_but_for_the_highest_reward() -> None:
+    close = evaluated(*((trial, 5, reward, kl) for trial, reward, kl in ((0, 1.0, 4), (1, 1.005, 4.05), (2, 0.6, 4))))
+    figure = figures.trajectories(close, TRIALS, analysis.front(close), spec=SPEC, chosen=(0, 1, 2))
+    assert [named(figure, f"trial {number}").text for number in range(3)] == [("",), ("1",), ("2",)]
+    starred = figures.trajectories(
+        WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=(0, 1, 2), best=Checkpoint(1, 5, 320, 1.2, NAN, 10.7, NAN)
+    )
+    assert list(named(starred, "trial 0").text)[-1] == "", "the star's name is there"
+    assert list(named(starred, "trial 1").text)[-1] == "1"
 
 
 def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
@@ -152,6 +163,10 @@ def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
     assert (list(pruned.x), pruned.marker.symbol) == ([1e-2], "x")
     assert figure.layout.xaxis.type == "log"
     assert figure.layout.shapes[0].y0 == SPEC.kl_budget
+    assert (completed.customdata[1], list(completed.marker.color)) == ([1, "0.001"], [1.0, 1.2])
+    assert completed.hovertemplate.endswith(
+        "<br>Policy learning rate: %{customdata[1]}<br>Eval KL (nats per response): %{y:.3g}<extra></extra>"
+    )
     linear = importance_figures.slice_points(SEARCHED, "cliprange", "value", SPEC)
     assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
 
@@ -188,6 +203,27 @@ def test_a_log_axis_of_any_width_has_ticks_spread_over_its_decades(low: float, h
     assert list(lines.dimensions[0]["tickvals"]) == pytest.approx([math.log10(float(text)) for text in texts])
 
 
+def test_of_many_trials_the_best_and_the_marked_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importance_figures, "MOST_LINES", 1)
+    [lines] = importance_figures.parallel(SEARCHED, ["learning_rate"], SPEC).data
+    assert list(lines.dimensions[-1]["values"]) == [1.2]
+    [lines] = importance_figures.parallel(SEARCHED, ["learning_rate"], SPEC, marked=[2]).data
+    assert list(lines.dimensions[-1]["values"]) == [1.2, 0.8]
+    drawn = "Drawn: the 1 trials with the highest reward, of 3."
+    assert sentences.of_parallel(SEARCHED, ["learning_rate"]) == drawn
+
+
+def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MANY", 2)
+    for figure in (
+        importance_figures.slice_points(SEARCHED, "cliprange", "value", SPEC),
+        importance_figures.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC),
+    ):
+        completed = points_of(figure, Status.COMPLETED)
+        assert (completed.marker.size, completed.marker.opacity) == (5, 0.6)
+    assert list(points_of(against_kl(), Status.COMPLETED).marker.size) == [5, 5]
+
+
 def test_a_hyperparameter_that_no_measured_trial_has_set_is_no_axis() -> None:
     frame = searched({"value": 1.0, "kl": 4.0, "params_learning_rate": 1e-4, "params_kl_target": NAN})
     [lines] = importance_figures.parallel(frame, ["learning_rate", "kl_target"], SPEC).data
@@ -206,8 +242,27 @@ def test_two_hyperparameters_colour_the_trials_by_what_they_came_to() -> None:
     drawn = [trace for trace in figure.data if trace.customdata is not None]
     measured = SEARCHED.dropna(subset=["params_learning_rate", "params_cliprange", "value"])
     assert sorted(value for trace in drawn for value in trace.marker.color) == sorted(measured["value"])
+    assert drawn[0].customdata[1] == [1, 1.2, "0.001", "0.2"]
+    assert "<br>Policy learning rate: %{customdata[2]}<br>" in drawn[0].hovertemplate
+    assert drawn[0].hovertemplate.endswith("<br>reward: %{customdata[1]:.3g}<extra></extra>")
     assert figure.layout.coloraxis.cmax == measured["value"].max()
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
+
+
+def test_across_studies_a_trial_that_was_not_trained_to_the_end_is_hollow() -> None:
+    rate = "params_learning_rate"
+    studies = {
+        name: pd.DataFrame([trial(0, value=2.0, **{rate: 1e-4}), trial(1, value=0.4, kind="screened", **{rate: 1e-3})])
+        for name in ("first", "second")
+    }
+    first, second = figures.in_common(studies, "learning_rate").data
+    assert (list(first.marker.symbol), list(second.marker.symbol)) == ([0, 100], [1, 101])
+    assert first.customdata.tolist() == [[0, "completed"], [1, "screened"]]
+    assert sentences.of_common(studies, "learning_rate") == (
+        r"The best trial has 0\.0001 in first, 0\.0001 in second. Hollow points are trials not trained to the end."
+    )
+    whole = {name: frame[:1] for name, frame in studies.items()}
+    assert sentences.of_common(whole, "learning_rate") == r"The best trial has 0\.0001 in first, 0\.0001 in second."
 
 
 # Compared curves
@@ -260,7 +315,7 @@ def test_each_trial_that_ended_with_a_value_is_a_point_with_its_number_status_an
     assert (list(pruned.x), list(pruned.y)) == ([25], [1.4])
     assert list(completed.text) == ["0", "2"]
     assert list(completed.error_y.array) == [0.1, 0.1]
-    assert list(completed.marker.color) == ["#0072B2", "#009E73"]
+    assert list(completed.marker.color) == [1.0, 1.3]
     assert (completed.marker.symbol, pruned.marker.symbol) == ("circle", "x")
 
 
