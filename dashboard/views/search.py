@@ -14,6 +14,7 @@ from dashboard.data import Snapshot
 from dashboard.importance_figures import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import KL_UNIT, NOTHING, duration
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
@@ -83,8 +84,12 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
-            st.text(importance.certainty(importances[outcome], len(usable), figures.title_of))
+            st.text(importance.certainty(importances[outcome], len(usable), _label))
     return [item.name for item in importances["reward"]]
+
+
+def _label(name: str) -> str:
+    return HYPERPARAMETERS[name].label
 
 
 def _importance_help(left_out: int, *, at_rung: bool) -> str:
