@@ -230,7 +230,8 @@ def _chart_and_caption(curves: ChartData, metric: str, baseline: float | None) -
 def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[str, float]) -> tuple[Option, str]:
     """Return the chart and its caption, cached by `key`."""
     snapshot, frame, drawing, groups = _curves.snapshot, _curves.frame, _curves.drawing, _groups(_curves)
-    points = charts.points_of(frame, _metric, drawing.axis, drawing.smoothing)
+    points = charts.points_of(frame, _metric, drawing.axis)
+    trials, bright = (snapshot.trials.iloc[:0], ()) if groups else (snapshot.trials, _curves.bright)
     names: dict[Any, str] = {number: f"trial {number}" for number in _curves.bright}
     if groups:
         grouped = points[points["trial"].isin(groups)]
@@ -239,7 +240,7 @@ def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[st
     texts = (
         charts.describe_ends(points, _metric, snapshot.view.spec.kl_budget, names),
         GROUPED if groups else _spread_text(_curves, _metric),
-        charts.over_the_axis(frame, _metric, drawing, _levels),
+        charts.over_the_axis(frame, trials, _metric, chosen=bright, drawing=drawing, levels=_levels),
     )
     option = charts.curve(
         frame,
