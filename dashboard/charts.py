@@ -181,7 +181,7 @@ def curve(
     trials: pd.DataFrame,
     metric: str,
     *,
-    chosen: Collection[int],
+    looks: Mapping[int, style.Look],
     drawing: Drawing,
     levels: Mapping[str, float],
     targets: Mapping[str, float] | None = None,
@@ -198,7 +198,7 @@ def curve(
         frame: Step rows (see `dashboard.data.curves`).
         trials: The trials (see `dashboard.data.Snapshot`).
         metric: Its declared name.
-        chosen: Trials in colour; the others are grey behind them, or one band where they are many.
+        looks: Trials in colour; the others are grey behind them, or one band where they are many.
         drawing: Axis, smoothing and range.
         levels: Horizontal lines by their name: budget, limit, baseline.
         targets: Levels named at the other end, so that labels do not overlap: the targets of an adaptive β.
@@ -208,8 +208,8 @@ def curve(
         groups: The group of each trial, our own words: its mean and band are drawn in place of its trials.
     """
     if groups:
-        chosen, trials, screened = (), trials.iloc[:0], None
-    chart = _Chart(frame, metric, drawing, levels, trials, style.looks(chosen), names or {}, kl_budget)
+        looks, trials, screened = {}, trials.iloc[:0], None
+    chart = _Chart(frame, metric, drawing, levels, trials, looks, names or {}, kl_budget)
     evaluations = _evaluations(chart)
     if groups:
         behind, lines = _means(chart, groups)
@@ -365,7 +365,7 @@ def over_the_axis(
     trials: pd.DataFrame,
     metric: str,
     *,
-    chosen: Collection[int],
+    looks: Mapping[int, style.Look],
     drawing: Drawing,
     levels: Mapping[str, float],
 ) -> str:
@@ -374,9 +374,9 @@ def over_the_axis(
     """
     if metric not in KL_METRICS or drawing.log_kl:
         return ""
-    chart = _Chart(frame, metric, drawing, levels, trials, style.looks(chosen))
+    chart = _Chart(frame, metric, drawing, levels, trials, looks)
     over = chart.shown[chart.shown["measured"] > chart.top]
-    return beyond_text(over[over["trial"].isin(chosen)] if chosen else over, "measured", chart.top)
+    return beyond_text(over[over["trial"].isin(looks)] if looks else over, "measured", chart.top)
 
 
 def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
@@ -617,8 +617,8 @@ MOVED = "#D55E00"
 """Vermilion: stands out from the usual grey and blue."""
 
 
-def incident(steps: pd.DataFrame, crossing: Incident | None, *, number: int, lines: Mapping[str, float]) -> Option:
-    """Chart KL and every measured signal of a trial in panels; `lines` are drawn into the KL panel.
+def incident(steps: pd.DataFrame, crossing: Incident | None, *, colour: str, lines: Mapping[str, float]) -> Option:
+    """Chart KL and every measured signal of a trial in panels, in its colour; `lines` are drawn into the KL panel.
 
     A grey line marks the crossing; a coloured one marks where a signal left its usual range, which is shaded.
     """
@@ -636,7 +636,7 @@ def incident(steps: pd.DataFrame, crossing: Incident | None, *, number: int, lin
         if move is not None and move.step is not None:
             limits.append(echarts.limit(move.step, f"step {move.step}", is_upright=True, colour=MOVED, width=2))
         points = thinned(steps[["step", metric]].rename(columns={"step": "x", metric: "y"}))
-        source, series = echarts.line(points, METRICS[metric].label, style.colour(number))
+        source, series = echarts.line(points, METRICS[metric].label, colour)
         shaded = None if move is None else (move.low, move.high)
         data_series.append((source, series | {"symbolSize": 4} | echarts.marks(limits, shaded)))
     first, last = float(steps["step"].min()), float(steps["step"].max())

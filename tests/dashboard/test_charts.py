@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import pandas as pd
 import pytest
+import streamlit as st
 from hypothesis import given
 from hypothesis import strategies as some
 
 from dashboard import charts, echarts, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import curve_charts, curves
+from dashboard.views import common, curve_charts, curves
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.judge.results import StudyView
@@ -53,7 +54,7 @@ def chart(
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
     levels = (LEVELS if metric == KL else {}) if levels is None else levels
     return charts.curve(
-        frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, targets=targets,
+        frame, rows, metric, looks=style.looks(chosen), drawing=Drawing(**drawing), levels=levels, targets=targets,
         kl_budget=10, screened=screened,
     )  # fmt: skip
 
@@ -147,7 +148,9 @@ def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
     def told(*numbers: int, metric: str = KL, chosen: tuple[int, ...] = (), **drawing: Any) -> str:
         steps_read = frame[frame["trial"].isin(numbers or (0, 10, 2))]
         drawn_as = Drawing(**drawing)
-        return charts.over_the_axis(steps_read, rows, metric, chosen=chosen, drawing=drawn_as, levels=LEVELS)
+        return charts.over_the_axis(
+            steps_read, rows, metric, looks=style.looks(chosen), drawing=drawn_as, levels=LEVELS
+        )
 
     both = "2 trials exceed the axis at 25 nats (highest 64.3, trial 10); a log KL axis shows all."
     first = "1 trial exceeds the axis at 25 nats (highest 50.0, trial 0); a log KL axis shows all."
@@ -175,6 +178,13 @@ def test_the_text_at_an_early_end_is_what_was_measured_there() -> None:
     early = trial(0, Status.PRUNED, rule="kl_hard", stop_step=2)
     [stop] = named(chart(steps(0, [0, 9, 188]), early, chosen=(0,), smoothing=0.5), "pruned")["data"]
     assert stop["label"]["formatter"] == "{number|0}{more|KL far over the limit: 188}"
+
+
+def test_a_trial_shown_alone_looks_as_it_does_beside_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "session_state", {"trial": [1, 25]})
+    snapshot = Snapshot(cast(StudyView, SimpleNamespace()), pd.DataFrame())
+    assert common.looks(snapshot, [25]) == {25: style.Look("#0072B2", style.SOLID)}
+    assert style.looks([25])[25].colour == "#E69F00", "without trial 1"
 
 
 # Pauses at a rung
@@ -371,7 +381,7 @@ def test_groups_are_their_means_and_bands_in_place_of_trials() -> None:
     frame = pd.concat([steps(number, [0.0, float(number)]) for number in range(4)])
     rows = pd.DataFrame([trial(number, Status.PRUNED) for number in range(4)])
     groups = {0: "up to 1", 1: "up to 1", 2: "over 1", 3: "over 1"}
-    option = charts.curve(frame, rows, KL, chosen=(0,), drawing=Drawing(), levels=LEVELS, groups=groups)
+    option = charts.curve(frame, rows, KL, looks=style.looks([0]), drawing=Drawing(), levels=LEVELS, groups=groups)
     assert drawn(option, "up to 1") == [[0, 0], [1, 0.5]] and drawn(option, "over 1") == [[0, 0], [1, 2.5]]
     assert drawn(option, "over 1, lower edge")[1] == [1, pytest.approx(2.1)]
     assert not [name for name in names(option) if name.startswith("Trial") or name == "pruned"]
