@@ -187,6 +187,13 @@ def test_a_trial_shown_alone_looks_as_it_does_beside_the_chosen_ones(monkeypatch
     assert style.looks([25])[25].colour == "#E69F00", "without trial 1"
 
 
+def test_labels_at_lines_that_end_at_or_just_before_the_right_edge_are_moved_apart() -> None:
+    frame = pd.concat([steps(0, [1.0] * 100), steps(1, [1.0] * 99), steps(2, [1.0] * 50)])
+    option = chart(frame, chosen=(0, 1, 2))
+    moved = ["labelLayout" in named(option, f"Trial {number}") for number in (0, 1, 2)]
+    assert moved == [True, True, False]
+
+
 # Pauses at a rung
 
 
