@@ -131,9 +131,9 @@ def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
 
 
 MOST_LIMITS = 1.5
-"""A linear KL axis ends at this multiple of the guard's limit: one blow-up would flatten the rest."""
+"""A linear KL axis ends at this multiple of the guard's limit at the latest: one blow-up would flatten the rest."""
 NEAR_LIMIT = 0.7
-"""A KL axis includes the guard's limit once a curve exceeds this share of it."""
+"""A KL axis includes the guard's limit once a curve it is fitted to exceeds this share of it."""
 LOG_FLOOR = 0.1
 """Lower end of a logarithmic axis; smaller values are drawn there, since step 0 has a KL of 0."""
 MOST_LINES = 20
@@ -181,7 +181,7 @@ def curve(
     trials: pd.DataFrame,
     metric: str,
     *,
-    chosen: Collection[int],
+    looks: Mapping[int, style.Look],
     drawing: Drawing,
     levels: Mapping[str, float],
     targets: Mapping[str, float] | None = None,
@@ -198,7 +198,7 @@ def curve(
         frame: Step rows (see `dashboard.data.curves`).
         trials: The trials (see `dashboard.data.Snapshot`).
         metric: Its declared name.
-        chosen: Trials in colour; the others are grey behind them, or one band where they are many.
+        looks: Trials in colour; the others are grey behind them, or one band where they are many.
         drawing: Axis, smoothing and range.
         levels: Horizontal lines by their name: budget, limit, baseline.
         targets: Levels named at the other end, so that labels do not overlap: the targets of an adaptive β.
@@ -208,8 +208,8 @@ def curve(
         groups: The group of each trial, our own words: its mean and band are drawn in place of its trials.
     """
     if groups:
-        chosen, trials, screened = (), trials.iloc[:0], None
-    chart = _Chart(frame, metric, drawing, levels, trials, style.looks(chosen), names or {}, kl_budget)
+        looks, trials, screened = {}, trials.iloc[:0], None
+    chart = _Chart(frame, metric, drawing, levels, trials, looks, names or {}, kl_budget)
     evaluations = _evaluations(chart)
     if groups:
         behind, lines = _means(chart, groups)
@@ -253,8 +253,8 @@ class _Chart:
     metric: str
     drawing: Drawing
     levels: Mapping[str, float]
-    trials: pd.DataFrame = field(default_factory=pd.DataFrame)
-    looks: Mapping[int, style.Look] = field(default_factory=dict)
+    trials: pd.DataFrame
+    looks: Mapping[int, style.Look]
     """Looks of the trials in colour, by number."""
     names: Mapping[int, str] = field(default_factory=dict)
     kl_budget: float | None = None
@@ -274,12 +274,14 @@ class _Chart:
     @property
     def is_whole(self) -> bool:
         """True if the horizontal axis counts in whole numbers."""
-        return self.drawing.axis not in ("KL", "seconds")
+        return self.drawing.axis != "KL"
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        """The metric's points (see `points_of`)."""
+        """The metric's points (see `points_of`), with `measured`, their height before smoothing."""
+        measured = points_of(self.frame, self.metric, self.drawing.axis)
         points = points_of(self.frame, self.metric, self.drawing.axis, self.drawing.smoothing)
+        points = points.assign(measured=measured["y"].to_numpy())
         return points.assign(y=points["y"].clip(lower=LOG_FLOOR)) if self.is_log else points
 
     @cached_property
@@ -287,24 +289,36 @@ class _Chart:
         """The ends of the shown part of the horizontal axis."""
         longest = float(self.points["x"].max()) if len(self.points) else 0.0
         low, high = (longest * share / 100 for share in self.drawing.window)
-        if self.is_whole:
-            low, high = round(low), round(high)  # the axis's first label is a whole number
+        steps = 1 if self.is_whole else 10  # ECharts labels both ends, with all their digits
+        low, high = math.floor(low * steps) / steps, math.ceil(high * steps) / steps
         return low, max(high, low + 1)
 
     @cached_property
     def top(self) -> float:
-        """The top of a KL axis: above curves and budget, and above the guard's limit if curves come near it.
+        """The top of a KL axis: above the budget and the curves it is fitted to, and above the guard's limit if they
+        come near it. Infinity for other metrics.
 
-        Infinity for other metrics.
+        A linear axis is fitted to trials in colour that were not pruned, as far as there are any.
         """
         if not self.is_kl:
             return math.inf
         budget, limit = min(self.levels.values(), default=1.0), max(self.levels.values(), default=1.0)
-        highest = float(np.fmax(self.points.loc[self.points["x"].between(*self.span), "y"].max(), budget))
+        fitted = self.shown
+        if not self.is_log:
+            unpruned = self.trials.loc[self.trials["status"] != Status.PRUNED, "number"]
+            for numbers in (self.looks, unpruned):
+                wanted = fitted["trial"].isin(numbers)
+                fitted = fitted[wanted] if wanted.any() else fitted
+        highest = float(np.fmax(fitted["measured"].max(), budget))
         most = math.inf if self.is_log else MOST_LIMITS * limit
         top = min(1.02 * max(highest, limit if highest > NEAR_LIMIT * limit else 1.1 * budget), most)
         tick = 10.0 ** math.floor(math.log10(top)) / 2
         return math.ceil(top / tick) * tick  # the axis ends on a tick
+
+    @property
+    def shown(self) -> pd.DataFrame:
+        """The points in the shown part of the horizontal axis."""
+        return self.points[self.points["x"].between(*self.span)]
 
     def points_of_trial(self, number: int) -> pd.DataFrame:
         return self.points[self.points["trial"] == number]
@@ -323,7 +337,7 @@ def describe_ends(points: pd.DataFrame, metric: str, kl_budget: float | None, na
     """Describe in a sentence where the lines end; empty if there are none.
 
     Args:
-        points: As the chart draws them (see `points_of`).
+        points: As measured (see `points_of`).
         metric: Its declared name.
         kl_budget: The budget with which the ends of a KL are compared.
         names: The name of each line by its `trial`.
@@ -346,14 +360,23 @@ def describe_ends(points: pd.DataFrame, metric: str, kl_budget: float | None, na
     return f"{text} {over or 'None'} of {len(ends)} end over the KL budget."
 
 
-def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Mapping[str, float]) -> str:
-    """Return a sentence on the trials that leave the top of a linear KL axis (see `curve`); empty: none does."""
+def over_the_axis(
+    frame: pd.DataFrame,
+    trials: pd.DataFrame,
+    metric: str,
+    *,
+    looks: Mapping[int, style.Look],
+    drawing: Drawing,
+    levels: Mapping[str, float],
+) -> str:
+    """Return a sentence on the trials in colour, else on all, that leave the top of a linear KL axis (see `curve`);
+    empty: none does.
+    """
     if metric not in KL_METRICS or drawing.log_kl:
         return ""
-    chart = _Chart(frame, metric, drawing, levels)
-    return beyond_text(
-        chart.points[chart.points["x"].between(*chart.span) & (chart.points["y"] > chart.top)], "y", chart.top
-    )
+    chart = _Chart(frame, metric, drawing, levels, trials, looks)
+    over = chart.shown[chart.shown["measured"] > chart.top]
+    return beyond_text(over[over["trial"].isin(looks)] if looks else over, "measured", chart.top)
 
 
 def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
@@ -507,10 +530,10 @@ def _ends(chart: _Chart) -> list[Option]:
         heights = line["y"].dropna()
         if heights.empty:
             continue
-        x, y = float(line["x"].iloc[-1]), float(heights.iloc[-1])
+        x, y, measured = float(line["x"].iloc[-1]), float(heights.iloc[-1]), float(line["measured"].dropna().iloc[-1])
         # Only a rule's declared label; any other text is left out.
         rule = f" {RULES[trial.rule].label}" if trial.rule in RULES else ""
-        text = f"{rule}: {y:.3g}" if y > chart.top else rule
+        text = f"{rule}: {measured:.3g}" if measured > chart.top else rule
         is_bright = trial.number in chart.looks
         end = echarts.early_end(
             trial.number, (x, min(y, chart.top)), chart.looks[trial.number].colour if is_bright else FAINT,
@@ -594,8 +617,8 @@ MOVED = "#D55E00"
 """Vermilion: stands out from the usual grey and blue."""
 
 
-def incident(steps: pd.DataFrame, crossing: Incident | None, *, number: int, lines: Mapping[str, float]) -> Option:
-    """Chart KL and every measured signal of a trial in panels; `lines` are drawn into the KL panel.
+def incident(steps: pd.DataFrame, crossing: Incident | None, *, colour: str, lines: Mapping[str, float]) -> Option:
+    """Chart KL and every measured signal of a trial in panels, in its colour; `lines` are drawn into the KL panel.
 
     A grey line marks the crossing; a coloured one marks where a signal left its usual range, which is shaded.
     """
@@ -613,7 +636,7 @@ def incident(steps: pd.DataFrame, crossing: Incident | None, *, number: int, lin
         if move is not None and move.step is not None:
             limits.append(echarts.limit(move.step, f"step {move.step}", is_upright=True, colour=MOVED, width=2))
         points = thinned(steps[["step", metric]].rename(columns={"step": "x", metric: "y"}))
-        source, series = echarts.line(points, METRICS[metric].label, style.colour(number))
+        source, series = echarts.line(points, METRICS[metric].label, colour)
         shaded = None if move is None else (move.low, move.high)
         data_series.append((source, series | {"symbolSize": 4} | echarts.marks(limits, shaded)))
     first, last = float(steps["step"].min()), float(steps["step"].max())

@@ -28,6 +28,9 @@ TAG = "#6b6b6b"
 FAINT = "rgba(128, 128, 128, 0.45)"
 """Greys visible on light and dark pages: for areas, and for background lines."""
 
+NEAR_EDGE = 0.98
+"""From this share of the horizontal axis's end on, labels at lines' ends are moved apart."""
+
 _STAR = "path://M10,1 L12.7,7 L19,7.6 L14.2,11.9 L15.6,18.2 L10,14.9 L4.4,18.2 L5.8,11.9 L1,7.6 L7.3,7 Z"
 _LENS = "path://M6,1 a5,5 0 1,0 0.01,0 M9.6,9.6 L14,14"
 _UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
@@ -177,7 +180,7 @@ def named_at_end(data_series: DataSeries, text: str, right: float) -> DataSeries
     """Return a line with a text at its end; `right` is where the chart ends."""
     source, series = data_series
     label = {"show": True, "formatter": text, "distance": 6, **_tag(series["lineStyle"]["color"])}
-    at_edge = source["x"].iloc[-1] >= right  # labels collect there, and are moved apart
+    at_edge = source["x"].iloc[-1] >= NEAR_EDGE * right  # labels collect there, and are moved apart
     return source, series | {"endLabel": label} | ({"labelLayout": {"moveOverlap": "shiftY"}} if at_edge else {})
 
 

@@ -1,4 +1,4 @@
-"""The look of trials on all pages: colour and dash by number, symbol by status, and status words.
+"""The look of trials on all pages: colour and dash, symbol by status, and status words.
 
 The colours are Okabe and Ito's (2008), distinguishable with common colour-vision deficiencies; black and yellow are
 left out because each vanishes on a dark or a light page.
@@ -14,6 +14,8 @@ from tuner.study.status import Status, Wanted
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INKS = {"#0072B2": "#ffffff"}
 """Text colour by background; black on all others."""
+HUES = 4
+"""The first of `COLOURS` are told apart most easily; the others are a second blue and a second orange."""
 NEUTRAL = "#808080"
 """For limits and background trials; readable on light and dark pages."""
 
@@ -90,14 +92,9 @@ MEANINGS = {
 """One sentence on each of `KINDS`."""
 
 
-def colour(number: int) -> str:
-    """Return the colour of trial `number`, the same on every chart and page."""
-    return COLOURS[number % len(COLOURS)]
-
-
-def dash(number: int) -> Dash:
-    """Return the line style of trial `number`: trials that share a colour differ in it."""
-    return _DASHES[number // len(COLOURS) % len(_DASHES)]
+def colour(place: int) -> str:
+    """Return the colour at a place among things compared; trials have theirs from `looks`."""
+    return COLOURS[place % len(COLOURS)]
 
 
 @dataclass(frozen=True)
@@ -113,28 +110,27 @@ def ink(colour: str) -> str:
     return INKS.get(colour, "#000000")
 
 
-def looks(trials: Collection[int]) -> dict[int, Look]:
-    """Return looks by number for trials shown together, no two alike among the first `DISTINCT`.
+def looks(trials: Collection[int], others: Collection[int] = ()) -> dict[int, Look]:
+    """Return looks by number, no two alike among the first `DISTINCT`; the `others` take what the trials leave.
 
-    Each has its number's look, unless a lower number has it already: then the next free one.
+    Each has its number's colour, unless a lower number has it already: then the next free one, dashed only once all
+    colours are taken.
     """
-    numbers = sorted(set(trials))
-    free = set(range(DISTINCT)) - {number % DISTINCT for number in numbers}
-    look_of: dict[int, Look] = {}
-    taken = set[int]()
-    for number in numbers:
-        place = number % DISTINCT
-        if place in taken and free:
-            place = min(free, key=lambda one: (one - number) % DISTINCT)
-            free.remove(place)
-        taken.add(place)
-        look_of[number] = Look(colour(place), dash(place))
-    return look_of
+    place_of: dict[int, int] = {}
+    for numbers in (set(trials), set(others) - set(trials)):
+        free = [place for place in range(DISTINCT) if place not in place_of.values()]
+        own = {number % HUES: number for number in sorted(numbers, reverse=True) if number % HUES in free}
+        place_of |= {number: place for place, number in own.items()}
+        free = [place for place in free if place not in own]
+        for number in sorted(numbers - place_of.keys()):
+            place_of[number] = free.pop(0) if free else number % DISTINCT
+    every = [Look(colour, dash) for dash in _DASHES for colour in COLOURS]
+    return {number: every[place_of[number]] for number in sorted(place_of)}
 
 
-def heading(number: int, label: str = "") -> str:
+def heading(number: int, look: Look, label: str = "") -> str:
     """Return a trial's number under its colour and dash as HTML; `label` is our own words."""
-    line = f"border-top: 3px {dash(number).css} {colour(number)}; padding-top: 0.3rem"
+    line = f"border-top: 3px {look.dash.css} {look.colour}; padding-top: 0.3rem"
     return f'<div style="{line}"><b>Trial {number:d}</b>{label and f" {label}"}</div>'
 
 

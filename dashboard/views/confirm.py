@@ -1,6 +1,6 @@
 """Confirm: how the best configurations did on fresh seeds, and which one to launch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -58,7 +58,9 @@ def _confirmation(store: Store, snapshot: Snapshot, confirmation: Confirmation) 
         if confirmation.best is not None:
             common.heading("Reward on the test prompts", _intervals_help(snapshot, confirmation))
             common.figure(
-                intervals(confirmation),
+                intervals(
+                    confirmation, common.looks(snapshot, [one.trial.number for one in confirmation.configurations])
+                ),
                 key="confirmed rewards",
                 alt="Reward on the test prompts: a point per seed, and each configuration's mean with its 95% interval",
             )
@@ -110,12 +112,12 @@ def table(confirmation: Confirmation) -> pd.DataFrame:
     )
 
 
-def intervals(confirmation: Confirmation) -> go.Figure:
+def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look]) -> go.Figure:
     """Plot the rewards: a point per seed, and the mean with its interval, highest on top."""
     rows = [(config, config.reward) for config in reversed(confirmation.configurations) if config.reward is not None]
     figure = go.Figure()
     for config, reward in rows:
-        colour = style.NEUTRAL if config.is_reference else style.colour(config.trial.number)
+        colour = style.NEUTRAL if config.is_reference else looks[config.trial.number].colour
         half = 0.0 if reward.high is None else reward.high - reward.mean
         figure.add_scatter(
             x=list(config.rewards.values()),

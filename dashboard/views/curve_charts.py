@@ -35,6 +35,8 @@ class ChartData:
     """Changes whenever the trials change (see `data.stamp`)."""
     bright: common.Numbers
     """Trials in colour."""
+    looks: Mapping[int, style.Look]
+    """Their looks."""
     others: Sequence[int]
     """Trials in grey."""
     drawing: Drawing
@@ -59,7 +61,8 @@ class ChartData:
         numbers = [*bright, *others]
         columns = charts.needed((*DEFAULT_METRICS, *metrics), drawing.axis)
         frame = data.curves(store, snapshot, columns, numbers=numbers)
-        return cls(snapshot, frame, data.stamp(store, snapshot, numbers), bright, others, drawing)
+        looks = common.looks(snapshot, bright)
+        return cls(snapshot, frame, data.stamp(store, snapshot, numbers), bright, looks, others, drawing)
 
     @property
     def rows(self) -> list[TrialRow]:
@@ -219,7 +222,7 @@ def _name_and_role(row: TrialRow, best: TrialRow | None, pruned: Collection[int]
 def _chart_and_caption(curves: ChartData, metric: str, baseline: float | None) -> tuple[Option, str]:
     lines = levels(curves.snapshot, metric, baseline)
     return _build_chart(
-        f"{curves.stamp}|{curves.snapshot.view.spec.kl_budget}|{metric}|{curves.bright}|{curves.drawing}|{lines}",
+        f"{curves.stamp}|{curves.snapshot.view.spec.kl_budget}|{metric}|{curves.looks}|{curves.drawing}|{lines}",
         curves,
         metric,
         lines,
@@ -230,7 +233,8 @@ def _chart_and_caption(curves: ChartData, metric: str, baseline: float | None) -
 def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[str, float]) -> tuple[Option, str]:
     """Return the chart and its caption, cached by `key`."""
     snapshot, frame, drawing, groups = _curves.snapshot, _curves.frame, _curves.drawing, _groups(_curves)
-    points = charts.points_of(frame, _metric, drawing.axis, drawing.smoothing)
+    points = charts.points_of(frame, _metric, drawing.axis)
+    trials, looks = (snapshot.trials.iloc[:0], {}) if groups else (snapshot.trials, _curves.looks)
     names: dict[Any, str] = {number: f"trial {number}" for number in _curves.bright}
     if groups:
         grouped = points[points["trial"].isin(groups)]
@@ -239,13 +243,13 @@ def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[st
     texts = (
         charts.describe_ends(points, _metric, snapshot.view.spec.kl_budget, names),
         GROUPED if groups else _spread_text(_curves, _metric),
-        charts.over_the_axis(frame, _metric, drawing, _levels),
+        charts.over_the_axis(frame, trials, _metric, looks=looks, drawing=drawing, levels=_levels),
     )
     option = charts.curve(
         frame,
         snapshot.trials,
         _metric,
-        chosen=_curves.bright,
+        looks=_curves.looks,
         drawing=drawing,
         levels=_levels,
         targets=targets(snapshot, _curves.bright, frame) if _metric in KL_METRICS else None,

@@ -68,7 +68,8 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
         st.info(f"The KL of trial {number} never went over the budget of {spec.kl_budget:g} nats per response.")
     else:
         st.text(_text(incident, number), help=_RULE)
-    chart = charts.incident(steps, incident, number=number, lines={"Budget": spec.kl_budget, "Limit": spec.kl_limit})
+    lines, colour = {"Budget": spec.kl_budget, "Limit": spec.kl_limit}, common.looks(snapshot, [number])[number].colour
+    chart = charts.incident(steps, incident, colour=colour, lines=lines)
     alt = f"Trial {number}: KL and {len(SIGNALS)} signals by step"
     st.echarts_chart(chart, key="incident chart", height=echarts.height(chart), alt=alt)
     if incident is not None and incident.moves:

@@ -52,7 +52,7 @@ def _live(store: Store, snapshot: Snapshot, chosen: common.Numbers, ended: int, 
     answer.draw(snapshot, to_launch, _baseline(store, snapshot), cards, leader)
     _curves(store, snapshot, chosen)
     common.key_numbers([*_progress(snapshot), _device_time(view)])
-    running.draw(cards, view.spec.kl_limit)
+    running.draw(snapshot, cards)
     if view.row.is_held:
         running.draw_events(store, snapshot)
     if not is_large:

@@ -8,7 +8,7 @@ import streamlit as st
 from dashboard import data, health, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.health import HEALTH_MARKS, LEAST_SECONDS, NEAR, TIMES_USUAL, Card
-from dashboard.views.common import ago, heading, table, trial_link
+from dashboard.views.common import ago, heading, looks, table, trial_link
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
 from tuner.store import Store
@@ -17,10 +17,12 @@ MOST_CARDS = 12
 MOST_EVENTS = 8
 
 
-def draw(cards: Sequence[Card], limit: float) -> None:
+def draw(snapshot: Snapshot, cards: Sequence[Card]) -> None:
     """Draw the cards of unfinished trials, if any."""
     if not cards:
         return
+    limit, shown = snapshot.view.spec.kl_limit, cards[:MOST_CARDS]
+    look_of = looks(snapshot, [card.number for card in shown])
     heading(
         "Unfinished trials",
         f"Near the limit: KL from {NEAR:.0%} of the guard's {limit:g} nats on. Stalled: silent for "
@@ -28,18 +30,18 @@ def draw(cards: Sequence[Card], limit: float) -> None:
         "next run resumes it.",
     )
     with st.grid(min(4, max(2, len(cards))), min_column_width=220):
-        for card in cards[:MOST_CARDS]:
+        for card in shown:
             with st.container(border=True):
-                _card(card, limit)
+                _card(card, look_of[card.number], limit)
     more = len(cards) - MOST_CARDS
     if more > 0:
         st.caption(f"And {more} more.")
 
 
-def _card(card: Card, limit: float) -> None:
+def _card(card: Card, look: style.Look, limit: float) -> None:
     glyph, colour = HEALTH_MARKS[card.health]
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.html(style.heading(card.number), width="content")
+        st.html(style.heading(card.number, look), width="content")
         st.badge(f"{glyph} {card.health}", color=colour)
     st.progress(card.progress, text=f"{card.progress:.0%} of its episodes")
     st.text(_card_text(card, limit))

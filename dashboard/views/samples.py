@@ -88,7 +88,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         return
     step = _choose_step(sorted(int(step) for step in samples["step"].unique())) if AT_STEP in when else 0
     row_of = {row.number: row for row in snapshot.view.trials}
-    trials = [row_of[number] for number in numbers if number in row_of]
+    trials, looks = [row_of[number] for number in numbers if number in row_of], common.looks(snapshot, numbers)
     lines = _lines(samples, when, {row.number: row.value_step for row in trials}, step)
     selected = samples.merge(pd.concat(lines).drop_duplicates(), on=["trial", "step"])
     if prompt is not None:
@@ -108,7 +108,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
                     largest = sample_marks.largest_reading([*tokens.values()], mark, list(responses["reward"]))
                 for column, trial in zip(st.columns(len(trials)), trials, strict=True):
                     with column:
-                        st.html(style.heading(trial.number, style.status_cell(trial)))
+                        st.html(style.heading(trial.number, looks[trial.number], style.status_cell(trial)))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
                             base = None

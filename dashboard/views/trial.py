@@ -54,7 +54,8 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
     """Draw what changes while the trial runs."""
     row, best = _row(snapshot, number), snapshot.view.best()
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.html(style.heading(number, style.status_cell(row)), width="content")
+        look = common.looks(snapshot, [number])[number]
+        st.html(style.heading(number, look, style.status_cell(row)), width="content")
         if best is not None and best.number == number:
             st.badge("best", color="green")
         if row.label:

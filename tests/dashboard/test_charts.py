@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import pandas as pd
 import pytest
+import streamlit as st
 from hypothesis import given
 from hypothesis import strategies as some
 
 from dashboard import charts, echarts, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import curve_charts, curves
+from dashboard.views import common, curve_charts, curves
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.judge.results import StudyView
@@ -53,7 +54,7 @@ def chart(
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
     levels = (LEVELS if metric == KL else {}) if levels is None else levels
     return charts.curve(
-        frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, targets=targets,
+        frame, rows, metric, looks=style.looks(chosen), drawing=Drawing(**drawing), levels=levels, targets=targets,
         kl_budget=10, screened=screened,
     )  # fmt: skip
 
@@ -142,15 +143,55 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
 
 def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
     frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 25, 9])])
-    told = "2 trials exceed the axis at 25 nats (highest 64.3, trial 10); a log KL axis shows all."
-    assert charts.over_the_axis(frame, KL, Drawing(), LEVELS) == told
+    rows = pd.DataFrame([trial(number) for number in (0, 10, 2)])
+
+    def told(*numbers: int, metric: str = KL, chosen: tuple[int, ...] = (), **drawing: Any) -> str:
+        steps_read = frame[frame["trial"].isin(numbers or (0, 10, 2))]
+        drawn_as = Drawing(**drawing)
+        return charts.over_the_axis(
+            steps_read, rows, metric, looks=style.looks(chosen), drawing=drawn_as, levels=LEVELS
+        )
+
+    both = "2 trials exceed the axis at 25 nats (highest 64.3, trial 10); a log KL axis shows all."
     first = "1 trial exceeds the axis at 25 nats (highest 50.0, trial 0); a log KL axis shows all."
-    assert charts.over_the_axis(frame[frame["trial"] != 10], KL, Drawing(), LEVELS) == first
-    assert charts.over_the_axis(frame[frame["trial"] == 2], KL, Drawing(), LEVELS) == ""
-    assert charts.over_the_axis(frame, KL, Drawing(log_kl=True), LEVELS) == ""
-    half = charts.over_the_axis(frame, KL, Drawing(window=(0, 50)), LEVELS)
-    assert "(highest 50.0, trial 0)" in half, "the rest is outside of the shown range"
-    assert charts.over_the_axis(frame, SCORE, Drawing(), {}) == ""
+    assert (told(), told(0, 2), told(2)) == (both, first, "")
+    assert told(chosen=(0, 2)) == first, "of the trials in colour alone: grey ones are a sample"
+    assert told(smoothing=0.9) == both, "as measured"
+    assert told(log_kl=True) == told(metric=SCORE) == ""
+    assert "(highest 50.0, trial 0)" in told(window=(0, 50)), "the rest is outside of the shown range"
+
+
+def test_a_kl_axis_is_fitted_to_trials_in_colour_that_were_not_pruned() -> None:
+    frame = pd.concat([steps(0, [0, 5, 6]), steps(1, [0, 20, 188]), steps(2, [0, 30, 31]), steps(3, [0, 10.6, 9])])
+    rows = [trial(0), trial(1, Status.PRUNED, rule="kl_hard", stop_step=2), trial(2), trial(3)]
+    tops = {chosen: chart(frame, *rows, chosen=chosen)["yAxis"]["max"] for chosen in ((0,), (0, 1), (0, 3), (0, 2))}
+    assert tops == {(0,): 15, (0, 1): 15, (0, 3): 20, (0, 2): 25}
+    low = {"KL budget 6": 6.0, "Guard stops at 9": 9.0}
+    option = chart(frame, *rows, chosen=(0, 1), levels=low)
+    assert option["yAxis"]["max"] == 7, "the limit of 9 is not near"
+    assert [line["yAxis"] for line in named(option, "Limits")["markLine"]["data"]] == [6]
+    assert named(option, "pruned")["data"][0]["value"] == [2, 7], "its mark is at the top"
+    assert chart(frame, *rows, chosen=(0, 1), log_kl=True)["yAxis"]["max"] == 200
+
+
+def test_the_text_at_an_early_end_is_what_was_measured_there() -> None:
+    early = trial(0, Status.PRUNED, rule="kl_hard", stop_step=2)
+    [stop] = named(chart(steps(0, [0, 9, 188]), early, chosen=(0,), smoothing=0.5), "pruned")["data"]
+    assert stop["label"]["formatter"] == "{number|0}{more|KL far over the limit: 188}"
+
+
+def test_a_trial_shown_alone_looks_as_it_does_beside_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "session_state", {"trial": [1, 25]})
+    snapshot = Snapshot(cast(StudyView, SimpleNamespace()), pd.DataFrame())
+    assert common.looks(snapshot, [25]) == {25: style.Look("#0072B2", style.SOLID)}
+    assert style.looks([25])[25].colour == "#E69F00", "without trial 1"
+
+
+def test_labels_at_lines_that_end_at_or_just_before_the_right_edge_are_moved_apart() -> None:
+    frame = pd.concat([steps(0, [1.0] * 100), steps(1, [1.0] * 99), steps(2, [1.0] * 50)])
+    option = chart(frame, chosen=(0, 1, 2))
+    moved = ["labelLayout" in named(option, f"Trial {number}") for number in (0, 1, 2)]
+    assert moved == [True, True, False]
 
 
 # Pauses at a rung
@@ -214,6 +255,11 @@ def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: charts.Axi
     option = chart(frame, metric=SCORE, axis=axis)
     ends = {"step": 2, "episodes": 128, "tokens": 1280, "seconds": 4, "KL": 2}
     assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], charts.AXIS_TITLES[axis])
+
+
+def test_an_axis_ends_on_a_number_of_few_digits() -> None:
+    frame = steps(0, [0, 1, 12.3456]).assign(at=[1000.0, 1200.25, 1345.52765])
+    assert [chart(frame, metric=SCORE, axis=axis)["xAxis"]["max"] for axis in ("seconds", "KL")] == [346, 12.4]
 
 
 def test_a_window_is_a_part_of_the_longest_trial_and_the_height_fits_it() -> None:
@@ -342,7 +388,7 @@ def test_groups_are_their_means_and_bands_in_place_of_trials() -> None:
     frame = pd.concat([steps(number, [0.0, float(number)]) for number in range(4)])
     rows = pd.DataFrame([trial(number, Status.PRUNED) for number in range(4)])
     groups = {0: "up to 1", 1: "up to 1", 2: "over 1", 3: "over 1"}
-    option = charts.curve(frame, rows, KL, chosen=(0,), drawing=Drawing(), levels=LEVELS, groups=groups)
+    option = charts.curve(frame, rows, KL, looks=style.looks([0]), drawing=Drawing(), levels=LEVELS, groups=groups)
     assert drawn(option, "up to 1") == [[0, 0], [1, 0.5]] and drawn(option, "over 1") == [[0, 0], [1, 2.5]]
     assert drawn(option, "over 1, lower edge")[1] == [1, pytest.approx(2.1)]
     assert not [name for name in names(option) if name.startswith("Trial") or name == "pruned"]

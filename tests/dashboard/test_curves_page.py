@@ -52,6 +52,14 @@ def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
     assert (entropy["xAxis"]["name"], kl["yAxis"]["type"]) == ("Step (PPO iterations)", "log")
 
 
+def test_the_captions_of_smoothed_curves_say_what_was_measured(built: Path, curves: Page) -> None:
+    app = run(curves(built))
+    told = [one.value for one in app.caption]
+    assert any(" ends lowest, at " in text for text in told)
+    app.slider(key="smooth").set_value(0.9)
+    assert [one.value for one in run(app).caption] == told
+
+
 def test_the_incident_is_of_the_latest_pruned_trial_that_has_an_answer(tmp_path: Path, curves: Page) -> None:
     at_once = Course(1.9e-3, 0.011, 200.0, Status.PRUNED, blow_up=1)
     app = page_of(tmp_path / "store.db", curves, (fake_store.COURSES[2], at_once))
