@@ -415,7 +415,7 @@ def _star(
         marker={
             "symbol": "star",
             "size": 17,
-            "color": looks[best.trial].colour if best.trial in looks else style.colour(best.trial),
+            "color": looks[best.trial].colour if best.trial in looks else style.colour(0),
             "line": {"color": "#ffffff", "width": 1},
         },
         hovertemplate=f"<b>The {name}</b>: trial {best.trial:d}, step {best.step:d}<br>"
