@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from dashboard import style
 from dashboard.data import PARAMS
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
@@ -32,34 +33,34 @@ class Savings:
     seconds: float
     """NaN: no trial has completed, so the pace is unknown."""
     share: float
-    """Share, 0 to 1, of the full-length episodes of all ended trials except failed ones."""
+    """Share, 0 to 1, of the full-length episodes of these trials and the completed ones."""
 
 
-def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials that were pruned or stopped, by number.
+def ended_early(trials: pd.DataFrame, *, is_over: bool) -> pd.DataFrame:
+    """Return the trials that were pruned or stopped, by number; once the search `is_over` those at screening, too.
 
-    `number`, `status`, `rule` (its label), `share` (of its episodes that it had run, 0 to 1), `episodes_saved`,
+    `number`, `kind`, `rule` (its label), `share` (of its episodes that it had run, 0 to 1), `episodes_saved`,
     `seconds_saved` (at the median pace of completed trials, since a short one's is mostly its start; NaN: none
     completed), `value`, `kl`.
     """
-    early = trials[trials["status"].isin(SAVING)].sort_values("number")
+    early = trials[trials["kind"].isin((*SAVING, style.SCREENED) if is_over else SAVING)].sort_values("number")
     completed = trials[(trials["status"] == Status.COMPLETED) & (trials["episodes"] > 0)]
     pace = (completed["seconds"] / completed["episodes"]).median()
     left = (early["total_episodes"] - early["episodes"]).clip(lower=0)
     early = early.assign(
-        rule=early["rule"].map(rule_label),
+        rule=early["rule"].map(rule_label).where(early["kind"] != style.SCREENED, "Screening"),
         share=early["episodes"] / early["total_episodes"],
         episodes_saved=left,
         seconds_saved=left * pace,
     )
-    columns = ["number", "status", "rule", "share", "episodes_saved", "seconds_saved", "value", "kl"]
+    columns = ["number", "kind", "rule", "share", "episodes_saved", "seconds_saved", "value", "kl"]
     return early[columns].reset_index(drop=True)
 
 
-def savings(trials: pd.DataFrame) -> Savings:
-    """Return the total savings of ending trials early."""
-    early = ended_early(trials)
-    ended = trials[trials["status"].isin((*SAVING, Status.COMPLETED))]
+def savings(trials: pd.DataFrame, *, is_over: bool) -> Savings:
+    """Return the total savings of ending trials early (see `ended_early`)."""
+    early = ended_early(trials, is_over=is_over)
+    ended = trials[trials["number"].isin(early["number"]) | (trials["status"] == Status.COMPLETED)]
     whole, saved = float(ended["total_episodes"].sum()), int(early["episodes_saved"].sum())
     return Savings(len(early), saved, float(early["seconds_saved"].sum(skipna=False)), saved / whole if whole else 0.0)
 

@@ -1,5 +1,7 @@
 """Suggested changes to a trial, each with a button that asks for confirmation."""
 
+from itertools import islice
+
 import streamlit as st
 
 from dashboard import access, data
@@ -18,6 +20,8 @@ from tuner.judge.diagnose import (
     why_nothing,
     with_repeats,
 )
+from tuner.judge.results import StudyView
+from tuner.judge.rules import blame_of
 from tuner.store import Store, TrialRow
 
 
@@ -39,6 +43,19 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
         st.caption("Try one change at a time, the first one first, to see which one helps.")
     control_parts.draw_result()
     control_parts.draw_pending()
+
+
+def go_on(store: Store, view: StudyView, trial: TrialRow) -> tuple[str, ...]:
+    """Return the commands that go on with a trial: longer training, and a fork at its last checkpoint.
+
+    If the guard ended it, these would train what it ended: the first untried change, if any, takes their place.
+    """
+    if blame_of(trial.reason):
+        diagnoses = diagnose(course_of(store, trial, view.spec))
+        untried = (each for each in diagnoses if tried(view.trials, trial, each, view.spec) is None)
+        return tuple(data.command(try_it(view.spec, trial, each)) for each in islice(untried, 1))
+    fork = [data.go_on(view.row.name, trial, trial.episodes)] if trial.episodes else []
+    return data.train_for_real(view.row.name, trial), *fork
 
 
 def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, diagnosis: Diagnosis) -> None:

@@ -8,12 +8,15 @@ import streamlit as st
 from dashboard import analysis, data, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
-from dashboard.views import common
+from dashboard.views import changes, common
+from ppo_core.config.kl_budget import is_within
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
 from tuner.judge.paired import over, screened_note
 from tuner.judge.results import LONGER, differences
+from tuner.judge.rules import blame_of
 from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
+from tuner.study.spec import StudySpec
 from tuner.study.status import Role
 
 LEAST_TRIALS = 2
@@ -41,7 +44,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         _outcomes(snapshot, rows)
     _differences(store, rows)
     lineage(snapshot, rows)
-    _commands(snapshot, rows)
+    _commands(store, snapshot, rows)
 
 
 def _settings(rows: Sequence[TrialRow]) -> None:
@@ -61,6 +64,12 @@ def _settings(rows: Sequence[TrialRow]) -> None:
 _WITHIN = {None: NOTHING, True: "yes", False: "no"}
 
 
+def ended_within(row: TrialRow, spec: StudySpec) -> bool | None:
+    """Return True if a trial ends within the KL budget; False also if it ended early over it; None: not known."""
+    is_read = row.status.is_final and row.end_kl is not None
+    return is_within(row.end_kl, row.end_kl_se, spec.kl_budget) and ends_within(row, spec) if is_read else None
+
+
 def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
     common.heading("Outcomes", f"One run of each trial. {analysis.NOISE}")
     spec = snapshot.view.spec
@@ -73,7 +82,7 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
         "Last eval reward": [measured(row.end_reward) for row in rows],
         f"Last eval KL ({KL_UNIT})": [measured(row.end_kl) for row in rows],
-        f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[ends_within(row, spec)] for row in rows],
+        f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[ended_within(row, spec)] for row in rows],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
         "Reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
@@ -126,7 +135,7 @@ def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
             st.text(safe_text.one_line(line, 400))
 
 
-def _commands(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
+def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
     is_forked = any(row.role is Role.FORK for row in rows)
     from_start = " A fork's command trains with its parent's values up to the fork's episode." if is_forked else ""
     common.heading(
@@ -134,7 +143,13 @@ def _commands(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
         f"Each command trains that trial's configuration {LONGER} times longer and keeps the model; a schedule "
         f"over the run's length stretches with it.{from_start}",
     )
-    common.show_commands(*(data.train_for_real(snapshot.view.row.name, row) for row in rows))
+    ended = [row for row in rows if blame_of(row.reason)]
+    common.show_commands(*(data.train_for_real(snapshot.view.row.name, row) for row in rows if row not in ended))
+    for row in ended:
+        commands = changes.go_on(store, snapshot.view, row)
+        instead = " Try a change of it instead:" if commands else ""
+        st.text(f"The guard ended trial {row.number}, so it is not worth training longer.{instead}")
+        common.show_commands(*commands)
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -29,15 +29,16 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
 
 
 def _not_confirmed(snapshot: Snapshot) -> None:
-    name, is_finished = snapshot.view.row.name, snapshot.view.state == "finished"
-    text = "Finish the search first: its best configurations may still change."
-    if is_finished:
+    name, state = snapshot.view.row.name, snapshot.view.state
+    word = {"finished": "confirm", "paused": "resume", "unfinished": "run"}.get(state)
+    text = "Let the search finish first: its best configurations may still change."
+    if state == "finished":
         text = (
             f"One search on one seed chose the best trial. This command runs up to {DEFAULT_TOP} of the best "
             f"configurations and the reference on {DEFAULT_SEEDS} fresh seeds each, and evaluates them once on the "
             "test prompts."
         )
-    common.guide("Not confirmed yet", text, [data.command(["confirm" if is_finished else "run", name])])
+    common.guide("Not confirmed yet", text, [] if word is None else [data.command([word, name])])
 
 
 def _choose(every: Sequence[Confirmation]) -> Confirmation:
@@ -69,6 +70,9 @@ def _confirmation(store: Store, snapshot: Snapshot, confirmation: Confirmation) 
         if launch is not None:
             common.heading("What to launch")
             what_to_launch(snapshot.view, launch)
+            if launch.confirm:
+                st.text("To be surer, confirm again:")
+                common.show_commands(data.command(launch.confirm))
         if launch is None or launch.confirmation is None or launch.confirmation.verdict != confirmation.verdict:
             st.markdown(f"At {confirmation.total_episodes:,} episodes: **{confirmation.verdict}**")
         if not confirmation.is_whole:

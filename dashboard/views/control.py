@@ -90,8 +90,10 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
 
     common.live(snapshot, follow, head)
     row = st.container(horizontal=True)
+    over = "the study is finished, so no trial runs that could be paused" if view.state == "finished" else None
     for kind, label in _STUDY_BUTTONS.items():
-        order_button(row, label, f"study {kind}", ORDER_KINDS[kind].doc, store, view, kind)
+        why_not = over if kind == "pause" else None
+        order_button(row, label, f"study {kind}", ORDER_KINDS[kind].doc, store, view, kind, why_not=why_not)
     if not was_held:
         _commands(view)
 

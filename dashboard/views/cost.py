@@ -28,11 +28,14 @@ def _draw(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
         _best_so_far(store, snapshot, baseline)
     with right:
         st.markdown("**Where the device time went**")
-        costs = spent(store, snapshot.view)
-        total, number = costs.seconds or 1.0, st.column_config.NumberColumn
+        costs, confirming = spent(store, snapshot.view), snapshot.view.confirming
+        uses = dict(costs.by)
+        if confirming:
+            uses["confirming runs"] = len(confirming), sum(run.seconds for run in confirming)
+        total, number = sum(seconds for _, seconds in uses.values()) or 1.0, st.column_config.NumberColumn
         common.table(
             pd.DataFrame(
-                [(use, trials, seconds, 100 * seconds / total) for use, (trials, seconds) in costs.by.items()],
+                [(use, trials, seconds, 100 * seconds / total) for use, (trials, seconds) in uses.items()],
                 columns=["on", "trials", "seconds", "share"],
             ),
             "spent",
@@ -45,7 +48,8 @@ def _draw(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
                 ),
             },
         )
-        st.caption(f"{costs.evaluations / total:.0%} of it went into evaluations.")
+        of_what = "the search's time" if confirming else "it"
+        st.caption(f"{costs.evaluations / (costs.seconds or 1.0):.0%} of {of_what} went into evaluations.")
 
 
 def _best_so_far(store: Store, snapshot: Snapshot, baseline: float | None) -> None:

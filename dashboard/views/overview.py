@@ -123,12 +123,14 @@ def _budget(view: StudyView, screened: str | None) -> KeyNumber:
 
 def _device_time(view: StudyView) -> KeyNumber:
     spent = data.cost(view)
-    note = None if spent.seconds_a_trial is None else f"{spent.seconds_a_trial:,.0f} s per ended trial"
+    notes = [] if spent.seconds_a_trial is None else [f"{spent.seconds_a_trial:,.0f} s per ended trial"]
+    if view.confirming:
+        notes.append(f"{duration(sum(run.seconds for run in view.confirming))} more to confirm")
     pruned = f" Pruned trials took {spent.pruned_share:.0%} of it." if spent.pruned_share else ""
     return KeyNumber(
         "Device time",
         duration(3_600 * spent.hours),
-        note,
-        "Training time of all trials and attempts; trials that run side by side each count. Below: the mean over "
-        f"trials that ended, which screened ones have not.{pruned}",
+        ", ".join(notes) or None,
+        "Training time of all trials and attempts, without confirming runs; trials that run side by side each count. "
+        f"Below: the mean over trials that ended, which screened ones have not; confirming runs.{pruned}",
     )

@@ -73,7 +73,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     prompts = {int(index): str(text) for index, text in samples.groupby("prompt_index")["prompt"].first().items()}
     with controls:
         mark = st.selectbox(
-            "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", width=165, key="mark",
+            "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", width=250, key="mark",
             bind="query-params",
             help="A token's reading, orange above 0 and blue below, the deeper, the larger among the responses to one "
             "prompt; point at a token for all its readings. Or words that were added to another response (underlined) "
@@ -169,10 +169,10 @@ def _choose_step(steps: Sequence[int]) -> int:
 def at_evaluation(samples: pd.DataFrame, when: str, best: Mapping[int, int | None], step: int = 0) -> pd.DataFrame:
     """Return each trial's samples of one evaluation: its first, last, best, or the last up to `step`.
 
-    `best` maps a trial to the step of its value; none at step 0 or None.
+    `best` maps a trial to the step of its value; None: it has none.
     """
     if when == BEST:
-        steps = samples["trial"].map({number: value_step or -1 for number, value_step in best.items()})
+        steps = samples["trial"].map({number: -1 if step is None else step for number, step in best.items()})
     elif when == FIRST:
         steps = samples.groupby("trial")["step"].transform("min")
     else:

@@ -261,8 +261,10 @@ def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
 
 def _ended_early(snapshot: Snapshot) -> None:
     common.heading("What ending trials early saved")
-    early, screened = analysis.ended_early(snapshot.trials), snapshot.view.extent.screened
-    if screened:
+    view = snapshot.view
+    is_over, screened = view.state == "finished" or bool(view.confirming), view.extent.screened
+    early = analysis.ended_early(snapshot.trials, is_over=is_over)
+    if screened and not is_over:
         st.text(
             f"{screened} trial{' is' if screened == 1 else 's are'} screened and not counted here: each may "
             "still be promoted."
@@ -270,10 +272,11 @@ def _ended_early(snapshot: Snapshot) -> None:
     if early.empty:
         st.info("No trial was pruned or stopped.")
         return
-    saved = analysis.savings(snapshot.trials)
+    saved = analysis.savings(snapshot.trials, is_over=is_over)
     with st.grid(3, min_column_width=150):
         for label, value, help_text in (
-            ("Ended early", f"{saved.trials}", "Trials that a rule pruned or a person stopped."),
+            ("Ended early", f"{saved.trials}",
+             "Trials that a rule pruned or a person stopped; once the search has ended, those left at screening, too."),
             ("Episodes saved", f"{saved.episodes:,} ({saved.share:.0%})",
              "Against running them to their end; the share is of all that the ended trials would have taken."),
             ("Time saved", NOTHING if math.isnan(saved.seconds) else duration(saved.seconds),
@@ -283,7 +286,7 @@ def _ended_early(snapshot: Snapshot) -> None:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     columns = {
         "number": number("Trial", width=60),
-        "status": text("Status", width=110),
+        "kind": text("Status", width=110),
         "rule": text("Ended by"),
         "trials": number("Trials", width=70),
         "share": number("Ended at", format="percent", help="Share of its episodes it had run."),
@@ -295,7 +298,7 @@ def _ended_early(snapshot: Snapshot) -> None:
     medians = {"share": number("Median ended at", format="percent")}
     common.table(analysis.by_rule(early), key="ended by rule", columns=columns | medians)
     with st.expander("Trial by trial"):
-        cells = early.assign(status=[style.kind_label(status) for status in early["status"]])
+        cells = early.assign(kind=[style.kind_label(kind) for kind in early["kind"]])
         common.table(cells, key="ended early", columns=columns)
 
 

@@ -12,8 +12,9 @@ from dashboard.views import answer, changes, common, compare, curve_charts, inci
 from dashboard.views.common import KeyNumber
 from dashboard.views.curve_charts import ChartData
 from ppo_core.output import KL_UNIT, NOTHING, duration, measured, plus_minus
+from tuner.confirm.result import confirmations, runs_text
 from tuner.files import trial_log
-from tuner.judge.scoring import ends_within
+from tuner.judge.results import StudyView, as_view
 from tuner.store import Store, TrialRow
 
 CHARTS = ("objective/kl_exact", "eval/reward")
@@ -30,9 +31,11 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     changes.draw(store, snapshot, number)
     common.heading("Its settings")
     answer.draw_changed(snapshot.view, row)
+    with st.expander("All settings"):
+        common.table(answer.all_settings(snapshot.view, row), key="all settings")
     samples.draw(store, snapshot, (number,))
     compare.lineage(snapshot, [row])
-    _commands(snapshot, row)
+    _commands(store, snapshot, row)
 
 
 def _choose(snapshot: Snapshot, chosen: common.Numbers) -> int:
@@ -63,6 +66,8 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
     if row.reason is not None:
         st.text(safe_text.visible(row.reason.message))
     common.key_numbers(_key_numbers(snapshot, row))
+    for line in confirmed(store, snapshot.view, number):
+        st.text(line)
     curve_charts.apply_pending_zoom()
     drawing = Drawing("episodes", window=curve_charts.window())
     curves = ChartData.read(store, snapshot, (number,), drawing=drawing, with_others=False)
@@ -81,7 +86,7 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     """Return the trial's results: value, end, and cost."""
     spec, total = snapshot.view.spec, int(row.config.get("total_episodes") or 0)
     checkpoint = "no checkpoint" if row.value_step is None else f"step {row.value_step}, KL {measured(row.kl)}"
-    is_within = ends_within(row, spec)
+    is_within = compare.ended_within(row, spec)
     end = None if is_within is None else f"{'within' if is_within else 'over'} {spec.kl_budget:g}"
     score = charts.screened_text(row.rung_score) if row.is_at_rung else None
     return [
@@ -98,6 +103,21 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     ]
 
 
+def confirmed(store: Store, view: StudyView, number: int) -> list[str]:
+    """Return what a trial's configuration reached on fresh seeds under the study's own KL budget, a line per length."""
+    lines = []
+    for each in confirmations(store, as_view(view.row, (*view.trials, *view.confirming))):
+        for one in each.configurations:
+            if one.trial.number == number:
+                runs = [run for run in view.confirming if run.parent == number]
+                numbers = [str(run.number) for run in runs if run.config["total_episodes"] == one.length]
+                reached = runs_text(one) if one.reward is None else f"reward {one.reward.text} on the test prompts"
+                kl = "" if one.kl is None else f", KL {one.kl.text}"
+                where = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}, {one.length:,} episodes each"
+                lines.append(f"On fresh seeds: {reached}{kl} ({where}).")
+    return lines
+
+
 def _log(snapshot: Snapshot, number: int) -> None:
     """Draw the end of the trial's log, if it is on this machine."""
     folder = snapshot.view.row.folder
@@ -109,11 +129,11 @@ def _log(snapshot: Snapshot, number: int) -> None:
             st.text("Its log is not on this machine.")
 
 
-def _commands(snapshot: Snapshot, row: TrialRow) -> None:
-    common.heading("Go on with it", "Train its configuration longer, or fork it at a checkpoint.")
-    study = snapshot.view.row.name
+def _commands(store: Store, snapshot: Snapshot, row: TrialRow) -> None:
+    common.heading(
+        "Go on with it",
+        "Train its configuration longer, or fork it at a checkpoint; if the guard ended it, try a change instead.",
+    )
     common.show_commands(
-        data.train_for_real(study, row),
-        *([data.go_on(study, row, row.episodes)] if row.episodes else []),
-        data.command(["show", study, str(row.number)]),
+        *changes.go_on(store, snapshot.view, row), data.command(["show", snapshot.view.row.name, str(row.number)])
     )

@@ -25,14 +25,17 @@ MOST_LIVE = 250
 
 
 def draw(snapshot: Snapshot, chosen: common.Numbers) -> None:
-    """Draw the table, chosen trials and the best on top; ticking a row chooses its trial on all pages."""
+    """Draw the table, the best trial on top, then by value; ticking a row chooses its trial on all pages."""
     row = st.container(horizontal=True, vertical_alignment="center")
     row.subheader("Trials", anchor=False, help=_HELP, width="content")
     with row:
         trials, filters = _filtered(snapshot)
     best = snapshot.view.best()
+    trials = trials.sort_values("value", ascending=False, kind="stable")
     if best is not None:
         trials = trials.sort_values("number", key=lambda numbers: numbers != best.number, kind="stable")
+    # Rows are ticked by place, so a new order needs a new key; trials without a value are appended at the end.
+    order = hash(tuple(trials.loc[trials["value"].notna(), "number"]))
     looks = style.looks(common.highlighted(snapshot, chosen, charts.MOST_LINES))
     table = rows(trials, notes(snapshot.view), looks, with_screening=snapshot.view.spec.pauses_trials)
     styled: Any = table
@@ -40,7 +43,7 @@ def draw(snapshot: Snapshot, chosen: common.Numbers) -> None:
         styled = table.style.apply(_coloured, axis=None, looks=_looks(trials, looks))
     height: Literal["content", "auto"] = "content" if len(table) <= MOST_ROWS else "auto"
     numbers = trials["number"].tolist()
-    version, name = st.session_state.get(_VERSION, 0), f"trials {best and best.number} {filters}"
+    version, name = st.session_state.get(_VERSION, 0), f"trials {order} {filters}"
     if _ticked(f"{name} {version}", numbers) not in (None, set(chosen) & set(numbers)):
         version += 1  # a new key, because the choice was changed elsewhere
         st.session_state[_VERSION] = version

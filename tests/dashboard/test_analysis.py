@@ -190,7 +190,7 @@ def test_a_forks_lineage_goes_back_to_a_trial_that_is_none() -> None:
 
 
 def ended(number: int, status: Status, episodes: int, rule: str = "", **values: Any) -> dict[str, Any]:
-    return {"number": number, "status": status, "rule": rule, "episodes": episodes, "total_episodes": 1000,
+    return {"number": number, "status": status, "kind": status, "rule": rule, "episodes": episodes, "total_episodes": 1000,
             "seconds": episodes / 10, "value": NAN, "kl": NAN} | values  # fmt: skip
 
 
@@ -207,22 +207,34 @@ TRIALS = pd.DataFrame(
 
 
 def test_what_was_ended_early_says_by_which_rule_at_what_share_and_what_it_saved() -> None:
-    early = analysis.ended_early(TRIALS)
+    early = analysis.ended_early(TRIALS, is_over=False)
     assert early["number"].tolist() == [1, 2, 3, 5]
     assert early["rule"].tolist() == [RULES["kl_limit"].label] * 2 + ["A person", "Another rule"]
     assert early["share"].tolist() == [0.4, 0.2, 0.5, 0.0]
     assert early["episodes_saved"].tolist() == [600, 800, 500, 1000]
     assert early["seconds_saved"].tolist() == pytest.approx([60, 80, 50, 100])
-    unknown = analysis.ended_early(TRIALS[TRIALS["status"] != Status.COMPLETED])
+    unknown = analysis.ended_early(TRIALS[TRIALS["status"] != Status.COMPLETED], is_over=False)
     assert unknown["seconds_saved"].isna().all(), "no completed trial says how long one takes"
     first = analysis.by_rule(early).iloc[0]
     assert (first["trials"], first["share"], first["episodes_saved"]) == (2, pytest.approx(0.3), 1400)
 
 
 def test_savings_leave_failures_out() -> None:
-    saved = analysis.savings(TRIALS)
+    saved = analysis.savings(TRIALS, is_over=False)
     assert (saved.trials, saved.episodes, saved.seconds, saved.share) == (4, 2900, pytest.approx(290), 2900 / 5000)
-    assert analysis.savings(TRIALS.iloc[:0]).share == 0
+    assert analysis.savings(TRIALS.iloc[:0], is_over=False).share == 0
+
+
+def test_once_the_search_is_over_what_was_left_at_screening_counts_as_saved() -> None:
+    screened = [ended(number, Status.PAUSED, 100, "early_cut", kind="screened") for number in (6, 7)]
+    paused = ended(8, Status.PAUSED, 300)
+    trials = pd.concat([TRIALS, pd.DataFrame([*screened, paused])], ignore_index=True)
+    early = analysis.ended_early(trials, is_over=True)
+    assert early["number"].tolist() == [1, 2, 3, 5, 6, 7], "a person's pause is no end"
+    assert early["rule"].tolist()[-2:] == ["Screening"] * 2 and early["kind"].tolist()[-2:] == ["screened"] * 2
+    saved = analysis.savings(trials, is_over=True)
+    assert (saved.trials, saved.episodes, saved.seconds, saved.share) == (6, 4700, pytest.approx(470), 4700 / 7000)
+    assert analysis.savings(trials, is_over=False) == analysis.savings(TRIALS, is_over=False)
 
 
 # The best value so far, over what the search has spent.

@@ -33,7 +33,7 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     app = page("compare", built, monkeypatch, trial=["0", "7", "2", "8"])
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert outcomes.loc["Status"].tolist() == ["✓ completed", "✓ completed", "✕ pruned", "▲ failed"]
-    assert outcomes.loc["Ends within 10 nats/response"].tolist() == ["yes", "yes", "-", "-"]
+    assert outcomes.loc["Ends within 10 nats/response"].tolist() == ["yes", "yes", "no", "-"]
     assert outcomes.loc["Reason", "trial 8"].startswith("'=cmd()"), "no spreadsheet takes it for a formula"
     said = [text for text in shown.texts(app) if " against trial 0" in text]
     assert len(said) == 2, "trial 8 has no value"
@@ -63,6 +63,15 @@ def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeyp
     app = page("compare", built, monkeypatch, trial=["7", "0"])
     where = f"--total_episodes 19200 --storage sqlite:///{built}"
     assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} {number} {where}" for number in (7, 0)]
+
+
+def test_a_trial_that_the_guard_ended_has_a_change_to_try_instead(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("compare", built, monkeypatch, trial=["2", "0"])
+    longer, change = shown.codes(app)
+    assert longer.startswith(f"ppo-tuner train --from {STUDY} 0 ")
+    assert change.startswith(f"ppo-tuner enqueue {STUDY} --set ") and "trial 2, " in change
+    told = "The guard ended trial 2, so it is not worth training longer. Try a change of it instead:"
+    assert told in shown.texts(app)
 
 
 def test_nothing_chosen_compares_the_default_ones(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The page Confirm: before, in the middle of and after a confirmation."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,40 @@ def test_before_a_confirmation_the_page_names_the_command(path: Path, monkeypatc
     assert shown.codes(app) == [f"ppo-tuner confirm {CUT} --storage sqlite:///{path}"]
 
 
+@pytest.mark.parametrize(
+    ("statement", "word"),
+    [
+        ("UPDATE ppo_studies SET finished_at = NULL", "run"),
+        ("UPDATE ppo_studies SET finished_at = NULL, paused_at = 1", "resume"),
+    ],
+)
+def test_a_search_that_has_not_ended_is_to_finish_first(
+    path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, word: str
+) -> None:
+    shown.change(path, statement)
+    assert shown.codes(page("confirm", path, monkeypatch)) == [f"ppo-tuner {word} {CUT} --storage sqlite:///{path}"]
+
+
+def test_a_search_that_runs_needs_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(fake_store.build_cut(tmp_path / "live.db", courses=fake_store.CUT_COURSES[:2], held=True)):
+        app = page("confirm", tmp_path / "live.db", monkeypatch)
+    assert shown.codes(app) == [] and shown.subheaders(app) == ["Not confirmed yet"]
+
+
+def test_device_time_tells_confirming_runs_from_the_search(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(path)
+    confirm(store, Plan(top=1, seeds=3))
+    store.close()
+    shown.change(path, "UPDATE ppo_trials SET seconds = 100 WHERE role = 'confirm'")
+    app = page("overview", path, monkeypatch)
+    assert shown.cards(app)["Device time"][1].endswith(" s per ended trial, 10 min more to confirm")
+    app.session_state["cost"] = True
+    spent = next(one.value for one in shown.run(app).dataframe if "on" in one.value).set_index("on")
+    assert spent.loc["confirming runs", ["trials", "seconds"]].tolist() == [6, 600]
+    assert spent["share"].sum() == pytest.approx(100)
+    assert any(one.value.endswith("of the search's time went into evaluations.") for one in app.caption)
+
+
 def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +91,16 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     assert len(app.get("plotly_chart")) == 1
     assert "evaluated once on 64 test prompts" in (app.subheader[0].help or "")
     assert any("The SFT policy scores 0.25" in text for text in shown.texts(app))
+
+
+def test_what_is_not_decided_has_the_command_that_runs_more_seeds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(path)
+    confirm(store, Plan(top=1, seeds=3))
+    store.close()
+    shown.change(path, "UPDATE ppo_test_readings SET reward = 1 + 0.1 * (trial_id % 3) WHERE step > 0")
+    app = page("confirm", path, monkeypatch)
+    assert "To be surer, confirm again:" in shown.texts(app)
+    assert shown.codes(app)[1:] == [f"ppo-tuner confirm {CUT} --seeds 6 --storage sqlite:///{path}"]
 
 
 def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

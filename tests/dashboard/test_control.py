@@ -124,6 +124,15 @@ def test_what_a_trials_status_rules_out_is_disabled_and_says_why(store: Store) -
     assert enabled == ["Retry"]
 
 
+def test_a_finished_study_cannot_be_paused_and_says_why(folder: Path, store: Store) -> None:
+    assert not page(part="Steer").button(key="study pause").disabled
+    lease = store.acquire(STUDY)
+    store.set_finished(lease)
+    store.release(lease)
+    pause = page(part="Steer").button(key="study pause")
+    assert pause.disabled and pause.help == r"the study is finished\, so no trial runs that could be paused"
+
+
 def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(store: Store) -> None:
     app = page(part="Steer")
     app.selectbox(key="steer").set_value(2)

@@ -52,7 +52,8 @@ def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
         columns=["trial", "step", "reward", "kl"],
     )
     kept = samples.at_evaluation(frame, "best in the budget", {0: 4, 1: 0})
-    assert kept[["trial", "step"]].to_numpy().tolist() == [[0, 4]]
+    assert kept[["trial", "step"]].to_numpy().tolist() == [[0, 4], [1, 0]]
+    assert samples.at_evaluation(frame, "best in the budget", {0: 4, 1: None})["trial"].tolist() == [0]
 
 
 def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,18 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
         assert not any("last two" in text for text in [*shown.texts(app), *(one.value for one in app.caption)])
 
 
+def test_once_the_search_has_ended_screened_trials_count_as_ended_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    fake_store.build_cut(tmp_path / "store.db", courses=done).close()
+    app = page("search", tmp_path / "store.db", monkeypatch)
+    assert not any("not counted here" in text for text in shown.texts(app))
+    rules = next(table.value for table in app.dataframe if "rule" in table.value)
+    assert rules[["rule", "trials"]].to_numpy().tolist()[0] == ["Screening", 21]
+    assert shown.cards(app)["Ended early"][0] == str(rules["trials"].sum())
+
+
 def figures_of(app: AppTest) -> dict[str, Any]:
     return {chart.key: json.loads(chart.proto.spec) for chart in app.get("plotly_chart")}
 
@@ -74,7 +86,7 @@ def test_what_was_ended_early_and_what_it_saved(built: Path, monkeypatch: pytest
     assert (cards["Ended early"][0], cards["Episodes saved"][0], cards["Time saved"][0]) == ("3", "2,560 (11%)", "33 s")
     rules, each = (table.value for table in app.dataframe)
     assert rules[["rule", "trials"]].to_numpy().tolist() == [["KL over the limit", 2], ["Not a number", 1]]
-    assert each["number"].tolist() == [2, 6, 10] and each["status"][0] == "✕ pruned"
+    assert each["number"].tolist() == [2, 6, 10] and each["kind"][0] == "✕ pruned"
 
 
 def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.dashboard import fake_store
-from tests.dashboard.fake_store import STUDY
+from tests.dashboard.fake_store import CUT, STUDY
 from tests.dashboard.shown import GOOD, cards, change, charts, codes, fork, infos, page, run, subheaders, texts
+from tests.tuner import made_study
+from tuner.confirm.plan import Plan
+from tuner.confirm.result import confirmations
 from tuner.files import trial_log
+from tuner.judge.results import read_study
 from tuner.study.folder import held_folder
 
 CURVES = ["objective/kl_exact curves", "eval/reward curves"]
@@ -30,8 +34,13 @@ def test_it_is_of_the_best_of_the_first_chosen_or_of_the_one_in_the_link(
 def test_it_says_how_the_trial_ended_and_how_to_go_on(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("trial", built, monkeypatch, n="2")
     assert "Training KL was over 15 nats per response for 3 steps: 29.4 at step 13" in texts(app)
-    assert any(code.startswith(f"ppo-tuner train --from {STUDY} 2 ") for code in codes(app))
-    assert any(code.startswith(f"ppo-tuner fork {STUDY} 2 --at ") for code in codes(app))
+    words = [code.split()[1:3] for code in codes(app)]
+    assert words == [["enqueue", STUDY], ["enqueue", STUDY], ["show", STUDY]], (
+        "no more training of what the guard ended"
+    )
+    longer, fork, _ = codes(page("trial", built, monkeypatch, n="0"))[-3:]
+    assert longer.startswith(f"ppo-tuner train --from {STUDY} 0 --total_episodes 19200 ")
+    assert fork.startswith(f"ppo-tuner fork {STUDY} 0 --at 1920 ")
     assert {"What moved first", "What to change in trial 2", "Samples on the same prompts"} <= set(subheaders(app))
 
 
@@ -53,3 +62,39 @@ def test_a_fork_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.Mon
     fork(store, STUDY, 1, 0, 6, kl_coef=0.2)
     app = page("trial", tmp_path / "store.db", monkeypatch, n="1")
     assert any(text.startswith("Trial 1 is a fork of trial 0 at step 6: kl_coef 0.2") for text in texts(app))
+
+
+def test_all_settings_are_listed_with_the_references_where_they_differ(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = page("trial", built, monkeypatch, n="3")
+    [table] = [one.value for one in app.dataframe if "Name" in one.value]
+    assert table.set_index("Name").drop(columns="Setting").T.to_dict("list") == {
+        "total_episodes": ["1920", ""],
+        "response_length": ["24", ""],
+        "seed": ["7", ""],
+        "learning_rate": ["0.00016", "0.0001"],
+        "batch_size": ["128", "64"],
+        "num_ppo_epochs": ["4", ""],
+        "cliprange": ["0.2", ""],
+        "kl_coef": ["0.032", "0.05"],
+    }
+
+
+def test_what_it_reached_on_fresh_seeds_is_told_with_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    store = fake_store.build_cut(tmp_path / "store.db", courses=done)
+    made_study.confirm(store, CUT, Plan(top=1, seeds=3))
+    [confirmation] = confirmations(store, read_study(store, CUT))
+    best = confirmation.best
+    assert best is not None and best.reward is not None and best.kl is not None
+    number = best.trial.number
+    runs = [str(run.number) for run in read_study(store, CUT).confirming if run.parent == number]
+    line = (
+        f"On fresh seeds: reward {best.reward.text} on the test prompts, KL {best.kl.text} "
+        f"(trials {', '.join(runs)}, 1,920 episodes each)."
+    )
+    for budget in ("10", "3"):
+        assert line in texts(page("trial", tmp_path / "store.db", monkeypatch, n=str(number), budget=budget))
+    other = page("trial", tmp_path / "store.db", monkeypatch, n="1")
+    assert not any(text.startswith("On fresh seeds") for text in texts(other))
