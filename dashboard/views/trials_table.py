@@ -25,17 +25,20 @@ MOST_LIVE = 250
 
 
 def draw(snapshot: Snapshot, chosen: common.Numbers) -> None:
-    """Draw the table, the best trial on top, then by value; ticking a row chooses its trial on all pages."""
+    """Draw the table, the best trial on top, then by value (by number while the study runs, so that rows and a
+    reader's own sorting stay); ticking a row chooses its trial on all pages.
+    """
     row = st.container(horizontal=True, vertical_alignment="center")
     row.subheader("Trials", anchor=False, help=_HELP, width="content")
     with row:
         trials, filters = _filtered(snapshot)
     best = snapshot.view.best()
-    trials = trials.sort_values("value", ascending=False, kind="stable")
+    if not snapshot.view.row.is_held:
+        trials = trials.sort_values("value", ascending=False, kind="stable")
     if best is not None:
         trials = trials.sort_values("number", key=lambda numbers: numbers != best.number, kind="stable")
-    # Rows are ticked by place, so a new order needs a new key; trials without a value are appended at the end.
-    order = hash(tuple(trials.loc[trials["value"].notna(), "number"]))
+    # Rows are ticked by place, so a new order needs a new key.
+    order = best and best.number if snapshot.view.row.is_held else hash(tuple(trials["number"]))
     looks = style.looks(common.highlighted(snapshot, chosen, charts.MOST_LINES))
     table = rows(trials, notes(snapshot.view), looks, with_screening=snapshot.view.spec.pauses_trials)
     styled: Any = table
