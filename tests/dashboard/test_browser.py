@@ -159,14 +159,14 @@ def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
         second.open(address)
         first.open(f"{address}&token={hostile.token}")
         first.page.get_by_role("button", name="Retry all failed", exact=True).first.click()
-        first.sees('Pause study "reviews": running trials save and wait, and no other starts.')
+        first.sees('Retry study "reviews": ')
         first.button("Do it")
         first.sees("Action 2")
         expect(second.page.get_by_role("button", name="Retry all failed", exact=True).first).to_be_disabled()
         second.sees("Enter token")
         assert first.errors == second.errors == []
     with closing(Store.open(f"sqlite:///{hostile.output.parent / 'store.db'}")) as store:
-        assert [order.kind for order in store.orders(store.study(fake_store.STUDY))] == ["fork", "pause"]
+        assert [order.kind for order in store.orders(store.study(fake_store.STUDY))] == ["fork", "retry"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_other_sites_open_no_connection(hostile: Server, host: str, origin: str,
 def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
     tmp_path: Path, browser: Browser, visit: Visit
 ) -> None:
-    fake_store.build(tmp_path / "store.db", courses=fake_store.COURSES[:1]).close()
+    fake_store.build(tmp_path / "store.db").close()  # with a failed trial
     storage, port = f"sqlite:///{tmp_path / 'store.db'}", free_port()
     with real.serve(storage, tmp_path, port=port) as server:
         visit.open(f"{server.address}/control?study={fake_store.STUDY}&part=Steer&token={server.token}")
