@@ -19,7 +19,7 @@ from ppo_core.checkpoint import EPISODE
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from ppo_core.config.stages import Stage
-from ppo_core.errors import CheckpointError, ConfigError, nearest
+from ppo_core.errors import CheckpointError, ConfigError
 from tuner.judge.guard import GUARD, GuardState
 from tuner.store import NewTrial, Store, StudyRow, TrialRow
 from tuner.study import folder as study_folder
@@ -46,8 +46,7 @@ def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episo
     for name in changed:
         why = HYPERPARAMETERS[name].fixed_by_checkpoint
         if why:
-            hint = nearest(name, CHANGEABLE)
-            raise ConfigError(f"{name} = {values[name]!r} is not allowed: a fork cannot change it, since {why}{hint}")
+            raise ConfigError(f"{name} = {values[name]!r} is not allowed: a fork cannot change it, since {why}")
     after = PPOConfig.from_dict({**config, **changed})
     was, would_be = (one.batch_sizes(world_size=1).batch_size for one in (before, after))
     if was != would_be:
