@@ -17,6 +17,7 @@ from tuner.judge.paired import ERRORS
 from tuner.judge.results import differences
 from tuner.judge.rules import RULES
 from tuner.store import TrialRow
+from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import PERSON, PRUNER, Role, Status
 
@@ -159,7 +160,7 @@ def _by_value(rows: Sequence[TrialRow], setting: str) -> list[tuple[float, int]]
 def _number(row: TrialRow, setting: str) -> float | None:
     """Return a trial's value of a setting as a number; None if it is none."""
     value = row.config.get(setting)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if is_number(value) else None
 
 
 NOISE = (

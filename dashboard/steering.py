@@ -32,7 +32,7 @@ class Proposal:
 
     @property
     def sentence(self) -> str:
-        """What it does, naming study and trial."""
+        """Sentence on the order's effect that names study and trial."""
         target = f'study "{self.study}"' if self.trial is None else f'trial {self.trial} of study "{self.study}"'
         effect = _EFFECTS.get((self.kind, self.trial is None), ORDER_KINDS[self.kind].doc)
         return f"{self.kind.capitalize()} {target}: {effect}."

@@ -1,4 +1,4 @@
-"""What pages share: the chosen study, refreshing, the status line, empty states, figures and tables."""
+"""Parts that pages share: the chosen study, refreshing, the status line, empty states, figures and tables."""
 
 import math
 import shlex

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,3 +167,13 @@ REASONS = st.none() | st.builds(
 def test_the_constraint_is_always_finite_and_small(kl: float | None, reason: Reason | None) -> None:
     found = violation(kl, 10.0, reason)
     assert found == 1.0 if reason is not None and RULES.get(reason.rule) in BROKEN else -5.0 <= found <= 0.0
+
+
+@pytest.mark.parametrize(
+    ("trials", "budget", "most"), [(8, 20.0, 8.0), (30, 20.0, 20.0), (None, 20.0, 20.0), (8, None, None)]
+)
+def test_a_search_cannot_spend_more_than_all_of_its_trials_cost(
+    trials: int | None, budget: float | None, most: float | None
+) -> None:
+    spec = replace(SPEC, trials=trials, budget=budget)
+    assert extent([], spec).budget == most

@@ -70,7 +70,7 @@ class _Prediction:
     """The predicted use of memory and disk."""
 
     estimates: Mapping[str, "Estimate"]
-    """By description of the configuration."""
+    """Estimates, keyed by the configuration's description."""
     name: str
     """Description of the largest one."""
     config: PPOConfig

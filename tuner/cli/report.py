@@ -213,7 +213,7 @@ _ADVICE: Mapping[Blame, tuple[str, str, Mapping[str, str]]] = {
         "learning_rate": "raise the high end of", "kl_coef": "lower the low end of"}),
     "broken": ("pruned as broken", "So that a run does not break", {"learning_rate": "lower the high end of"}),
 }  # fmt: skip
-"""By the blame of a guard rule: what its trials were, the purpose of a change to [search], and the changes."""
+"""Trials' fate, purpose of a change to [search], and the changes, keyed by the blame of a guard rule."""
 
 
 def _advice_on_causes(view: StudyView) -> str:

@@ -21,9 +21,9 @@ class HeldOutReadings:
     def __init__(self, study: OpenStudy, plan: Plan | None) -> None:
         self._study, self._plan = study, plan
         self._tried: set[tuple[int, int]] = set()
-        """(trial, step)."""
+        """Checkpoints whose reading was started, as (trial, step)."""
         self.running: dict[int, ReadTest] = {}
-        """By trial."""
+        """Readings under way, keyed by trial."""
 
     def due(self, *, is_searched: bool) -> list[ReadTest]:
         """Return the readings to start; `is_searched`: the study is finished, and its files are settled."""

@@ -82,7 +82,7 @@ class _Busy:
     watch: HangTimeout | None = None
     """None while its actor waits for room in the cluster, or its node is checked."""
     result: "Future[Any] | None" = None
-    """Of the latest call to its actor."""
+    """Result of the latest call to its actor."""
     starts: int = 1
     """Actors tried until one came up."""
 

@@ -45,7 +45,7 @@ class StudyTrackers:
         self._warnings: SimpleQueue[str] = SimpleQueue()
         self._thread = Thread(target=self._work, name="trackers", daemon=True)
         self._runs: dict[tuple[str, int], Trackers] = {}
-        """By tracker and trial; used by the thread alone."""
+        """Runs keyed by tracker and trial; used by the thread alone."""
 
     def __enter__(self) -> "StudyTrackers":
         if self._names:

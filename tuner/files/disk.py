@@ -55,9 +55,7 @@ def most_kept(spec: StudySpec) -> int:
 
 def full_trials(spec: StudySpec) -> float:
     """Return the cost of a study's search, in trials of full length; with a budget at most that of all its trials."""
-    if spec.budget is None:
-        return (spec.trials or 0) * _cost(spec)
-    return spec.budget if spec.trials is None else min(spec.budget, spec.trials)
+    return (spec.trials or 0) * _cost(spec) if spec.most_spent is None else spec.most_spent
 
 
 def _cost(spec: StudySpec) -> float:

@@ -48,7 +48,7 @@ class TrialFiles:
         self._study = study
         self.work = FileWork()
         self._own_fronts: dict[int, list[Point]] = {}
-        """By number those read so far of trials that have ended or are screened: a store of 2,000 takes 0.3 s."""
+        """Fronts of ended and screened trials read so far, keyed by number: 2,000 trials take 0.3 s to read."""
         self._saved: dict[int, Saved] = {}
         """Last known checkpoints of trials that have ended or are screened. Used by file work only."""
         self._kl_budget = study.spec.kl_budget

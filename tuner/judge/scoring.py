@@ -210,7 +210,7 @@ def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
         screened=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
         spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
-        budget=spec.budget if spec.budget is None or spec.trials is None else min(spec.budget, spec.trials),
+        budget=spec.most_spent,
         confirming=len(confirming),
         confirmed=sum(row.status.is_final for row in confirming),
     )

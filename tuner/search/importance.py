@@ -8,14 +8,12 @@ shuffled outcomes, on which no hyperparameter has an effect.
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
-from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.output import counted
@@ -164,23 +162,11 @@ def certainty(importances: Sequence[Importance], count: int, label: Callable[[st
     )
 
 
-class _Given(InMemoryStorage):
-    """Trials as given: `Study.add_trials` deep-copies each, which takes longer than judging them."""
-
-    def __init__(self, trials: Sequence[FrozenTrial]) -> None:
-        super().__init__()
-        self._given = [copy(trial) for trial in trials]  # a resample has some of them several times
-        for place, trial in enumerate(self._given):
-            trial.number = trial._trial_id = place
-
-    def get_all_trials(self, *_: object, **__: object) -> list[FrozenTrial]:
-        """Return all trials, whatever is asked for: all are complete."""
-        return self._given
-
-
 def _study(trials: Sequence[FrozenTrial]) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(storage=_Given(trials))
+    study = optuna.create_study()
+    study.add_trials(trials)
+    return study
 
 
 def _divergences(study: optuna.Study, loss: np.ndarray) -> dict[str, float]:

@@ -102,6 +102,11 @@ class StudySpec:
         return self.strategy == "early_cut"
 
     @property
+    def most_spent(self) -> float | None:
+        """Most that the search can spend, in trials of full length: the budget, but no more than all trials cost."""
+        return self.budget if self.budget is None or self.trials is None else min(self.budget, self.trials)
+
+    @property
     def total_episodes(self) -> int:
         """Episodes of a full-length trial; its last rollout batch may exceed them."""
         return self.config({}).total_episodes
