@@ -73,7 +73,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     prompts = {int(index): str(text) for index, text in samples.groupby("prompt_index")["prompt"].first().items()}
     with controls:
         mark = st.selectbox(
-            "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", width=250, key="mark",
+            "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", width=200, key="mark",
             bind="query-params",
             help="A token's reading, orange above 0 and blue below, the deeper, the larger among the responses to one "
             "prompt; point at a token for all its readings. Or words that were added to another response (underlined) "

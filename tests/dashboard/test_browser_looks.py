@@ -37,7 +37,7 @@ FIRST_SCREENS = {
     **dict.fromkeys(("compare", "control", "control?part=New+trial"), DRAWINGS),
     "search": "h3",
     "samples": "text=Prompt 0",
-    "confirm": '[data-testid="stCode"]',
+    "confirm": "h3",
 }
 """Pages, and what each is about; the study of these tests is not confirmed."""
 MOST_STOPS = 60

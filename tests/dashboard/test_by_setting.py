@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import analysis, data
+from dashboard import analysis, data, style
 from dashboard.charts import KL, Drawing, curve
 from dashboard.data import Snapshot
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
@@ -75,10 +75,10 @@ def test_a_named_line_carries_its_setting_at_its_end_and_in_the_tooltip(path: Pa
     now = snapshot(path)
     frame = data.curves(data.open_store(f"sqlite:///{path}"), now, (KL,))
     drawing = Drawing("episodes", by="kl_coef")
-    named = curve(frame, now.trials, KL, chosen=(3,), drawing=drawing, levels={}, names={3: "β 0.032"})
+    named = curve(frame, now.trials, KL, looks=style.looks((3,)), drawing=drawing, levels={}, names={3: "β 0.032"})
     [line] = [series for series in named["series"] if series.get("name") == "Trial 3: β 0.032"]
     assert line["endLabel"]["formatter"] == "3: β 0.032"
-    pruned = curve(frame, now.trials, KL, chosen=(2,), drawing=drawing, levels={}, names={2: "β 0.011"})
+    pruned = curve(frame, now.trials, KL, looks=style.looks((2,)), drawing=drawing, levels={}, names={2: "β 0.011"})
     [mark] = [
         point
         for series in pruned["series"]

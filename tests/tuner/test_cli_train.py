@@ -163,24 +163,23 @@ IDLE = Outcome(Status.PRUNED, Reason("nothing_learned", "KL never reached 0.01")
 FAR = Outcome(Status.PRUNED, made_study.KL_REASON, 0.2, 0.05, 20.0, 1.0)
 
 
-def outcome_of(own_folder: Path, *outcomes: Outcome) -> tuple[str, int]:
-    """What is printed at the end of the hand-made study with these outcomes, and its exit status."""
+def outcome_of(own_folder: Path, *outcomes: Outcome) -> str:
+    """What is printed at the end of the hand-made study with these outcomes."""
     store = made_study.make(own_folder / "o.db", outcomes=[outcomes[n % len(outcomes)] for n in range(8)])
     try:
         view, text = read_study(store, made_study.NAME), StringIO()
-        report.print_end(output.console(text), store, view, str(own_folder / "o.db"), is_confirmed=False)
-        return " ".join(text.getvalue().split()), report.exit_status(view)
+        report.print_end(output.console(text), store, view, is_confirmed=False)
+        return " ".join(text.getvalue().split())
     finally:
         store.close()
 
 
 def test_advice_fits_what_ended_the_trials(own_folder: Path) -> None:
-    text, status = outcome_of(own_folder, IDLE)
-    assert status == 0
+    text = outcome_of(own_folder, IDLE)
     assert "8 were pruned for learning nothing. So that a policy moves at all: raise the high end of learning_" in text
     assert "lower the low end of learning_rate" not in text
     (own_folder / "o.db").unlink()
-    text, _ = outcome_of(own_folder, FAR, FAILED)
+    text = outcome_of(own_folder, FAR, FAILED)
     assert "4 were pruned for KL. To stay nearer to the reference: lower the low end of learning_rate" in text
     assert "4 failed, trial 1: RuntimeError: no such column." in text and "raise the high end of learn" not in text
 
