@@ -238,6 +238,8 @@ def test_the_total_and_the_workers_change_while_it_runs(tmp_path: Path) -> None:
     change = {"trials": 4, "workers": 2}
     finished, events = run_with(tmp_path, {(1, 2): lambda store: place(store, "set", changes=change)})
     assert finished and len(rows(tmp_path)) == 4
+    (order,) = [event for event in events if isinstance(event, OrderDecided)]
+    assert (order.spec.trials, order.extent.total) == (4, 4)
     pids = {event.report.metrics["quick/pid"] for event in events if isinstance(event, TrialStepped)}
     assert len(pids) == 2
     store = Store.open(storage(tmp_path))

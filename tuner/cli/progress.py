@@ -121,7 +121,7 @@ class StudyProgress:
 
     _spec: StudySpec
     _extent: Extent
-    """Progress of the study when a trial last ended or was set aside. Both are set by StudyStarted."""
+    """The study when a trial last ended or was set aside, or an order was decided. Both are set by StudyStarted."""
 
     def __init__(self, out: Console) -> None:
         out.file = cast(IO[str], _DiskTolerantStream(out.file))
@@ -175,7 +175,8 @@ class StudyProgress:
                 if not self._is_reading:
                     self.say("evaluating the chosen checkpoints on the test prompts, each once")
                 self._is_reading = True
-            case OrderDecided(order):
+            case OrderDecided(order, spec, extent):
+                self._spec, self._extent = spec, extent
                 about = "" if order.trial is None else f" trial {order.trial}"
                 refused = " refused" if order.state is OrderState.REFUSED else ""
                 self.say(f"order {order.id} ({order.kind}{about}){refused}: {output.plain(order.outcome or '')}")

@@ -89,6 +89,9 @@ class OrderDecided:
     """An order was carried out or refused; see its outcome."""
 
     order: Order
+    spec: StudySpec
+    extent: Extent
+    """The study's settings and progress after that."""
 
 
 @dataclass(frozen=True)
