@@ -7,9 +7,10 @@
 KL is the exact KL of a rollout batch, in nats per response, which budgets and guards read too; n and horizon count
 episodes. `adaptive` holds the KL at the target once it is there; early in a short run it lowers β regardless, and the
 KL overshoots. `landing` forecasts the KL at the end of the run, if it keeps rising at the same rate per unit of
-learning rate: `rise` is its change per iteration, smoothed over a tenth of the run. Pace and smoothing are shares of
-the run, so that runs of all lengths are steered alike. Its first β is that of the best policy with the target's KL if
-scores are normal with standard deviation σ: reference · exp(score / β) / Z, whose KL is then σ² / (2 β²).
+learning rate: `rise` is its change per iteration, smoothed over a tenth of the run, so β first moves after the second
+batch. Pace and smoothing are shares of the run, so that runs of all lengths are steered alike. Its first β is that of
+the best policy with the target's KL if scores are normal with standard deviation σ: reference · exp(score / β) / Z,
+whose KL is then σ² / (2 β²).
 
 Sources: adaptive, arXiv 1909.08593, section 2.2. The best policy, Rafailov et al. 2023, arXiv 2305.18290, eq. 4.
 landing, this project; docs/benchmarks.md has the measurements.
@@ -75,7 +76,8 @@ class LandingController(KLController):
     def __init__(self, target: float, iterations: int) -> None:
         super().__init__(0.0)
         self.target, self.iterations = target, iterations
-        self.kl = 0.0
+        self.kl: float | None = None
+        """The last batch's; None before the first."""
         self.rise: float | None = None
 
     def begin(self, spread: Callable[[], float]) -> None:
@@ -84,22 +86,24 @@ class LandingController(KLController):
             self.coef = spread() / math.sqrt(2 * self.target)
 
     def update(self, kl: float, episodes: int, ahead: float) -> None:
-        """Move β by the formula above."""
-        change = kl - self.kl
+        """Move β by the formula above; the first batch, sampled before any update, has no rise yet."""
+        last, self.kl = self.kl, kl
+        if last is None:
+            return
         weight = min(SMOOTHING / self.iterations, 1.0)
-        self.rise = change if self.rise is None else self.rise + weight * (change - self.rise)
-        self.kl = kl
+        self.rise = kl - last if self.rise is None else self.rise + weight * (kl - last - self.rise)
         forecast = max(kl + self.rise * ahead, 1e-3)
         error = min(max(math.log(forecast / self.target), -1.0), 1.0)
         self.coef *= math.exp(min(PACE / self.iterations, FASTEST) * error)
 
     def state_dict(self) -> dict[str, float]:
         """Return the changing state."""
-        return {"coef": self.coef, "kl": self.kl} | ({} if self.rise is None else {"rise": self.rise})
+        known = {"coef": self.coef, "kl": self.kl, "rise": self.rise}
+        return {name: value for name, value in known.items() if value is not None}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore from a `state_dict`."""
-        self.coef, self.kl, self.rise = state["coef"], state["kl"], state.get("rise")
+        self.coef, self.kl, self.rise = state["coef"], state.get("kl"), state.get("rise")
 
 
 def controller_of(config: PPOConfig, iterations: int) -> KLController:

@@ -52,6 +52,8 @@ def test_a_batch_over_the_horizon_cannot_turn_the_price_negative() -> None:
 
 def test_a_landing_beta_follows_the_forecast() -> None:
     controller = landing(0.1, target=5.0, iterations=60)  # pace 6 / 60 = 0.1, weight 9 / 60 = 0.15
+    controller.update(0.0, 32, 59.0)
+    assert controller.coef == pytest.approx(0.1)  # a first batch shows no rise
     controller.update(1.0, 32, 4.0)
     assert controller.coef == pytest.approx(0.1)  # forecast 1 + 1 · 4, on target
     controller.update(2.0, 32, 13.0)
@@ -67,6 +69,7 @@ def test_a_landing_beta_follows_the_forecast() -> None:
 def test_a_landing_beta_of_a_short_run_has_a_fastest_pace() -> None:
     controller = landing(0.1, target=5.0, iterations=4)
     controller.update(0.0, 32, 3.0)
+    controller.update(0.0, 32, 2.0)
     assert controller.coef == pytest.approx(0.1 * math.exp(-0.6))
 
 
@@ -87,11 +90,20 @@ def test_a_landing_beta_brings_a_rising_kl_down_to_the_target(iterations: int, f
     """A made-up policy: its KL approaches 0.5 / β, by a share of the way that falls with the learning rate."""
     controller, kl = landing(first, target=5.0, iterations=iterations), 0.0
     for step in range(iterations):
+        ahead = (iterations - step - 1) / 2
+        controller.update(kl, 32, ahead)  # the batch's, before the iteration's update
         rate = 1 - step / iterations
         kl += min(6 / iterations * rate, 1.0) * (0.5 / controller.coef - kl)
-        ahead = (iterations - step - 1) / 2
-        controller.update(kl, 32, ahead)
     assert kl == pytest.approx(5.0, rel=0.2)
+
+
+@pytest.mark.parametrize("first_kl", [0.0, 3.0])
+def test_a_landing_beta_stays_while_the_kl_is_on_course(first_kl: float) -> None:
+    """Sampling with top-p has a KL before the first update, which is no rise."""
+    controller, iterations = landing(0.1, target=6.0, iterations=30), 30
+    for step in range(iterations):
+        controller.update(first_kl + (6.0 - first_kl) * step / (iterations - 1), 32, iterations - step - 1)
+    assert controller.coef == pytest.approx(0.1, rel=0.02)
 
 
 @pytest.mark.parametrize("kind", CONTROLLERS)
