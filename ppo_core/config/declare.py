@@ -345,8 +345,8 @@ def _end(hyper: Hyperparameter, value: object, where: str) -> float:
 def _check_range(hyper: Hyperparameter, span: Range, where: str) -> None:
     if span.low >= span.high:
         raise ConfigError(f"{where}: low = {span.low:g} must be below high = {span.high:g}")
-    if span.scale == "log" and span.low <= 0:
-        raise ConfigError(f"{where}: a log scale needs a low over 0, not {span.low:g}")
+    if span.scale != "linear" and span.low <= 0:
+        raise ConfigError(f"{where}: a {span.scale} scale needs a low over 0, not {span.low:g}")
     if hyper.name in _BATCH_SIZES and span.scale != "log2":
         raise ConfigError(f'{where}: batch sizes must divide one another, so their scale is "log2", not "{span.scale}"')
     if span.scale != "log2":

@@ -19,7 +19,7 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.confirm import result as confirmed
-from tuner.confirm.plan import Plan, candidates, due_step, missing
+from tuner.confirm.plan import Plan, candidates, cost_line, due_step, missing
 from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, difference, t_interval
 from tuner.control.events import StudyWarned
 from tuner.judge.results import as_view, read_study
@@ -79,6 +79,20 @@ def test_what_ran_already_does_not_run_again_and_another_length_is_another_run()
     ]
     longer = missing(there, SPEC, Plan(top=1, seeds=1, total_episodes=9_600))
     assert [(n.parent, n.config["total_episodes"]) for n in longer] == [(2, 9_600), (0, 9_600)]
+
+
+def test_the_time_is_estimated_without_forks_whose_episodes_are_in_part_their_parents() -> None:
+    whole = searched(0, 1.0, origin=Origin.REFERENCE, episodes=1920, seconds=600.0)
+    fork = searched(2, 0.5, role=Role.FORK, parent=0, fork_step=3, episodes=1920, seconds=6.0)
+    rows = [
+        whole,
+        searched(1, 1.5, episodes=1920, seconds=600.0),
+        fork,
+        replace(fork, number=3),
+        replace(fork, number=4),
+    ]
+    wanted = missing(rows, SPEC, Plan(top=1, seeds=3))
+    assert f"; about {len(wanted) * 10} min on 1 worker" in cost_line(wanted, rows, 1)
 
 
 def test_where_there_are_not_so_many_that_is_one_line() -> None:

@@ -136,6 +136,11 @@ def test_a_critic_that_explains_nothing_asks_for_a_higher_value_rate() -> None:
     assert found(learns) == []
 
 
+def test_a_ratio_that_is_no_number_is_the_only_evidence() -> None:
+    reason = Reason("nonfinite", "Ratio was not a number", "val/ratio", math.nan)
+    assert only(steps(), reason).finding == "Ratio was not a number."
+
+
 def test_a_value_loss_of_several_times_its_first_steps_asks_for_a_lower_value_rate() -> None:
     one = only(steps(loss__value_avg=lambda share: 3.1 if share > 0.5 else 1.0))
     assert (one.rule, change(one)) == ("Critic diverges", ("value_learning_rate", 0.0003))
@@ -277,6 +282,7 @@ def test_a_change_that_another_trial_has_was_tried() -> None:
     assert tried([as_it_was, further], as_it_was, one, SPEC) is further
     others = [trial_row(4, config={**higher, "cliprange": 0.11}), trial_row(5, config=higher, role=Role.CONFIRM)]
     assert tried([as_it_was, *others], as_it_was, one, SPEC) is None
+    assert tried([matched], matched, one, SPEC) is None, "a trial did not try its own change"
 
 
 def test_values_stay_in_the_studys_range_and_are_whole_where_they_must() -> None:
@@ -284,6 +290,7 @@ def test_values_stay_in_the_studys_range_and_are_whole_where_they_must() -> None
     high = SPEC.search["learning_rate"].high
     one = only(stuck, learning_rate=high / 2)
     assert change(one) == ("learning_rate", high)
+    assert found(stuck, learning_rate=2 * high, kl_coef=0.0) == [], "a higher rate is not a lower one"
     assert isinstance(only(steps(policy__approxkl_avg=lambda share: 0.08), num_ppo_epochs=5).value, int)
 
 

@@ -258,6 +258,13 @@ def test_another_kl_budget_judges_all_trials_anew(tmp_path: Path) -> None:
     assert [row.end_kl for row in before] == [row.end_kl for row in after], "where they end is the same"
 
 
+def test_what_a_running_trial_ran_is_not_counted_as_spent_after_another_kl_budget(tmp_path: Path) -> None:
+    change = {(1, 4): lambda store: place(store, "set", changes={"kl_budget": 2.0})}
+    _, events = run_with(tmp_path, change)
+    (order,) = [event for event in events if isinstance(event, OrderDecided)]
+    assert (order.spec.kl_budget, order.extent.ended, order.extent.spent) == (2.0, 1, 1.0)
+
+
 def settings(folder: Path) -> tuple[int, float]:
     """The stored total of trials and KL budget."""
     store = Store.open(storage(folder))

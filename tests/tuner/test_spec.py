@@ -132,6 +132,10 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
             "search.gamma.scale = 'lg' is not allowed | linear, log, log2 | \"log\"?",
         ),
         (search(gamma={"low": 0.5, "high": 1, "scale": "log2"}), "search.gamma: the scale log2 is for whole numbers"),
+        (
+            search(critic_warmup={"low": 0, "high": 8, "scale": "log2"}),
+            "search.critic_warmup: a log2 scale needs a low over 0",
+        ),
         (search(num_ppo_epochs={"low": 1.5, "high": 3}), "search.num_ppo_epochs.low = 1.5 is not allowed | a whole"),
         (
             search(batch_size={"low": 32, "high": 64, "scale": "linear"}),

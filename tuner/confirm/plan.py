@@ -149,7 +149,9 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
     *others, last = names
     listed = f"{', '.join(others)} and {last}" if others else last
     text = f"{counted(len(wanted), 'run')} of {episodes:,} episodes will confirm {listed}"
-    paces = [row.seconds / row.episodes for row in rows if row.status is Status.COMPLETED and row.episodes]
+    # A fork's episodes include its parent's, its seconds do not.
+    whole = [row for row in rows if row.status is Status.COMPLETED and row.episodes and row.fork_step is None]
+    paces = [row.seconds / row.episodes for row in whole]
     if not paces:
         return text
     rounds = math.ceil(len(wanted) / workers)

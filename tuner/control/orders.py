@@ -246,8 +246,9 @@ class OrderDesk:
         study.store.decide(study.lease, order, effect)
         study.spec = spec
         self._reread_study()
-        if judged_anew:
-            study.rows = study.store.trials(study.row)
+        if judged_anew:  # a running trial's row stays as it began, since its progress is counted from there
+            rows = zip(study.store.trials(study.row), study.rows, strict=True)
+            study.rows = [old if new.status is Status.RUNNING else new for new, old in rows]
         return ()
 
     def _reread_study(self) -> None:

@@ -128,7 +128,7 @@ class Course:
         Args:
             rule: From the table.
             finding: The numbers, in a sentence.
-            factor: For the price of KL, where the rule does not state one; its square root for the learning rate.
+            factor: Factor for β if the rule states none; the learning rate gets its square root.
         """
         # Fewer epochs come last where there are one or two.
         few = int(self.config.get("num_ppo_epochs") or 1) <= 2
@@ -143,7 +143,8 @@ class Course:
             if not is_number(was) or inert(name, self.config):
                 continue
             value = self._moved(name, float(was), times)
-            if not math.isclose(value, float(was), rel_tol=0.05):
+            is_same_way = (value > was) is (times > 1)  # a value outside the study's range is clipped the other way
+            if is_same_way and not math.isclose(value, float(was), rel_tol=0.05):
                 return Diagnosis(rule.label, finding, name, was, value)
         return None
 
@@ -171,7 +172,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
     share = course.over_limit_at
     if share is not None and share <= EARLY:
         limit = f"{course.spec.kl_limit:g} {KL_UNIT}"
-        text = f"KL was over the limit of {limit} after {share:.0%} of the episodes, before β could answer."
+        text = f"KL was over the limit of {limit} after {share:.0%} of the episodes, before β could respond."
         return course.change(SIGNS["kl_early"], text)
     reading = max(kl, course.reason.value or kl) if blamed and course.reason else kl
     text = f"KL ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
@@ -185,7 +186,9 @@ def kl_stuck(course: Course) -> Diagnosis | None:
     is_stuck = course.share >= 0.5 and sign.is_broken(highest, course.spec.kl_budget)
     if course.blame != "idle" and not is_stuck:
         return None
-    text = f"KL never came over {highest:.2f} {KL_UNIT} in {course.share:.0%} of the episodes: the policy hardly moved."
+    text = (
+        f"KL never rose above {highest:.2f} {KL_UNIT} in {course.share:.0%} of the episodes: the policy hardly moved."
+    )
     usual = course.spec.config({}).kl_coef
     # β comes last where it adapts: it has come down by itself, and another target gains nothing.
     if course.config.get("kl_target") is None and float(course.config.get("kl_coef") or 0.0) > usual:
@@ -198,7 +201,8 @@ def out_of_range(label: str) -> Check:
 
     def check(course: Course) -> Diagnosis | None:
         out = [reading for reading in course.readings if reading.is_out and reading.sign.label == label]
-        texts = [reading.sign.reads(reading.value) for reading in out if reading.value is not None]
+        broken = [reading for reading in out if reading.value is not None and reading.sign.is_broken(reading.value)]
+        texts = [reading.sign.reads(reading.value) for reading in broken if reading.value is not None]
         if course.reason is not None and course.reason.metric in [reading.sign.metric for reading in out]:
             texts.append(course.reason.message)
         return course.change(out[0].sign, f"{'; '.join(texts)}.") if out else None
@@ -286,7 +290,8 @@ def tried(trials: Sequence[TrialRow], trial: TrialRow, diagnosis: Diagnosis, spe
     candidates = []
     for row in trials:
         value = row.config.get(diagnosis.name)
-        is_alike = row.role is Role.SEARCH and all(row.config.get(name) == trial.config.get(name) for name in others)
+        is_other = row.role is Role.SEARCH and row.number != trial.number
+        is_alike = is_other and all(row.config.get(name) == trial.config.get(name) for name in others)
         if is_alike and isinstance(value, int | float) and min(value, advised) > 0:
             is_as_far = value * NEAR > advised if _is_up(diagnosis) else value < advised * NEAR
             if is_as_far:
