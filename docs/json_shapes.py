@@ -222,7 +222,7 @@ CONFIGURATION = {
 ESTIMATE = {
     "largest": "which of the configurations takes most",
     "held": "bytes held all the time, by part; null, as all that is predicted, where only `--measure` can tell",
-    "moments": "further bytes held at each moment of an iteration, by part",
+    "phases": "further bytes held in each phase of an iteration, by part",
     "peak": "bytes",
     "peaks": "bytes by configuration",
     "error": "the estimate's relative error",

@@ -25,7 +25,7 @@ from typing import Any
 
 from ppo_core.config import kl_budget as budgets
 from ppo_core.config.kl_budget import Point, Rank
-from ppo_core.distributed.rank_zero import by_first
+from ppo_core.distributed.rank_zero import on_rank_zero
 from ppo_core.errors import NO_ROOM, CheckpointError, NoRoomError
 from ppo_core.report import StepReport, Trainer
 
@@ -284,10 +284,10 @@ class CheckpointKeeper:
         try:
             trainer.save(folder, extra=content)
         except NoRoomError:
-            if not by_first(lambda: self._remove_others([])):
+            if not on_rank_zero(lambda: self._remove_others([])):
                 raise
             trainer.save(folder, extra=content)
-        by_first(lambda: self._note_saved(folder, report))
+        on_rank_zero(lambda: self._note_saved(folder, report))
         return folder
 
     def _note_saved(self, folder: Path, report: StepReport) -> None:

@@ -21,7 +21,7 @@ from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.distributed import fsdp as sharding
-from ppo_core.distributed.world import ONE_PROCESS, World, from_first, together
+from ppo_core.distributed.world import ONE_PROCESS, World, run_on_rank_zero, together
 from ppo_core.errors import CheckpointError
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
@@ -133,7 +133,7 @@ class RunState:
             NETWORK_FILE: lambda path: save_file({name: weight.contiguous() for name, weight in weights.items()}, path),
             OPTIMIZERS_FILE: lambda path: _save(moments, path),
         }
-        from_first(self.world, lambda: checkpoint.write(Path(folder), files, state=state, extra=extra))
+        run_on_rank_zero(self.world, lambda: checkpoint.write(Path(folder), files, state=state, extra=extra))
 
     def restore(self, folder: Path) -> None:
         """Continue from a checkpoint of the same task and network shape, by this run's own config.

@@ -35,7 +35,7 @@ from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed import process_group
-from ppo_core.distributed.world import ONE_PROCESS, World, from_first, together
+from ppo_core.distributed.world import ONE_PROCESS, World, run_on_rank_zero, together
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_on_test
 from ppo_core.models.fits import with_checkpointing
@@ -273,7 +273,7 @@ class PPOTrainer:
             self.network.save_policy(Path(folder), **weights)
             self.models.tokenizer.save_pretrained(folder)
 
-        from_first(self.state.world, write)
+        run_on_rank_zero(self.state.world, write)
 
 
 def _whole_state(policy: nn.Module) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from ppo_core.algorithm.shapes import require_same_shape
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Sums over tokens."""
+    """Policy loss and its statistics, summed over response tokens."""
 
     loss: Tensor
     """Differentiable."""
@@ -36,7 +36,7 @@ class PolicyLoss:
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """Sums over tokens."""
+    """Value loss and its statistics, summed over response tokens."""
 
     loss: Tensor
     """Differentiable."""

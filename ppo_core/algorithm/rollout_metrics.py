@@ -1,4 +1,4 @@
-"""Metrics of one rollout batch, over all processes; means are over existing response tokens."""
+"""Metrics of one rollout batch over all processes: means over responses, or over tokens (`*_per_token`, `*_avg`)."""
 
 from collections.abc import Mapping, Sequence
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ppo_core.config.kl_budget import Stay, course, is_within
+from ppo_core.config.kl_budget import BudgetCheck, is_within, kl_excursion
 from ppo_core.output import KL_UNIT, plus_minus, short
 
 
@@ -98,8 +98,8 @@ def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step:
 
 
 def _kl_course(readings: Sequence[EvalReading], kl_budget: float) -> str | None:
-    left_and_back = course(
-        [Stay(each.step, each.episode, each.is_within(kl_budget)) for each in readings if math.isfinite(each.kl)]
+    left_and_back = kl_excursion(
+        [BudgetCheck(each.step, each.episode, each.is_within(kl_budget)) for each in readings if math.isfinite(each.kl)]
     )
     if left_and_back is None:
         return None
@@ -128,7 +128,7 @@ def _fall(start: EvalReading, end: EvalReading) -> list[str]:
 
 
 def _note(wrong: Sequence[str], start: EvalReading, end: EvalReading, best: EvalReading | None, within: bool) -> str:
-    problem = " and ".join(wrong) or f"its reward of {_reward(end)} was higher before"
+    problem = " and ".join(wrong) or f"its reward of {_reward(end)} is below that of an earlier checkpoint"
     if best is None:
         lack = "no better checkpoint was kept" if within else "no checkpoint was within the budget"
         return f"be careful with the trained policy: {problem}; {lack}"

@@ -130,7 +130,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
     with stop_requests() as stop, ExitStack() as until_end:
         if launched.rank() == 0:
             stop.on_request = lambda: _announce_stop(program.name)
-        run = rank_zero.by_first(lambda: prepare_run(until_end))
+        run = rank_zero.on_rank_zero(lambda: prepare_run(until_end))
         return _Session(run, out, stop, program, progress).run(args.json)
 
 
@@ -159,7 +159,7 @@ class _Session:
 
     def run(self, as_json: bool) -> int:
         """Train, save the models, report the end, and return the exit status."""
-        rank_zero.by_first(self._prepare)
+        rank_zero.on_rank_zero(self._prepare)
         staged = self._staged()
         try:
             stopped = self._steps(staged)
@@ -171,10 +171,10 @@ class _Session:
             return EXIT_INTERRUPTED
         self._save_model(staged.trainer, self._run.model)
         del staged  # free it before another trainer is loaded
-        ending, kept = rank_zero.by_first(self._judged)
+        ending, kept = rank_zero.on_rank_zero(self._judged)
         if ending.best is not None:
             self._save_model(self._make_trainer(self._run.config, kept), self._run.best_model)
-        rank_zero.by_first(lambda: self._finish(ending, as_json))
+        rank_zero.on_rank_zero(lambda: self._finish(ending, as_json))
         return EXIT_OK
 
     def _prepare(self) -> None:
@@ -211,13 +211,13 @@ class _Session:
             every_episodes=run.save_every_episodes,
             every_seconds=run.save_every_seconds,
         )
-        rank_zero.by_first(lambda: self._begin(staged.trainer))
+        rank_zero.on_rank_zero(lambda: self._begin(staged.trainer))
         try:
             for report in staged:
                 if report.step == last and not report.is_evaluation:  # the run ends before its full length
                     report = staged.trainer.evaluated(report)
-                stop = rank_zero.of_any(self._stop.why)
-                move = rank_zero.by_first(functools.partial(self._record_and_decide, report, keeper, stop))
+                stop = rank_zero.first_from_any_rank(self._stop.why)
+                move = rank_zero.on_rank_zero(functools.partial(self._record_and_decide, report, keeper, stop))
                 if move in (NextMove.SAVE, NextMove.LEAVE) or (move is NextMove.GO_ON and staged.ends_stage(report)):
                     keeper.save(staged.trainer, report)
                 if move is NextMove.LEAVE:
@@ -305,7 +305,7 @@ class _Session:
         return address
 
     def _save_model(self, trainer: Trainer, folder: Path) -> None:
-        rank_zero.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))  # incomplete, from an interruption
+        rank_zero.on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))  # incomplete, from an interruption
         trainer.save_model(folder)
 
     @property

@@ -153,12 +153,12 @@ _PLAIN_LORA = "adapters here are LoRA on whole modules, without DoRA"
 _FLOAT32 = "models are loaded in float32"
 _PUSH = "not read from a file; pass --push_to_hub REPO_ID or --hub_private_repo on the command line"
 WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "adafactor": ((False,), "plain AdamW trains here"),
+    "adafactor": ((False,), "not supported; AdamW is used"),
     "optim_args": (("",), "AdamW here takes adam_beta1, adam_beta2 and adam_epsilon alone"),
-    "fp16": ((False,), "there is no float16 here, only bf16"),
+    "fp16": ((False,), "float16 is not supported; use bf16"),
     "dtype": (("auto", "float32"), _FLOAT32),
     "torch_dtype": (("auto", "float32"), _FLOAT32),
-    "load_in_8bit": ((False,), "weights are held in 8 bits nowhere here; load_in_4bit holds them in 4"),
+    "load_in_8bit": ((False,), "8-bit weights are not supported; load_in_4bit loads them in 4 bits"),
     "bnb_4bit_quant_type": (("nf4",), "4-bit weights here are NF4"),
     "model_revision": (("main",), "models are loaded from their main revision"),
     "use_dora": ((False,), _PLAIN_LORA),
@@ -335,13 +335,13 @@ def _used(given: Mapping[str, Any]) -> Iterator[str]:
 def _warnings(given: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{key}: {WARNED[key][1]}" for key in _warned(given))
     if "optim" in given and given["optim"] not in (*ADAMW, *ADAMW_8BIT):
-        yield "optim: plain AdamW trains here"
+        yield "optim: not supported; AdamW is used"
     if "max_grad_norm" in given:
         yield "max_grad_norm: TRL's PPO declared it and never applied it; here it is applied"
     if given.get("num_mini_batches", 1) != 1 and given.get("gradient_accumulation_steps", 1) != 1:
         yield "num_mini_batches: TRL's PPO steps once per epoch if it accumulates gradients; here once per mini-batch"
     if given.get("missing_eos_penalty") and "stop_token" not in given:
         yield (
-            "missing_eos_penalty: TRL's PPO looks for EOS anywhere in a response; here a response that no stop token "
-            "ends pays it"
+            "missing_eos_penalty: TRL's PPO looks for EOS anywhere in a response; here it applies to every response "
+            "that does not end with a stop token"
         )

@@ -67,24 +67,24 @@ def thinned(points: Sequence[Point], most: int, always: int | None = None) -> li
     return kept
 
 
-class Stay(NamedTuple):
-    """One evaluation's position relative to the budget."""
+class BudgetCheck(NamedTuple):
+    """Whether one evaluation is within the KL budget."""
 
     step: int
     episode: int
     is_within: bool
 
 
-def course(stays: Sequence[Stay]) -> tuple[Stay, Stay | None] | None:
+def kl_excursion(checks: Sequence[BudgetCheck]) -> tuple[BudgetCheck, BudgetCheck | None] | None:
     """Return the evaluation at which KL first exceeded the budget, and the one at which it was back within for good.
 
     None: it never exceeded it. The second is None if the last evaluation exceeds it; the first is then where KL left
     the budget for good.
     """
-    over = [i for i, stay in enumerate(stays) if not stay.is_within]
+    over = [i for i, check in enumerate(checks) if not check.is_within]
     if not over:
         return None
-    if over[-1] + 1 < len(stays):
-        return stays[over[0]], stays[over[-1] + 1]
-    inside = [i for i, stay in enumerate(stays) if stay.is_within]
-    return stays[inside[-1] + 1 if inside else 0], None
+    if over[-1] + 1 < len(checks):
+        return checks[over[0]], checks[over[-1] + 1]
+    inside = [i for i, check in enumerate(checks) if check.is_within]
+    return checks[inside[-1] + 1 if inside else 0], None

@@ -58,9 +58,9 @@ def import_file(file: Path) -> ModuleType:
     return module
 
 
-FILES = ("config.json", "adapter_config.json")
+MODEL_CONFIG_FILES = ("config.json", "adapter_config.json")
 """Files of which a cached model or adapter has one."""
-SECONDS = 5.0
+HUB_TIMEOUT_SECONDS = 5.0
 """Timeout for the hub's answer."""
 
 
@@ -75,10 +75,10 @@ def require_reachable(model: str, where: str) -> None:
     from huggingface_hub import HfApi, try_to_load_from_cache  # slow to import
     from huggingface_hub.errors import HfHubHTTPError
 
-    if any(isinstance(try_to_load_from_cache(model, name), str) for name in FILES):
+    if any(isinstance(try_to_load_from_cache(model, name), str) for name in MODEL_CONFIG_FILES):
         return
     try:
-        HfApi().model_info(model, timeout=SECONDS)
+        HfApi().model_info(model, timeout=HUB_TIMEOUT_SECONDS)
     except HfHubHTTPError:
         return
     except Exception as error:  # connections raise classes of libraries below the hub's own

@@ -101,7 +101,7 @@ PROMPT_KEYS = tuple(field.name for field in dataclasses.fields(PromptSource))
 KL_BUDGET = 10.0
 """Default budget, in nats per response."""
 KL_LIMIT = 15.0
-"""Default limit, in nats per response; at least half more than the budget."""
+"""Default limit, in nats per response; 1.5 times the budget if that is more."""
 
 
 def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None = None) -> Task:

@@ -31,7 +31,9 @@ def fsdp() -> dict[str, Any]:
     """Return the hyperparameters for accelerate's FSDP flags; empty without FSDP."""
     if not _is_on("ACCELERATE_USE_FSDP"):
         return {}
-    keeps = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false"  # "true" is what nobody asked for
+    keeps = (
+        os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false"
+    )  # "true" is the default, so only "false" is a choice
     return {"use_fsdp": True} | ({"fsdp_reshard_after_forward": False} if keeps else {})
 
 
@@ -43,8 +45,8 @@ def require_known() -> None:
     """Raise ConfigError if the launcher asks for something unsupported, by its flags or by a config file."""
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
         raise ConfigError(
-            "DeepSpeed is not supported; FSDP2 shards as ZeRO-3 does: accelerate launch --use_fsdp --fsdp_version 2; "
-            "as ZeRO-2 does with --fsdp_reshard_after_forward false in addition; a --config_file may stay"
+            "DeepSpeed is not supported; use FSDP2: accelerate launch --use_fsdp --fsdp_version 2 shards like ZeRO-3; "
+            "add --fsdp_reshard_after_forward false to shard like ZeRO-2. You may keep your --config_file"
         )
     for variable, what in (("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "a parallelism_config")):
         if _is_on(f"ACCELERATE_USE_{variable}"):

@@ -1,8 +1,8 @@
 """One run in several processes: each runs the same loop with its own trainer, and rank 0 decides.
 
 torchrun, `accelerate launch` and a study's worker start the same program W times. Work for one process alone is done
-by rank 0, inside `by_first`: choose folders, write files, show steps, read clocks, ask the driver. All processes then
-continue with its result.
+by rank 0, inside `on_rank_zero`: choose folders, write files, show steps, read clocks, ask the driver. All processes
+then continue with its result.
 
 Our own errors are raised in all processes. Any other error ends its process at once; the launcher then ends the rest.
 Torch is imported only if there are several processes.
@@ -35,7 +35,7 @@ class NextMove(Enum):
     """End the run here."""
 
 
-def by_first(work: Callable[[], T]) -> T:
+def on_rank_zero(work: Callable[[], T]) -> T:
     """Run `work` in rank 0, and return its result in all processes, or raise our own error in all.
 
     The `work` of other processes is ignored. The result must pickle.
@@ -43,12 +43,12 @@ def by_first(work: Callable[[], T]) -> T:
     if launched.size() == 1:
         return work()
     from ppo_core.distributed.process_group import joined
-    from ppo_core.distributed.world import from_first
+    from ppo_core.distributed.world import run_on_rank_zero
 
-    return from_first(joined(), work)
+    return run_on_rank_zero(joined(), work)
 
 
-def of_any(value: T | None) -> T | None:
+def first_from_any_rank(value: T | None) -> T | None:
     """Return the value of the first process that has one, in all processes."""
     if launched.size() == 1:
         return value

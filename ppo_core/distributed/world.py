@@ -113,7 +113,7 @@ WAIT_SECONDS = 60.0
 """Interval at which rank 0 tells the others to wait on, well within torch's timeout of a collective call."""
 
 
-def from_first(world: World, work: Callable[[], T]) -> T:
+def run_on_rank_zero(world: World, work: Callable[[], T]) -> T:
     """Run `work` in rank 0, and return its result in all processes, or raise our own error in all.
 
     It may take any time, but must not call the world.

@@ -8,7 +8,7 @@ The row has no padding mask, which would need values. It runs as on a CPU, whose
 tensors as a GPU's: queries, keys, values, output and one number per head; a GPU's also keeps the mask, which is added
 here.
 
-A run holds some parts all the time, others at moments of an iteration. Its peak is the former plus the largest moment.
+A run holds some parts all the time, others in phases of an iteration. Its peak is the former plus the largest phase.
 Sizes are bytes, of one device in one process.
 """
 
@@ -81,8 +81,8 @@ class Estimate:
 
     held: Mapping[str, int]
     """Held permanently after the first optimizer step, by part."""
-    moments: Mapping[str, Mapping[str, int]]
-    """Held in addition at each moment of an iteration, by part."""
+    phases: Mapping[str, Mapping[str, int]]
+    """Additional memory in each phase of an iteration, by part."""
     checkpoint: int
     """Size of one checkpoint on disk."""
     model: int
@@ -90,13 +90,13 @@ class Estimate:
 
     @property
     def largest(self) -> str:
-        """The moment that takes the most memory."""
-        return max(self.moments, key=lambda name: sum(self.moments[name].values()))
+        """The phase that takes the most memory."""
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
     @property
     def peak(self) -> int:
         """Peak memory, without the process's own (`Room.process`)."""
-        return sum(self.held.values()) + sum(self.moments[self.largest].values())
+        return sum(self.held.values()) + sum(self.phases[self.largest].values())
 
 
 class PerToken(NamedTuple):
@@ -285,14 +285,14 @@ class Estimator:
             "libraries": LIBRARIES if self._on_cpu else 0,
         }
         always = sum(held.values())
-        moments = self._without_gradients(config, networks, always) | self._learning(config, networks.trained, always)
+        phases = self._without_gradients(config, networks, always) | self._learning(config, networks.trained, always)
         saved = cast(torch.dtype, _config(self._assets.policy).dtype or torch.float32)
         file = sum(p.numel() for p in networks.reference.parameters()) * saved.itemsize
         if self._on_cpu and saved != networks.reference.dtype:  # original and converted weights are held together
-            moments["loading"] = {"the policy's file": max(0, file + held["reference"] - sum(held.values()))}
+            phases["loading"] = {"the policy's file": max(0, file + held["reference"] - sum(held.values()))}
         return Estimate(
             _nonzero(held),
-            {name: _nonzero(parts) for name, parts in moments.items()},
+            {name: _nonzero(parts) for name, parts in phases.items()},
             size(trained) + held["optimizer moments"],
             size(networks.trained.policy_parameters()),
         )
@@ -310,7 +310,7 @@ class Estimator:
         states = round(2 * (tokens + rows * response) * takes.states)
         compared = round(self._gaps * COMPARED * self._at_once(rows * response, vocabulary, held + states))
         layer = round(tokens * takes.layer)
-        moments = {
+        phases = {
             "sampling": {
                 "KV cache": cache,
                 "logits": rows * vocabulary * (SORTED if sorts else SAMPLED),
@@ -327,19 +327,19 @@ class Estimator:
         for name, model in networks.rewards.items():
             rows = min(MOST_ROWS, max(rows for rows, _ in batches))
             layer = round(rows * longest * per_token(model, longest, bf16=False).layer)
-            moments[f"reward model {name}"] = {"one layer": layer}
-        return moments
+            phases[f"reward model {name}"] = {"one layer": layer}
+        return phases
 
     def _learning(self, config: PPOConfig, trained: ActorCritic, held: int) -> dict[str, dict[str, int]]:
         """Return the memory of learning: in the policy's pass, in a separate critic's, and in the optimizer's step.
 
-        Gradients of a mini-batch of one micro-batch come as its activations go; with more of them, all are there while
-        the next one's activations are. On a CPU they add up, since small blocks that are freed stay the process's own
-        (mallopt(3), M_MMAP_THRESHOLD). A separate critic's pass comes after the policy's.
+        With one micro-batch per step, gradients are allocated as activations are freed; with several, all gradients are
+        resident during the next micro-batch. On a CPU they add up, since small blocks that are freed stay the process's
+        own (mallopt(3), M_MMAP_THRESHOLD). A separate critic's pass comes after the policy's.
         """
         sizes, gradients = config.batch_sizes(world_size=1), size(trained.trained().values())
         rows, width = sizes.per_device_train_batch_size, self.longest_prompt + config.response_length
-        come_as_others_go = sizes.micro_batches_per_step == 1 and not self._on_cpu
+        gradients_replace_activations = sizes.micro_batches_per_step == 1 and not self._on_cpu
 
         def passing(model: nn.Module, before: int) -> dict[str, int]:
             takes = per_token(cast(PreTrainedModel, model), width, bf16=config.bf16 is True)
@@ -348,7 +348,7 @@ class Estimator:
             if config.gradient_checkpointing:
                 kept = takes.layers * takes.states + kept / takes.layers
             return {
-                "gradients": before if come_as_others_go else gradients,
+                "gradients": before if gradients_replace_activations else gradients,
                 "activations": round(self._gaps * rows * width * kept),
                 "bfloat16 copies": _copies(model, config),
             }
@@ -359,19 +359,19 @@ class Estimator:
             rows * config.response_length, trained.head.vocabulary, held + sum(policy_pass.values())
         )
         logits = round(self._gaps * at_once * (LEARNED_WITH_ENTROPY if config.entropy_coef > 0 else LEARNED))
-        moments = {"policy's pass": policy_pass | {"logits": logits, "head's gradient": head}}
+        phases = {"policy's pass": policy_pass | {"logits": logits, "head's gradient": head}}
         if trained.critic is not None:
-            moments["critic's pass"] = passing(trained.critic, gradients - size(trained.value_parameters()))
+            phases["critic's pass"] = passing(trained.critic, gradients - size(trained.value_parameters()))
         # The gradient of an embedding is dense, and added to what the head, which may share its weight, left of it.
-        return moments | {"optimizer's step": {"gradients": gradients, "embedding's gradient": head}}
+        return phases | {"optimizer's step": {"gradients": gradients, "embedding's gradient": head}}
 
     def _at_once(self, tokens: int, vocabulary: int, beside: int) -> int:
         """Return the number of logits held at once for `tokens` response tokens, as in `policy.ResponseTokens.chunks`.
 
         `beside` is other memory held then, in bytes.
         """
-        has_room_for = 0 if self._on_cpu else logits_in(self._room.total - self._room.process - beside)
-        return min(tokens, tokens_at_once(vocabulary, has_room_for)) * vocabulary
+        logits_that_fit = 0 if self._on_cpu else logits_in(self._room.total - self._room.process - beside)
+        return min(tokens, tokens_at_once(vocabulary, logits_that_fit)) * vocabulary
 
 
 _DECIDING = ("bf16", "use_peft", "lora_r", "lora_target_modules", "lora_modules_to_save", "value_model",

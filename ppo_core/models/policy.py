@@ -89,9 +89,9 @@ def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
     return states[:, sequences.prompt_width - 1 : -1]
 
 
-def tokens_at_once(vocabulary: int, has_room_for: int) -> int:
-    """Return the number of tokens whose logits are held at once, on a device with room for `has_room_for` logits."""
-    return max(1, max(LOGITS_AT_ONCE, has_room_for) // vocabulary)
+def tokens_at_once(vocabulary: int, logits_that_fit: int) -> int:
+    """Return the number of tokens whose logits are held at once, on a device with room for `logits_that_fit` logits."""
+    return max(1, max(LOGITS_AT_ONCE, logits_that_fit) // vocabulary)
 
 
 class ResponseTokens:

@@ -89,7 +89,7 @@ class PartScores:
 def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) -> PartScores:
     """Return an answer as plain numbers. `raw` is a list, tuple, array or tensor; so are the rows of a dense one.
 
-    `who` answered, as errors name it; with `tokenwise` the answer may be dense.
+    `who` names the reward in errors; `tokenwise` allows one number per token.
 
     Raises:
         RewardError: not one finite number for each response (or, dense, for each token of each response).

@@ -19,7 +19,7 @@ def step(number: int, reward: float, kl: float, se: float = 0.1) -> dict[str, fl
     [
         ((2.0, 1.0), (2.1, 3.0), 1, None, None),
         ((2.1, 1.0), (2.0, 3.0), 1, None, None),  # within a standard error
-        ((2.2, 1.0), (2.0, 3.0), 1, "its reward of 2.00 ± 0.10 was higher before", 1),
+        ((2.2, 1.0), (2.0, 3.0), 1, "its reward of 2.00 ± 0.10 is below that of an earlier checkpoint", 1),
         ((1.2, 1.0), (2.0, 5.1), 1, "its KL of 5.10 nats/response is over the budget of 5", 1),
         ((1.2, 6.0), (2.0, 5.1), None, "over the budget of 5; no checkpoint was within the budget", None),
         ((0.8, 1.0), (0.75, 1.0), 1, None, None),  # within two standard errors of the start

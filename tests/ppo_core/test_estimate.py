@@ -105,8 +105,8 @@ def test_a_gpu_with_room_holds_larger_pieces_of_the_logits(tiny_folder: Path) ->
 
     def logits(total: int) -> int:
         found = estimator(tiny_folder, "cuda", total)(config)
-        assert found.moments["policy's pass"]["logits"] % 12 == 0
-        return found.moments["policy's pass"]["logits"] // 12
+        assert found.phases["policy's pass"]["logits"] % 12 == 0
+        return found.phases["policy's pass"]["logits"] // 12
 
     small, large, larger = (logits(total) for total in (2**30, 2**45, 2**46))
     assert 2**24 < small <= 2**25 and 2**27 < large == larger <= 2**28
@@ -118,32 +118,32 @@ def test_what_each_moment_holds(tiny_folder: Path) -> None:
     found, networks = reckon(config), reckon.networks(config)
     takes, gradients = per_token(networks.trained.policy, 9, bf16=False), found.held["policy"]
     vocabulary, hidden = networks.reference.get_input_embeddings().weight.shape
-    assert set(found.moments) == {"sampling", "scoring", "policy's pass", "optimizer's step"}
-    learning = found.moments["policy's pass"]
+    assert set(found.phases) == {"sampling", "scoring", "policy's pass", "optimizer's step"}
+    learning = found.phases["policy's pass"]
     mask = takes.layers * 9 * 4
     assert learning["activations"] == round(4 * 9 * (takes.kept + mask))
     assert (learning["logits"], learning["head's gradient"]) == (4 * 6 * vocabulary * 12, vocabulary * hidden * 4)
     assert "gradients" not in learning, "they come to be as the activations of the only micro-batch go"
-    halved = reckon(replace(config, per_device_train_batch_size=2)).moments["policy's pass"]
+    halved = reckon(replace(config, per_device_train_batch_size=2)).phases["policy's pass"]
     assert (halved["gradients"], halved["activations"]) == (gradients, learning["activations"] / 2)
-    again = reckon(replace(config, gradient_checkpointing=True)).moments["policy's pass"]
+    again = reckon(replace(config, gradient_checkpointing=True)).phases["policy's pass"]
     assert again["activations"] == round(4 * 9 * (takes.layers * takes.states + (takes.kept + mask) / takes.layers))
-    assert reckon(replace(config, entropy_coef=0.1)).moments["policy's pass"]["logits"] == 4 * 6 * vocabulary * 28
-    assert found.moments["optimizer's step"]["gradients"] == gradients
+    assert reckon(replace(config, entropy_coef=0.1)).phases["policy's pass"]["logits"] == 4 * 6 * vocabulary * 28
+    assert found.phases["optimizer's step"]["gradients"] == gradients
     rows = min(config.local_rollout_forward_batch_size, 8)
-    assert found.moments["sampling"]["KV cache"] == rows * 9 * keys_per_token(networks.reference, bf16=False)[0]
-    assert found.moments["sampling"]["logits"] == rows * vocabulary * 28
-    assert reckon(replace(config, top_k=5)).moments["sampling"]["logits"] == rows * vocabulary * 45
-    assert found.peak == sum(found.held.values()) + max(sum(parts.values()) for parts in found.moments.values())
-    on_cpu = estimator(tiny_folder)(config).moments["policy's pass"]
+    assert found.phases["sampling"]["KV cache"] == rows * 9 * keys_per_token(networks.reference, bf16=False)[0]
+    assert found.phases["sampling"]["logits"] == rows * vocabulary * 28
+    assert reckon(replace(config, top_k=5)).phases["sampling"]["logits"] == rows * vocabulary * 45
+    assert found.peak == sum(found.held.values()) + max(sum(parts.values()) for parts in found.phases.values())
+    on_cpu = estimator(tiny_folder)(config).phases["policy's pass"]
     assert on_cpu["activations"] == round(4 * 9 * takes.kept * HEAP) and on_cpu["gradients"] == gradients
 
 
 def test_a_separate_critic_follows_the_policys_pass(tiny_folder: Path) -> None:
     found = estimator(tiny_folder, "cuda")(replace(CONFIG, value_model="separate", bf16=False))
-    assert found.moments["critic's pass"]["gradients"] == found.held["policy"]
-    assert "logits" not in found.moments["critic's pass"]
-    assert found.moments["optimizer's step"]["gradients"] == found.held["policy"] + found.held["critic"]
+    assert found.phases["critic's pass"]["gradients"] == found.held["policy"]
+    assert "logits" not in found.phases["critic's pass"]
+    assert found.phases["optimizer's step"]["gradients"] == found.held["policy"] + found.held["critic"]
 
 
 def test_precision_of_weights_and_moments(tiny_folder: Path) -> None:
@@ -156,18 +156,18 @@ def test_precision_of_weights_and_moments(tiny_folder: Path) -> None:
     assert packed["reference"] < half["reference"] and packed["policy"] == lora["policy"]
     full = reckon(replace(CONFIG, bf16=True))
     assert full.held["policy"] == whole["policy"], "what learns stays in float32"
-    assert full.held["copies for decoding"] == full.moments["sampling"]["bfloat16 copies"] > 0
+    assert full.held["copies for decoding"] == full.phases["sampling"]["bfloat16 copies"] > 0
     small = reckon(replace(CONFIG, optim="adamw_8bit", bf16=False)).held
     assert small["optimizer moments"] < whole["optimizer moments"]
 
 
 def test_a_file_that_is_converted_is_held_beside_what_it_becomes(tiny_folder: Path, tmp_path: Path) -> None:
-    assert "loading" not in estimator(tiny_folder)(CONFIG).moments, "float32 is read as it was saved"
+    assert "loading" not in estimator(tiny_folder)(CONFIG).phases, "float32 is read as it was saved"
     AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((tiny_folder / name).read_bytes())
-    assert "loading" in estimator(tmp_path)(replace(CONFIG, use_peft=True)).moments
-    assert "loading" not in estimator(tmp_path, "cuda")(replace(CONFIG, bf16=False)).moments, "a GPU does not see it"
+    assert "loading" in estimator(tmp_path)(replace(CONFIG, use_peft=True)).phases
+    assert "loading" not in estimator(tmp_path, "cuda")(replace(CONFIG, bf16=False)).phases, "a GPU does not see it"
 
 
 # Does it fit, and what to change.
@@ -177,8 +177,8 @@ def reckon(config: PPOConfig) -> Estimate:
     """10 bytes, 10 per row of a micro-batch (half with checkpointing), 1 per row that is sampled; all half with LoRA."""
     rows = config.batch_sizes(1).per_device_train_batch_size
     share = 5 if config.gradient_checkpointing else 10
-    moments = {"learning": {"activations": share * rows}, "sampling": {"rows": config.local_rollout_forward_batch_size}}
-    return Estimate({"policy": 5 if config.use_peft else 10}, moments, 3, 1)
+    phases = {"learning": {"activations": share * rows}, "sampling": {"rows": config.local_rollout_forward_batch_size}}
+    return Estimate({"policy": 5 if config.use_peft else 10}, phases, 3, 1)
 
 
 def of_total(total: int, device: str = "cpu") -> Room:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ppo_core.config.kl_budget import Point, Stay, bound, course, front, is_within, rank, thinned
+from ppo_core.config.kl_budget import BudgetCheck, Point, bound, front, is_within, kl_excursion, rank, thinned
 
 NAN = math.nan
 
@@ -54,9 +54,9 @@ def test_a_front_is_thinned_where_it_is_the_densest() -> None:
     assert [point.bound for point in thinned(points, 3, always=2)] == [4.0, 5.0, 9.0]
 
 
-def stays(text: str) -> list[Stay]:
+def checks(text: str) -> list[BudgetCheck]:
     """Return a run's evaluations, of 8 episodes a step: `x` is over the budget."""
-    return [Stay(step, 8 * step, sign == ".") for step, sign in enumerate(text)]
+    return [BudgetCheck(step, 8 * step, sign == ".") for step, sign in enumerate(text)]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,6 @@ def stays(text: str) -> list[Stay]:
     [("...", None, None), ("..xx", 2, None), (".x.xx", 3, None), ("xx", 0, None), (".x..", 1, 2), (".x.x.", 1, 4), ("", None, None)],
 )  # fmt: skip
 def test_when_kl_left_the_budget_or_came_back(text: str, left: int | None, back: int | None) -> None:
-    found = course(stays(text))
+    found = kl_excursion(checks(text))
     assert (None if found is None else found[0].step) == left
     assert (None if found is None or found[1] is None else found[1].step) == back

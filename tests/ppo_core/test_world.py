@@ -17,7 +17,7 @@ from ppo_core.algorithm.scores import Normalization, RewardStatistics, token_sco
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.data.task import Prompt, Scored
 from ppo_core.distributed import world as worlds_module
-from ppo_core.distributed.world import ONE_PROCESS, WAIT, World, from_first
+from ppo_core.distributed.world import ONE_PROCESS, WAIT, World, run_on_rank_zero
 from ppo_core.errors import ConfigError, OutOfMemory
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
@@ -48,7 +48,7 @@ def test_processes_of_torch_distributed_are_a_world() -> None:
 
 def test_rank_0_alone_works_and_all_go_on_with_its_answer() -> None:
     def decide(world: World) -> list[int]:
-        return [from_first(world, lambda: 10 + world.rank), from_first(world, lambda: 20 + world.rank)]
+        return [run_on_rank_zero(world, lambda: 10 + world.rank), run_on_rank_zero(world, lambda: 20 + world.rank)]
 
     assert run_threads(3, decide) == [[10, 20]] * 3
 
@@ -59,8 +59,8 @@ def test_an_error_of_ours_in_rank_0_is_raised_in_all_and_they_stay_in_step() -> 
 
     def decide(world: World) -> str:
         with pytest.raises(ConfigError) as caught:
-            from_first(world, refuse)
-        return from_first(world, lambda: str(caught.value))
+            run_on_rank_zero(world, refuse)
+        return run_on_rank_zero(world, lambda: str(caught.value))
 
     assert run_threads(2, decide) == ["no such flag"] * 2
 
@@ -79,7 +79,7 @@ def test_the_others_are_told_to_wait_for_as_long_as_rank_0_takes(monkeypatch: py
     def decide(world: World) -> bool:
         assert isinstance(world, ThreadWorld)
         world = Listening(world.meeting, world.rank)
-        return from_first(world, lambda: all(told.acquire(timeout=60) for _ in range(3)))
+        return run_on_rank_zero(world, lambda: all(told.acquire(timeout=60) for _ in range(3)))
 
     assert run_threads(2, decide) == [True, True]
 

@@ -43,9 +43,7 @@ def test_a_task(ppo_tuner: Invoke, own_folder: Path) -> None:
     assert found["fits"] and found["held"]["policy"] < whole["held"]["policy"]
     assert whole["held"]["policy"] - whole["held"]["reference"] == 4 * (64 + 1), "the value head"
     assert whole["disk"]["checkpoint"] == 3 * whole["held"]["policy"]
-    assert whole["peak"] == sum(whole["held"].values()) + max(
-        sum(parts.values()) for parts in whole["moments"].values()
-    )
+    assert whole["peak"] == sum(whole["held"].values()) + max(sum(parts.values()) for parts in whole["phases"].values())
     status, stdout, _ = ppo_tuner("estimate", "arithmetic")
     assert status == 0
     assert "estimated peak memory" in stdout and "one being written, then models of" in stdout

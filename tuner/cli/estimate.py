@@ -228,10 +228,10 @@ def _print(out: Console, request: _Request, prediction: _Prediction, place: "Roo
         title += f", each of {spec.gpus_per_trial} processes"
     table = new_table("memory", "part", "size", title=title, right=("size",))
     always = {**largest.held, "the process itself": place.process}
-    for moment, parts in {"always": always, **largest.moments}.items():
+    for phase, parts in {"always": always, **largest.phases}.items():
         for part, count in parts.items():
             if amount(count) != amount(0):  # tiny parts are only in the JSON
-                table.add_row(moment, part, amount(count))
+                table.add_row(phase, part, amount(count))
     out.print(table)
     for name, each in prediction.estimates.items():
         if name != prediction.name:
@@ -263,7 +263,7 @@ def _data(
     return {
         "largest": name,
         "held": largest and largest.held,
-        "moments": largest and largest.moments,
+        "phases": largest and largest.phases,
         "peak": largest and largest.peak,
         "peaks": {name: each.peak for name, each in prediction.estimates.items()} if prediction else {},
         "error": ERROR,

@@ -39,7 +39,7 @@ def _train(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     refuse_unknown(parser, rest)
     start = None
     if args.trial is not None:
-        start = rank_zero.by_first(lambda: _start(args.storage, *args.trial))
+        start = rank_zero.on_rank_zero(lambda: _start(args.storage, *args.trial))
         _require_same_task(args, start)
     return training.train(args, argv, PROGRAM, start)
 

@@ -134,7 +134,7 @@ class TrialLoop:
         left = left_out(self._study.spec, self._study.rows)
         if left:
             numbers = ", ".join(str(row.number) for row in left)
-            self._warn(f"trial {numbers} is left as it is: the total is now {self._study.spec.trials}")
+            self._warn(f"not resumed: trial {numbers}; the study's total is now {self._study.spec.trials}")
         self._obey()
         if self._prepare_task():
             while self._start_due() or self._obey():

@@ -16,7 +16,7 @@ from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
-from ppo_core.distributed.rank_zero import NextMove, by_first
+from ppo_core.distributed.rank_zero import NextMove, on_rank_zero
 from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerError, is_outage, nearest
 from ppo_core.report import StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
@@ -41,7 +41,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     """
 
     def asked(message: Stepped | NoRoom) -> NextMove:
-        return by_first(lambda: ask(message))
+        return on_rank_zero(lambda: ask(message))
 
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
@@ -67,14 +67,14 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
         extra = {GUARD: state.to_dict(), WATCH: watched.to_dict()}
         save = partial(_save, keeper, staged.trainer, report, extra, enter)
         if answer is NextMove.STOP:
-            if by_first(partial(keeper.is_new_best, report)):
+            if on_rank_zero(partial(keeper.is_new_best, report)):
                 try:
                     save()
                 except CheckpointError:  # the trial's value is known anyway
                     traceback.print_exc()
             break
         is_due = answer in (NextMove.SAVE, NextMove.LEAVE) or report.is_evaluation or ends_stage
-        if is_due or by_first(partial(keeper.is_due, report)):
+        if is_due or on_rank_zero(partial(keeper.is_due, report)):
             if _with_room(save, asked) is None or answer is NextMove.LEAVE:
                 return Left()
             enter(Phase.STEPPING)
@@ -162,7 +162,7 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
         if use is not None:
             use.require_room()
 
-    by_first(require_room)
+    on_rank_zero(require_room)
     return CheckpointKeeper(
         spec.folder,
         kl_budget=spec.kl_budget,

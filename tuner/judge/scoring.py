@@ -161,7 +161,7 @@ class Extent:
     screened: int
     """Trials paused at their rung."""
     total: int | None
-    """Total of trials, with those that people added; None: limited by the budget alone."""
+    """Maximum number of trials, including those people added; None: only the budget limits it."""
     spent: float
     """Cost of the search so far, in trials of full length."""
     budget: float | None
@@ -202,6 +202,7 @@ class Extent:
 
 
 def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
+    """Return the study's progress."""
     rows = list(rows)
     searched = [row for row in rows if row.role is not Role.CONFIRM]
     confirming = [row for row in rows if row.role is Role.CONFIRM]

@@ -121,7 +121,7 @@ def _selected(reports: list[tuple[TrialRow, OptunaReport]]) -> list[tuple[TrialR
 
 
 def _has_enough(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if the sampler's startup trials teach it and have a value."""
+    """Return True if at least `startup_trials` trials have a value that the sampler can learn from."""
     least = spec.sampler.startup_trials
     return len(list(islice((row for row in rows if _teaches(spec, row)), least))) == least
 

@@ -24,7 +24,7 @@ from tuner.study.status import PRUNER, Origin, Reason, Status
 from tuner.study.study_file import PRUNERS
 
 PERCENTILE = 25.0
-""""percentile" prunes a trial below this top share of the completed trials, in percent."""
+"""Percentage of trials that "percentile" keeps: the best of those compared at the same episode."""
 
 
 def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int) -> Reason | None:

@@ -292,8 +292,8 @@ class StudySpec:
     def reference_params(self) -> dict[str, HyperValue]:
         """Return trial 0's params: the task's own values, TRL's where it states none.
 
-        They may lie outside the search ranges. What is unset there is left out. None where trials are listed: no
-        reference is added to them.
+        They may lie outside the search ranges. Unset values are left out. Empty if the study lists its trials: such a
+        study has no reference.
         """
         values = {name: self._reference_value(name) for name in self.search}
         return {name: value for name, value in values.items() if value is not None}
