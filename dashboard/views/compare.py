@@ -22,7 +22,9 @@ from tuner.study.status import Role
 LEAST_TRIALS = 2
 MOST_TRIALS = 6
 MOST_BESIDE = 3
-"""Most trials for which both tables fit side by side."""
+"""Most trials for which both tables fit side by side, and most commands beside each other."""
+LINE, BEST = "Line", "★"
+"""First row of each table: the trials' lines in the charts; mark of the best cell of a row."""
 
 
 @common.study_page("There is nothing to compare before the first trial starts.")
@@ -32,33 +34,44 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), MOST_TRIALS)
     with head:
         common.watch(store, snapshot, numbers)
+    if len(numbers) == 1:
+        numbers = _with_another(snapshot, numbers[0])
     if len(numbers) < LEAST_TRIALS:
         st.info("Choose at least two trials in the sidebar to compare them.")
         return
-    row_of = {row.number: row for row in snapshot.view.trials}
+    row_of, looks = {row.number: row for row in snapshot.view.trials}, common.looks(snapshot, numbers)
     rows = [row_of[number] for number in numbers]
-    left, right = st.columns(2) if len(rows) <= MOST_BESIDE else (st.container(), st.container())
+    left, right = st.columns(2) if len(rows) <= MOST_BESIDE else [st.container()] * 2
     with left:
-        _settings(rows)
+        settings(rows, looks)
     with right:
-        _outcomes(snapshot, rows)
-    _differences(store, rows)
+        _outcomes(snapshot, rows, looks)
+    with left:
+        _differences(store, rows)
     lineage(snapshot, rows)
-    _commands(store, snapshot, rows)
+    _commands(store, snapshot, rows, looks)
 
 
-def _settings(rows: Sequence[TrialRow]) -> None:
+def _with_another(snapshot: Snapshot, number: int) -> common.Numbers:
+    """Return a trial chosen alone beside the reference, or the reference beside the best, and say so."""
+    first, *others = snapshot.default_trials
+    numbers = tuple(dict.fromkeys([first, number, *others]))[:LEAST_TRIALS]
+    for other in set(numbers) - {number}:
+        st.caption(f"Only trial {number} is chosen, so trial {other} is beside it. Choose more trials in the sidebar.")
+    return numbers
+
+
+def settings(rows: Sequence[TrialRow], looks: Mapping[int, style.Look]) -> None:
+    """Draw the settings in which trials differ."""
     common.heading("Different settings", "All other settings are equal.")
     differing = differences(rows)
     if not differing:
         st.info("Their configurations are equal.")
         return
-    _table(
-        "setting",
-        {title_of(name): [safe_text.cell(short(value, 4)) for value in values] for name, values in differing.items()},
-        rows,
-        key="settings",
-    )
+    cells = {
+        title_of(name): [safe_text.cell(short(value, 4)) for value in values] for name, values in differing.items()
+    }
+    _table("setting", cells, rows, looks, key="settings")
 
 
 _WITHIN = {None: NOTHING, True: "yes", False: "no"}
@@ -70,32 +83,61 @@ def ended_within(row: TrialRow, spec: StudySpec) -> bool | None:
     return is_within(row.end_kl, row.end_kl_se, spec.kl_budget) and ends_within(row, spec) if is_read else None
 
 
-def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
-    common.heading("Outcomes", f"One run of each trial. {analysis.NOISE}")
+def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Mapping[int, style.Look]) -> None:
+    common.heading("Outcomes", f"One run of each trial. {BEST} is the highest reward in its row. {analysis.NOISE}")
     spec = snapshot.view.spec
+    within = [ended_within(row, spec) for row in rows]
+    ends = [row.end_reward if is_within else None for row, is_within in zip(rows, within, strict=True)]
     outcomes = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
         "Screening score": [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows],
-        "Value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
+        "Value ± SE (reward)": _starred([plus_minus(row.value, row.value_se) for row in rows], [r.value for r in rows]),
         "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
-        "Last eval reward": [measured(row.end_reward) for row in rows],
+        "Last eval reward": _starred([measured(row.end_reward) for row in rows], ends),
         f"Last eval KL ({KL_UNIT})": [measured(row.end_kl) for row in rows],
-        f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[ended_within(row, spec)] for row in rows],
+        f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[is_within] for is_within in within],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
-        "Reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
     }
-    _table("outcome", {name: cells for name, cells in outcomes.items() if any(cells)}, rows, key="outcomes")
+    _table("outcome", {name: cells for name, cells in outcomes.items() if any(cells)}, rows, looks, key="outcomes")
+    for row in rows:
+        if row.reason and not row.is_at_rung:
+            st.text(f"Trial {row.number}: {safe_text.one_line(row.reason.message, 400)}")
 
 
-def _table(title: str, cells: Mapping[str, Sequence[str]], rows: Sequence[TrialRow], key: str) -> None:
-    """Draw named cells, one column per trial, wide enough for a value with its standard error."""
-    names = [f"trial {row.number}" for row in rows]
-    table = pd.DataFrame.from_dict(cells, orient="index", columns=names).reset_index(names=title)
+def _starred(cells: Sequence[str], numbers: Sequence[float | None]) -> list[str]:
+    """Mark the cell of the highest number, of two at least."""
+    known = [number for number in numbers if number is not None]
+    top = max(known) if len(known) > 1 else None
+    marked = [top is not None and number == top for number in numbers]
+    return [f"{BEST} {cell}" if is_top else cell for cell, is_top in zip(cells, marked, strict=True)]
+
+
+def _table(
+    title: str,
+    cells: Mapping[str, Sequence[str]],
+    rows: Sequence[TrialRow],
+    looks: Mapping[int, style.Look],
+    key: str,
+) -> None:
+    """Draw named cells, one column per trial under its line, wide enough for a value with its standard error."""
+    names = {f"trial {row.number}": looks[row.number] for row in rows}
+    cells = {LINE: [look.dash.glyph for look in names.values()], **cells}
+    table = pd.DataFrame.from_dict(cells, orient="index", columns=list(names)).reset_index(names=title)
     columns = {name: st.column_config.TextColumn(name.capitalize(), width=115) for name in names}
-    common.table(table, key=key, columns=columns)
+    columns[title] = st.column_config.TextColumn(title.capitalize())
+    styled = table.style.apply(_styles, axis=None, looks=names)
+    st.dataframe(styled, key=key, hide_index=True, column_config=columns, height="content")
+
+
+def _styles(table: pd.DataFrame, looks: Mapping[str, style.Look]) -> pd.DataFrame:
+    """Colour each trial's line, and mark the best cells."""
+    styles = table.map(lambda cell: f"background-color: {common.MARKS['✓']}" if cell.startswith(BEST) else "")
+    for name, look in looks.items():
+        styles.loc[0, name] = f"color: {look.colour}"
+    return styles
 
 
 def _differences(store: Store, rows: Sequence[TrialRow]) -> None:
@@ -135,7 +177,7 @@ def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
             st.text(safe_text.one_line(line, 400))
 
 
-def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
+def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow], looks: Mapping[int, style.Look]) -> None:
     is_forked = any(row.role is Role.FORK for row in rows)
     from_start = " A fork's command trains with its parent's values up to the fork's episode." if is_forked else ""
     common.heading(
@@ -143,13 +185,17 @@ def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
         f"Each command trains that trial's configuration {LONGER} times longer and keeps the model; a schedule "
         f"over the run's length stretches with it.{from_start}",
     )
-    ended = [row for row in rows if blame_of(row.reason)]
-    common.show_commands(*(data.train_for_real(snapshot.view.row.name, row) for row in rows if row not in ended))
-    for row in ended:
-        commands = changes.go_on(store, snapshot.view, row)
-        instead = " Try a change of it instead:" if commands else ""
-        st.text(f"The guard ended trial {row.number}, so it is not worth training longer.{instead}")
-        common.show_commands(*commands)
+    grid = st.grid(min(MOST_BESIDE, len(rows)), min_column_width=280)
+    for row in rows:
+        with grid.cell():
+            st.html(style.heading(row.number, looks[row.number], style.status_cell(row)))
+            if not blame_of(row.reason):
+                common.show_commands(data.train_for_real(snapshot.view.row.name, row))
+                continue
+            commands = changes.go_on(store, snapshot.view, row)
+            instead = " Try a change of it instead:" if commands else ""
+            st.text(f"The guard ended trial {row.number}, so it is not worth training longer.{instead}")
+            common.show_commands(*commands)
 
 
 def _listed(numbers: Sequence[int]) -> str:
