@@ -1,20 +1,28 @@
 """Confirm: how the best configurations did on fresh seeds, and which one to launch."""
 
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
+from plotly.subplots import make_subplots
 
 from dashboard import data, figures, style
 from dashboard.data import Snapshot
-from dashboard.views import common
+from dashboard.views import common, compare
 from dashboard.views.answer import what_to_launch
-from ppo_core.output import KL_UNIT, plus_minus
-from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
-from tuner.confirm.result import Confirmation, Interval, confirmations, runs_text
+from ppo_core.errors import ConfigError
+from ppo_core.output import KL_UNIT, measured, plus_minus
+from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, Plan, chosen, cost_line, missing
+from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, runs_text
 from tuner.judge.answer import of_study
-from tuner.store import Store
+from tuner.store import Store, TrialRow
+from tuner.study.status import Origin
+
+ROW_HEIGHT, AXIS_HEIGHT = 40, 92
+"""Height in pixels of a configuration, and of a panel's axis."""
 
 
 @common.study_page(under_own_budget=True)
@@ -29,16 +37,42 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
 
 
 def _not_confirmed(snapshot: Snapshot) -> None:
-    name, state = snapshot.view.row.name, snapshot.view.state
-    word = {"finished": "confirm", "paused": "resume", "unfinished": "run"}.get(state)
-    text = "Let the search finish first: its best configurations may still change."
-    if state == "finished":
-        text = (
-            f"One search on one seed chose the best trial. This command runs up to {DEFAULT_TOP} of the best "
-            f"configurations and the reference on {DEFAULT_SEEDS} fresh seeds each, and evaluates them once on the "
-            "test prompts."
-        )
-    common.guide("Not confirmed yet", text, [] if word is None else [data.command([word, name])])
+    view = snapshot.view
+    word = {"finished": "confirm", "paused": "resume", "unfinished": "run"}.get(view.state)
+    command = [] if word is None else [data.command([word, view.row.name])]
+    if view.state != "finished":
+        text = "Let the search finish first: its best configurations may still change."
+        common.guide("Not confirmed yet", text, command)
+        return
+    text = (
+        f"One search on one seed chose the best trial. This command runs up to {DEFAULT_TOP} of the best "
+        f"configurations and the reference on {DEFAULT_SEEDS} fresh seeds each, and evaluates them once on the "
+        "test prompts."
+    )
+    try:
+        wanted = missing(view.trials, view.spec, Plan())
+        parents = chosen(view.trials, view.spec, None)
+    except ConfigError as problem:
+        common.guide("Not confirmed yet", text, [], str(problem))
+        return
+    common.guide("Not confirmed yet", f"{text} {cost_line(wanted, view.trials, view.row.workers or 1)}.", command)
+    common.heading("What it confirms", "The best configurations of the search, then the reference.")
+    common.table(_candidates(parents), key="candidates")
+    compare.settings(parents, common.looks(snapshot, [row.number for row in parents]))
+
+
+def _candidates(rows: Sequence[TrialRow]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "configuration": f"reference ({row.number})" if row.origin is Origin.REFERENCE else f"trial {row.number}",
+            "status": style.status_cell(row),
+            "value ± SE (reward)": plus_minus(row.value, row.value_se),
+            f"eval KL there ({KL_UNIT})": measured(row.kl),
+            "read at step": "" if row.value_step is None else str(row.value_step),
+            "episodes": f"{row.episodes:,}",
+        }
+        for row in rows
+    )
 
 
 def _choose(every: Sequence[Confirmation]) -> Confirmation:
@@ -57,13 +91,15 @@ def _confirmation(store: Store, snapshot: Snapshot, confirmation: Confirmation) 
     left, right = st.columns([3, 2], gap="medium")
     with left:
         if confirmation.best is not None:
-            common.heading("Reward on the test prompts", _intervals_help(snapshot, confirmation))
+            common.heading("Reward and KL on the test prompts", _intervals_help(snapshot, confirmation))
+            kl_budget = snapshot.view.spec.kl_budget
+            looks = common.looks(snapshot, [one.trial.number for one in confirmation.configurations])
             common.figure(
-                intervals(
-                    confirmation, common.looks(snapshot, [one.trial.number for one in confirmation.configurations])
-                ),
+                intervals(confirmation, looks, kl_budget),
                 key="confirmed rewards",
-                alt="Reward on the test prompts: a point per seed, and each configuration's mean with its 95% interval",
+                alt="Reward, its difference to the reference, and KL on the test prompts: a point per seed, and each "
+                "configuration's mean with its 95% interval",
+                caption=what_to_see(confirmation, kl_budget),
             )
     with right:
         launch = of_study(store, snapshot.view)
@@ -116,30 +152,101 @@ def table(confirmation: Confirmation) -> pd.DataFrame:
     )
 
 
-def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look]) -> go.Figure:
-    """Plot the rewards: a point per seed, and the mean with its interval, highest on top."""
-    rows = [(config, config.reward) for config in reversed(confirmation.configurations) if config.reward is not None]
-    figure = go.Figure()
-    for config, reward in rows:
-        colour = style.NEUTRAL if config.is_reference else looks[config.trial.number].colour
-        half = 0.0 if reward.high is None else reward.high - reward.mean
-        figure.add_scatter(
-            x=list(config.rewards.values()),
-            y=[config.label] * len(config.rewards),
-            mode="markers",
-            marker={"color": colour, "size": 7, "opacity": 0.45},
-            customdata=list(config.rewards),
-            hovertemplate="%{y}, seed %{customdata}: %{x:.3f}<extra></extra>",
-            showlegend=False,
-        )
-        figure.add_scatter(
-            x=[reward.mean],
-            y=[config.label],
-            mode="markers",
-            marker={"color": colour, "size": 12, "symbol": "diamond"},
-            error_x={"type": "data", "array": [half], "color": colour, "thickness": 2, "width": 6},
-            hovertemplate=f"{config.label}: {reward.text}, n = {reward.n}<extra></extra>",
-            showlegend=False,
-        )
-    figures.lay_out(figure, x="Reward on the test prompts", y="", height=110 + 56 * len(rows))
-    return figure.update_yaxes(automargin=True, type="category")
+@dataclass(frozen=True)
+class Panel:
+    """One quantity of the configurations, and the lines that it is judged by."""
+
+    title: str
+    readings: Sequence[tuple[Confirmed, Mapping[int, float], Interval | None]]
+    """Values by seed, and their mean."""
+    levels: Mapping[str, float]
+    """Vertical lines by their text: their place."""
+    shaded_from: float | None = None
+
+    @property
+    def rows(self) -> list[tuple[Confirmed, Mapping[int, float], Interval]]:
+        """The readings that exist, the best last, since the axis rises."""
+        return [(one, values, mean) for one, values, mean in reversed(self.readings) if mean is not None]
+
+    @property
+    def ends(self) -> list[float]:
+        """All values and all ends of intervals."""
+        every = [end for _, values, mean in self.rows for end in (*values.values(), mean.low, mean.high)]
+        return [end for end in every if end is not None]
+
+
+def panels(confirmation: Confirmation, kl_budget: float) -> list[Panel]:
+    """Return reward, its difference to the reference (where that was read) and KL."""
+    every, reference, baseline = confirmation.configurations, confirmation.reference, confirmation.baseline
+    first = {} if reference is None else reference.rewards
+    over = {
+        one.trial.number: {seed: reward - first[seed] for seed, reward in one.rewards.items() if seed in first}
+        for one in every
+    }
+    levels = {} if reference is None else {"the reference's mean": statistics.fmean(first.values())}
+    reward = Panel("Reward", [(one, one.rewards, one.reward) for one in every], levels)
+    if baseline is not None and baseline.reward is not None:
+        span = max(reward.ends) - min(reward.ends)
+        if min(reward.ends) - baseline.reward < span:  # further away it would flatten the rest
+            levels["SFT policy"] = baseline.reward
+    difference = [(one, over[one.trial.number], one.over_reference) for one in every]
+    kls = [(one, one.kls, one.kl) for one in every]
+    drawn = [
+        reward,
+        Panel("Reward over the reference, seed by seed", difference, {"no difference": 0.0}),
+        Panel(f"KL ({KL_UNIT})", kls, {f"KL budget {kl_budget:g}": kl_budget}, kl_budget),
+    ]
+    return [panel for panel in drawn if panel.rows]
+
+
+def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_budget: float) -> go.Figure:
+    """Plot each quantity below the other: a point per seed, and the mean with its interval, the best on top."""
+    drawn = panels(confirmation, kl_budget)
+    sizes = [ROW_HEIGHT * len(panel.rows) for panel in drawn]
+    height = sum(sizes) + AXIS_HEIGHT * len(drawn)
+    figure = make_subplots(len(drawn), 1, row_heights=sizes, vertical_spacing=AXIS_HEIGHT / height)
+    figures.lay_out(figure, x="", y="", height=height, margin_t=24)
+    for row, panel in enumerate(drawn, 1):
+        for config, values, mean in panel.rows:
+            colour = style.NEUTRAL if config.is_reference else looks[config.trial.number].colour
+            figure.add_scatter(
+                x=list(values.values()), y=[config.label] * len(values), mode="markers", row=row, col=1,
+                marker={"color": colour, "size": 7, "opacity": 0.45}, customdata=list(values), showlegend=False,
+                hovertemplate="%{y}, seed %{customdata}: %{x:.3f}<extra></extra>",
+            )  # fmt: skip
+            high, low = (0.0 if end is None else abs(end - mean.mean) for end in (mean.high, mean.low))
+            figure.add_scatter(
+                x=[mean.mean], y=[config.label], mode="markers", row=row, col=1, showlegend=False,
+                marker={"color": colour, "size": 12, "symbol": "diamond"},
+                error_x={"array": [high], "arrayminus": [low], "color": colour, "thickness": 2, "width": 6},
+                hovertemplate=f"{config.label}: {mean.text}, n = {mean.n}<extra></extra>",
+            )  # fmt: skip
+        for text, place in panel.levels.items():
+            figure.add_vline(
+                x=place, line={"color": figures.GREY, "dash": "dot", "width": 1.5}, row=row, col=1,
+                annotation={"text": text, "font": figures.FONT, "yanchor": "bottom"}, annotation_position="top left",
+            )  # fmt: skip
+        if panel.shaded_from is not None:
+            right = 1.03 * max(*panel.ends, panel.shaded_from)
+            shade = {"fillcolor": figures.GREY, "opacity": 0.1, "line_width": 0}
+            figure.add_vrect(panel.shaded_from, right, row=row, col=1, **shade)
+        figure.update_xaxes(title=panel.title, row=row, col=1)
+    return figure.update_xaxes(zeroline=False).update_yaxes(automargin=True, type="category")
+
+
+def what_to_see(confirmation: Confirmation, kl_budget: float) -> str:
+    """Describe the figure: how the differences to the reference lie around 0, and whether KL is within the budget."""
+    by_place: dict[str, list[str]] = {}
+    for one in confirmation.configurations:
+        over = one.over_reference
+        if over is not None and over.low is not None and over.high is not None:
+            place = "is above 0" if over.low > 0 else "is below 0" if over.high < 0 else "may be 0"
+            by_place.setdefault(place, []).append(one.name)
+    clauses = [f"{place} for {' and '.join(names)}" for place, names in by_place.items()]
+    text = f"The difference to the reference {', '.join(clauses)}. " if clauses else ""
+    kls = [kl for one in confirmation.configurations for kl in one.kls.values()]
+    if not kls:
+        return text
+    over_budget = sum(kl > kl_budget for kl in kls)
+    runs = f"{over_budget} of {len(kls)} runs are over" if over_budget else "Every run is within"
+    return f"{text}{runs} the KL budget on the test prompts: the highest KL is {max(kls):.2f} {KL_UNIT}."
