@@ -13,6 +13,7 @@ import pandas as pd
 
 from dashboard import safe_text
 from dashboard.safe_text import Piece
+from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
 
 VALUE_ERROR = "value error"
@@ -25,6 +26,8 @@ READINGS = {
     "log-prob": "logprobs",
 }
 """Token readings by label, with their field of `TokenReadings`; empty if computed from others."""
+NATS = ("KL", "log-ratio", "log-prob")
+"""Readings in nats; the others are rewards."""
 COLOURED = ("KL", "log-ratio", "advantage", "value", VALUE_ERROR)
 """Readings by which tokens can be coloured."""
 REFERENCE, START, BEFORE = "changes from the reference", "changes from before training", "changes from the step before"
@@ -90,10 +93,31 @@ def largest_reading(
 
     The critic's error needs the responses' `rewards`.
     """
+    return max((abs(value) for value in _known(readings, reading, rewards)), default=0.0)
+
+
+def legend(
+    readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None = None
+) -> list[Piece]:
+    """Return the colours of a reading's lowest and highest value among responses, and of 0 between them; empty if
+    there is none.
+    """
+    values = _known(readings, reading, rewards)
+    if not values:
+        return []
+    largest = largest_reading(readings, reading, rewards)
+    unit = "nats" if reading in NATS else METRICS["eval/reward"].unit
+    pieces: list[Piece] = [(f"{reading} of a token ({unit}), lowest to highest: ", "opacity: 0.7", "")]
+    for value in sorted({min(values), max(values)} | ({0.0} if min(values) < 0 < max(values) else set())):
+        pieces += [(f"\u00a0{value:.2f}\u00a0", _shade(value / largest if largest else 0.0), ""), (" ", "", "")]
+    return pieces
+
+
+def _known(readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None) -> list[float]:
+    """Return a reading's finite values among responses."""
     rewards = [math.nan] * len(readings) if rewards is None else rewards
     pairs = [(tokens, reward) for tokens, reward in zip(readings, rewards, strict=True) if tokens is not None]
-    sizes = (abs(value) for tokens, reward in pairs for value in values_of(tokens, reading, reward))
-    return max(filter(math.isfinite, sizes), default=0.0)
+    return [value for tokens, reward in pairs for value in values_of(tokens, reading, reward) if math.isfinite(value)]
 
 
 def values_of(tokens: TokenReadings, reading: str, reward: float) -> list[float]:

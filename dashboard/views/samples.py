@@ -14,8 +14,10 @@ from dashboard.views.sample_marks import CHANGES, COLOURED
 from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
 from tuner.judge import hacking
-from tuner.store import Store
-from tuner.study.status import Origin
+from tuner.judge.results import StudyView
+from tuner.judge.scoring import judged_again
+from tuner.store import Store, TrialRow
+from tuner.study.status import Origin, Role, Status
 
 SIDE_BY_SIDE = 4
 """Most trials side by side."""
@@ -34,7 +36,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), SIDE_BY_SIDE)
     common.watch(store, snapshot, numbers)
-    draw(store, snapshot, numbers)
+    draw(store, snapshot, tuple(fuller_run(snapshot.view, number) for number in numbers))
     _hacking(store, snapshot, numbers)
 
 
@@ -52,13 +54,21 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     st.caption(diagnosis.HACKING_MEANS)
 
 
+def fuller_run(view: StudyView, number: int) -> int:
+    """Return the first run on a fresh seed that confirmed a trial, if that itself was only screened; else the trial."""
+    is_screened = any(row.number == number and row.is_at_rung for row in view.trials)
+    runs = [row.number for row in view.confirming if row.parent == number and row.status is Status.COMPLETED]
+    return runs[0] if is_screened and runs else number
+
+
 def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
-    """Draw samples of the trials, as many as fit."""
+    """Draw samples of the trials or confirming runs, as many as fit."""
     common.heading("Samples on the same prompts", _HELP)
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
         numbers = numbers[:SIDE_BY_SIDE]
-    reference = next((row.number for row in snapshot.view.trials if row.origin is Origin.REFERENCE), None)
+    view = snapshot.view
+    reference = next((fuller_run(view, row.number) for row in view.trials if row.origin is Origin.REFERENCE), None)
     with_reference = data.samples(store, snapshot, (*numbers, *([] if reference is None else [reference])))
     samples = with_reference[with_reference["trial"].isin(numbers)]
     if samples.empty:
@@ -66,9 +76,9 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         return
     controls = st.container(horizontal=True, vertical_alignment="bottom")
     when = controls.segmented_control(
-        "Evaluations", WHEN, selection_mode="multi", default=[LAST], key="when", bind="query-params",
+        "Evaluations", WHEN, selection_mode="multi", default=[BEST], key="when", bind="query-params",
         help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one behind "
-        "the trial's value, `at step` the last one up to a step.",
+        "the trial's value, or its last one if it has none from training; `at step` is the last one up to a step.",
     )  # fmt: skip
     prompts = {int(index): str(text) for index, text in samples.groupby("prompt_index")["prompt"].first().items()}
     with controls:
@@ -87,9 +97,12 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         st.info("Choose at least one evaluation.")
         return
     step = _choose_step(sorted(int(step) for step in samples["step"].unique())) if AT_STEP in when else 0
-    row_of = {row.number: row for row in snapshot.view.trials}
-    trials, looks = [row_of[number] for number in numbers if number in row_of], common.looks(snapshot, numbers)
-    lines = _lines(samples, when, {row.number: row.value_step for row in trials}, step)
+    runs = judged_again(store, [row for row in view.confirming if row.number in numbers], view.spec)
+    row_of = {row.number: row for row in (*view.trials, *runs)}
+    trials = [row_of[number] for number in numbers if number in row_of]
+    looks = common.looks(snapshot, [_searched(trial) for trial in trials])
+    last = {int(number): int(step) for number, step in samples.groupby("trial")["step"].max().items()}
+    lines = _lines(samples, when, {row.number: row.value_step or last.get(row.number) for row in trials}, step)
     selected = samples.merge(pd.concat(lines).drop_duplicates(), on=["trial", "step"])
     if prompt is not None:
         selected = selected[selected["prompt_index"] == prompt]
@@ -108,23 +121,29 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
                     largest = sample_marks.largest_reading([*tokens.values()], mark, list(responses["reward"]))
                 for column, trial in zip(st.columns(len(trials)), trials, strict=True):
                     with column:
-                        st.html(style.heading(trial.number, looks[trial.number], style.status_cell(trial)))
+                        number = _searched(trial)
+                        st.html(style.heading(number, looks[number], _run(trial, last.get(trial.number))))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
                             base = None
                             if mark in CHANGES:
                                 base = sample_marks.base_of(with_reference, row, mark, reference)
-                            _response(row, *_marked(row, mark, wanted, tokens.get(row.trial), largest, base))
+                            is_last = BEST in when and not trial.value_step and row.step == last[trial.number]
+                            _response(row, *_marked(row, mark, wanted, tokens.get(row.trial), largest, base), is_last)
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
+                if mark in COLOURED:
+                    pieces = sample_marks.legend([*tokens.values()], mark, list(responses["reward"]))
+                    st.html(f"<small>{safe_text.marked(pieces)}</small>")
     matches = f"{len(matching)} of {len(selected)} responses have it. " if wanted else ""
-    st.caption(matches + _highest(selected))
+    st.caption(matches + _highest(selected, [run.number for run in runs]))
 
 
 _HELP = (
-    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. Reward that rises while the text "
-    "repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible characters are "
-    "spelled out as ⟨U+…⟩."
+    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. A trial that was only screened is "
+    "shown by the first run that confirmed it, if there is one. Reward that rises while the text repeats itself or "
+    "leaves its prompt is reward hacking: look for it where the KL is high. Invisible characters are spelled out as "
+    "⟨U+…⟩."
 )
 
 
@@ -137,13 +156,14 @@ def ordered(samples: pd.DataFrame, order: str) -> list[int]:
     return [int(index) for index in measure.sort_values(ascending=False, kind="stable").index]
 
 
-def _highest(samples: pd.DataFrame) -> str:
-    """Name the responses with the highest reward and KL."""
+def _highest(samples: pd.DataFrame, confirming: Sequence[int]) -> str:
+    """Name the responses with the highest reward and KL; `confirming` are the confirming runs among the trials."""
     texts = []
     for name, column in (("reward", "reward"), ("KL", "kl")):
         if samples[column].notna().any():
             top = samples.loc[samples[column].idxmax()]
-            texts.append(f"Highest {name}: {top[column]:.2f}, trial {top['trial']} on prompt {top['prompt_index']}.")
+            run = f"{'confirming run' if top['trial'] in confirming else 'trial'} {top['trial']}"
+            texts.append(f"Highest {name}: {top[column]:.2f}, {run} on prompt {top['prompt_index']}.")
     return " ".join(texts)
 
 
@@ -233,11 +253,23 @@ def _marked(
     return sample_marks.matches(text, wanted), note
 
 
-def _response(row: Any, pieces: Sequence[Piece], note: str) -> None:
+def _searched(trial: TrialRow) -> int:
+    """Return a trial's number; of a confirming run that of the trial that it confirms."""
+    return trial.number if trial.role is not Role.CONFIRM or trial.parent is None else trial.parent
+
+
+def _run(trial: TrialRow, last: int | None) -> str:
+    """Say how a trial ended, and at which step it was screened; of a confirming run, which one it is."""
+    if trial.role is Role.CONFIRM:
+        return f"in confirming run {trial.number}, seed {trial.seed}"
+    return style.status_cell(trial) + (f" at step {last}" if trial.is_at_rung and last is not None else "")
+
+
+def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool) -> None:
     reward, length = METRICS["eval/reward"].unit, METRICS["eval/length"].unit
-    st.caption(
-        f"**{row.reward:.2f}** {reward} · KL **{row.kl:.1f}** nats · **{row.length:d}** {length} · step {row.step:d}"
-    )
+    why = ", its last (none counts as best in the budget)" if is_last else ""
+    kl = f"KL **{row.kl:.1f}** nats"
+    st.caption(f"**{row.reward:.2f}** {reward} · {kl} · **{row.length:d}** {length} · step {row.step:d}{why}")
     if len(row.parts) > 1:  # their names are text from outside
         parts = (
             f"{safe_text.one_line(name)} {'–' if part is None else f'{part:.2f}'}" for name, part in row.parts.items()
