@@ -15,7 +15,7 @@ from dashboard.views import common, compare
 from dashboard.views.answer import what_to_launch
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, measured, plus_minus
-from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, Plan, chosen, cost_line, missing
+from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, Plan, cost_line, missing
 from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, runs_text
 from tuner.judge.answer import of_study
 from tuner.store import Store, TrialRow
@@ -44,18 +44,19 @@ def _not_confirmed(snapshot: Snapshot) -> None:
         text = "Let the search finish first: its best configurations may still change."
         common.guide("Not confirmed yet", text, command)
         return
+    try:
+        wanted = missing(view.trials, view.spec, Plan())
+    except ConfigError as problem:
+        common.guide("Not confirmed yet", "No configuration of the search can run on fresh seeds.", [], str(problem))
+        return
     text = (
         f"One search on one seed chose the best trial. This command runs up to {DEFAULT_TOP} of the best "
         f"configurations and the reference on {DEFAULT_SEEDS} fresh seeds each, and evaluates them once on the "
         "test prompts."
     )
-    try:
-        wanted = missing(view.trials, view.spec, Plan())
-        parents = chosen(view.trials, view.spec, None)
-    except ConfigError as problem:
-        common.guide("Not confirmed yet", text, [], str(problem))
-        return
     common.guide("Not confirmed yet", f"{text} {cost_line(wanted, view.trials, view.row.workers or 1)}.", command)
+    row_of = {row.number: row for row in view.trials}
+    parents = [row_of[number] for number in dict.fromkeys(run.parent for run in wanted) if number is not None]
     common.heading("What it confirms", "The best configurations of the search, then the reference.")
     common.table(_candidates(parents), key="candidates")
     compare.settings(parents, common.looks(snapshot, [row.number for row in parents]))
@@ -211,7 +212,7 @@ def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_bu
             colour = style.NEUTRAL if config.is_reference else looks[config.trial.number].colour
             figure.add_scatter(
                 x=list(values.values()), y=[config.label] * len(values), mode="markers", row=row, col=1,
-                marker={"color": colour, "size": 7, "opacity": 0.45}, customdata=list(values), showlegend=False,
+                marker={"color": colour, "size": 8, "opacity": 0.65}, customdata=list(values), showlegend=False,
                 hovertemplate="%{y}, seed %{customdata}: %{x:.3f}<extra></extra>",
             )  # fmt: skip
             high, low = (0.0 if end is None else abs(end - mean.mean) for end in (mean.high, mean.low))
@@ -248,5 +249,7 @@ def what_to_see(confirmation: Confirmation, kl_budget: float) -> str:
     if not kls:
         return text
     over_budget = sum(kl > kl_budget for kl in kls)
-    runs = f"{over_budget} of {len(kls)} runs are over" if over_budget else "Every run is within"
+    runs = "Every run is within"
+    if over_budget:
+        runs = f"{over_budget} of {len(kls)} runs {'is' if over_budget == 1 else 'are'} over"
     return f"{text}{runs} the KL budget on the test prompts: the highest KL is {max(kls):.2f} {KL_UNIT}."
