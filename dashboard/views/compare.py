@@ -1,6 +1,7 @@
 """Compare: settings, outcomes, differences, lineage and commands of a few trials."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -23,8 +24,9 @@ LEAST_TRIALS = 2
 MOST_TRIALS = 6
 MOST_BESIDE = 3
 """Most trials for which both tables fit side by side, and most commands beside each other."""
-LINE, BEST = "Line", "★"
-"""First row of each table: the trials' lines in the charts; mark of the best cell of a row."""
+BEST = "★"
+"""Mark of the highest value."""
+Looks = Mapping[int, style.Look]
 
 
 @common.study_page("There is nothing to compare before the first trial starts.")
@@ -34,44 +36,46 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), MOST_TRIALS)
     with head:
         common.watch(store, snapshot, numbers)
-    if len(numbers) == 1:
-        numbers = _with_another(snapshot, numbers[0])
+    is_alone = len(numbers) == 1
+    if is_alone:
+        numbers = tuple(dict.fromkeys([snapshot.default_trials[0], *numbers, *snapshot.default_trials]))[:LEAST_TRIALS]
     if len(numbers) < LEAST_TRIALS:
         st.info("Choose at least two trials in the sidebar to compare them.")
         return
-    row_of, looks = {row.number: row for row in snapshot.view.trials}, common.looks(snapshot, numbers)
+    if is_alone:
+        st.caption("Only one trial is chosen, so another is beside it: the reference, or the best one.")
+    row_of = {row.number: row for row in snapshot.view.trials}
     rows = [row_of[number] for number in numbers]
-    left, right = st.columns(2) if len(rows) <= MOST_BESIDE else [st.container()] * 2
-    with left:
-        settings(rows, looks)
-    with right:
-        _outcomes(snapshot, rows, looks)
-    with left:
-        _differences(store, rows)
+    looks = tables(store, snapshot, rows)
     lineage(snapshot, rows)
     _commands(store, snapshot, rows, looks)
 
 
-def _with_another(snapshot: Snapshot, number: int) -> common.Numbers:
-    """Return a trial chosen alone beside the reference, or the reference beside the best, and say so."""
-    first, *others = snapshot.default_trials
-    numbers = tuple(dict.fromkeys([first, number, *others]))[:LEAST_TRIALS]
-    for other in set(numbers) - {number}:
-        st.caption(f"Only trial {number} is chosen, so trial {other} is beside it. Choose more trials in the sidebar.")
-    return numbers
+def tables(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Looks:
+    """Draw the trials' settings, outcomes and differences; return their looks."""
+    looks = common.looks(snapshot, [row.number for row in rows])
+    left, right = st.columns(2) if len(rows) <= MOST_BESIDE else [st.container()] * 2
+    with left:
+        _settings(rows, looks)
+    with right:
+        _outcomes(snapshot, rows, looks)
+    with left:
+        _differences(store, rows)
+    return looks
 
 
-def settings(rows: Sequence[TrialRow], looks: Mapping[int, style.Look]) -> None:
-    """Draw the settings in which trials differ."""
+def _settings(rows: Sequence[TrialRow], looks: Looks) -> None:
     common.heading("Different settings", "All other settings are equal.")
     differing = differences(rows)
     if not differing:
         st.info("Their configurations are equal.")
         return
-    cells = {
-        title_of(name): [safe_text.cell(short(value, 4)) for value in values] for name, values in differing.items()
-    }
-    _table("setting", cells, rows, looks, key="settings")
+    _table(
+        "setting",
+        {title_of(name): [safe_text.cell(short(value, 4)) for value in values] for name, values in differing.items()},
+        looks,
+        [row.number for row in rows],
+    )
 
 
 _WITHIN = {None: NOTHING, True: "yes", False: "no"}
@@ -83,61 +87,42 @@ def ended_within(row: TrialRow, spec: StudySpec) -> bool | None:
     return is_within(row.end_kl, row.end_kl_se, spec.kl_budget) and ends_within(row, spec) if is_read else None
 
 
-def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Mapping[int, style.Look]) -> None:
-    common.heading("Outcomes", f"One run of each trial. {BEST} is the highest reward in its row. {analysis.NOISE}")
-    spec = snapshot.view.spec
-    within = [ended_within(row, spec) for row in rows]
-    ends = [row.end_reward if is_within else None for row, is_within in zip(rows, within, strict=True)]
+def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks) -> None:
+    common.heading("Outcomes", f"One run of each trial. {BEST} is the highest value. {analysis.NOISE}")
+    spec, top = snapshot.view.spec, max((row.value for row in rows if row.value is not None), default=None)
+    star_of = {row.number: f"{BEST} " for row in rows if row.value is not None and row.value == top}
     outcomes = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
         "Screening score": [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows],
-        "Value ± SE (reward)": _starred([plus_minus(row.value, row.value_se) for row in rows], [r.value for r in rows]),
+        "Value ± SE (reward)": [star_of.get(row.number, "") + plus_minus(row.value, row.value_se) for row in rows],
         "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
-        "Last eval reward": _starred([measured(row.end_reward) for row in rows], ends),
+        "Last eval reward": [measured(row.end_reward) for row in rows],
         f"Last eval KL ({KL_UNIT})": [measured(row.end_kl) for row in rows],
-        f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[is_within] for is_within in within],
+        f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[ended_within(row, spec)] for row in rows],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
     }
-    _table("outcome", {name: cells for name, cells in outcomes.items() if any(cells)}, rows, looks, key="outcomes")
+    shown = {name: cells for name, cells in outcomes.items() if any(cells)}
+    _table("outcome", shown, looks, [row.number for row in rows])
     for row in rows:
         if row.reason and not row.is_at_rung:
             st.text(f"Trial {row.number}: {safe_text.one_line(row.reason.message, 400)}")
 
 
-def _starred(cells: Sequence[str], numbers: Sequence[float | None]) -> list[str]:
-    """Mark the cell of the highest number, of two at least."""
-    known = [number for number in numbers if number is not None]
-    top = max(known) if len(known) > 1 else None
-    marked = [top is not None and number == top for number in numbers]
-    return [f"{BEST} {cell}" if is_top else cell for cell, is_top in zip(cells, marked, strict=True)]
-
-
-def _table(
-    title: str,
-    cells: Mapping[str, Sequence[str]],
-    rows: Sequence[TrialRow],
-    looks: Mapping[int, style.Look],
-    key: str,
-) -> None:
+def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, numbers: Sequence[int]) -> None:
     """Draw named cells, one column per trial under its line, wide enough for a value with its standard error."""
-    names = {f"trial {row.number}": looks[row.number] for row in rows}
-    cells = {LINE: [look.dash.glyph for look in names.values()], **cells}
-    table = pd.DataFrame.from_dict(cells, orient="index", columns=list(names)).reset_index(names=title)
-    columns = {name: st.column_config.TextColumn(name.capitalize(), width=115) for name in names}
-    columns[title] = st.column_config.TextColumn(title.capitalize())
-    styled = table.style.apply(_styles, axis=None, looks=names)
-    st.dataframe(styled, key=key, hide_index=True, column_config=columns, height="content")
-
-
-def _styles(table: pd.DataFrame, looks: Mapping[str, style.Look]) -> pd.DataFrame:
-    """Colour each trial's line, and mark the best cells."""
+    names = [f"trial {number}" for number in numbers]
+    lines = [looks[number].dash.glyph for number in numbers]
+    table = pd.DataFrame.from_dict({"Line": lines, **cells}, orient="index", columns=names).reset_index(names=title)
     styles = table.map(lambda cell: f"background-color: {common.MARKS['✓']}" if cell.startswith(BEST) else "")
-    for name, look in looks.items():
-        styles.loc[0, name] = f"color: {look.colour}"
-    return styles
+    styles.loc[0, names] = [f"color: {looks[number].colour}" for number in numbers]
+    columns: dict[str, Any] = {name: st.column_config.TextColumn(name.capitalize(), width=115) for name in names}
+    styled = table.style.apply(lambda _: styles, axis=None)
+    st.dataframe(
+        styled, key=title, hide_index=True, column_config={title: title.capitalize()} | columns, height="content"
+    )
 
 
 def _differences(store: Store, rows: Sequence[TrialRow]) -> None:
@@ -177,7 +162,7 @@ def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
             st.text(safe_text.one_line(line, 400))
 
 
-def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow], looks: Mapping[int, style.Look]) -> None:
+def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks) -> None:
     is_forked = any(row.role is Role.FORK for row in rows)
     from_start = " A fork's command trains with its parent's values up to the fork's episode." if is_forked else ""
     common.heading(

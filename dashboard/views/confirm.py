@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -14,12 +14,11 @@ from dashboard.data import Snapshot
 from dashboard.views import common, compare
 from dashboard.views.answer import what_to_launch
 from ppo_core.errors import ConfigError
-from ppo_core.output import KL_UNIT, measured, plus_minus
+from ppo_core.output import KL_UNIT, plus_minus
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, Plan, cost_line, missing
 from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, runs_text
 from tuner.judge.answer import of_study
-from tuner.store import Store, TrialRow
-from tuner.study.status import Origin
+from tuner.store import Store
 
 ROW_HEIGHT, AXIS_HEIGHT = 40, 92
 """Height in pixels of a configuration, and of a panel's axis."""
@@ -33,10 +32,10 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     if every:
         _confirmation(store, snapshot, _choose(every))
     else:
-        _not_confirmed(snapshot)
+        _not_confirmed(store, snapshot)
 
 
-def _not_confirmed(snapshot: Snapshot) -> None:
+def _not_confirmed(store: Store, snapshot: Snapshot) -> None:
     view = snapshot.view
     word = {"finished": "confirm", "paused": "resume", "unfinished": "run"}.get(view.state)
     command = [] if word is None else [data.command([word, view.row.name])]
@@ -57,23 +56,7 @@ def _not_confirmed(snapshot: Snapshot) -> None:
     common.guide("Not confirmed yet", f"{text} {cost_line(wanted, view.trials, view.row.workers or 1)}.", command)
     row_of = {row.number: row for row in view.trials}
     parents = [row_of[number] for number in dict.fromkeys(run.parent for run in wanted) if number is not None]
-    common.heading("What it confirms", "The best configurations of the search, then the reference.")
-    common.table(_candidates(parents), key="candidates")
-    compare.settings(parents, common.looks(snapshot, [row.number for row in parents]))
-
-
-def _candidates(rows: Sequence[TrialRow]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "configuration": f"reference ({row.number})" if row.origin is Origin.REFERENCE else f"trial {row.number}",
-            "status": style.status_cell(row),
-            "value ± SE (reward)": plus_minus(row.value, row.value_se),
-            f"eval KL there ({KL_UNIT})": measured(row.kl),
-            "read at step": "" if row.value_step is None else str(row.value_step),
-            "episodes": f"{row.episodes:,}",
-        }
-        for row in rows
-    )
+    compare.tables(store, snapshot, parents)
 
 
 def _choose(every: Sequence[Confirmation]) -> Confirmation:
@@ -153,21 +136,14 @@ def table(confirmation: Confirmation) -> pd.DataFrame:
     )
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One quantity of the configurations, and the lines that it is judged by."""
 
     title: str
-    readings: Sequence[tuple[Confirmed, Mapping[int, float], Interval | None]]
-    """Values by seed, and their mean."""
+    rows: Sequence[tuple[Confirmed, Mapping[int, float], Interval]]
+    """Values by seed and their mean, the best last, since the axis rises."""
     levels: Mapping[str, float]
-    """Vertical lines by their text: their place."""
-    shaded_from: float | None = None
-
-    @property
-    def rows(self) -> list[tuple[Confirmed, Mapping[int, float], Interval]]:
-        """The readings that exist, the best last, since the axis rises."""
-        return [(one, values, mean) for one, values, mean in reversed(self.readings) if mean is not None]
+    """Places of vertical lines by their texts."""
 
     @property
     def ends(self) -> list[float]:
@@ -178,26 +154,22 @@ class Panel:
 
 def panels(confirmation: Confirmation, kl_budget: float) -> list[Panel]:
     """Return reward, its difference to the reference (where that was read) and KL."""
-    every, reference, baseline = confirmation.configurations, confirmation.reference, confirmation.baseline
-    first = {} if reference is None else reference.rewards
-    over = {
-        one.trial.number: {seed: reward - first[seed] for seed, reward in one.rewards.items() if seed in first}
-        for one in every
-    }
-    levels = {} if reference is None else {"the reference's mean": statistics.fmean(first.values())}
-    reward = Panel("Reward", [(one, one.rewards, one.reward) for one in every], levels)
-    if baseline is not None and baseline.reward is not None:
-        span = max(reward.ends) - min(reward.ends)
-        if min(reward.ends) - baseline.reward < span:  # further away it would flatten the rest
-            levels["SFT policy"] = baseline.reward
-    difference = [(one, over[one.trial.number], one.over_reference) for one in every]
-    kls = [(one, one.kls, one.kl) for one in every]
-    drawn = [
-        reward,
-        Panel("Reward over the reference, seed by seed", difference, {"no difference": 0.0}),
-        Panel(f"KL ({KL_UNIT})", kls, {f"KL budget {kl_budget:g}": kl_budget}, kl_budget),
+    read, baseline = confirmation.configurations[::-1], confirmation.baseline
+    first = {} if confirmation.reference is None else confirmation.reference.rewards
+    levels = {"the reference's mean": statistics.fmean(first.values())} if first else {}
+    reward = Panel("Reward", [(one, one.rewards, one.reward) for one in read if one.reward], levels)
+    sft = None if baseline is None else baseline.reward
+    if sft is not None and min(reward.ends) - sft < max(reward.ends) - min(reward.ends):  # else it flattens the rest
+        levels["SFT policy"] = sft
+    over = [
+        (one, {seed: value - first[seed] for seed, value in one.rewards.items() if seed in first}, one.over_reference)
+        for one in read
+        if one.over_reference
     ]
-    return [panel for panel in drawn if panel.rows]
+    difference = Panel("Reward over the reference, seed by seed", over, {"no difference": 0.0})
+    kls = [(one, one.kls, one.kl) for one in read if one.kl]
+    kl = Panel(f"KL ({KL_UNIT})", kls, {f"KL budget {kl_budget:g}": kl_budget})
+    return [reward, *([difference] if over else []), kl]
 
 
 def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_budget: float) -> go.Figure:
@@ -227,29 +199,17 @@ def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_bu
                 x=place, line={"color": figures.GREY, "dash": "dot", "width": 1.5}, row=row, col=1,
                 annotation={"text": text, "font": figures.FONT, "yanchor": "bottom"}, annotation_position="top left",
             )  # fmt: skip
-        if panel.shaded_from is not None:
-            right = 1.03 * max(*panel.ends, panel.shaded_from)
-            shade = {"fillcolor": figures.GREY, "opacity": 0.1, "line_width": 0}
-            figure.add_vrect(panel.shaded_from, right, row=row, col=1, **shade)
         figure.update_xaxes(title=panel.title, row=row, col=1)
+    right = 1.03 * max(*drawn[-1].ends, kl_budget)
+    figure.add_vrect(kl_budget, right, fillcolor=figures.GREY, opacity=0.1, line_width=0, row=len(drawn), col=1)
     return figure.update_xaxes(zeroline=False).update_yaxes(automargin=True, type="category")
 
 
 def what_to_see(confirmation: Confirmation, kl_budget: float) -> str:
-    """Describe the figure: how the differences to the reference lie around 0, and whether KL is within the budget."""
-    by_place: dict[str, list[str]] = {}
-    for one in confirmation.configurations:
-        over = one.over_reference
-        if over is not None and over.low is not None and over.high is not None:
-            place = "is above 0" if over.low > 0 else "is below 0" if over.high < 0 else "may be 0"
-            by_place.setdefault(place, []).append(one.name)
-    clauses = [f"{place} for {' and '.join(names)}" for place, names in by_place.items()]
-    text = f"The difference to the reference {', '.join(clauses)}. " if clauses else ""
+    """Describe the figure: whose difference to the reference is clear of 0, and whether KL is within the budget."""
+    over = {one.name: one.over_reference for one in confirmation.configurations if one.over_reference}
+    clear = " and ".join(name for name, interval in over.items() if interval.is_above_0) or "no configuration"
+    text = f"The interval of the difference to the reference is above 0 for {clear}. " if over else ""
     kls = [kl for one in confirmation.configurations for kl in one.kls.values()]
-    if not kls:
-        return text
-    over_budget = sum(kl > kl_budget for kl in kls)
-    runs = "Every run is within"
-    if over_budget:
-        runs = f"{over_budget} of {len(kls)} runs {'is' if over_budget == 1 else 'are'} over"
-    return f"{text}{runs} the KL budget on the test prompts: the highest KL is {max(kls):.2f} {KL_UNIT}."
+    within = f"{sum(kl <= kl_budget for kl in kls)} of {len(kls)} runs are within the KL budget on the test prompts"
+    return f"{text}{within}: the highest KL is {max(kls):.2f} {KL_UNIT}."

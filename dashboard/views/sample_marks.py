@@ -86,38 +86,26 @@ def matches(text: str, wanted: str) -> list[Piece]:
     return [(part, _MATCH if place % 2 else "", "") for place, part in enumerate(parts)]
 
 
-def largest_reading(
+def extremes(
     readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None = None
-) -> float:
-    """Return a reading's largest magnitude among responses, for a common scale; 0 if there is none.
+) -> tuple[float, float]:
+    """Return a reading's lowest and highest value among responses, for a common scale; zeros if there is none.
 
     The critic's error needs the responses' `rewards`.
     """
-    return max((abs(value) for value in _known(readings, reading, rewards)), default=0.0)
-
-
-def legend(
-    readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None = None
-) -> list[Piece]:
-    """Return the colours of a reading's lowest and highest value among responses, and of 0 between them; empty if
-    there is none.
-    """
-    values = _known(readings, reading, rewards)
-    if not values:
-        return []
-    largest = largest_reading(readings, reading, rewards)
-    unit = "nats" if reading in NATS else METRICS["eval/reward"].unit
-    pieces: list[Piece] = [(f"{reading} of a token ({unit}), lowest to highest: ", "opacity: 0.7", "")]
-    for value in sorted({min(values), max(values)} | ({0.0} if min(values) < 0 < max(values) else set())):
-        pieces += [(f"\u00a0{value:.2f}\u00a0", _shade(value / largest if largest else 0.0), ""), (" ", "", "")]
-    return pieces
-
-
-def _known(readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None) -> list[float]:
-    """Return a reading's finite values among responses."""
     rewards = [math.nan] * len(readings) if rewards is None else rewards
     pairs = [(tokens, reward) for tokens, reward in zip(readings, rewards, strict=True) if tokens is not None]
-    return [value for tokens, reward in pairs for value in values_of(tokens, reading, reward) if math.isfinite(value)]
+    every = [value for tokens, reward in pairs for value in values_of(tokens, reading, reward) if math.isfinite(value)]
+    return min(every, default=0.0), max(every, default=0.0)
+
+
+def legend(reading: str, low: float, high: float) -> list[Piece]:
+    """Return a reading's name and unit, and its lowest and highest value in their colours, with 0 between them."""
+    unit = "nats" if reading in NATS else METRICS["eval/reward"].unit
+    pieces: list[Piece] = [(f"{reading} of a token ({unit}), lowest to highest: ", "opacity: 0.7", "")]
+    for value in sorted({low, high} | ({0.0} if low < 0 < high else set())):
+        pieces += [(f"\u00a0{value:.2f}\u00a0", _shade(value / max(-low, high)), ""), (" ", "", "")]
+    return pieces
 
 
 def values_of(tokens: TokenReadings, reading: str, reward: float) -> list[float]:

@@ -36,7 +36,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), SIDE_BY_SIDE)
     common.watch(store, snapshot, numbers)
-    draw(store, snapshot, tuple(fuller_run(snapshot.view, number) for number in numbers))
+    draw(store, snapshot, numbers)
     _hacking(store, snapshot, numbers)
 
 
@@ -54,23 +54,27 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     st.caption(diagnosis.HACKING_MEANS)
 
 
-def fuller_run(view: StudyView, number: int) -> int:
-    """Return the first run on a fresh seed that confirmed a trial, if that itself was only screened; else the trial."""
-    is_screened = any(row.number == number and row.is_at_rung for row in view.trials)
-    runs = [row.number for row in view.confirming if row.parent == number and row.status is Status.COMPLETED]
-    return runs[0] if is_screened and runs else number
+def fuller_run(store: Store, view: StudyView, trial: TrialRow) -> TrialRow:
+    """Return the first run that confirmed a trial on a fresh seed, if that itself was only screened; else the trial."""
+    runs = [run for run in view.confirming if run.parent == trial.number and run.status is Status.COMPLETED]
+    return judged_again(store, runs[:1], view.spec)[0] if trial.is_at_rung and runs else trial
 
 
 def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
-    """Draw samples of the trials or confirming runs, as many as fit."""
+    """Draw samples of the trials, as many as fit; beside others a screened one is shown by a run that confirmed it."""
     common.heading("Samples on the same prompts", _HELP)
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
         numbers = numbers[:SIDE_BY_SIDE]
     view = snapshot.view
-    reference = next((fuller_run(view, row.number) for row in view.trials if row.origin is Origin.REFERENCE), None)
-    with_reference = data.samples(store, snapshot, (*numbers, *([] if reference is None else [reference])))
-    samples = with_reference[with_reference["trial"].isin(numbers)]
+    row_of = {row.number: row for row in view.trials}
+    trials = [fuller_run(store, view, row_of[n]) if len(numbers) > 1 else row_of[n] for n in numbers]
+    reference = next(
+        (fuller_run(store, view, row).number for row in view.trials if row.origin is Origin.REFERENCE), None
+    )
+    shown = [row.number for row in trials]
+    with_reference = data.samples(store, snapshot, (*shown, *([] if reference is None else [reference])))
+    samples = with_reference[with_reference["trial"].isin(shown)]
     if samples.empty:
         st.info("These trials have no samples yet. The first evaluation writes them.")
         return
@@ -97,10 +101,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         st.info("Choose at least one evaluation.")
         return
     step = _choose_step(sorted(int(step) for step in samples["step"].unique())) if AT_STEP in when else 0
-    runs = judged_again(store, [row for row in view.confirming if row.number in numbers], view.spec)
-    row_of = {row.number: row for row in (*view.trials, *runs)}
-    trials = [row_of[number] for number in numbers if number in row_of]
-    looks = common.looks(snapshot, [_searched(trial) for trial in trials])
+    looks = common.looks(snapshot, numbers)
     last = {int(number): int(step) for number, step in samples.groupby("trial")["step"].max().items()}
     lines = _lines(samples, when, {row.number: row.value_step or last.get(row.number) for row in trials}, step)
     selected = samples.merge(pd.concat(lines).drop_duplicates(), on=["trial", "step"])
@@ -114,14 +115,13 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
             for line in lines:
                 responses = samples[samples["prompt_index"] == index].merge(line, on=["trial", "step"])
                 tokens: dict[int, TokenReadings | None] = {}
-                largest = 0.0
+                low = high = 0.0
                 if mark in COLOURED:
                     for row in responses.itertuples():
                         tokens[row.trial] = data.tokens(store, snapshot, row.trial, row.step, index)
-                    largest = sample_marks.largest_reading([*tokens.values()], mark, list(responses["reward"]))
-                for column, trial in zip(st.columns(len(trials)), trials, strict=True):
+                    low, high = sample_marks.extremes([*tokens.values()], mark, list(responses["reward"]))
+                for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
                     with column:
-                        number = _searched(trial)
                         st.html(style.heading(number, looks[number], _run(trial, last.get(trial.number))))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
@@ -129,21 +129,22 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
                             if mark in CHANGES:
                                 base = sample_marks.base_of(with_reference, row, mark, reference)
                             is_last = BEST in when and not trial.value_step and row.step == last[trial.number]
-                            _response(row, *_marked(row, mark, wanted, tokens.get(row.trial), largest, base), is_last)
+                            _response(
+                                row, *_marked(row, mark, wanted, tokens.get(row.trial), max(-low, high), base), is_last
+                            )
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
-                if mark in COLOURED:
-                    pieces = sample_marks.legend([*tokens.values()], mark, list(responses["reward"]))
-                    st.html(f"<small>{safe_text.marked(pieces)}</small>")
+                if low or high:
+                    st.html(f"<small>{safe_text.marked(sample_marks.legend(str(mark), low, high))}</small>")
     matches = f"{len(matching)} of {len(selected)} responses have it. " if wanted else ""
-    st.caption(matches + _highest(selected, [run.number for run in runs]))
+    st.caption(matches + _highest(selected))
 
 
 _HELP = (
-    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. A trial that was only screened is "
-    "shown by the first run that confirmed it, if there is one. Reward that rises while the text repeats itself or "
-    "leaves its prompt is reward hacking: look for it where the KL is high. Invisible characters are spelled out as "
-    "⟨U+…⟩."
+    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. Beside others, a trial that was "
+    "only screened is shown by the first run that confirmed it, if there is one. Reward that rises while the text "
+    "repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible characters are "
+    "spelled out as ⟨U+…⟩."
 )
 
 
@@ -156,14 +157,13 @@ def ordered(samples: pd.DataFrame, order: str) -> list[int]:
     return [int(index) for index in measure.sort_values(ascending=False, kind="stable").index]
 
 
-def _highest(samples: pd.DataFrame, confirming: Sequence[int]) -> str:
-    """Name the responses with the highest reward and KL; `confirming` are the confirming runs among the trials."""
+def _highest(samples: pd.DataFrame) -> str:
+    """Name the responses with the highest reward and KL."""
     texts = []
     for name, column in (("reward", "reward"), ("KL", "kl")):
         if samples[column].notna().any():
             top = samples.loc[samples[column].idxmax()]
-            run = f"{'confirming run' if top['trial'] in confirming else 'trial'} {top['trial']}"
-            texts.append(f"Highest {name}: {top[column]:.2f}, {run} on prompt {top['prompt_index']}.")
+            texts.append(f"Highest {name}: {top[column]:.2f}, trial {top['trial']} on prompt {top['prompt_index']}.")
     return " ".join(texts)
 
 
@@ -251,11 +251,6 @@ def _marked(
             return sample_marks.coloured_tokens(tokens, mark, largest, row.reward), note
         note = f"no {mark} for its tokens: this trial has no critic"
     return sample_marks.matches(text, wanted), note
-
-
-def _searched(trial: TrialRow) -> int:
-    """Return a trial's number; of a confirming run that of the trial that it confirms."""
-    return trial.number if trial.role is not Role.CONFIRM or trial.parent is None else trial.parent
 
 
 def _run(trial: TrialRow, last: int | None) -> str:

@@ -97,6 +97,8 @@ def test_a_screened_trial_is_shown_by_the_first_run_that_confirmed_it(
 
 
 def test_a_screened_trial_says_so_beside_its_text(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("samples", cut, monkeypatch, trial=["0"], prompt="0", when="before training")
+    assert headings(app)[0].startswith("<b>Trial 0</b> ◇ screened"), "alone, it shows its own"
     app = page("samples", cut, monkeypatch, trial=["1", "5"], prompt="0")
     assert [one.split("</b> ")[1] for one in headings(app)] == ["◇ screened at step 3</div>", "✓ completed</div>"]
 
@@ -128,15 +130,18 @@ def test_the_colours_have_a_legend(built: Path, monkeypatch: pytest.MonkeyPatch)
     [legend] = [one.proto.body for one in app.get("html") if "lowest to highest" in one.proto.body]
     assert "log-ratio of a token (nats), lowest to highest: " in legend
     assert legend.count("background-color: rgba(") == 2
-    of = TokenReadings(("a", " b"), (-1.0, -1.0), (0.5, -0.25), (0.5, 0.25), (0.1, 0.4), (0.5, 2.0))
-    pieces = sample_marks.legend([of, None], "log-ratio", [1.0, 1.0])
-    assert [(text, css[-7:]) for text, css, _ in pieces[1::2]] == [
+    assert [(text, css[-7:]) for text, css, _ in sample_marks.legend("log-ratio", -0.25, 0.5)[1::2]] == [
         ("\xa0-0.25\xa0", ", 0.33)"),
         ("\xa00.00\xa0", ""),
         ("\xa00.50\xa0", ", 0.65)"),
     ]
-    assert sample_marks.legend([of], "advantage")[0][0] == "advantage of a token (reward), lowest to highest: "
-    assert sample_marks.legend([None], "KL") == []
+    assert [text for text, *_ in sample_marks.legend("advantage", 0.25, 0.5)[::2]] == [
+        "advantage of a token (reward), lowest to highest: ",
+        " ",
+        " ",
+    ], "no 0, which is not between them"
+    app = page("samples", built, monkeypatch, trial=["4"], prompt="0", mark="advantage", when="last")
+    assert not [one for one in app.get("html") if "lowest to highest" in one.proto.body], "it has no critic"
 
 
 @pytest.mark.parametrize(
@@ -159,8 +164,8 @@ def test_the_value_error_is_the_critics_value_less_the_reward() -> None:
     pieces = sample_marks.coloured_tokens(of, "value error", 1.0, reward=1.5)
     assert "".join(text for text, *_ in pieces) == "a b"
     assert ["value error -1.000" in said or "value error 0.500" in said for _, _, said in pieces[::2]] == [True, True]
-    assert sample_marks.largest_reading([of, None], "value error", [1.5, math.nan]) == 1.0
-    assert sample_marks.largest_reading([of], "value error") == 0.0
+    assert sample_marks.extremes([of, None], "value error", [1.5, math.nan]) == (-1.0, 0.5)
+    assert sample_marks.extremes([of], "value error") == (0.0, 0.0)
 
 
 # Differences, what is looked for, orders and steps
