@@ -294,18 +294,20 @@ def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
 
 
 def samples(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> pd.DataFrame:
-    """Return all stored samples of these trials.
+    """Return all stored samples of these trials and confirming runs.
 
     `parts` are the reward's parts by name. Token readings are read by `tokens`.
     """
-    number_of = {row.id: row.number for row in snapshot.view.trials if row.number in numbers}
+    runs = (*snapshot.view.trials, *snapshot.view.confirming)
+    number_of = {row.id: row.number for row in runs if row.number in numbers}
     rows = [{**row, "trial": number_of[row["trial_id"]]} for row in store.samples(number_of)]
     return pd.DataFrame(rows, columns=_SAMPLE_COLUMNS).astype({"reward": float, "kl": float})
 
 
 def tokens(store: Store, snapshot: Snapshot, number: int, step: int, prompt_index: int) -> TokenReadings | None:
-    """Return the token readings of one sample of trial `number`; None: it has none."""
-    trial_id = next((row.id for row in snapshot.view.trials if row.number == number), None)
+    """Return the token readings of one sample of the trial or confirming run `number`; None: it has none."""
+    runs = (*snapshot.view.trials, *snapshot.view.confirming)
+    trial_id = next((row.id for row in runs if row.number == number), None)
     return None if trial_id is None else store.sample_tokens(trial_id, step, prompt_index)
 
 

@@ -1,6 +1,7 @@
 """Compare: settings, outcomes, differences, lineage and commands of a few trials."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -22,7 +23,10 @@ from tuner.study.status import Role
 LEAST_TRIALS = 2
 MOST_TRIALS = 6
 MOST_BESIDE = 3
-"""Most trials for which both tables fit side by side."""
+"""Most trials for which both tables fit side by side, and most commands beside each other."""
+BEST = "★"
+"""Mark of the highest value."""
+Looks = Mapping[int, style.Look]
 
 
 @common.study_page("There is nothing to compare before the first trial starts.")
@@ -32,22 +36,35 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), MOST_TRIALS)
     with head:
         common.watch(store, snapshot, numbers)
+    is_alone = len(numbers) == 1
+    if is_alone:
+        numbers = tuple(dict.fromkeys([snapshot.default_trials[0], *numbers, *snapshot.default_trials]))[:LEAST_TRIALS]
     if len(numbers) < LEAST_TRIALS:
         st.info("Choose at least two trials in the sidebar to compare them.")
         return
+    if is_alone:
+        st.caption("Only one trial is chosen, so another is beside it: the reference, or the best one.")
     row_of = {row.number: row for row in snapshot.view.trials}
     rows = [row_of[number] for number in numbers]
-    left, right = st.columns(2) if len(rows) <= MOST_BESIDE else (st.container(), st.container())
-    with left:
-        _settings(rows)
-    with right:
-        _outcomes(snapshot, rows)
-    _differences(store, rows)
+    looks = tables(store, snapshot, rows)
     lineage(snapshot, rows)
-    _commands(store, snapshot, rows)
+    _commands(store, snapshot, rows, looks)
 
 
-def _settings(rows: Sequence[TrialRow]) -> None:
+def tables(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Looks:
+    """Draw the trials' settings, outcomes and differences; return their looks."""
+    looks = common.looks(snapshot, [row.number for row in rows])
+    left, right = st.columns(2) if len(rows) <= MOST_BESIDE else [st.container()] * 2
+    with left:
+        _settings(rows, looks)
+    with right:
+        _outcomes(snapshot, rows, looks)
+    with left:
+        _differences(store, rows)
+    return looks
+
+
+def _settings(rows: Sequence[TrialRow], looks: Looks) -> None:
     common.heading("Different settings", "All other settings are equal.")
     differing = differences(rows)
     if not differing:
@@ -56,8 +73,8 @@ def _settings(rows: Sequence[TrialRow]) -> None:
     _table(
         "setting",
         {title_of(name): [safe_text.cell(short(value, 4)) for value in values] for name, values in differing.items()},
-        rows,
-        key="settings",
+        looks,
+        [row.number for row in rows],
     )
 
 
@@ -70,14 +87,15 @@ def ended_within(row: TrialRow, spec: StudySpec) -> bool | None:
     return is_within(row.end_kl, row.end_kl_se, spec.kl_budget) and ends_within(row, spec) if is_read else None
 
 
-def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
-    common.heading("Outcomes", f"One run of each trial. {analysis.NOISE}")
-    spec = snapshot.view.spec
+def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks) -> None:
+    common.heading("Outcomes", f"One run of each trial. {BEST} is the highest value. {analysis.NOISE}")
+    spec, top = snapshot.view.spec, max((row.value for row in rows if row.value is not None), default=None)
+    star_of = {row.number: f"{BEST} " for row in rows if row.value is not None and row.value == top}
     outcomes = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
         "Screening score": [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows],
-        "Value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
+        "Value ± SE (reward)": [star_of.get(row.number, "") + plus_minus(row.value, row.value_se) for row in rows],
         "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
         "Last eval reward": [measured(row.end_reward) for row in rows],
@@ -85,17 +103,26 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
         f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[ended_within(row, spec)] for row in rows],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
-        "Reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
     }
-    _table("outcome", {name: cells for name, cells in outcomes.items() if any(cells)}, rows, key="outcomes")
+    shown = {name: cells for name, cells in outcomes.items() if any(cells)}
+    _table("outcome", shown, looks, [row.number for row in rows])
+    for row in rows:
+        if row.reason and not row.is_at_rung:
+            st.text(f"Trial {row.number}: {safe_text.one_line(row.reason.message, 400)}")
 
 
-def _table(title: str, cells: Mapping[str, Sequence[str]], rows: Sequence[TrialRow], key: str) -> None:
-    """Draw named cells, one column per trial, wide enough for a value with its standard error."""
-    names = [f"trial {row.number}" for row in rows]
-    table = pd.DataFrame.from_dict(cells, orient="index", columns=names).reset_index(names=title)
-    columns = {name: st.column_config.TextColumn(name.capitalize(), width=115) for name in names}
-    common.table(table, key=key, columns=columns)
+def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, numbers: Sequence[int]) -> None:
+    """Draw named cells, one column per trial under its line, wide enough for a value with its standard error."""
+    names = [f"trial {number}" for number in numbers]
+    lines = [looks[number].dash.glyph for number in numbers]
+    table = pd.DataFrame.from_dict({"Line": lines, **cells}, orient="index", columns=names).reset_index(names=title)
+    styles = table.map(lambda cell: f"background-color: {common.MARKS['✓']}" if cell.startswith(BEST) else "")
+    styles.loc[0, names] = [f"color: {looks[number].colour}" for number in numbers]
+    columns: dict[str, Any] = {name: st.column_config.TextColumn(name.capitalize(), width=115) for name in names}
+    styled = table.style.apply(lambda _: styles, axis=None)
+    st.dataframe(
+        styled, key=title, hide_index=True, column_config={title: title.capitalize()} | columns, height="content"
+    )
 
 
 def _differences(store: Store, rows: Sequence[TrialRow]) -> None:
@@ -135,7 +162,7 @@ def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
             st.text(safe_text.one_line(line, 400))
 
 
-def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
+def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks) -> None:
     is_forked = any(row.role is Role.FORK for row in rows)
     from_start = " A fork's command trains with its parent's values up to the fork's episode." if is_forked else ""
     common.heading(
@@ -143,13 +170,17 @@ def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
         f"Each command trains that trial's configuration {LONGER} times longer and keeps the model; a schedule "
         f"over the run's length stretches with it.{from_start}",
     )
-    ended = [row for row in rows if blame_of(row.reason)]
-    common.show_commands(*(data.train_for_real(snapshot.view.row.name, row) for row in rows if row not in ended))
-    for row in ended:
-        commands = changes.go_on(store, snapshot.view, row)
-        instead = " Try a change of it instead:" if commands else ""
-        st.text(f"The guard ended trial {row.number}, so it is not worth training longer.{instead}")
-        common.show_commands(*commands)
+    grid = st.grid(min(MOST_BESIDE, len(rows)), min_column_width=280)
+    for row in rows:
+        with grid.cell():
+            st.html(style.heading(row.number, looks[row.number], style.status_cell(row)))
+            if not blame_of(row.reason):
+                common.show_commands(data.train_for_real(snapshot.view.row.name, row))
+                continue
+            commands = changes.go_on(store, snapshot.view, row)
+            instead = " Try a change of it instead:" if commands else ""
+            st.text(f"The guard ended trial {row.number}, so it is not worth training longer.{instead}")
+            common.show_commands(*commands)
 
 
 def _listed(numbers: Sequence[int]) -> str:

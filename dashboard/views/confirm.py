@@ -1,20 +1,27 @@
 """Confirm: how the best configurations did on fresh seeds, and which one to launch."""
 
+import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
+from plotly.subplots import make_subplots
 
 from dashboard import data, figures, style
 from dashboard.data import Snapshot
-from dashboard.views import common
+from dashboard.views import common, compare
 from dashboard.views.answer import what_to_launch
+from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, plus_minus
-from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
-from tuner.confirm.result import Confirmation, Interval, confirmations, runs_text
+from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, Plan, cost_line, missing
+from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, runs_text
 from tuner.judge.answer import of_study
 from tuner.store import Store
+
+ROW_HEIGHT, AXIS_HEIGHT = 40, 92
+"""Height in pixels of a configuration, and of a panel's axis."""
 
 
 @common.study_page(under_own_budget=True)
@@ -25,20 +32,31 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     if every:
         _confirmation(store, snapshot, _choose(every))
     else:
-        _not_confirmed(snapshot)
+        _not_confirmed(store, snapshot)
 
 
-def _not_confirmed(snapshot: Snapshot) -> None:
-    name, state = snapshot.view.row.name, snapshot.view.state
-    word = {"finished": "confirm", "paused": "resume", "unfinished": "run"}.get(state)
-    text = "Let the search finish first: its best configurations may still change."
-    if state == "finished":
-        text = (
-            f"One search on one seed chose the best trial. This command runs up to {DEFAULT_TOP} of the best "
-            f"configurations and the reference on {DEFAULT_SEEDS} fresh seeds each, and evaluates them once on the "
-            "test prompts."
-        )
-    common.guide("Not confirmed yet", text, [] if word is None else [data.command([word, name])])
+def _not_confirmed(store: Store, snapshot: Snapshot) -> None:
+    view = snapshot.view
+    word = {"finished": "confirm", "paused": "resume", "unfinished": "run"}.get(view.state)
+    command = [] if word is None else [data.command([word, view.row.name])]
+    if view.state != "finished":
+        text = "Let the search finish first: its best configurations may still change."
+        common.guide("Not confirmed yet", text, command)
+        return
+    try:
+        wanted = missing(view.trials, view.spec, Plan())
+    except ConfigError as problem:
+        common.guide("Not confirmed yet", "No configuration of the search can run on fresh seeds.", [], str(problem))
+        return
+    text = (
+        f"One search on one seed chose the best trial. This command runs up to {DEFAULT_TOP} of the best "
+        f"configurations and the reference on {DEFAULT_SEEDS} fresh seeds each, and evaluates them once on the "
+        "test prompts."
+    )
+    common.guide("Not confirmed yet", f"{text} {cost_line(wanted, view.trials, view.row.workers or 1)}.", command)
+    row_of = {row.number: row for row in view.trials}
+    parents = [row_of[number] for number in dict.fromkeys(run.parent for run in wanted) if number is not None]
+    compare.tables(store, snapshot, parents)
 
 
 def _choose(every: Sequence[Confirmation]) -> Confirmation:
@@ -57,13 +75,15 @@ def _confirmation(store: Store, snapshot: Snapshot, confirmation: Confirmation) 
     left, right = st.columns([3, 2], gap="medium")
     with left:
         if confirmation.best is not None:
-            common.heading("Reward on the test prompts", _intervals_help(snapshot, confirmation))
+            common.heading("Reward and KL on the test prompts", _intervals_help(snapshot, confirmation))
+            kl_budget = snapshot.view.spec.kl_budget
+            looks = common.looks(snapshot, [one.trial.number for one in confirmation.configurations])
             common.figure(
-                intervals(
-                    confirmation, common.looks(snapshot, [one.trial.number for one in confirmation.configurations])
-                ),
+                intervals(confirmation, looks, kl_budget),
                 key="confirmed rewards",
-                alt="Reward on the test prompts: a point per seed, and each configuration's mean with its 95% interval",
+                alt="Reward, its difference to the reference, and KL on the test prompts: a point per seed, and each "
+                "configuration's mean with its 95% interval",
+                caption=what_to_see(confirmation, kl_budget),
             )
     with right:
         launch = of_study(store, snapshot.view)
@@ -116,30 +136,80 @@ def table(confirmation: Confirmation) -> pd.DataFrame:
     )
 
 
-def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look]) -> go.Figure:
-    """Plot the rewards: a point per seed, and the mean with its interval, highest on top."""
-    rows = [(config, config.reward) for config in reversed(confirmation.configurations) if config.reward is not None]
-    figure = go.Figure()
-    for config, reward in rows:
-        colour = style.NEUTRAL if config.is_reference else looks[config.trial.number].colour
-        half = 0.0 if reward.high is None else reward.high - reward.mean
-        figure.add_scatter(
-            x=list(config.rewards.values()),
-            y=[config.label] * len(config.rewards),
-            mode="markers",
-            marker={"color": colour, "size": 7, "opacity": 0.45},
-            customdata=list(config.rewards),
-            hovertemplate="%{y}, seed %{customdata}: %{x:.3f}<extra></extra>",
-            showlegend=False,
-        )
-        figure.add_scatter(
-            x=[reward.mean],
-            y=[config.label],
-            mode="markers",
-            marker={"color": colour, "size": 12, "symbol": "diamond"},
-            error_x={"type": "data", "array": [half], "color": colour, "thickness": 2, "width": 6},
-            hovertemplate=f"{config.label}: {reward.text}, n = {reward.n}<extra></extra>",
-            showlegend=False,
-        )
-    figures.lay_out(figure, x="Reward on the test prompts", y="", height=110 + 56 * len(rows))
-    return figure.update_yaxes(automargin=True, type="category")
+class Panel(NamedTuple):
+    """One quantity of the configurations, and the lines that it is judged by."""
+
+    title: str
+    rows: Sequence[tuple[Confirmed, Mapping[int, float], Interval]]
+    """Values by seed and their mean, the best last, since the axis rises."""
+    levels: Mapping[str, float]
+    """Places of vertical lines by their texts."""
+
+    @property
+    def ends(self) -> list[float]:
+        """All values and all ends of intervals."""
+        every = [end for _, values, mean in self.rows for end in (*values.values(), mean.low, mean.high)]
+        return [end for end in every if end is not None]
+
+
+def panels(confirmation: Confirmation, kl_budget: float) -> list[Panel]:
+    """Return reward, its difference to the reference (where that was read) and KL."""
+    read, baseline = confirmation.configurations[::-1], confirmation.baseline
+    first = {} if confirmation.reference is None else confirmation.reference.rewards
+    levels = {"the reference's mean": statistics.fmean(first.values())} if first else {}
+    reward = Panel("Reward", [(one, one.rewards, one.reward) for one in read if one.reward], levels)
+    sft = None if baseline is None else baseline.reward
+    if sft is not None and min(reward.ends) - sft < max(reward.ends) - min(reward.ends):  # else it flattens the rest
+        levels["SFT policy"] = sft
+    over = [
+        (one, {seed: value - first[seed] for seed, value in one.rewards.items() if seed in first}, one.over_reference)
+        for one in read
+        if one.over_reference
+    ]
+    difference = Panel("Reward over the reference, seed by seed", over, {"no difference": 0.0})
+    kls = [(one, one.kls, one.kl) for one in read if one.kl]
+    kl = Panel(f"KL ({KL_UNIT})", kls, {f"KL budget {kl_budget:g}": kl_budget})
+    return [reward, *([difference] if over else []), kl]
+
+
+def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_budget: float) -> go.Figure:
+    """Plot each quantity below the other: a point per seed, and the mean with its interval, the best on top."""
+    drawn = panels(confirmation, kl_budget)
+    sizes = [ROW_HEIGHT * len(panel.rows) for panel in drawn]
+    height = sum(sizes) + AXIS_HEIGHT * len(drawn)
+    figure = make_subplots(len(drawn), 1, row_heights=sizes, vertical_spacing=AXIS_HEIGHT / height)
+    figures.lay_out(figure, x="", y="", height=height, margin_t=24)
+    for row, panel in enumerate(drawn, 1):
+        for config, values, mean in panel.rows:
+            colour = style.NEUTRAL if config.is_reference else looks[config.trial.number].colour
+            figure.add_scatter(
+                x=list(values.values()), y=[config.label] * len(values), mode="markers", row=row, col=1,
+                marker={"color": colour, "size": 8, "opacity": 0.65}, customdata=list(values), showlegend=False,
+                hovertemplate="%{y}, seed %{customdata}: %{x:.3f}<extra></extra>",
+            )  # fmt: skip
+            high, low = (0.0 if end is None else abs(end - mean.mean) for end in (mean.high, mean.low))
+            figure.add_scatter(
+                x=[mean.mean], y=[config.label], mode="markers", row=row, col=1, showlegend=False,
+                marker={"color": colour, "size": 12, "symbol": "diamond"},
+                error_x={"array": [high], "arrayminus": [low], "color": colour, "thickness": 2, "width": 6},
+                hovertemplate=f"{config.label}: {mean.text}, n = {mean.n}<extra></extra>",
+            )  # fmt: skip
+        for text, place in panel.levels.items():
+            figure.add_vline(
+                x=place, line={"color": figures.GREY, "dash": "dot", "width": 1.5}, row=row, col=1,
+                annotation={"text": text, "font": figures.FONT, "yanchor": "bottom"}, annotation_position="top left",
+            )  # fmt: skip
+        figure.update_xaxes(title=panel.title, row=row, col=1)
+    right = 1.03 * max(*drawn[-1].ends, kl_budget)
+    figure.add_vrect(kl_budget, right, fillcolor=figures.GREY, opacity=0.1, line_width=0, row=len(drawn), col=1)
+    return figure.update_xaxes(zeroline=False).update_yaxes(automargin=True, type="category")
+
+
+def what_to_see(confirmation: Confirmation, kl_budget: float) -> str:
+    """Describe the figure: whose difference to the reference is clear of 0, and whether KL is within the budget."""
+    over = {one.name: one.over_reference for one in confirmation.configurations if one.over_reference}
+    clear = " and ".join(name for name, interval in over.items() if interval.is_above_0) or "no configuration"
+    text = f"The interval of the difference to the reference is above 0 for {clear}. " if over else ""
+    kls = [kl for one in confirmation.configurations for kl in one.kls.values()]
+    within = f"{sum(kl <= kl_budget for kl in kls)} of {len(kls)} runs are within the KL budget on the test prompts"
+    return f"{text}{within}: the highest KL is {max(kls):.2f} {KL_UNIT}."

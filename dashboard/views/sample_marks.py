@@ -13,6 +13,7 @@ import pandas as pd
 
 from dashboard import safe_text
 from dashboard.safe_text import Piece
+from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
 
 VALUE_ERROR = "value error"
@@ -25,6 +26,8 @@ READINGS = {
     "log-prob": "logprobs",
 }
 """Token readings by label, with their field of `TokenReadings`; empty if computed from others."""
+NATS = ("KL", "log-ratio", "log-prob")
+"""Readings in nats; the others are rewards."""
 COLOURED = ("KL", "log-ratio", "advantage", "value", VALUE_ERROR)
 """Readings by which tokens can be coloured."""
 REFERENCE, START, BEFORE = "changes from the reference", "changes from before training", "changes from the step before"
@@ -83,17 +86,26 @@ def matches(text: str, wanted: str) -> list[Piece]:
     return [(part, _MATCH if place % 2 else "", "") for place, part in enumerate(parts)]
 
 
-def largest_reading(
+def extremes(
     readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None = None
-) -> float:
-    """Return a reading's largest magnitude among responses, for a common scale; 0 if there is none.
+) -> tuple[float, float]:
+    """Return a reading's lowest and highest value among responses, for a common scale; zeros if there is none.
 
     The critic's error needs the responses' `rewards`.
     """
     rewards = [math.nan] * len(readings) if rewards is None else rewards
     pairs = [(tokens, reward) for tokens, reward in zip(readings, rewards, strict=True) if tokens is not None]
-    sizes = (abs(value) for tokens, reward in pairs for value in values_of(tokens, reading, reward))
-    return max(filter(math.isfinite, sizes), default=0.0)
+    every = [value for tokens, reward in pairs for value in values_of(tokens, reading, reward) if math.isfinite(value)]
+    return min(every, default=0.0), max(every, default=0.0)
+
+
+def legend(reading: str, low: float, high: float) -> list[Piece]:
+    """Return a reading's name and unit, and its lowest and highest value in their colours, with 0 between them."""
+    unit = "nats" if reading in NATS else METRICS["eval/reward"].unit
+    pieces: list[Piece] = [(f"{reading} of a token ({unit}), lowest to highest: ", "opacity: 0.7", "")]
+    for value in sorted({low, high} | ({0.0} if low < 0 < high else set())):
+        pieces += [(f"\u00a0{value:.2f}\u00a0", _shade(value / max(-low, high)), ""), (" ", "", "")]
+    return pieces
 
 
 def values_of(tokens: TokenReadings, reading: str, reward: float) -> list[float]:

@@ -14,8 +14,10 @@ from dashboard.views.sample_marks import CHANGES, COLOURED
 from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
 from tuner.judge import hacking
-from tuner.store import Store
-from tuner.study.status import Origin
+from tuner.judge.results import StudyView
+from tuner.judge.scoring import judged_again
+from tuner.store import Store, TrialRow
+from tuner.study.status import Origin, Role, Status
 
 SIDE_BY_SIDE = 4
 """Most trials side by side."""
@@ -52,23 +54,35 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     st.caption(diagnosis.HACKING_MEANS)
 
 
+def fuller_run(store: Store, view: StudyView, trial: TrialRow) -> TrialRow:
+    """Return the first run that confirmed a trial on a fresh seed, if that itself was only screened; else the trial."""
+    runs = [run for run in view.confirming if run.parent == trial.number and run.status is Status.COMPLETED]
+    return judged_again(store, runs[:1], view.spec)[0] if trial.is_at_rung and runs else trial
+
+
 def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
-    """Draw samples of the trials, as many as fit."""
+    """Draw samples of the trials, as many as fit; beside others a screened one is shown by a run that confirmed it."""
     common.heading("Samples on the same prompts", _HELP)
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
         numbers = numbers[:SIDE_BY_SIDE]
-    reference = next((row.number for row in snapshot.view.trials if row.origin is Origin.REFERENCE), None)
-    with_reference = data.samples(store, snapshot, (*numbers, *([] if reference is None else [reference])))
-    samples = with_reference[with_reference["trial"].isin(numbers)]
+    view = snapshot.view
+    row_of = {row.number: row for row in view.trials}
+    trials = [fuller_run(store, view, row_of[n]) if len(numbers) > 1 else row_of[n] for n in numbers]
+    reference = next(
+        (fuller_run(store, view, row).number for row in view.trials if row.origin is Origin.REFERENCE), None
+    )
+    shown = [row.number for row in trials]
+    with_reference = data.samples(store, snapshot, (*shown, *([] if reference is None else [reference])))
+    samples = with_reference[with_reference["trial"].isin(shown)]
     if samples.empty:
         st.info("These trials have no samples yet. The first evaluation writes them.")
         return
     controls = st.container(horizontal=True, vertical_alignment="bottom")
     when = controls.segmented_control(
-        "Evaluations", WHEN, selection_mode="multi", default=[LAST], key="when", bind="query-params",
+        "Evaluations", WHEN, selection_mode="multi", default=[BEST], key="when", bind="query-params",
         help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one behind "
-        "the trial's value, `at step` the last one up to a step.",
+        "the trial's value, or its last one if it has none from training; `at step` is the last one up to a step.",
     )  # fmt: skip
     prompts = {int(index): str(text) for index, text in samples.groupby("prompt_index")["prompt"].first().items()}
     with controls:
@@ -87,9 +101,9 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         st.info("Choose at least one evaluation.")
         return
     step = _choose_step(sorted(int(step) for step in samples["step"].unique())) if AT_STEP in when else 0
-    row_of = {row.number: row for row in snapshot.view.trials}
-    trials, looks = [row_of[number] for number in numbers if number in row_of], common.looks(snapshot, numbers)
-    lines = _lines(samples, when, {row.number: row.value_step for row in trials}, step)
+    looks = common.looks(snapshot, numbers)
+    last = {int(number): int(step) for number, step in samples.groupby("trial")["step"].max().items()}
+    lines = _lines(samples, when, {row.number: row.value_step or last.get(row.number) for row in trials}, step)
     selected = samples.merge(pd.concat(lines).drop_duplicates(), on=["trial", "step"])
     if prompt is not None:
         selected = selected[selected["prompt_index"] == prompt]
@@ -101,28 +115,34 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
             for line in lines:
                 responses = samples[samples["prompt_index"] == index].merge(line, on=["trial", "step"])
                 tokens: dict[int, TokenReadings | None] = {}
-                largest = 0.0
+                low = high = 0.0
                 if mark in COLOURED:
                     for row in responses.itertuples():
                         tokens[row.trial] = data.tokens(store, snapshot, row.trial, row.step, index)
-                    largest = sample_marks.largest_reading([*tokens.values()], mark, list(responses["reward"]))
-                for column, trial in zip(st.columns(len(trials)), trials, strict=True):
+                    low, high = sample_marks.extremes([*tokens.values()], mark, list(responses["reward"]))
+                for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
                     with column:
-                        st.html(style.heading(trial.number, looks[trial.number], style.status_cell(trial)))
+                        st.html(style.heading(number, looks[number], _run(trial, last.get(trial.number))))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
                             base = None
                             if mark in CHANGES:
                                 base = sample_marks.base_of(with_reference, row, mark, reference)
-                            _response(row, *_marked(row, mark, wanted, tokens.get(row.trial), largest, base))
+                            is_last = BEST in when and not trial.value_step and row.step == last[trial.number]
+                            _response(
+                                row, *_marked(row, mark, wanted, tokens.get(row.trial), max(-low, high), base), is_last
+                            )
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
+                if low or high:
+                    st.html(f"<small>{safe_text.marked(sample_marks.legend(str(mark), low, high))}</small>")
     matches = f"{len(matching)} of {len(selected)} responses have it. " if wanted else ""
     st.caption(matches + _highest(selected))
 
 
 _HELP = (
-    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. Reward that rises while the text "
+    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. Beside others, a trial that was "
+    "only screened is shown by the first run that confirmed it, if there is one. Reward that rises while the text "
     "repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible characters are "
     "spelled out as ⟨U+…⟩."
 )
@@ -233,11 +253,18 @@ def _marked(
     return sample_marks.matches(text, wanted), note
 
 
-def _response(row: Any, pieces: Sequence[Piece], note: str) -> None:
+def _run(trial: TrialRow, last: int | None) -> str:
+    """Say how a trial ended, and at which step it was screened; of a confirming run, which one it is."""
+    if trial.role is Role.CONFIRM:
+        return f"in confirming run {trial.number}, seed {trial.seed}"
+    return style.status_cell(trial) + (f" at step {last}" if trial.is_at_rung and last is not None else "")
+
+
+def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool) -> None:
     reward, length = METRICS["eval/reward"].unit, METRICS["eval/length"].unit
-    st.caption(
-        f"**{row.reward:.2f}** {reward} · KL **{row.kl:.1f}** nats · **{row.length:d}** {length} · step {row.step:d}"
-    )
+    why = ", its last (none counts as best in the budget)" if is_last else ""
+    kl = f"KL **{row.kl:.1f}** nats"
+    st.caption(f"**{row.reward:.2f}** {reward} · {kl} · **{row.length:d}** {length} · step {row.step:d}{why}")
     if len(row.parts) > 1:  # their names are text from outside
         parts = (
             f"{safe_text.one_line(name)} {'–' if part is None else f'{part:.2f}'}" for name, part in row.parts.items()

@@ -1,20 +1,25 @@
 """The page Confirm: before, in the middle of and after a confirmation."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from dashboard import style
+from dashboard.views import confirm as view
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import CUT
 from tests.dashboard.shown import page
 from tests.tuner import made_study
+from tests.tuner.trial_rows import trial_row
 from tuner.confirm.plan import Plan
-from tuner.confirm.result import confirmations
+from tuner.confirm.result import Confirmation, Confirmed, compared, confirmations, t_interval
 from tuner.environment import to_copy
 from tuner.judge.answer import of_study
 from tuner.judge.results import read_study, under_budget
-from tuner.store import Store
+from tuner.store import OnTest, Store
+from tuner.study.status import Origin
 
 
 def confirm(store: Store, plan: Plan, read: int | None = None) -> None:
@@ -34,8 +39,34 @@ def opened(path: Path) -> Store:
 
 def test_before_a_confirmation_the_page_names_the_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("confirm", path, monkeypatch)
-    assert shown.subheaders(app) == ["Not confirmed yet"]
+    assert shown.subheaders(app)[0] == "Not confirmed yet"
     assert shown.codes(app) == [f"ppo-tuner confirm {CUT} --storage sqlite:///{path}"]
+
+
+def test_before_a_confirmation_the_page_shows_what_would_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("confirm", path, monkeypatch)
+    assert "20 runs of 1,920 episodes will confirm trial 5, trial 7, trial 9 and the reference; about" in (
+        app.markdown[1].value
+    )
+    assert shown.subheaders(app)[1:] == ["Different settings", "Outcomes"]
+    settings, outcomes = (table.value for table in app.dataframe)
+    assert list(outcomes.columns) == ["outcome", "trial 5", "trial 7", "trial 9", "trial 0"]
+    values = ["★ 1.744 ± 0.035", "1.721 ± 0.035", "1.692 ± 0.035", "0.880 ± 0.035"]
+    assert outcomes.set_index("outcome").loc["Value ± SE (reward)"].tolist() == values
+    assert outcomes.set_index("outcome").loc["Eval KL there (nats/response)"].tolist() == [
+        "9.68",
+        "9.12",
+        "8.46",
+        "0.966",
+    ]
+    assert settings.iloc[1].tolist() == ["Policy learning rate", "0.00036", "0.00028", "0.00095", "0.0001"]
+
+
+def test_a_search_that_found_nothing_has_nothing_to_confirm(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown.change(path, "UPDATE ppo_trials SET value = NULL, kl = NULL")
+    app = page("confirm", path, monkeypatch)
+    assert "nothing to confirm: no trial has a checkpoint within the KL budget" in shown.texts(app)
+    assert shown.codes(app) == [] and not app.dataframe
 
 
 @pytest.mark.parametrize(
@@ -91,6 +122,56 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     assert len(app.get("plotly_chart")) == 1
     assert "evaluated once on 64 test prompts" in (app.subheader[0].help or "")
     assert any("The SFT policy scores 0.25" in text for text in shown.texts(app))
+
+
+def made(kls: Sequence[float], baseline: float | None = None) -> Confirmation:
+    """Trial 5 a reward of 1 over the reference on each seed, with some spread, and trial 7 as good as it."""
+    spread = {8: 0.0, 9: 0.1, 10: 0.2}
+    first = {seed: 1 + more for seed, more in spread.items()}
+    rewards = {5: {8: 2.0, 9: 2.1, 10: 2.3}, 7: {8: 1.1, 9: 1.0, 10: 1.2}, 0: first}
+    confirmed = [
+        Confirmed(
+            trial_row(number, origin=Origin.SAMPLED if number else Origin.REFERENCE), 1_920, values,
+            dict(zip(values, kls, strict=True)), {}, t_interval(list(values.values())), t_interval(kls, least=0.0),
+        )
+        for number, values in rewards.items()
+    ]  # fmt: skip
+    on_test = None if baseline is None else OnTest(0, 64, baseline, 0.03, 0.0, 0.0, None, 0.0)
+    return compared(1_920, confirmed, on_test)
+
+
+def test_the_figure_has_reward_its_difference_to_the_reference_and_kl() -> None:
+    found = made([4.0, 5.0, 6.5], baseline=0.5)
+    reward, over, kl = view.panels(found, 6.0)
+    assert [one.label for one, _, _ in reward.rows] == ["reference (0)", "trial 7", "trial 5"], "the best on top"
+    assert reward.levels == {"the reference's mean": pytest.approx(1.1), "SFT policy": 0.5}
+    assert [(one.label, {seed: round(more, 3) for seed, more in values.items()}) for one, values, _ in over.rows] == [
+        ("trial 7", {8: 0.1, 9: -0.1, 10: 0.0}),
+        ("trial 5", {8: 1.0, 9: 1.0, 10: 1.1}),
+    ]
+    assert over.levels == {"no difference": 0.0}
+    assert kl.levels == {"KL budget 6": 6.0}
+    figure = view.intervals(found, style.looks([5, 7]), 6.0)
+    assert [axis.title.text for axis in figure.select_xaxes()] == [reward.title, over.title, kl.title]
+    assert [list(trace.x) for trace in figure.data if trace.yaxis == "y3" and len(trace.x) > 1] == [[4.0, 5.0, 6.5]] * 3
+    [shaded] = [shape for shape in figure.layout.shapes if shape.type == "rect"]
+    assert (shaded.xref, shaded.x0) == ("x3", 6.0) and shaded.x1 > 8
+
+
+def test_an_sft_policy_far_below_does_not_flatten_the_rewards() -> None:
+    assert "SFT policy" not in view.panels(made([4.0, 5.0, 5.5], baseline=-5.0), 6.0)[0].levels
+
+
+@pytest.mark.parametrize(
+    ("kls", "said"),
+    [
+        ([4.0, 5.0, 6.5], "6 of 9 runs are within the KL budget on the test prompts: the highest KL is 6.50"),
+        ([4.0, 5.0, 5.5], "9 of 9 runs are within the KL budget on the test prompts: the highest KL is 5.50"),
+    ],
+)
+def test_a_sentence_says_what_to_see(kls: list[float], said: str) -> None:
+    text = view.what_to_see(made(kls), 6.0)
+    assert text == f"The interval of the difference to the reference is above 0 for trial 5. {said} nats/response."
 
 
 def test_what_is_not_decided_has_the_command_that_runs_more_seeds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,23 @@ from ppo_core.report import TokenReadings
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import HOSTILE, PROMPTS
 from tests.dashboard.shown import GOOD, page
+from tests.tuner import made_study
+from tuner.confirm.plan import Plan
 
 pytestmark = pytest.mark.slow
 
 
+def said(app: AppTest) -> list[str]:
+    return [caption.value for caption in app.caption]
+
+
+def headings(app: AppTest) -> list[str]:
+    """The trials' headings, without their lines."""
+    return [html.split(">", 1)[1] for one in app.get("html") if "<b>Trial" in (html := one.proto.body)]
+
+
 def steps_told(app: AppTest) -> list[int]:
-    return [int(caption.value.split("step ")[1]) for caption in app.caption if "· step" in caption.value]
+    return [int(caption.value.split("step ")[1].split(",")[0]) for caption in app.caption if "· step" in caption.value]
 
 
 @pytest.mark.parametrize(("when", "step"), [("before training", 0), ("at step", 30), ("last", 30)])
@@ -56,6 +67,42 @@ def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
     assert samples.at_evaluation(frame, "best in the budget", {0: 4, 1: None})["trial"].tolist() == [0]
 
 
+def test_the_page_opens_with_the_checkpoint_to_launch(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("samples", built, monkeypatch, trial=["9", "8"])
+    assert [caption for caption in said(app) if "· step 18" in caption], "its best, 12 steps before its end"
+    without = [caption for caption in said(app) if "· step 6, its last (none counts as best in the budget)" in caption]
+    assert len(without) == 3, "trial 8 failed"
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Path:
+    """A finished study in which trial 0, the reference, was only screened, and confirmed by trials 26, 28 and 30."""
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    store = fake_store.build_cut(tmp_path / "store.db", courses=done)
+    made_study.confirm(store, fake_store.CUT, Plan(top=1, seeds=3))
+    store.close()
+    moved = "UPDATE ppo_samples SET trial_id = (SELECT id FROM ppo_trials WHERE number = 26) WHERE step = 3"
+    shown.change(tmp_path / "store.db", f"{moved} AND trial_id = (SELECT id FROM ppo_trials WHERE number = 0)")
+    return tmp_path / "store.db"
+
+
+def test_a_screened_trial_is_shown_by_the_first_run_that_confirmed_it(
+    cut: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = page("samples", cut, monkeypatch, trial=["0", "5"], prompt="0", mark=sample_marks.REFERENCE)
+    assert [one for one in headings(app) if "Trial 0" in one] == ["<b>Trial 0</b> in confirming run 26, seed 8</div>"]
+    assert steps_told(app) == [3, 12]
+    assert any("removed" in response for response in marked(app)), "trial 5's is held against that run's"
+    assert any(one.startswith("Highest reward: 1.59, trial 5 on prompt 0.") for one in said(app))
+
+
+def test_a_screened_trial_says_so_beside_its_text(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("samples", cut, monkeypatch, trial=["0"], prompt="0", when="before training")
+    assert headings(app)[0].startswith("<b>Trial 0</b> ◇ screened"), "alone, it shows its own"
+    app = page("samples", cut, monkeypatch, trial=["1", "5"], prompt="0")
+    assert [one.split("</b> ")[1] for one in headings(app)] == ["◇ screened at step 3</div>", "✓ completed</div>"]
+
+
 def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("samples", built, monkeypatch, trial=["0", "1", "2", "3", "4"])
     assert shown.infos(app) == ["Shown are 4 of 5 trials. Choose others in the sidebar."]
@@ -78,6 +125,25 @@ def test_tokens_are_shaded_by_the_chosen_reading_and_say_all_of_them(
     assert all(f"{name} " in response.split("title=")[1] for name in sample_marks.READINGS)
 
 
+def test_the_colours_have_a_legend(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("samples", built, monkeypatch, trial=["0"], prompt="0", mark="log-ratio", when="last")
+    [legend] = [one.proto.body for one in app.get("html") if "lowest to highest" in one.proto.body]
+    assert "log-ratio of a token (nats), lowest to highest: " in legend
+    assert legend.count("background-color: rgba(") == 2
+    assert [(text, css[-7:]) for text, css, _ in sample_marks.legend("log-ratio", -0.25, 0.5)[1::2]] == [
+        ("\xa0-0.25\xa0", ", 0.33)"),
+        ("\xa00.00\xa0", ""),
+        ("\xa00.50\xa0", ", 0.65)"),
+    ]
+    assert [text for text, *_ in sample_marks.legend("advantage", 0.25, 0.5)[::2]] == [
+        "advantage of a token (reward), lowest to highest: ",
+        " ",
+        " ",
+    ], "no 0, which is not between them"
+    app = page("samples", built, monkeypatch, trial=["4"], prompt="0", mark="advantage", when="last")
+    assert not [one for one in app.get("html") if "lowest to highest" in one.proto.body], "it has no critic"
+
+
 @pytest.mark.parametrize(
     ("trial", "mark", "said"),
     [
@@ -98,8 +164,8 @@ def test_the_value_error_is_the_critics_value_less_the_reward() -> None:
     pieces = sample_marks.coloured_tokens(of, "value error", 1.0, reward=1.5)
     assert "".join(text for text, *_ in pieces) == "a b"
     assert ["value error -1.000" in said or "value error 0.500" in said for _, _, said in pieces[::2]] == [True, True]
-    assert sample_marks.largest_reading([of, None], "value error", [1.5, math.nan]) == 1.0
-    assert sample_marks.largest_reading([of], "value error") == 0.0
+    assert sample_marks.extremes([of, None], "value error", [1.5, math.nan]) == (-1.0, 0.5)
+    assert sample_marks.extremes([of], "value error") == (0.0, 0.0)
 
 
 # Differences, what is looked for, orders and steps
