@@ -256,6 +256,25 @@ def trained_within(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
     return evaluated[inside & (evaluated["step"] > 0).to_numpy()]
 
 
+def best_by_kl(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
+    """Return the best evaluation within each of `SHARES` of a KL budget: `within`, `gain` over the row before (over the
+    SFT policy in the first), and its columns; empty without one. Over the budget only if anything lies there.
+    """
+    inside = {share: trained_within(evaluated, share * kl_budget) for share in SHARES}
+    rows = [
+        {"within": share * kl_budget, **next(iter(points.nlargest(1, "reward").to_dict("records")), {})}
+        for share, points in inside.items()
+        if share <= 1 or len(points) > len(inside[1])
+    ]
+    best = pd.DataFrame(rows, columns=["within", *Checkpoint._fields])
+    before = evaluated.loc[evaluated["step"] == 0, "reward"].mean()
+    return best.assign(gain=best["reward"] - best["reward"].ffill().shift().fillna(before))
+
+
+SHARES = (0.25, 0.5, 0.75, 1, 2)
+"""Shares of the KL budget."""
+
+
 def best_so_far(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec) -> pd.DataFrame:
     """Return each improvement of the search's best value: `seconds`, `value`, `trial`, `step`.
 

@@ -19,6 +19,7 @@ from dashboard.data import PARAMS
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from ppo_core.output import plus_minus
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
@@ -38,8 +39,12 @@ PLOT = np.array([800, 400])
 """Usual width and height in pixels of the part of a figure that holds its points."""
 LEFT = 0.4
 """Share of an axis where a label is better to the right of its point."""
-ROOM, ABOVE = np.array([28, 16]), np.array([0, 12])
-"""Width and height in pixels that a trial's number takes, and its place from its point."""
+ROOM = np.array([34, 20])
+"""Width and height in pixels that a trial's number takes."""
+BESIDE = np.array(
+    [(28, 0), (0, 20), (0, -20), (-28, 0), (44, 36), (44, -36), (-44, 36), (-44, -36), (70, 0), (0, 56), (0, -56)]
+)
+"""Places of a number from its point, in pixels to the right and up, the best first."""
 USUAL = 0.95
 """Share of evaluations within a linear KL axis: one blow-up would flatten the rest."""
 
@@ -208,8 +213,8 @@ def _kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, *
 
 
 def _baseline(figure: go.Figure, reward: float) -> None:
-    """Draw the SFT policy's eval reward."""
-    level_line(figure, reward, f"SFT baseline {reward:.2f}", "top right", "dot")
+    """Draw the SFT policy's eval reward, with its label where hardly a trajectory is."""
+    level_line(figure, reward, f"SFT baseline {reward:.2f}", "bottom left", "dot")
 
 
 def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | None:
@@ -265,17 +270,15 @@ def trajectories(
     """
     figure, looks = go.Figure(), style.looks(chosen)
     floor = LOG_FLOOR if log_kl else -np.inf
-    right = _right(evaluated, spec.kl_budget, log_kl)
+    right = _right(evaluated, spec.kl_budget, log_kl, _pruned(trials))
     points = evaluated.assign(x=evaluated["kl"].clip(lower=floor))
     figure.add_trace(_others(points[~points["trial"].isin(looks)]))
     screened = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
     heights = _with_margin(list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna()), 0.06)
-    shown = points[points["trial"].isin(looks) & (points["kl"] <= right)]
-    named = _with_room(shown.groupby("trial").tail(1), right, heights or [0, 1], best, log_kl)
     for number, look in looks.items():
         line = points[points["trial"] == number]
         if len(line):
-            figure.add_trace(_trajectory(number, look, line, number in screened, has_text=number in named))
+            figure.add_trace(_trajectory(number, look, line, number in screened))
     _early_ends(figure, points, trials, looks, right)
     if len(front):
         figure.add_trace(_front(front["kl"].clip(lower=floor), front))
@@ -287,14 +290,16 @@ def trajectories(
         _baseline(figure, float(before.mean()))
     if best is not None:
         _star(figure, best, looks, star, right, log_kl)
+    shown = points[points["trial"].isin(looks)]
+    _numbers(figure, shown.assign(x=shown["x"].clip(upper=right)), looks, right, heights or [0, 1], best, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
     return figure.update_yaxes(range=heights).update_xaxes(**axis)
 
 
-def over_the_axis(evaluated: pd.DataFrame, kl_budget: float) -> str:
+def over_the_axis(evaluated: pd.DataFrame, trials: pd.DataFrame, kl_budget: float) -> str:
     """Return a sentence on the trials that leave the linear KL axis of `trajectories`; empty: none does."""
-    right = _right(evaluated, kl_budget, log_kl=False)
+    right = _right(evaluated, kl_budget, False, _pruned(trials))
     return charts.beyond_text(evaluated[evaluated["kl"] > right], "kl", right)
 
 
@@ -313,26 +318,53 @@ def _others(points: pd.DataFrame) -> go.Scatter:
     return go.Scatter(look, x=points["x"], y=points["reward"], hoverinfo="skip", showlegend=False, name="other trials")
 
 
-def _with_room(
-    ends: pd.DataFrame, right: float, heights: Sequence[float], best: Checkpoint | None, log_kl: bool
-) -> set[int]:
-    """Return the trials whose numbers overlap no other and not the star's name, those of the highest reward first."""
+def _numbers(
+    figure: go.Figure,
+    points: pd.DataFrame,
+    looks: Mapping[int, style.Look],
+    right: float,
+    heights: Sequence[float],
+    best: Checkpoint | None,
+    log_kl: bool,
+) -> None:
+    """Label trials at their last evaluations, the highest reward first.
+
+    A number covers no other label, and the fewest of the lines through `points`; one without room is left out.
+    """
     low, high = heights
 
     def place(kl: float, reward: float) -> np.ndarray:
         return PLOT * (_share(kl, right, log_kl), (reward - low) / (high - low))
 
+    places = points.assign(place=[place(row.x, row.reward) for row in points.itertuples()])
+    drawn = np.array([at for _, line in places.groupby("trial") for at in _along(np.stack(line["place"].tolist()))])
     taken: list[tuple[np.ndarray, np.ndarray]] = []  # centres and sizes
     if best is not None:
         is_left = _share(best.kl, right, log_kl) < LEFT
         taken.append((place(best.kl, best.reward) + ((99, -44) if is_left else (-99, 12)), np.array([130, 36])))
-    named = set[int]()
-    for row in ends.sort_values("reward", ascending=False).itertuples():
-        centre = place(row.x, row.reward) + ABOVE
-        if all((abs(centre - other) >= (ROOM + size) / 2).any() for other, size in taken):
-            taken.append((centre, ROOM))
-            named.add(row.trial)
-    return named
+    for row in places.groupby("trial").tail(1).sort_values("reward", ascending=False).itertuples():
+        free = [
+            shift
+            for shift in BESIDE
+            if (abs(row.place + shift - PLOT / 2) < PLOT / 2).all()
+            and all((abs(row.place + shift - other) >= (ROOM + size) / 2).any() for other, size in taken)
+        ]
+        if not free:
+            continue
+        shift = min(free, key=lambda shift: (abs(drawn - row.place - shift) < ROOM / 2).all(axis=1).sum())
+        taken.append((row.place + shift, ROOM))
+        colour = looks[row.trial].colour
+        figure.add_annotation(
+            x=np.log10(row.x) if log_kl else row.x, y=row.reward, text=str(row.trial), ax=shift[0], ay=-shift[1],
+            arrowcolor=colour, arrowwidth=1, arrowhead=0, standoff=3, bgcolor=colour, borderpad=1,
+            font={"color": style.ink(colour), "size": 12},
+        )  # fmt: skip
+
+
+def _along(corners: np.ndarray) -> np.ndarray:
+    """Return points along a line through `corners`, ten to each part."""
+    parts = np.arange(0, len(corners) - 0.95, 0.1)
+    return np.column_stack([np.interp(parts, range(len(corners)), corners[:, side]) for side in (0, 1)])
 
 
 def _share(kl: float, right: float, log_kl: bool) -> float:
@@ -340,14 +372,11 @@ def _share(kl: float, right: float, log_kl: bool) -> float:
     return float(np.log(max(kl, LOG_FLOOR) / LOG_FLOOR) / np.log(right / LOG_FLOOR)) if log_kl else kl / right
 
 
-def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool, *, has_text: bool) -> go.Scatter:
+def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool) -> go.Scatter:
     return go.Scatter(
         x=line["x"],
         y=line["reward"],
-        mode="lines+markers+text",
-        text=[""] * (len(line) - 1) + [str(number) if has_text else ""],
-        textposition="top center",
-        textfont_size=12,
+        mode="lines+markers",
         line={"color": look.colour, "width": 1.2 if is_screened else 2, "dash": look.dash.plotly},
         opacity=0.6 if is_screened else 1.0,
         marker={"color": look.colour, "size": 5},
@@ -362,7 +391,9 @@ def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: 
 def _early_ends(
     figure: go.Figure, points: pd.DataFrame, trials: pd.DataFrame, looks: Mapping[int, style.Look], right: float
 ) -> None:
-    """Mark the last evaluation of each trial that ended early or was screened; distant ones at the axis's end."""
+    """Mark the last evaluation of each trial that ended early or was screened; that of a trial in colour which left the
+    axis is at the axis's end.
+    """
     early = trials[trials["kind"].isin([*EARLY, style.SCREENED])]
     scores = early["rung_score"].map("score {:.2f}".format)
     why = early["rule"].map(rule_label).mask(early["kind"] == style.SCREENED, scores)
@@ -372,6 +403,7 @@ def _early_ends(
         .tail(1)
         .merge(early[["number", "kind"]].assign(why=why), "inner", left_on="trial", right_on="number")
     )
+    ends = ends[ends["trial"].isin(looks) | (ends["x"] <= right)].reset_index(drop=True)
     ends["x"] = ends["x"].clip(upper=right)
     is_bright = ends["trial"].isin(looks)
     add_trials(
@@ -395,10 +427,13 @@ def _front(x: pd.Series, front: pd.DataFrame, colour: str = GREY, name: str = "O
         y=front["reward"],
         mode="lines+markers",
         line={"color": colour, "width": 1.5, "shape": "hv"},
-        marker={"color": colour, "size": 6, "symbol": "diamond"},
-        customdata=front[["trial", "step", "kl"]],
-        hovertemplate=f"{name}: <b>trial %{{customdata[0]}}</b>, step %{{customdata[1]}}<br>eval reward %{{y:.3f}}<br>"
-        "eval KL %{customdata[2]:.2f} nats per response<extra></extra>",
+        marker={"color": colour, "size": min(6, max(3, 240 / max(1, len(front)))), "symbol": "diamond"},
+        customdata=[
+            [row.trial, row.step, plus_minus(row.reward, row.reward_se), plus_minus(row.kl, row.kl_se)]
+            for row in front.itertuples()
+        ],
+        hovertemplate=f"{name}: <b>trial %{{customdata[0]}}</b>, step %{{customdata[1]}}<br>"
+        "eval reward %{customdata[2]}<br>eval KL %{customdata[3]} nats per response<extra></extra>",
         name="front of all evaluations",
     )
 
@@ -433,10 +468,19 @@ def _star(
     )  # fmt: skip
 
 
-def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool) -> float:
-    """Return the right end of a KL axis: a linear one covers 19 in 20 evaluations, and at least twice the budget."""
-    usual = float(np.fmax(points["kl"].quantile(1.0 if log_kl else USUAL, interpolation="lower"), 2 * kl_budget))
-    return 1.1 * min(usual, float(np.fmax(points["kl"].max(), kl_budget)))
+def _pruned(trials: pd.DataFrame) -> set[int]:
+    """Return the numbers of the pruned trials."""
+    return set(trials.loc[trials["kind"] == Status.PRUNED, "number"])
+
+
+def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool, pruned: Collection[int] = ()) -> float:
+    """Return the right end of a KL axis: a log one covers all evaluations, a linear one 19 in 20 of those of trials
+    that are not `pruned`, and a quarter more than the budget.
+    """
+    if log_kl:
+        return 1.1 * float(np.fmax(points["kl"].max(), kl_budget))
+    usual = points.loc[~points["trial"].isin(pruned), "kl"].quantile(USUAL, interpolation="lower")
+    return float(np.fmax(1.05 * usual, 1.25 * kl_budget))
 
 
 def fronts(front_by_study: Mapping[str, pd.DataFrame], kl_budget: float) -> go.Figure:

@@ -73,22 +73,31 @@ def named(figure: go.Figure, name: str) -> go.Scatter:
     return trace
 
 
+def labels(figure: go.Figure) -> dict[str, tuple[float, float, float, float]]:
+    """Where each trial's number points, and its place from there in pixels to the right and up, by number."""
+    return {note.text: (note.x, note.y, note.ax, -note.ay) for note in figure.layout.annotations if note.text.isdigit()}
+
+
 def test_a_chosen_trials_way_is_in_its_colour_with_its_number_at_the_end() -> None:
     way = named(ways(), "trial 0")
     assert (list(way.x), list(way.y)) == ([0, 4, 8], [0.4, 1.0, 1.2])
-    assert list(way.text) == ["", "", "0"]
     assert way.line.color == style.colour(0)
+    assert labels(ways()) == {"0": (8, 1.2, 28, 0)}, "to the right, where no line is"
+    [number] = [note for note in ways().layout.annotations if note.text == "0"]
+    assert (number.bgcolor, number.font.color) == ("#0072B2", "#ffffff")
 
 
-def test_numbers_that_would_overlap_are_left_out_but_for_the_highest_reward() -> None:
+def test_a_number_covers_no_other_and_no_line_and_one_without_room_is_left_out() -> None:
     close = evaluated(*((trial, 5, reward, kl) for trial, reward, kl in ((0, 1.0, 4), (1, 1.005, 4.05), (2, 0.6, 4))))
     figure = figures.trajectories(close, TRIALS, analysis.front(close), spec=SPEC, chosen=(0, 1, 2))
-    assert [named(figure, f"trial {number}").text for number in range(3)] == [("",), ("1",), ("2",)]
+    assert labels(figure) == {"1": (4.05, 1.005, 28, 0), "0": (4, 1.0, 0, -20), "2": (4, 0.6, 28, 0)}
+    same = evaluated(*((trial, 5, 1.0, 4) for trial in range(20)))
+    crowd = labels(figures.trajectories(same, TRIALS, analysis.front(same), spec=SPEC, chosen=range(20)))
+    assert len({place[2:] for place in crowd.values()}) == len(crowd) < 20
     starred = figures.trajectories(
-        WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=(0, 1, 2), best=Checkpoint(1, 5, 320, 1.2, NAN, 10.7, NAN)
+        WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=(0,), best=Checkpoint(1, 5, 320, 1.2, NAN, 10, NAN)
     )
-    assert list(named(starred, "trial 0").text)[-1] == "", "the star's name is there"
-    assert list(named(starred, "trial 1").text)[-1] == "1"
+    assert labels(starred)["0"] == (8, 1.2, 0, -20), "the star's name is to the right"
 
 
 def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
@@ -108,7 +117,9 @@ def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() ->
         trace.legendgroup: trace for trace in ways((1,)).data if trace.customdata is not None and trace.legendgroup
     }
     pruned = marks["pruned"]
-    assert (list(pruned.x), list(pruned.y)) == ([20], [1.3])
+    assert (list(pruned.x), list(pruned.y)) == ([12.5], [1.3]), "at the axis's end"
+    assert labels(ways((1,)))["1"][:2] == (12.5, 1.3)
+    assert not [trace for trace in ways((0,)).data if trace.legendgroup == "pruned"], "a grey one that left the axis"
     assert pruned.marker.symbol == style.mark(Status.PRUNED).plotly
     assert pruned.customdata[0][1] == RULES["kl_limit"].label
     assert list(pruned.marker.color) == [style.colour(1)]
@@ -118,23 +129,37 @@ def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() ->
 
 def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -> None:
     figure = ways(best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
-    shading, budget, limit, baseline = figure.layout.shapes
-    assert (shading.x0, budget.x0, limit.x0, baseline.y0) == (10, 10, 15, pytest.approx(0.4))
-    assert [note.text for note in figure.layout.annotations][-1] == "best checkpoint:<br>trial 0, step 9"
+    shading, budget, baseline = figure.layout.shapes
+    assert (shading.x0, budget.x0, baseline.y0) == (10, 10, pytest.approx(0.4))
+    assert [note.text for note in figure.layout.annotations][-2] == "best checkpoint:<br>trial 0, step 9"
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
-    assert list(figure.layout.xaxis.range) == [0, pytest.approx(22)]
+    assert list(figure.layout.xaxis.range) == [0, 12.5]
+    assert ways(log_kl=True).layout.shapes[2].x0 == 15, "the guard's limit, where the axis reaches it"
+
+
+def test_the_front_tells_its_standard_errors() -> None:
+    front = analysis.front(WAYS).assign(reward_se=0.03, kl_se=0.2)
+    drawn = named(figures.trajectories(WAYS, TRIALS, front, spec=SPEC, chosen=()), "front of all evaluations")
+    assert drawn.customdata[0] == [0, 5, "1.000 ± 0.030", "4.00 ± 0.20"]
+
+
+def test_a_linear_axis_ends_a_quarter_over_the_budget_or_where_trials_that_were_not_pruned_do() -> None:
+    text = "1 trial exceeds the axis at 12.5 nats (highest 20.0, trial 1); a log KL axis shows all."
+    assert figures.over_the_axis(WAYS, TRIALS, 10) == text
+    many = pd.concat([WAYS, *(evaluated((trial, 5, 1.0, 16)) for trial in range(3, 20))])
+    assert figures.over_the_axis(many, TRIALS, 10).startswith("1 trial exceeds the axis at 16.8 nats")
 
 
 def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
     blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
     figure = figures.trajectories(blown, TRIALS, analysis.front(blown), spec=SPEC, chosen=())
-    assert figure.layout.xaxis.range[1] == pytest.approx(22), "19 in 20 of the evaluations"
+    assert figure.layout.xaxis.range[1] == 12.5, "19 in 20 of the evaluations"
     log = ways(log_kl=True, best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
     assert log.layout.xaxis.type == "log"
     assert list(log.layout.xaxis.range) == [-1, pytest.approx(math.log10(22))]
     assert list(named(log, "trial 0").x) == [0.1, 4, 8]
     assert (log.layout.shapes[1].x0, log.layout.annotations[0].x) == (10, pytest.approx(1))
-    assert log.layout.annotations[-1].x == pytest.approx(math.log10(8))
+    assert [note.x for note in log.layout.annotations[-2:]] == [pytest.approx(math.log10(8))] * 2, "star and number"
 
 
 # What mattered
