@@ -29,10 +29,10 @@ FAINT = "rgba(128, 128, 128, 0.35)"
 FILL = "rgba(128, 128, 128, 0.10)"
 MOST_TRAJECTORIES = 200
 """Most trials drawn as grey lines."""
-SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.95, 9))
+SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.85, 9))
 """Without its ends, which vanish on a dark or a light page. Differs from the colours of trials."""
-MANY, SMALL = 200, 5
-"""More trials than this are small points, of this size in pixels."""
+MANY, SMALL, FAINTNESS = 200, 4, 0.4
+"""More trials than this are small points, of this size in pixels, and of this opacity."""
 HOLLOW = 100
 """Added to the number of one of Plotly's symbols, makes it hollow."""
 PLOT = np.array([800, 400])
@@ -82,7 +82,7 @@ def add_trials(
     columns: Sequence[str] = ("number",),
     **more: Any,
 ) -> None:
-    """Add trials as points, each kind with its symbol and an entry in the legend.
+    """Add trials as points, each kind with its symbol and one entry in the figure's legend.
 
     Args:
         figure: The figure.
@@ -110,10 +110,11 @@ def add_trials(
             hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {kind}{hover}<extra></extra>",
             **attributes,
         )
-        figure.add_scatter(
-            x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
-            marker_symbol=symbol, marker_size=10, marker_color=GREY,
-        )  # fmt: skip
+        if not any(trace.name == kind for trace in figure.data):
+            figure.add_scatter(
+                x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
+                marker_symbol=symbol, marker_size=10, marker_color=GREY,
+            )  # fmt: skip
 
 
 def by_reward() -> go.Figure:
@@ -142,29 +143,29 @@ def reward_against_kl(
 ) -> go.Figure:
     """Plot each trial's value against its eval KL, with the front, the budget, and the best trial labelled.
 
-    The colour is the value. Screened trials are small and pale. The trials named by number are bright, with their
-    standard errors.
+    The colour is the value. The chosen trials, or all if they are few, have their numbers and standard errors; of many,
+    none has its number.
     """
     measured = trials.dropna(subset=["value", "kl"]).sort_values("kl")
     # alternate above and below, so that neighbours' numbers do not overlap
     measured["side"] = [("top center", "bottom center")[place % 2] for place in range(len(measured))]
-    figure, size = by_reward(), SMALL if len(measured) > MANY else 11
+    figure, is_many = by_reward(), len(measured) > MANY
     named = set(chosen) | {best} if chosen or len(measured) > style.DISTINCT else set(measured["number"])
-    is_named = measured["number"].isin(named)
+    is_named = measured["number"].isin(named if len(named) <= style.DISTINCT else {best})
     add_trials(
         figure,
         measured,
         "kl",
         "value",
         "<br>eval reward %{y:.3f}<br>eval KL %{x:.2f} nats per response",
-        marker_size=measured["kind"].map(lambda kind: min(8, size) if kind == style.SCREENED else size),
+        marker_size=SMALL if is_many else 9,
         marker_color=measured["value"],
         marker_coloraxis="coloraxis",
-        marker_opacity=is_named.map({True: 1.0, False: 0.4}),
+        marker_opacity=FAINTNESS if is_many else 1.0,
         error_y={"type": "data", "thickness": 1, "width": 3},
         error_y_array=measured["value_se"].where(is_named),
         mode="markers+text",
-        text=measured["number"].astype(str).where(is_named, ""),
+        text=measured["number"].astype(str).where(is_named & (measured["number"] != best), ""),
         textposition=measured["side"],
         textfont_size=12,
     )
@@ -179,13 +180,33 @@ def reward_against_kl(
     if baseline is not None:
         _baseline(figure, baseline)
     for row in measured[measured["number"] == best].itertuples():
-        side = 1 if row.kl < 0.4 * right else -1  # away from the nearer edge
+        # Left of the front there are no points, but at the left edge no room.
+        place = {"ax": 40, "ay": 40, "xanchor": "left"} if row.kl < 0.25 * right else {"ax": -24, "ay": -26}
         figure.add_annotation(
-            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", ax=50 * side, ay=40, standoff=7,
-            arrowwidth=1.2, arrowcolor=GREY, bgcolor=FILL, borderpad=3, xanchor="left" if side == 1 else "right",
+            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", standoff=6, arrowwidth=1.2, arrowcolor=GREY,
+            font=FONT, **({"xanchor": "right"} | place),
         )  # fmt: skip
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
     return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(heights))
+
+
+def history(order: pd.DataFrame) -> go.Figure:
+    """Plot each trial's value in the order of `analysis.in_order`, coloured by it, and the best so far as steps."""
+    figure, is_many = by_reward(), len(order) > MANY
+    add_trials(
+        figure,
+        order,
+        "place",
+        "value",
+        "<br>eval reward %{y:.3f}",
+        marker_size=SMALL if is_many else 9,
+        marker_opacity=FAINTNESS if is_many else 1.0,
+        marker_color=order["value"],
+        marker_coloraxis="coloraxis",
+    )
+    line = {"color": style.colour(0), "width": 2, "shape": "hv"}
+    figure.add_scatter(x=order["place"], y=order["best"], mode="lines", line=line, name="best so far", hoverinfo="skip")
+    return lay_out(figure, x="Trials in the order they ended", y=METRICS["eval/reward"].title)
 
 
 def front_of(trials: pd.DataFrame) -> pd.DataFrame:

@@ -289,3 +289,18 @@ def test_a_trial_that_failed_or_broke_raises_nothing_and_one_that_runs_counts() 
     running = trial_row(0, status=Status.RUNNING, value=None, kl=None, episodes=192, seconds=14.0)
     found = analysis.best_so_far([running], own.iloc[:2], CUT_SPEC)
     assert found[["seconds", "value"]].to_numpy().tolist() == [[14, 0.9]]
+
+
+def test_trials_are_in_the_order_of_their_last_evaluations_and_none_over_the_budget_or_failed_is_the_best() -> None:
+    rows = [
+        row(0, 1.0, 5.0, value_step=3),
+        row(1, 2.0, 11.0, value_step=3),
+        row(2, 3.0, 5.0, value_step=3, status=Status.FAILED),
+        row(3, 1.5, 5.0, value_step=3, status=Status.PAUSED, paused_by=PausedBy.STRATEGY),
+        row(4, 0.5, 5.0, value_step=3, status=Status.RUNNING),
+    ]
+    trials = pd.DataFrame({"number": range(5), "value": [one.value for one in rows]})
+    steps = pd.DataFrame({"trial": [0, 1, 2, 3, 4, 0], "at": [1.0, 4.0, 2.0, 3.0, 6.0, 5.0]})
+    found = analysis.in_order(rows, trials, steps, 10)
+    assert found[["number", "place"]].to_numpy().tolist() == [[2, 1], [3, 2], [1, 3], [0, 4]]
+    assert found["best"].fillna(-1).tolist() == [-1, 1.5, 1.5, 1.5]

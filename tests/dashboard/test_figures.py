@@ -203,6 +203,33 @@ def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
     assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
 
 
+def test_rewards_over_each_hyperparameter_are_panels_of_one_height_with_one_legend() -> None:
+    names = ["learning_rate", "cliprange", "kl_target", "lam", "vf_coef"]
+    frame = SEARCHED.assign(params_lam=[0.9, 0.95, 0.97, 0.99], params_vf_coef=["a", "b", "b", "a"])
+    figure = importance_figures.slices(frame, names, SPEC, "Reward at screening")
+    rate, second, last = (figure.layout[axis] for axis in ("xaxis", "xaxis2", "xaxis5"))
+    assert (rate.type, rate.title.text) == ("log", "Policy learning rate")
+    assert (second.type, second.ticktext) == ("linear", ("0.1", "0.15", "0.2", "0.25", "0.3"))
+    assert last.type == "category"
+    heights = {axis.matches for axis in figure.select_yaxes()} - {None}
+    assert len(heights) == 1
+    drawn = [trace for trace in figure.data if trace.customdata is not None and trace.xaxis == "x2"]
+    assert [(list(trace.x), list(trace.y)) for trace in drawn] == [([0.1, 0.2], [1.0, 1.2]), ([0.3], [0.8])]
+    assert [trace.name for trace in figure.data if trace.name] == ["completed", "pruned"]
+    marked = importance_figures.mark(figure, [1])
+    assert {trace.selectedpoints for trace in marked.data if trace.customdata is not None} == {(1,), ()}
+
+
+def test_panels_of_too_many_trials_have_a_spread_of_them_the_best_and_the_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = searched(*({"value": -float(number)} for number in range(40)), {"value": NAN})
+    assert len(importance_figures.of_panels(many, [])) == 40
+    monkeypatch.setattr(importance_figures, "MOST_IN_PANELS", 3)
+    assert importance_figures.of_panels(many, [35])["number"].tolist() == [0, 1, 2, 3, 4, 14, 28, 35]
+    assert importance_figures.of_panels(many.iloc[:0], []).empty
+
+
 def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set() -> None:
     [lines] = importance_figures.parallel(SEARCHED, ["learning_rate", "kl_target"], SPEC).data
     rate, target, kl, reward = lines.dimensions
@@ -211,6 +238,7 @@ def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set(
     assert target["ticktext"][0] == "not set"
     assert list(target["values"])[1:] == [target["tickvals"][0]] * 2
     assert (list(kl["values"]), list(reward["values"])) == ([4, 9, 25], [1.0, 1.2, 0.8])
+    assert (reward["ticktext"][0], kl["ticktext"][0]) == ("0.8", "4")
 
 
 def test_an_axis_of_parallel_coordinates_has_its_ticks_at_few_values_or_round_ones() -> None:
@@ -252,8 +280,14 @@ def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) 
         importance_figures.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC),
     ):
         completed = points_of(figure, Status.COMPLETED)
-        assert (completed.marker.size, completed.marker.opacity) == (5, 0.6)
-    assert list(points_of(against_kl(), Status.COMPLETED).marker.size) == [5, 5]
+        assert (completed.marker.size, completed.marker.opacity) == (4, 0.4)
+    for figure in (
+        against_kl(),
+        importance_figures.slices(SEARCHED, ["cliprange"], SPEC, "Reward"),
+        figures.history(ORDER),
+    ):
+        completed = points_of(figure, Status.COMPLETED)
+        assert (completed.marker.size, completed.marker.opacity) == (4, 0.4)
 
 
 def test_a_hyperparameter_that_no_measured_trial_has_set_is_no_axis() -> None:
@@ -322,6 +356,28 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
 # Reward against KL
 
 
+ORDER = pd.DataFrame(
+    [
+        trial(3, kind="screened", value=0.5) | {"place": 1, "best": 0.5},
+        trial(0, value=1.5) | {"place": 2, "best": 1.5},
+        trial(1, Status.PRUNED, value=1.9) | {"place": 3, "best": 1.5},
+    ]
+)
+
+
+def test_the_history_has_a_point_a_trial_and_the_best_value_so_far_as_steps() -> None:
+    figure = figures.history(ORDER)
+    assert (list(points_of(figure, Status.COMPLETED).x), list(points_of(figure, Status.COMPLETED).y)) == ([2], [1.5])
+    [screened] = [trace for trace in figure.data if trace.legendgroup == "screened" and trace.customdata is not None]
+    assert (screened.customdata[0], screened.marker.symbol) == ([3], "diamond-open")
+    line = named(figure, "best so far")
+    assert (list(line.x), list(line.y), line.line.shape) == ([1, 2, 3], [0.5, 1.5, 1.5], "hv")
+    assert sentences.of_history(ORDER) == (
+        "The best value rose 2 times, last to 1.5 with trial 0, number 2 of 3 to end."
+    )
+    assert sentences.of_history(ORDER.assign(best=NAN)) == "No trial is within the KL budget yet."
+
+
 ENDED = pd.DataFrame(
     [
         trial(0, value=1.0, value_se=0.1, kl=4.0),
@@ -345,7 +401,8 @@ def test_each_trial_that_ended_with_a_value_is_a_point_with_its_number_status_an
     completed, pruned = (points_of(against_kl(), status) for status in (Status.COMPLETED, Status.PRUNED))
     assert (list(completed.x), list(completed.y)) == ([4, 9], [1.0, 1.3])
     assert (list(pruned.x), list(pruned.y)) == ([25], [1.4])
-    assert list(completed.text) == ["0", "2"]
+    assert list(completed.text) == ["0", ""], "the best is named beside its arrow"
+    assert list(points_of(against_kl(best=0), Status.COMPLETED).text) == ["", "2"]
     assert list(completed.error_y.array) == [0.1, 0.1]
     assert list(completed.marker.color) == [1.0, 1.3]
     assert (completed.marker.symbol, pruned.marker.symbol) == ("circle", "x")
