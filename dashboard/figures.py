@@ -37,6 +37,8 @@ HOLLOW = 100
 """Added to the number of one of Plotly's symbols, makes it hollow."""
 PLOT = np.array([800, 400])
 """Usual width and height in pixels of the part of a figure that holds its points."""
+NARROW = 250
+"""Its width on a phone."""
 LEFT = 0.4
 """Share of an axis where a label is better to the right of its point."""
 ROOM = np.array([34, 20])
@@ -367,7 +369,8 @@ def _numbers(
         free = [
             shift
             for shift in BESIDE
-            if (abs(row.place + shift - PLOT / 2) < PLOT / 2).all()
+            if abs(row.place[1] + shift[1] - PLOT[1] / 2) < PLOT[1] / 2
+            and abs(row.place[0] / PLOT[0] * NARROW + shift[0] - NARROW / 2) < (NARROW - ROOM[0] / 2) / 2
             and all((abs(row.place + shift - other) >= (ROOM + size) / 2).any() for other, size in taken)
         ]
         if not free:
