@@ -12,7 +12,7 @@ from dashboard.data import PARAMS
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import is_within
-from tuner.judge.best import is_eligible
+from tuner.judge.best import best_rank, is_eligible
 from tuner.judge.paired import ERRORS
 from tuner.judge.results import differences
 from tuner.judge.rules import RULES
@@ -254,6 +254,37 @@ def trained_within(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
     pairs = zip(evaluated["kl"], evaluated["kl_se"], strict=True)
     inside = np.array([is_within(kl, se, kl_budget) for kl, se in pairs], dtype=bool)
     return evaluated[inside & (evaluated["step"] > 0).to_numpy()]
+
+
+def in_order(rows: Sequence[TrialRow], trials: pd.DataFrame, steps: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
+    """Return the trials that ended or were screened and have a value, in the order of their last evaluations: their
+    `place` from 1 on, and the `best` trial's value so far.
+    """
+    begun = [row.number for row in rows if row.status.is_final or row.is_at_rung]
+    ended = trials[trials["number"].isin(begun)].dropna(subset=["value"])
+    ended = ended.assign(at=ended["number"].map(steps.groupby("trial")["at"].max())).sort_values("at", kind="stable")
+    values = {row.number: row.value for row in rows if best_rank(row, kl_budget) is not None}
+    best = ended["number"].map(values).astype(float).cummax().ffill()
+    return ended.assign(place=range(1, len(ended) + 1), best=best).reset_index(drop=True)
+
+
+def best_by_kl(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
+    """Return the best evaluation within each of `SHARES` of a KL budget: `within`, `gain` over the row before (over the
+    SFT policy in the first), and its columns; empty without one. Over the budget only if anything lies there.
+    """
+    inside = {share: trained_within(evaluated, share * kl_budget) for share in SHARES}
+    rows = [
+        {"within": share * kl_budget, **next(iter(points.nlargest(1, "reward").to_dict("records")), {})}
+        for share, points in inside.items()
+        if share <= 1 or len(points) > len(inside[1])
+    ]
+    best = pd.DataFrame(rows, columns=["within", *Checkpoint._fields])
+    before = evaluated.loc[evaluated["step"] == 0, "reward"].mean()
+    return best.assign(gain=best["reward"] - best["reward"].ffill().shift().fillna(before))
+
+
+SHARES = (0.25, 0.5, 0.75, 1, 2)
+"""Shares of the KL budget."""
 
 
 def best_so_far(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec) -> pd.DataFrame:

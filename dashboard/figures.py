@@ -19,6 +19,7 @@ from dashboard.data import PARAMS
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from ppo_core.output import plus_minus
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
@@ -28,18 +29,24 @@ FAINT = "rgba(128, 128, 128, 0.35)"
 FILL = "rgba(128, 128, 128, 0.10)"
 MOST_TRAJECTORIES = 200
 """Most trials drawn as grey lines."""
-SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.95, 9))
+SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.85, 9))
 """Without its ends, which vanish on a dark or a light page. Differs from the colours of trials."""
-MANY, SMALL = 200, 5
-"""More trials than this are small points, of this size in pixels."""
+MANY, SMALL, FAINTNESS = 200, 4, 0.4
+"""More trials than this are small points, of this size in pixels, and of this opacity."""
 HOLLOW = 100
 """Added to the number of one of Plotly's symbols, makes it hollow."""
 PLOT = np.array([800, 400])
 """Usual width and height in pixels of the part of a figure that holds its points."""
+NARROW = 250
+"""Its width on a phone."""
 LEFT = 0.4
 """Share of an axis where a label is better to the right of its point."""
-ROOM, ABOVE = np.array([28, 16]), np.array([0, 12])
-"""Width and height in pixels that a trial's number takes, and its place from its point."""
+ROOM = np.array([34, 20])
+"""Width and height in pixels that a trial's number takes."""
+BESIDE = np.array(
+    [(28, 0), (0, 20), (0, -20), (-28, 0), (44, 36), (44, -36), (-44, 36), (-44, -36), (70, 0), (0, 56), (0, -56)]
+)
+"""Places of a number from its point, in pixels to the right and up, the best first."""
 USUAL = 0.95
 """Share of evaluations within a linear KL axis: one blow-up would flatten the rest."""
 
@@ -77,7 +84,7 @@ def add_trials(
     columns: Sequence[str] = ("number",),
     **more: Any,
 ) -> None:
-    """Add trials as points, each kind with its symbol and an entry in the legend.
+    """Add trials as points, each kind with its symbol and one entry in the figure's legend.
 
     Args:
         figure: The figure.
@@ -105,10 +112,11 @@ def add_trials(
             hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {kind}{hover}<extra></extra>",
             **attributes,
         )
-        figure.add_scatter(
-            x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
-            marker_symbol=symbol, marker_size=10, marker_color=GREY,
-        )  # fmt: skip
+        if not any(trace.name == kind for trace in figure.data):
+            figure.add_scatter(
+                x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
+                marker_symbol=symbol, marker_size=10, marker_color=GREY,
+            )  # fmt: skip
 
 
 def by_reward() -> go.Figure:
@@ -137,29 +145,29 @@ def reward_against_kl(
 ) -> go.Figure:
     """Plot each trial's value against its eval KL, with the front, the budget, and the best trial labelled.
 
-    The colour is the value. Screened trials are small and pale. The trials named by number are bright, with their
-    standard errors.
+    The colour is the value. The chosen trials, or all if they are few, have their numbers and standard errors; of many,
+    none has its number.
     """
     measured = trials.dropna(subset=["value", "kl"]).sort_values("kl")
     # alternate above and below, so that neighbours' numbers do not overlap
     measured["side"] = [("top center", "bottom center")[place % 2] for place in range(len(measured))]
-    figure, size = by_reward(), SMALL if len(measured) > MANY else 11
+    figure, is_many = by_reward(), len(measured) > MANY
     named = set(chosen) | {best} if chosen or len(measured) > style.DISTINCT else set(measured["number"])
-    is_named = measured["number"].isin(named)
+    is_named = measured["number"].isin(named if len(named) <= style.DISTINCT else {best})
     add_trials(
         figure,
         measured,
         "kl",
         "value",
         "<br>eval reward %{y:.3f}<br>eval KL %{x:.2f} nats per response",
-        marker_size=measured["kind"].map(lambda kind: min(8, size) if kind == style.SCREENED else size),
+        marker_size=SMALL if is_many else 9,
         marker_color=measured["value"],
         marker_coloraxis="coloraxis",
-        marker_opacity=is_named.map({True: 1.0, False: 0.4}),
+        marker_opacity=FAINTNESS if is_many else 1.0,
         error_y={"type": "data", "thickness": 1, "width": 3},
         error_y_array=measured["value_se"].where(is_named),
         mode="markers+text",
-        text=measured["number"].astype(str).where(is_named, ""),
+        text=measured["number"].astype(str).where(is_named & (measured["number"] != best), ""),
         textposition=measured["side"],
         textfont_size=12,
     )
@@ -174,13 +182,33 @@ def reward_against_kl(
     if baseline is not None:
         _baseline(figure, baseline)
     for row in measured[measured["number"] == best].itertuples():
-        side = 1 if row.kl < 0.4 * right else -1  # away from the nearer edge
+        # Left of the front there are no points, but at the left edge no room.
+        place = {"ax": 40, "ay": 40, "xanchor": "left"} if row.kl < 0.25 * right else {"ax": -24, "ay": -26}
         figure.add_annotation(
-            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", ax=50 * side, ay=40, standoff=7,
-            arrowwidth=1.2, arrowcolor=GREY, bgcolor=FILL, borderpad=3, xanchor="left" if side == 1 else "right",
+            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", standoff=6, arrowwidth=1.2, arrowcolor=GREY,
+            font=FONT, **({"xanchor": "right"} | place),
         )  # fmt: skip
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
     return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(heights))
+
+
+def history(order: pd.DataFrame) -> go.Figure:
+    """Plot each trial's value in the order of `analysis.in_order`, coloured by it, and the best so far as steps."""
+    figure, is_many = by_reward(), len(order) > MANY
+    add_trials(
+        figure,
+        order,
+        "place",
+        "value",
+        "<br>eval reward %{y:.3f}",
+        marker_size=SMALL if is_many else 9,
+        marker_opacity=FAINTNESS if is_many else 1.0,
+        marker_color=order["value"],
+        marker_coloraxis="coloraxis",
+    )
+    line = {"color": style.colour(0), "width": 2, "shape": "hv"}
+    figure.add_scatter(x=order["place"], y=order["best"], mode="lines", line=line, name="best so far", hoverinfo="skip")
+    return lay_out(figure, x="Trials in the order they ended", y=METRICS["eval/reward"].title)
 
 
 def front_of(trials: pd.DataFrame) -> pd.DataFrame:
@@ -208,8 +236,8 @@ def _kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, *
 
 
 def _baseline(figure: go.Figure, reward: float) -> None:
-    """Draw the SFT policy's eval reward."""
-    level_line(figure, reward, f"SFT baseline {reward:.2f}", "top right", "dot")
+    """Draw the SFT policy's eval reward, with its label where hardly a trajectory is."""
+    level_line(figure, reward, f"SFT baseline {reward:.2f}", "bottom left", "dot")
 
 
 def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | None:
@@ -265,17 +293,15 @@ def trajectories(
     """
     figure, looks = go.Figure(), style.looks(chosen)
     floor = LOG_FLOOR if log_kl else -np.inf
-    right = _right(evaluated, spec.kl_budget, log_kl)
+    right = _right(evaluated, spec.kl_budget, log_kl, _pruned(trials))
     points = evaluated.assign(x=evaluated["kl"].clip(lower=floor))
     figure.add_trace(_others(points[~points["trial"].isin(looks)]))
     screened = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
     heights = _with_margin(list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna()), 0.06)
-    shown = points[points["trial"].isin(looks) & (points["kl"] <= right)]
-    named = _with_room(shown.groupby("trial").tail(1), right, heights or [0, 1], best, log_kl)
     for number, look in looks.items():
         line = points[points["trial"] == number]
         if len(line):
-            figure.add_trace(_trajectory(number, look, line, number in screened, has_text=number in named))
+            figure.add_trace(_trajectory(number, look, line, number in screened))
     _early_ends(figure, points, trials, looks, right)
     if len(front):
         figure.add_trace(_front(front["kl"].clip(lower=floor), front))
@@ -287,14 +313,16 @@ def trajectories(
         _baseline(figure, float(before.mean()))
     if best is not None:
         _star(figure, best, looks, star, right, log_kl)
+    shown = points[points["trial"].isin(looks)]
+    _numbers(figure, shown.assign(x=shown["x"].clip(upper=right)), looks, right, heights or [0, 1], best, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
     return figure.update_yaxes(range=heights).update_xaxes(**axis)
 
 
-def over_the_axis(evaluated: pd.DataFrame, kl_budget: float) -> str:
+def over_the_axis(evaluated: pd.DataFrame, trials: pd.DataFrame, kl_budget: float) -> str:
     """Return a sentence on the trials that leave the linear KL axis of `trajectories`; empty: none does."""
-    right = _right(evaluated, kl_budget, log_kl=False)
+    right = _right(evaluated, kl_budget, False, _pruned(trials))
     return charts.beyond_text(evaluated[evaluated["kl"] > right], "kl", right)
 
 
@@ -313,26 +341,54 @@ def _others(points: pd.DataFrame) -> go.Scatter:
     return go.Scatter(look, x=points["x"], y=points["reward"], hoverinfo="skip", showlegend=False, name="other trials")
 
 
-def _with_room(
-    ends: pd.DataFrame, right: float, heights: Sequence[float], best: Checkpoint | None, log_kl: bool
-) -> set[int]:
-    """Return the trials whose numbers overlap no other and not the star's name, those of the highest reward first."""
+def _numbers(
+    figure: go.Figure,
+    points: pd.DataFrame,
+    looks: Mapping[int, style.Look],
+    right: float,
+    heights: Sequence[float],
+    best: Checkpoint | None,
+    log_kl: bool,
+) -> None:
+    """Label trials at their last evaluations, the highest reward first.
+
+    A number covers no other label, and the fewest of the lines through `points`; one without room is left out.
+    """
     low, high = heights
 
     def place(kl: float, reward: float) -> np.ndarray:
         return PLOT * (_share(kl, right, log_kl), (reward - low) / (high - low))
 
+    places = points.assign(place=[place(row.x, row.reward) for row in points.itertuples()])
+    drawn = np.array([at for _, line in places.groupby("trial") for at in _along(np.stack(line["place"].tolist()))])
     taken: list[tuple[np.ndarray, np.ndarray]] = []  # centres and sizes
     if best is not None:
         is_left = _share(best.kl, right, log_kl) < LEFT
         taken.append((place(best.kl, best.reward) + ((99, -44) if is_left else (-99, 12)), np.array([130, 36])))
-    named = set[int]()
-    for row in ends.sort_values("reward", ascending=False).itertuples():
-        centre = place(row.x, row.reward) + ABOVE
-        if all((abs(centre - other) >= (ROOM + size) / 2).any() for other, size in taken):
-            taken.append((centre, ROOM))
-            named.add(row.trial)
-    return named
+    for row in places.groupby("trial").tail(1).sort_values("reward", ascending=False).itertuples():
+        free = [
+            shift
+            for shift in BESIDE
+            if abs(row.place[1] + shift[1] - PLOT[1] / 2) < PLOT[1] / 2
+            and abs(row.place[0] / PLOT[0] * NARROW + shift[0] - NARROW / 2) < (NARROW - ROOM[0] / 2) / 2
+            and all((abs(row.place + shift - other) >= (ROOM + size) / 2).any() for other, size in taken)
+        ]
+        if not free:
+            continue
+        shift = min(free, key=lambda shift: (abs(drawn - row.place - shift) < ROOM / 2).all(axis=1).sum())
+        taken.append((row.place + shift, ROOM))
+        colour = looks[row.trial].colour
+        figure.add_annotation(
+            x=np.log10(row.x) if log_kl else row.x, y=row.reward, text=str(row.trial), ax=shift[0], ay=-shift[1],
+            arrowcolor=colour, arrowwidth=1, arrowhead=0, standoff=3, bgcolor=colour, borderpad=1,
+            font={"color": style.ink(colour), "size": 12},
+        )  # fmt: skip
+
+
+def _along(corners: np.ndarray) -> np.ndarray:
+    """Return points along a line through `corners`, ten to each part."""
+    parts = np.arange(0, len(corners) - 0.95, 0.1)
+    return np.column_stack([np.interp(parts, range(len(corners)), corners[:, side]) for side in (0, 1)])
 
 
 def _share(kl: float, right: float, log_kl: bool) -> float:
@@ -340,14 +396,11 @@ def _share(kl: float, right: float, log_kl: bool) -> float:
     return float(np.log(max(kl, LOG_FLOOR) / LOG_FLOOR) / np.log(right / LOG_FLOOR)) if log_kl else kl / right
 
 
-def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool, *, has_text: bool) -> go.Scatter:
+def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool) -> go.Scatter:
     return go.Scatter(
         x=line["x"],
         y=line["reward"],
-        mode="lines+markers+text",
-        text=[""] * (len(line) - 1) + [str(number) if has_text else ""],
-        textposition="top center",
-        textfont_size=12,
+        mode="lines+markers",
         line={"color": look.colour, "width": 1.2 if is_screened else 2, "dash": look.dash.plotly},
         opacity=0.6 if is_screened else 1.0,
         marker={"color": look.colour, "size": 5},
@@ -362,7 +415,9 @@ def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: 
 def _early_ends(
     figure: go.Figure, points: pd.DataFrame, trials: pd.DataFrame, looks: Mapping[int, style.Look], right: float
 ) -> None:
-    """Mark the last evaluation of each trial that ended early or was screened; distant ones at the axis's end."""
+    """Mark the last evaluation of each trial that ended early or was screened; that of a trial in colour which left the
+    axis is at the axis's end.
+    """
     early = trials[trials["kind"].isin([*EARLY, style.SCREENED])]
     scores = early["rung_score"].map("score {:.2f}".format)
     why = early["rule"].map(rule_label).mask(early["kind"] == style.SCREENED, scores)
@@ -372,6 +427,7 @@ def _early_ends(
         .tail(1)
         .merge(early[["number", "kind"]].assign(why=why), "inner", left_on="trial", right_on="number")
     )
+    ends = ends[ends["trial"].isin(looks) | (ends["x"] <= right)].reset_index(drop=True)
     ends["x"] = ends["x"].clip(upper=right)
     is_bright = ends["trial"].isin(looks)
     add_trials(
@@ -395,10 +451,13 @@ def _front(x: pd.Series, front: pd.DataFrame, colour: str = GREY, name: str = "O
         y=front["reward"],
         mode="lines+markers",
         line={"color": colour, "width": 1.5, "shape": "hv"},
-        marker={"color": colour, "size": 6, "symbol": "diamond"},
-        customdata=front[["trial", "step", "kl"]],
-        hovertemplate=f"{name}: <b>trial %{{customdata[0]}}</b>, step %{{customdata[1]}}<br>eval reward %{{y:.3f}}<br>"
-        "eval KL %{customdata[2]:.2f} nats per response<extra></extra>",
+        marker={"color": colour, "size": min(6, max(3, 240 / max(1, len(front)))), "symbol": "diamond"},
+        customdata=[
+            [row.trial, row.step, plus_minus(row.reward, row.reward_se), plus_minus(row.kl, row.kl_se)]
+            for row in front.itertuples()
+        ],
+        hovertemplate=f"{name}: <b>trial %{{customdata[0]}}</b>, step %{{customdata[1]}}<br>"
+        "eval reward %{customdata[2]}<br>eval KL %{customdata[3]} nats per response<extra></extra>",
         name="front of all evaluations",
     )
 
@@ -433,10 +492,19 @@ def _star(
     )  # fmt: skip
 
 
-def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool) -> float:
-    """Return the right end of a KL axis: a linear one covers 19 in 20 evaluations, and at least twice the budget."""
-    usual = float(np.fmax(points["kl"].quantile(1.0 if log_kl else USUAL, interpolation="lower"), 2 * kl_budget))
-    return 1.1 * min(usual, float(np.fmax(points["kl"].max(), kl_budget)))
+def _pruned(trials: pd.DataFrame) -> set[int]:
+    """Return the numbers of the pruned trials."""
+    return set(trials.loc[trials["kind"] == Status.PRUNED, "number"])
+
+
+def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool, pruned: Collection[int] = ()) -> float:
+    """Return the right end of a KL axis: a log one covers all evaluations, a linear one 19 in 20 of those of trials
+    that are not `pruned`, and a quarter more than the budget.
+    """
+    if log_kl:
+        return 1.1 * float(np.fmax(points["kl"].max(), kl_budget))
+    usual = points.loc[~points["trial"].isin(pruned), "kl"].quantile(USUAL, interpolation="lower")
+    return float(np.fmax(1.05 * usual, 1.25 * kl_budget))
 
 
 def fronts(front_by_study: Mapping[str, pd.DataFrame], kl_budget: float) -> go.Figure:

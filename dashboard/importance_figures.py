@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from dashboard import figures, style
 from dashboard.data import PARAMS
@@ -19,7 +20,11 @@ TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRI
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
 MOST_LINES = 200
 """Most trials in parallel coordinates: more cover each other."""
-MOST_TICKS = 6
+MOST_TICKS, FEW_TICKS = 6, 5
+PANELS, MOST_IN_PANELS = 4, 500
+"""Panels side by side, and most trials in them: more cover each other, and are slow."""
+BEST = 5
+"""Number of best trials compared with all."""
 
 
 def importance_bars(importances: Sequence[Importance]) -> go.Figure:
@@ -53,6 +58,26 @@ def importance_bars(importances: Sequence[Importance]) -> go.Figure:
     return figure.update_xaxes(tickformat=".0%", range=[0, 1]).update_yaxes(automargin=True)
 
 
+def of_panels(trials: pd.DataFrame, marked: Collection[int]) -> pd.DataFrame:
+    """Return the trials to draw in panels: all, or if they are too many an even spread, the best and the marked."""
+    measured = trials.dropna(subset=["value"])
+    spread = measured.iloc[:: -(-len(measured) // MOST_IN_PANELS) or 1]["number"]
+    return measured[measured["number"].isin([*spread, *measured.nlargest(BEST, "value")["number"], *marked])]
+
+
+def slices(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec, title: str) -> go.Figure:
+    """Plot each trial's reward, which `title` names, over each of the hyperparameters in panels of the same height."""
+    rows, columns = -(-len(names) // PANELS), min(len(names), PANELS)
+    spacing = {"vertical_spacing": 0.3 / rows, "horizontal_spacing": 0.03}
+    figure = make_subplots(rows, columns, shared_yaxes="all", y_title=title, **spacing)
+    figures.lay_out(figure.update_layout(figures.by_reward().layout), x="", y="", height=60 + 210 * rows)
+    for place, name in enumerate(names):
+        at = {"row": place // PANELS + 1, "col": place % PANELS + 1}
+        _add_slice(figure, trials, name, "value", spec, title, marker_size=7, **at)
+    figure.update_annotations(font={"color": figures.GREY, "size": 14})
+    return figure.update_layout(margin_l=60).update_xaxes(zeroline=False).update_yaxes(zeroline=False)
+
+
 def slice_points(
     trials: pd.DataFrame,
     name: str,
@@ -66,8 +91,19 @@ def slice_points(
 
     `title` names the measure if it is not a plain evaluation. `with_budget` draws the budget into a KL.
     """
+    height = title or TITLES[measure]
+    figure = figures.lay_out(figures.by_reward(), x="", y=height, height=360)
+    _add_slice(figure, trials, name, measure, spec, height)
+    if measure == "kl" and with_budget:
+        figures.level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
+    return figure
+
+
+def _add_slice(
+    figure: go.Figure, trials: pd.DataFrame, name: str, measure: Measure, spec: StudySpec, height: str, **more: Any
+) -> None:
+    """Add trials over a hyperparameter, and scale and name the axis of it; `more` says how and where."""
     points = trials.dropna(subset=[PARAMS + name, measure])
-    figure, height = figures.by_reward(), title or TITLES[measure]
     is_many = len(points) > figures.MANY
     figures.add_trials(
         figure,
@@ -76,15 +112,12 @@ def slice_points(
         measure,
         f"<br>{figures.title_of(name)}: %{{customdata[1]}}<br>{height}: %{{y:.3g}}",
         ("number", "text"),
-        marker_size=figures.SMALL if is_many else 10,
-        marker_opacity=0.6 if is_many else 1.0,
+        marker_opacity=figures.FAINTNESS if is_many else 1.0,
         marker_color=points["value"],
         marker_coloraxis="coloraxis",
+        **{"marker_size": 10} | more | ({"marker_size": figures.SMALL} if is_many else {}),
     )
-    if measure == "kl" and with_budget:
-        figures.level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
-    figures.lay_out(figure, x=figures.title_of(name), y=height, height=360)
-    return figure.update_xaxes(type=_axis_type(points[PARAMS + name], name, spec), exponentformat="e")
+    figure.update_xaxes(_axis(points[PARAMS + name], name, spec), row=more.get("row"), col=more.get("col"))
 
 
 def mark(figure: go.Figure, marked: Collection[int]) -> go.Figure:
@@ -120,8 +153,8 @@ def parallel(
         ticks = {"tickvals": [0, 1], "ticktext": ["no", "yes"]}
         dimensions.insert(0, {"label": "Marked", "values": is_marked, "constraintrange": [0.9, 1.1]} | ticks)
     dimensions += [
-        {"label": labels[0], "values": measured["kl"], "tickformat": ".3g"},
-        {"label": labels[1], "values": measured["value"], "tickformat": ".3g"},
+        {"label": label, "values": measured[measure]} | _ticks_of(measured[measure])
+        for label, measure in zip(labels, ("kl", "value"), strict=True)
     ]
     figure = go.Figure(
         go.Parcoords(
@@ -187,29 +220,35 @@ def numbers_of(values: pd.Series) -> pd.Series:
     return pd.to_numeric(values.mask(is_truth), errors="coerce").astype(float)
 
 
-def _ticks(numbers: pd.Series, log: bool) -> list[float]:
-    """Return an axis's ticks: its values if they are few, else round numbers."""
+def _ticks_of(numbers: pd.Series, log: bool = False, most: int = MOST_TICKS) -> dict[str, Any]:
+    """Return an axis's ticks as Plotly has them."""
+    ticks = _ticks(numbers, log, most)
+    return {"tickvals": ticks, "ticktext": [number_text(tick) for tick in ticks]}
+
+
+def _ticks(numbers: pd.Series, log: bool, most: int = MOST_TICKS) -> list[float]:
+    """Return at most `most` ticks of an axis: its values if they are few, else round numbers."""
     low, high = float(numbers.min()), float(numbers.max())
-    if numbers.nunique() <= MOST_TICKS and (numbers % 1 == 0).all():
+    if numbers.nunique() <= most and (numbers % 1 == 0).all():
         return sorted(map(float, numbers.unique()))
     if log:
-        return _log_ticks(low, high)
+        return _log_ticks(low, high, most)
     width = (high - low) or 1.0
-    unit = 10.0 ** math.floor(math.log10(width / MOST_TICKS))
-    step = next(unit * times for times in (1, 2, 5, 10) if width / (unit * times) <= MOST_TICKS)
+    unit = 10.0 ** math.floor(math.log10(width / most))
+    step = next(unit * times for times in (1, 2, 5, 10) if width / (unit * times) <= most)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(place * step, 12) for place in range(first, last + 1)] or [low]
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers from `low` to `high`, at most `MOST_TICKS`; the two ends where there are none."""
+def _log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return round numbers from `low` to `high`, at most `most`; the two ends where there are none."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
     for digits in ((1, 2, 5), (1, 3), (1,)):
         ticks = [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]
-        if 1 < len(ticks) <= MOST_TICKS:
+        if 1 < len(ticks) <= most:
             return ticks
-    return ticks[:: -(-len(ticks) // MOST_TICKS)] if len(ticks) > 1 else sorted({low, high})
+    return ticks[:: -(-len(ticks) // most)] if len(ticks) > 1 else sorted({low, high})
 
 
 def pair(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec) -> go.Figure:
@@ -229,14 +268,13 @@ def pair(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec
         ("number", measure, "text_x", "text_y"),
         marker_symbol=points["kind"].map(lambda kind: style.mark(kind).plotly.removesuffix("-open")),
         marker_size=figures.SMALL if is_many else 14,
-        marker_opacity=0.6 if is_many else 1.0,
+        marker_opacity=figures.FAINTNESS if is_many else 1.0,
         marker_color=points[measure],
         marker_coloraxis="coloraxis",
         marker_line={"color": figures.GREY, "width": 0 if is_many else 1},
     )
-    figures.lay_out(figure, x=figures.title_of(x), y=figures.title_of(y))
-    axis_x, axis_y = ({"type": _axis_type(points[PARAMS + name], name, spec), "exponentformat": "e"} for name in (x, y))
-    return figure.update_xaxes(axis_x).update_yaxes(axis_y)
+    axis_x, axis_y = (_axis(points[PARAMS + name], name, spec) for name in (x, y))
+    return figures.lay_out(figure, x="", y="").update_xaxes(axis_x).update_yaxes(axis_y)
 
 
 def _is_log(numbers: pd.Series, name: str, spec: StudySpec) -> bool:
@@ -244,8 +282,10 @@ def _is_log(numbers: pd.Series, name: str, spec: StudySpec) -> bool:
     return figures.is_log(name, spec.search) and bool((numbers.dropna() > 0).all())
 
 
-def _axis_type(values: pd.Series, name: str, spec: StudySpec) -> str:
-    """Return the type of an axis over values that are all set."""
-    if not is_number(values):
-        return "category"
-    return "log" if _is_log(numbers_of(values), name, spec) else "linear"
+def _axis(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
+    """Return an axis over a hyperparameter's values that are all set, with its title."""
+    title = {"title": {"text": figures.title_of(name)}}
+    if not is_number(values) or values.empty:
+        return title | {"type": "category"}
+    log = _is_log(numbers_of(values), name, spec)
+    return title | {"type": "log" if log else "linear"} | _ticks_of(numbers_of(values), log, FEW_TICKS)

@@ -7,13 +7,11 @@ import pandas as pd
 
 from dashboard import analysis, importance_figures, safe_text
 from dashboard.data import PARAMS
-from dashboard.importance_figures import Measure, number_text
+from dashboard.importance_figures import BEST, Measure, number_text
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import counted
 from tuner.study.status import Status
 
-BEST = 5
-"""Number of best trials compared with all."""
 WEAK = 0.3
 """Weakest rank correlation that is mentioned."""
 
@@ -48,7 +46,8 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
     if measure == "value":
         best = points.nlargest(BEST, "value")
         return (
-            f"The {len(best)} best of {len(points)} trials lie at {_span(best, name)}, of {_span(points, name)} tried."
+            f"{HYPERPARAMETERS[name].label}: the {len(best)} best of {len(points)} trials lie at {_span(best, name)}, "
+            f"of {_span(points, name)} tried."
         )
     correlation = importance_figures.numbers_of(values).rank().corr(points["kl"].rank())
     if math.isnan(correlation):  # a single trial, or all alike
@@ -94,6 +93,18 @@ def of_progress(rises: pd.DataFrame, spent: float) -> str:
     return (
         f"The best value rose {counted(len(rises), 'time')}, last at {last['seconds'] / spent:.0%} of the "
         f"device time: {last['value']:.3g}, by trial {last['trial']:.0f}."
+    )
+
+
+def of_history(order: pd.DataFrame) -> str:
+    """Describe how often the best value rose from trial to trial (see `analysis.in_order`), and when last."""
+    rises = order[order["best"] > order["best"].shift(fill_value=-math.inf)]
+    if rises.empty:
+        return "No trial is within the KL budget yet."
+    last = rises.iloc[-1]
+    return (
+        f"The best value rose {counted(len(rises), 'time')}, last to {last['best']:.3g} with trial "
+        f"{last['number']:.0f}, number {last['place']:.0f} of {len(order):,} to end."
     )
 
 

@@ -30,14 +30,22 @@ def draw(
     leader: TrialRow | None,
 ) -> None:
     """Draw the study's answer as a card, and the next steps in it; `leader` leads while there is no answer yet."""
+    view = snapshot.view
     with st.container(border=True, key="answer"):
+        if answer is not None:
+            _headline(view, answer, baseline)
         left, right = st.columns([3, 2], gap="medium")
         with left:
-            _draw_answer(snapshot.view, answer, baseline, leader)
+            if answer is None:
+                _title(view)
+                st.info(_no_answer(view, leader))
+            else:
+                _certainty(view, answer)
+                _kept(answer)
         with right:
             _next_steps(snapshot, answer, running)
-            if answer is not None:
-                draw_changed(snapshot.view, answer.trial)
+        if answer is not None:
+            st.caption(_changed_text(view, answer.trial))
 
 
 def draw_changed(view: StudyView, trial: TrialRow) -> None:
@@ -58,21 +66,31 @@ def _next_steps(snapshot: Snapshot, answer: Answer | None, running: Sequence[Car
             common.show_commands(data.command(advice.command))
 
 
-def _draw_answer(view: StudyView, answer: Answer | None, baseline: float | None, leader: TrialRow | None) -> None:
+def _title(view: StudyView) -> None:
     common.heading(
         "What to launch" if view.state == "finished" or view.confirming else "Best so far",
         "What was confirmed on fresh seeds; else the trial with the highest eval reward whose eval KL is within "
         "the KL budget. ± is one standard error over the eval prompts, of one run.",
     )
-    if answer is None:
-        st.info(_no_answer(view, leader))
-        return
-    _heading(answer)
+
+
+def _headline(view: StudyView, answer: Answer, baseline: float | None) -> None:
+    """Draw which trial it is, and its reward and KL beside that."""
     reward, kl = _reward_and_kl(answer)
-    common.key_numbers(_key_numbers(view, answer, reward, kl, baseline))
-    if kl is not None:
-        st.progress(min(1.0, kl / view.spec.kl_budget), text=f"{kl / view.spec.kl_budget:.0%} of the KL budget")
-    _certainty(view, answer)
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        with st.container(horizontal=True, vertical_alignment="center", key="headline"):
+            with st.container(width="content"):
+                _title(view)
+            _heading(answer)
+        if kl is not None:
+            st.progress(min(1.0, kl / view.spec.kl_budget), text=f"{kl / view.spec.kl_budget:.0%} of the KL budget")
+    with right:
+        common.key_numbers(_key_numbers(view, answer, reward, kl, baseline))
+
+
+def _kept(answer: Answer) -> None:
+    """Draw where the checkpoint to launch is kept, if it is that of a search trial on this machine."""
     if answer.confirmed is None and answer.checkpoint is not None and answer.checkpoint.kept.path is not None:
         st.text("Its checkpoint:")
         common.show_commands(safe_text.one_line(str(answer.checkpoint.kept.path), data.MAX_COMMAND_CHARS))
@@ -92,7 +110,7 @@ def _key_numbers(
     view: StudyView, answer: Answer, reward: float | None, kl: float | None, baseline: float | None
 ) -> list[KeyNumber]:
     trial, is_confirmed = answer.trial, answer.confirmed is not None
-    source, budget = f"trial {answer.number}, {answer.badge}", f"budget {view.spec.kl_budget:g}"
+    source, budget = f"{answer.badge}", f"budget {view.spec.kl_budget:g}"
     if not is_confirmed and baseline is not None and reward is not None:
         source += f", {reward - baseline:+.2f} over SFT"
     if not is_confirmed and trial.end_kl is not None and trial.status is Status.COMPLETED:
@@ -102,8 +120,8 @@ def _key_numbers(
             "Reward to launch" if is_confirmed else "Best eval reward",
             "–" if reward is None else f"{reward:.2f}",
             source,
-            f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed. {RULE} Below: which "
-            "trial, how sure that is, and how far its eval reward is over the SFT policy's.",
+            f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed. {RULE} Below: how "
+            "sure that is, and how far its eval reward is over the SFT policy's.",
         ),
         KeyNumber(
             "Its KL",
@@ -179,6 +197,18 @@ def all_settings(view: StudyView, trial: TrialRow) -> pd.DataFrame:
             ],
         }
     )
+
+
+def _changed_text(view: StudyView, trial: TrialRow) -> str:
+    """Return `changed_settings` as a line of Markdown."""
+    changed = changed_settings(view, trial)
+    if isinstance(changed, str):
+        return changed
+    pairs = [
+        f"{setting} **{safe_text.in_markdown(new)}** (was {safe_text.in_markdown(old)})"
+        for setting, new, old in changed.itertuples(index=False)
+    ]
+    return f"Changed from {_reference(view)[1]}: {', '.join(pairs)}."
 
 
 def changed_settings(view: StudyView, trial: TrialRow) -> pd.DataFrame | str:

@@ -70,7 +70,7 @@ def _curves(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     if curves.frame.empty:
         st.info("No trial has reported a step yet.")
         return
-    curve_charts.draw(curves, CHARTS, height=280)
+    curve_charts.draw(curves, CHARTS, height=260)
     st.caption(curve_charts.caption(curves, chosen))
 
 

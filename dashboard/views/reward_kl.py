@@ -12,7 +12,7 @@ from dashboard.views import common
 from ppo_core.output import plus_minus
 from tuner.control import forks
 from tuner.judge.answer import of_study
-from tuner.judge.best import RULE
+from tuner.judge.best import RULE, is_sound
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
@@ -31,13 +31,50 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     chosen = common.started(snapshot, chosen)
     best = best_checkpoint(snapshot.view, evaluated)
     _figure(snapshot, evaluated, chosen, best)
-    if best is None:
-        common.heading(f"No trained checkpoint within {snapshot.view.spec.kl_budget:g} nats", RULE)
-        return
-    _checkpoint(snapshot, best, evaluated)
-    answer = of_study(store, snapshot.view)
-    if answer is not None and answer.number != best.trial:
-        st.text(f"To launch is trial {answer.number} ({answer.badge}), as Overview says.")
+    left, right = st.columns(2, gap="medium")
+    with left:
+        _what_kl_buys(snapshot, evaluated)
+    with right:
+        if best is None:
+            common.heading(f"No trained checkpoint within {snapshot.view.spec.kl_budget:g} nats", RULE)
+            return
+        _checkpoint(snapshot, best, evaluated)
+        answer = of_study(store, snapshot.view)
+        if answer is not None and answer.number != best.trial:
+            st.text(f"To launch is trial {answer.number} ({answer.badge}), as Overview says.")
+
+
+def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
+    """Draw the best evaluation of any sound trial within parts of the KL budget, and within twice as much."""
+    common.heading(
+        "What the KL buys",
+        "The highest eval reward of any evaluation within each KL, and what it adds to the row above; in the first "
+        "row, to the SFT policy. Within means that the KL and its standard error fit. ± is one standard error over the "
+        "eval prompts. Failed trials are left out.",
+    )
+    sound = [row.number for row in snapshot.view.trials if is_sound(row)]
+    best = analysis.best_by_kl(evaluated[evaluated["trial"].isin(sound)], snapshot.view.spec.kl_budget)
+    number, text = st.column_config.NumberColumn, st.column_config.TextColumn
+    common.table(
+        best.assign(
+            reward=[_plus_minus(row.reward, row.reward_se) for row in best.itertuples()],
+            kl=[_plus_minus(row.kl, row.kl_se) for row in best.itertuples()],
+        )[["within", "reward", "gain", "kl", "trial", "step"]],
+        key="what KL buys",
+        columns={
+            "within": number("Within (nats)", format="%.3g", width=85),
+            "reward": text("Best eval reward", width=115),
+            "gain": number("Adds", format="%+.2f", width=55),
+            "kl": text("Its KL", width=95),
+            "trial": number("Trial", format="%d", width=50),
+            "step": number("Step", format="%d", width=50),
+        },
+        placeholder="–",
+    )
+
+
+def _plus_minus(mean: float, se: float) -> str | None:
+    return None if math.isnan(mean) else plus_minus(mean, se)
 
 
 def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
@@ -54,7 +91,7 @@ def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame) -
     kept = forks.find(snapshot.view.row, best.trial, best.step)
     trial = next(row for row in snapshot.view.trials if row.number == best.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
-    reward = plus_minus(best.reward, None if math.isnan(best.reward_se) else best.reward_se)
+    reward = plus_minus(best.reward, best.reward_se)
     common.heading(
         f"Best checkpoint: trial {best.trial}, step {best.step}, reward {reward} at KL {best.kl:.2f}",
         f"{RULE} It is the highest of {count:,} evaluations within the budget, and the highest of many is partly luck: "
@@ -92,7 +129,7 @@ def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, chosen: common.Numbers,
         label_visibility="collapsed", format_func=lambda scale: f"{scale} KL",
     )  # fmt: skip
     row.badge("How to read this", icon=":material/help:", color="gray", help=_legend(spec))
-    over = "" if scale == "log" else figures.over_the_axis(evaluated, spec.kl_budget)
+    over = "" if scale == "log" else figures.over_the_axis(evaluated, snapshot.trials, spec.kl_budget)
     common.figure(
         figures.trajectories(
             evaluated, snapshot.trials, front, spec=spec, chosen=highlighted, best=best, log_kl=scale == "log"
@@ -108,6 +145,6 @@ def _legend(spec: StudySpec) -> str:
     return (
         "A line joins a trial's evaluations, starting at the SFT policy; its number is at the last, if there is room. "
         f"✕ marks where a rule ended it, ■ a person, {paused}▲ where it failed. The star is the best checkpoint. The "
-        "grey steps are the front: the highest reward of any evaluation at no more KL. The dotted line is the "
-        "guard's limit."
+        "grey steps are the front: the highest reward of any evaluation at no more KL. The dotted upright line, if the "
+        "axis reaches it, is the guard's limit."
     )

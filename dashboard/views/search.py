@@ -40,7 +40,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     compared = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(compared.trials)
     ranked = [name for name in _importance(store, compared, point, len(snapshot.view.trials)) if name in names]
-    _linked(snapshot, compared, point, list(dict.fromkeys([*ranked, *names])), chosen)
+    _linked(store, snapshot, compared, point, list(dict.fromkeys([*ranked, *names])), chosen)
     _ended_early(snapshot)
     _report(store, snapshot)
 
@@ -88,6 +88,13 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
     return [item.name for item in importances["reward"]]
 
 
+def _hyperparameter(label: str, names: Sequence[str], key: str, first: int = 0) -> str:
+    """Draw a choice of a hyperparameter by its label; a link has the label, too, and may have the name."""
+    if (name := st.query_params.get(key)) in names:
+        st.session_state[key] = name
+    return st.selectbox(label, names, first, key=key, bind="query-params", width=165, format_func=_label)
+
+
 def _label(name: str) -> str:
     return HYPERPARAMETERS[name].label
 
@@ -131,7 +138,9 @@ class _Linked:
         common.figure(importance_figures.mark(plot, self.marked), key, alt, caption, on_select=select)
 
 
-def _linked(snapshot: Snapshot, compared: Snapshot, point: Fidelity, names: list[str], chosen: common.Numbers) -> None:
+def _linked(
+    store: Store, snapshot: Snapshot, compared: Snapshot, point: Fidelity, names: list[str], chosen: common.Numbers
+) -> None:
     """Draw the figures of `compared`: the trials of `snapshot`, compared at one point."""
     key, trials = f"marked {snapshot.view.row.id}", compared.trials
     # Trials chosen on other pages are marked at first.
@@ -144,18 +153,26 @@ def _linked(snapshot: Snapshot, compared: Snapshot, point: Fidelity, names: list
         )
         return
     linked = _Linked(trials, point, names, marked, key)
-    _front_and_slices(snapshot, linked)
-    _parallel(snapshot.view.spec, linked)
+    spec = snapshot.view.spec
+    _every_trial(store, snapshot, linked)
+    _slices(spec, linked)
+    left, right = st.columns(2)
+    with left:
+        _kl_slice(spec, linked)
     numbers = [name for name in names if importance_figures.is_number(trials[data.PARAMS + name])]
     if len(numbers) > 1:
-        _pair(snapshot.view.spec, linked, numbers)
+        with right:
+            _pair(spec, linked, numbers)
+    _parallel(spec, linked)
 
 
 def _bar(key: str, marked: common.Numbers) -> None:
     """Draw the marked trials with their actions; it stays in view while scrolling."""
     with st.container(horizontal=True, vertical_alignment="center", key="marked"):
         if not marked:
-            st.text("Drag over points in a figure to mark their trials in all.")
+            st.text(
+                "The brighter a point, the higher its reward. Drag over points to mark their trials in all figures."
+            )
             return
         listed = ", ".join(map(str, marked[: style.AT_A_GLANCE]))
         st.text(f"Marked: {listed}{' …' if len(marked) > style.AT_A_GLANCE else ''}")
@@ -184,39 +201,64 @@ def _select(key: str, figure: str) -> None:
     )
 
 
-def _front_and_slices(snapshot: Snapshot, linked: _Linked) -> None:
-    point = linked.point
+def _every_trial(store: Store, snapshot: Snapshot, linked: _Linked) -> None:
+    """Draw the front of trials, and how the best value rose."""
+    point, spec, best = linked.point, snapshot.view.spec, snapshot.view.best()
     early = "" if point.at_rung else " Pruned and stopped trials are shown at their last values."
-    common.heading("Reward, KL and one hyperparameter", f"Each point is a trial.{early}")
-    name = st.selectbox(
-        "Hyperparameter", linked.names, label_visibility="collapsed", key="setting", bind="query-params", width=320,
-        help="Searched ones that vary; the most important for reward comes first.",
-    )  # fmt: skip
-    spec, best = snapshot.view.spec, snapshot.view.best()
+    common.heading("Every trial", f"Each point is a trial.{early}")
     # The KL of the best checkpoint, as for the value, not that of the end.
     trials = linked.trials if point.at_rung else snapshot.trials
-    titles: dict[Measure, str] = {"value": point.reward, "kl": point.kl}
-    first, *others = st.columns(3)
-    with first:
+    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
+    order = analysis.in_order(snapshot.view.trials, snapshot.trials, steps, spec.kl_budget)
+    left, right = st.columns(2)
+    with left:
+        front = figures.reward_against_kl(
+            trials, kl_budget=spec.kl_budget, baseline=None, best=best.number if best else None, chosen=linked.marked
+        )
+        if point.at_rung:
+            front.update_layout(xaxis_title=point.kl, yaxis_title=point.reward)
         linked.figure(
-            figures.reward_against_kl(
-                trials, kl_budget=spec.kl_budget, baseline=None, best=best.number if best else None,
-                chosen=linked.marked,
-            ).update_layout(height=360),
+            front.update_layout(height=380),
             "front of trials",
             "Every trial's value against its eval KL, and the front of them",
             sentences.of_front(figures.front_of(trials), spec.kl_budget),
-        )  # fmt: skip
-    for place, (measure, title) in zip(others, titles.items(), strict=True):
-        with place:
-            linked.figure(
-                importance_figures.slice_points(
-                    linked.trials, name, measure, spec, title, with_budget=not point.at_rung
-                ),
-                f"slice of {measure}",
-                f"{title} of every trial over {name}",
-                sentences.of_slice(linked.trials, name, measure),
-            )
+        )
+    with right:
+        linked.figure(
+            figures.history(order).update_layout(height=380),
+            "history",
+            "Every trial's value in the order they ended, and the best value so far",
+            f"{sentences.of_history(order)} A value is that of a trial's best checkpoint.",
+        )
+
+
+def _slices(spec: StudySpec, linked: _Linked) -> None:
+    """Draw the reward over each hyperparameter."""
+    names, point = linked.names[:MOST_AXES], linked.point
+    trials = importance_figures.of_panels(linked.trials, linked.marked)
+    left_out = len(linked.trials["value"].dropna()) - len(trials)
+    drawn = f" Drawn: {len(trials)} of them, the best and the marked among them." if left_out else ""
+    common.heading("Reward over each hyperparameter", "Each point is a trial; the most important panel comes first.")
+    linked.figure(
+        importance_figures.slices(trials, names, spec, point.reward),
+        "slices of value",
+        f"{point.reward} of every trial over {', '.join(map(_label, names))}, in panels",
+        sentences.of_slice(linked.trials, names[0], "value") + drawn,
+    )
+
+
+def _kl_slice(spec: StudySpec, linked: _Linked) -> None:
+    """Draw the KL over one hyperparameter."""
+    common.heading("KL over one hyperparameter")
+    name = _hyperparameter("Hyperparameter", linked.names, "setting")
+    linked.figure(
+        importance_figures.slice_points(
+            linked.trials, name, "kl", spec, linked.point.kl, with_budget=not linked.point.at_rung
+        ).update_layout(height=430),
+        "slice of kl",
+        f"{linked.point.kl} of every trial over {_label(name)}",
+        sentences.of_slice(linked.trials, name, "kl"),
+    )
 
 
 def _parallel(spec: StudySpec, linked: _Linked) -> None:
@@ -225,7 +267,7 @@ def _parallel(spec: StudySpec, linked: _Linked) -> None:
     )
     names = linked.names
     axes = st.multiselect(
-        "Axes", names, key="axes", bind="query-params", label_visibility="collapsed",
+        "Axes", names, key="axes", bind="query-params", label_visibility="collapsed", format_func=_label,
         placeholder="Axes: all that vary" if len(names) <= MOST_AXES
         else f"Axes: the {MOST_AXES} that mattered most for reward",
     ) or names[:MOST_AXES]  # fmt: skip
@@ -240,8 +282,7 @@ def _parallel(spec: StudySpec, linked: _Linked) -> None:
 def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
     common.heading("Two hyperparameters", "Each point is a trial; the colour is its reward or KL.")
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        x = st.selectbox("Horizontal", names, key="across", bind="query-params", width=260)
-        y = st.selectbox("Vertical", names, index=1, key="up", bind="query-params", width=260)
+        x, y = _hyperparameter("Horizontal", names, "across"), _hyperparameter("Vertical", names, "up", 1)
         outcome = st.segmented_control(
             "Colour", list(MEASURES), default="reward", required=True, key="of", bind="query-params"
         )
@@ -254,7 +295,7 @@ def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
         linked.figure(
             importance_figures.pair(linked.trials, x, y, measure, spec),
             "pair",
-            f"{outcome} over {x} and {y}, with the trials as points",
+            f"{outcome} over {_label(x)} and {_label(y)}, with the trials as points",
             sentences.of_pair(linked.trials, x, y, measure),
         )
 

@@ -43,6 +43,19 @@ def test_the_front_is_what_no_other_evaluation_beats_and_never_the_untrained_pol
     assert analysis.front(points)[["trial", "step", "kl"]].to_numpy().tolist() == [[0, 4, 2.0], [1, 8, 2.5]]
 
 
+def test_what_each_part_of_the_budget_buys_counts_standard_errors_and_nothing_over_it_unless_it_is_there() -> None:
+    points = evaluated(
+        (0, 0, 0.5, 0.0), (0, 4, 1.0, 2.0), (0, 8, 2.0, 3.8), (1, 4, 1.8, 5.0), (1, 8, 2.5, 7.9), error=0.3
+    )  # fmt: skip
+    bought = analysis.best_by_kl(points, 8)
+    assert bought["within"].tolist() == [2, 4, 6, 8, 16]
+    assert bought[["trial", "step"]].fillna(-1).to_numpy().tolist() == [[-1, -1], [0, 4], [0, 8], [0, 8], [1, 8]]
+    assert bought["reward"].fillna(-1).tolist() == [-1, 1, 2, 2, 2.5]
+    assert bought["gain"].fillna(-1).tolist() == [-1, 0.5, 1, 0, 0.5], "the first over the SFT policy"
+    assert analysis.best_by_kl(points.iloc[:4], 8)["within"].tolist() == [2, 4, 6, 8]
+    assert analysis.best_by_kl(points.iloc[:0], 8)["reward"].isna().tolist() == [True] * 4
+
+
 def test_a_sentence_counts_a_checkpoint_as_within_the_budget_only_with_its_standard_error() -> None:
     near = evaluated((0, 4, 1.0, 2.0), (0, 8, 2.0, 5.9), error=0.3)
     assert sentences.of_front(near, 6) == (
@@ -276,3 +289,18 @@ def test_a_trial_that_failed_or_broke_raises_nothing_and_one_that_runs_counts() 
     running = trial_row(0, status=Status.RUNNING, value=None, kl=None, episodes=192, seconds=14.0)
     found = analysis.best_so_far([running], own.iloc[:2], CUT_SPEC)
     assert found[["seconds", "value"]].to_numpy().tolist() == [[14, 0.9]]
+
+
+def test_trials_are_in_the_order_of_their_last_evaluations_and_none_over_the_budget_or_failed_is_the_best() -> None:
+    rows = [
+        row(0, 1.0, 5.0, value_step=3),
+        row(1, 2.0, 11.0, value_step=3),
+        row(2, 3.0, 5.0, value_step=3, status=Status.FAILED),
+        row(3, 1.5, 5.0, value_step=3, status=Status.PAUSED, paused_by=PausedBy.STRATEGY),
+        row(4, 0.5, 5.0, value_step=3, status=Status.RUNNING),
+    ]
+    trials = pd.DataFrame({"number": range(5), "value": [one.value for one in rows]})
+    steps = pd.DataFrame({"trial": [0, 1, 2, 3, 4, 0], "at": [1.0, 4.0, 2.0, 3.0, 6.0, 5.0]})
+    found = analysis.in_order(rows, trials, steps, 10)
+    assert found[["number", "place"]].to_numpy().tolist() == [[2, 1], [3, 2], [1, 3], [0, 4]]
+    assert found["best"].fillna(-1).tolist() == [-1, 1.5, 1.5, 1.5]

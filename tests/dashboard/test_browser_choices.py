@@ -97,11 +97,12 @@ def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_cho
 ) -> None:
     with opened(browser, server, f"search?study={STUDY}", width=1440) as visit:
         figures = visit.page.locator(".js-plotly-plot:has(.scatterlayer)")
-        expect(figures).to_have_count(4)  # front, two slices, a pair
-        visit.scroll_to(figures.nth(1))
+        expect(figures).to_have_count(5)  # front, history, panels, the KL's slice, a pair
+        panels = figures.nth(2)
+        visit.scroll_to(panels)
         visit.page.mouse.wheel(0, -150)  # the bar of marked trials stays over it
         read(visit)
-        area = figures.nth(1).locator(".nsewdrag").first.bounding_box()
+        area = panels.locator(".nsewdrag").first.bounding_box()
         assert area is not None
         visit.page.mouse.move(area["x"] + 3, area["y"] + 3)
         visit.page.mouse.down()

@@ -229,7 +229,8 @@ def test_the_first_page_has_one_answer_under_any_budget(
     assert found is not None
     app = page("overview", path, monkeypatch, **({} if budget is None else {"budget": f"{budget:g}"}))
     (card,) = [one for one in app.metric if one.label in ("Reward to launch", "Best eval reward")]
-    assert card.delta.startswith(f"trial {found.number}, {found.badge}")
-    assert any(one.value.startswith(f"**Trial {found.number}") for one in app.markdown)
+    assert card.delta.startswith(found.badge)
+    [headline] = [one.value for one in app.markdown if one.value.startswith("**Trial ")]
+    assert headline.strip("*").split(", step")[0] == f"Trial {found.number}"
     assert f"{to_copy(found.launch)} --storage sqlite:///{path}" in shown.codes(app)
     assert (found.confirmed is None) == (budget is not None)

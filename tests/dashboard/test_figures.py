@@ -73,22 +73,31 @@ def named(figure: go.Figure, name: str) -> go.Scatter:
     return trace
 
 
+def labels(figure: go.Figure) -> dict[str, tuple[float, float, float, float]]:
+    """Where each trial's number points, and its place from there in pixels to the right and up, by number."""
+    return {note.text: (note.x, note.y, note.ax, -note.ay) for note in figure.layout.annotations if note.text.isdigit()}
+
+
 def test_a_chosen_trials_way_is_in_its_colour_with_its_number_at_the_end() -> None:
     way = named(ways(), "trial 0")
     assert (list(way.x), list(way.y)) == ([0, 4, 8], [0.4, 1.0, 1.2])
-    assert list(way.text) == ["", "", "0"]
     assert way.line.color == style.colour(0)
+    assert labels(ways()) == {"0": (8, 1.2, 28, 0)}, "to the right, where no line is"
+    [number] = [note for note in ways().layout.annotations if note.text == "0"]
+    assert (number.bgcolor, number.font.color) == ("#0072B2", "#ffffff")
 
 
-def test_numbers_that_would_overlap_are_left_out_but_for_the_highest_reward() -> None:
+def test_a_number_covers_no_other_and_no_line_and_one_without_room_is_left_out() -> None:
     close = evaluated(*((trial, 5, reward, kl) for trial, reward, kl in ((0, 1.0, 4), (1, 1.005, 4.05), (2, 0.6, 4))))
     figure = figures.trajectories(close, TRIALS, analysis.front(close), spec=SPEC, chosen=(0, 1, 2))
-    assert [named(figure, f"trial {number}").text for number in range(3)] == [("",), ("1",), ("2",)]
+    assert labels(figure) == {"1": (4.05, 1.005, 28, 0), "0": (4, 1.0, 0, -20), "2": (4, 0.6, 28, 0)}
+    same = evaluated(*((trial, 5, 1.0, 4) for trial in range(20)))
+    crowd = labels(figures.trajectories(same, TRIALS, analysis.front(same), spec=SPEC, chosen=range(20)))
+    assert len({place[2:] for place in crowd.values()}) == len(crowd) < 20
     starred = figures.trajectories(
-        WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=(0, 1, 2), best=Checkpoint(1, 5, 320, 1.2, NAN, 10.7, NAN)
+        WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=(0,), best=Checkpoint(1, 5, 320, 1.2, NAN, 10, NAN)
     )
-    assert list(named(starred, "trial 0").text)[-1] == "", "the star's name is there"
-    assert list(named(starred, "trial 1").text)[-1] == "1"
+    assert labels(starred)["0"] == (8, 1.2, 0, -20), "the star's name is to the right"
 
 
 def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
@@ -108,7 +117,10 @@ def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() ->
         trace.legendgroup: trace for trace in ways((1,)).data if trace.customdata is not None and trace.legendgroup
     }
     pruned = marks["pruned"]
-    assert (list(pruned.x), list(pruned.y)) == ([20], [1.3])
+    assert (list(pruned.x), list(pruned.y)) == ([12.5], [1.3]), "at the axis's end"
+    x, y, right, _ = labels(ways((1,)))["1"]
+    assert (x, y) == (12.5, 1.3) and right < 0, "there is no room to the right"
+    assert not [trace for trace in ways((0,)).data if trace.legendgroup == "pruned"], "a grey one that left the axis"
     assert pruned.marker.symbol == style.mark(Status.PRUNED).plotly
     assert pruned.customdata[0][1] == RULES["kl_limit"].label
     assert list(pruned.marker.color) == [style.colour(1)]
@@ -118,23 +130,37 @@ def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() ->
 
 def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -> None:
     figure = ways(best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
-    shading, budget, limit, baseline = figure.layout.shapes
-    assert (shading.x0, budget.x0, limit.x0, baseline.y0) == (10, 10, 15, pytest.approx(0.4))
-    assert [note.text for note in figure.layout.annotations][-1] == "best checkpoint:<br>trial 0, step 9"
+    shading, budget, baseline = figure.layout.shapes
+    assert (shading.x0, budget.x0, baseline.y0) == (10, 10, pytest.approx(0.4))
+    assert [note.text for note in figure.layout.annotations][-2] == "best checkpoint:<br>trial 0, step 9"
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
-    assert list(figure.layout.xaxis.range) == [0, pytest.approx(22)]
+    assert list(figure.layout.xaxis.range) == [0, 12.5]
+    assert ways(log_kl=True).layout.shapes[2].x0 == 15, "the guard's limit, where the axis reaches it"
+
+
+def test_the_front_tells_its_standard_errors() -> None:
+    front = analysis.front(WAYS).assign(reward_se=0.03, kl_se=0.2)
+    drawn = named(figures.trajectories(WAYS, TRIALS, front, spec=SPEC, chosen=()), "front of all evaluations")
+    assert drawn.customdata[0] == [0, 5, "1.000 ± 0.030", "4.00 ± 0.20"]
+
+
+def test_a_linear_axis_ends_a_quarter_over_the_budget_or_where_trials_that_were_not_pruned_do() -> None:
+    text = "1 trial exceeds the axis at 12.5 nats (highest 20.0, trial 1); a log KL axis shows all."
+    assert figures.over_the_axis(WAYS, TRIALS, 10) == text
+    many = pd.concat([WAYS, *(evaluated((trial, 5, 1.0, 16)) for trial in range(3, 20))])
+    assert figures.over_the_axis(many, TRIALS, 10).startswith("1 trial exceeds the axis at 16.8 nats")
 
 
 def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
     blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
     figure = figures.trajectories(blown, TRIALS, analysis.front(blown), spec=SPEC, chosen=())
-    assert figure.layout.xaxis.range[1] == pytest.approx(22), "19 in 20 of the evaluations"
+    assert figure.layout.xaxis.range[1] == 12.5, "19 in 20 of the evaluations"
     log = ways(log_kl=True, best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
     assert log.layout.xaxis.type == "log"
     assert list(log.layout.xaxis.range) == [-1, pytest.approx(math.log10(22))]
     assert list(named(log, "trial 0").x) == [0.1, 4, 8]
     assert (log.layout.shapes[1].x0, log.layout.annotations[0].x) == (10, pytest.approx(1))
-    assert log.layout.annotations[-1].x == pytest.approx(math.log10(8))
+    assert [note.x for note in log.layout.annotations[-2:]] == [pytest.approx(math.log10(8))] * 2, "star and number"
 
 
 # What mattered
@@ -178,6 +204,33 @@ def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
     assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
 
 
+def test_rewards_over_each_hyperparameter_are_panels_of_one_height_with_one_legend() -> None:
+    names = ["learning_rate", "cliprange", "kl_target", "lam", "vf_coef"]
+    frame = SEARCHED.assign(params_lam=[0.9, 0.95, 0.97, 0.99], params_vf_coef=["a", "b", "b", "a"])
+    figure = importance_figures.slices(frame, names, SPEC, "Reward at screening")
+    rate, second, last = (figure.layout[axis] for axis in ("xaxis", "xaxis2", "xaxis5"))
+    assert (rate.type, rate.title.text) == ("log", "Policy learning rate")
+    assert (second.type, second.ticktext) == ("linear", ("0.1", "0.15", "0.2", "0.25", "0.3"))
+    assert last.type == "category"
+    heights = {axis.matches for axis in figure.select_yaxes()} - {None}
+    assert len(heights) == 1
+    drawn = [trace for trace in figure.data if trace.customdata is not None and trace.xaxis == "x2"]
+    assert [(list(trace.x), list(trace.y)) for trace in drawn] == [([0.1, 0.2], [1.0, 1.2]), ([0.3], [0.8])]
+    assert [trace.name for trace in figure.data if trace.name] == ["completed", "pruned"]
+    marked = importance_figures.mark(figure, [1])
+    assert {trace.selectedpoints for trace in marked.data if trace.customdata is not None} == {(1,), ()}
+
+
+def test_panels_of_too_many_trials_have_a_spread_of_them_the_best_and_the_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = searched(*({"value": -float(number)} for number in range(40)), {"value": NAN})
+    assert len(importance_figures.of_panels(many, [])) == 40
+    monkeypatch.setattr(importance_figures, "MOST_IN_PANELS", 3)
+    assert importance_figures.of_panels(many, [35])["number"].tolist() == [0, 1, 2, 3, 4, 14, 28, 35]
+    assert importance_figures.of_panels(many.iloc[:0], []).empty
+
+
 def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set() -> None:
     [lines] = importance_figures.parallel(SEARCHED, ["learning_rate", "kl_target"], SPEC).data
     rate, target, kl, reward = lines.dimensions
@@ -186,6 +239,7 @@ def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set(
     assert target["ticktext"][0] == "not set"
     assert list(target["values"])[1:] == [target["tickvals"][0]] * 2
     assert (list(kl["values"]), list(reward["values"])) == ([4, 9, 25], [1.0, 1.2, 0.8])
+    assert (reward["ticktext"][0], kl["ticktext"][0]) == ("0.8", "4")
 
 
 def test_an_axis_of_parallel_coordinates_has_its_ticks_at_few_values_or_round_ones() -> None:
@@ -227,8 +281,14 @@ def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) 
         importance_figures.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC),
     ):
         completed = points_of(figure, Status.COMPLETED)
-        assert (completed.marker.size, completed.marker.opacity) == (5, 0.6)
-    assert list(points_of(against_kl(), Status.COMPLETED).marker.size) == [5, 5]
+        assert (completed.marker.size, completed.marker.opacity) == (4, 0.4)
+    for figure in (
+        against_kl(),
+        importance_figures.slices(SEARCHED, ["cliprange"], SPEC, "Reward"),
+        figures.history(ORDER),
+    ):
+        completed = points_of(figure, Status.COMPLETED)
+        assert (completed.marker.size, completed.marker.opacity) == (4, 0.4)
 
 
 def test_a_hyperparameter_that_no_measured_trial_has_set_is_no_axis() -> None:
@@ -297,6 +357,28 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
 # Reward against KL
 
 
+ORDER = pd.DataFrame(
+    [
+        trial(3, kind="screened", value=0.5) | {"place": 1, "best": 0.5},
+        trial(0, value=1.5) | {"place": 2, "best": 1.5},
+        trial(1, Status.PRUNED, value=1.9) | {"place": 3, "best": 1.5},
+    ]
+)
+
+
+def test_the_history_has_a_point_a_trial_and_the_best_value_so_far_as_steps() -> None:
+    figure = figures.history(ORDER)
+    assert (list(points_of(figure, Status.COMPLETED).x), list(points_of(figure, Status.COMPLETED).y)) == ([2], [1.5])
+    [screened] = [trace for trace in figure.data if trace.legendgroup == "screened" and trace.customdata is not None]
+    assert (screened.customdata[0], screened.marker.symbol) == ([3], "diamond-open")
+    line = named(figure, "best so far")
+    assert (list(line.x), list(line.y), line.line.shape) == ([1, 2, 3], [0.5, 1.5, 1.5], "hv")
+    assert sentences.of_history(ORDER) == (
+        "The best value rose 2 times, last to 1.5 with trial 0, number 2 of 3 to end."
+    )
+    assert sentences.of_history(ORDER.assign(best=NAN)) == "No trial is within the KL budget yet."
+
+
 ENDED = pd.DataFrame(
     [
         trial(0, value=1.0, value_se=0.1, kl=4.0),
@@ -320,7 +402,8 @@ def test_each_trial_that_ended_with_a_value_is_a_point_with_its_number_status_an
     completed, pruned = (points_of(against_kl(), status) for status in (Status.COMPLETED, Status.PRUNED))
     assert (list(completed.x), list(completed.y)) == ([4, 9], [1.0, 1.3])
     assert (list(pruned.x), list(pruned.y)) == ([25], [1.4])
-    assert list(completed.text) == ["0", "2"]
+    assert list(completed.text) == ["0", ""], "the best is named beside its arrow"
+    assert list(points_of(against_kl(best=0), Status.COMPLETED).text) == ["", "2"]
     assert list(completed.error_y.array) == [0.1, 0.1]
     assert list(completed.marker.color) == [1.0, 1.3]
     assert (completed.marker.symbol, pruned.marker.symbol) == ("circle", "x")

@@ -19,10 +19,14 @@ pytestmark = pytest.mark.slow
 def test_the_best_checkpoint_is_told_under_the_studys_own_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("reward_kl", built, monkeypatch)
     assert app.slider(key="budget").value == 10
-    assert shown.subheaders(app) == ["Best checkpoint: trial 9, step 18, reward 1.739 ± 0.035 at KL 9.56"]
+    best = "Best checkpoint: trial 9, step 18, reward 1.739 ± 0.035 at KL 9.56"
+    assert shown.subheaders(app) == ["What the KL buys", best]
+    assert app.subheader[1].help.startswith(RULE) and "highest of 54 evaluations" in app.subheader[1].help
+    bought = app.dataframe[0].value.set_index("within")
+    assert bought.loc[10, ["reward", "trial", "step"]].tolist() == ["1.739 ± 0.035", 9, 18]
+    assert bought.index.tolist() == [2.5, 5, 7.5, 10, 20]
     assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} 9 --stop_at_episode 1152 --storage sqlite:///{built}"]
     assert len(app.get("plotly_chart")) == 1
-    assert app.subheader[0].help.startswith(RULE) and "highest of 54 evaluations" in app.subheader[0].help
     assert any("Trial 9 itself ends over the budget, at a KL of 11.89" in text for text in shown.texts(app))
 
 
@@ -30,7 +34,7 @@ def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
     cut: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = page("reward_kl", cut, monkeypatch)
-    assert shown.subheaders(app) == ["Best checkpoint: trial 5, step 12, reward 1.744 ± 0.035 at KL 9.68"]
+    assert shown.subheaders(app)[1:] == ["Best checkpoint: trial 5, step 12, reward 1.744 ± 0.035 at KL 9.68"]
     best = data.snapshot(data.open_store(f"sqlite:///{cut}"), fake_store.CUT).view.best()
     assert best is not None and (best.number, best.value_step) == (5, 12), "the study's own"
     assert any("Trial 5 itself ends over the budget, at a KL of 14.51" in text for text in shown.texts(app))
@@ -40,9 +44,9 @@ def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
 
 def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("reward_kl", cut, monkeypatch, budget="5")
-    assert shown.subheaders(app) == ["Best checkpoint: trial 7, step 6, reward 1.454 ± 0.035 at KL 4.49"]
+    assert shown.subheaders(app)[1:] == ["Best checkpoint: trial 7, step 6, reward 1.454 ± 0.035 at KL 4.49"]
     app.slider(key="budget").set_value(0.1)
-    assert shown.subheaders(shown.run(app)) == ["No trained checkpoint within 0.1 nats"]
+    assert shown.subheaders(shown.run(app))[1:] == ["No trained checkpoint within 0.1 nats"]
 
 
 def test_each_study_begins_with_its_own_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

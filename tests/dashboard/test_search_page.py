@@ -20,7 +20,9 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
 ) -> None:
     app = page("search", built, monkeypatch)
     assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more is needed.")]
-    assert len(app.get("plotly_chart")) == 5  # front, two slices, parallel coordinates, a pair
+    assert [chart.key for chart in app.get("plotly_chart")] == [
+        "front of trials", "history", "slices of value", "slice of kl", "pair", "parallel coordinates"
+    ]  # fmt: skip
     assert "Different settings" not in shown.subheaders(app)
 
 
@@ -52,7 +54,9 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     assert [text for text in shown.texts(rung) if text.startswith("With 25 trials")], "all that came to the rung"
     assert "with their evaluations there" in rung.segmented_control(key="read at").help
     slices = figures_of(rung)
-    assert slices["slice of value"]["layout"]["yaxis"]["title"]["text"] == "Eval reward at screening"
+    assert slices["slices of value"]["layout"]["annotations"][0]["text"] == "Eval reward at screening"
+    front = slices["front of trials"]["layout"]
+    assert front["yaxis"]["title"]["text"] == "Eval reward at screening"
     assert slices["slice of kl"]["layout"]["yaxis"]["title"]["text"] == "Eval KL at screening (nats per response)"
     end = page("search", tmp_path / "store.db", monkeypatch, **{"read at": "at their end"})
     assert any(info.startswith("2 trials ran to the end") for info in shown.infos(end))
@@ -93,6 +97,8 @@ def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: py
     app = page("search", built, monkeypatch, across="cliprange", up="learning_rate", of="KL", setting="cliprange")
     assert (app.selectbox(key="across").value, app.selectbox(key="up").value) == ("cliprange", "learning_rate")
     assert app.selectbox(key="setting").value == "cliprange"
+    assert app.selectbox(key="setting").options[:2] == ["Policy learning rate", "Rollout batch"]
+    assert "Clip range ε" in app.multiselect(key="axes").options
     app.selectbox(key="up").set_value("cliprange")
     assert "Choose two different hyperparameters." in shown.infos(shown.run(app))
 
