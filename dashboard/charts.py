@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import cycle
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -136,6 +137,8 @@ NEAR_LIMIT = 0.7
 """A KL axis includes the guard's limit once a curve it is fitted to exceeds this share of it."""
 LOG_FLOOR = 0.1
 """Lower end of a logarithmic axis; smaller values are drawn there, since step 0 has a KL of 0."""
+LABEL_SHIFTS = (0, 18, -18)
+"""Pixels by which the labels of early ends are lower than their symbols, in turn, so that neighbours do not overlap."""
 MOST_LINES = 20
 """Most lines in colour."""
 MOST_SPREADS = 3
@@ -337,27 +340,30 @@ def describe_ends(points: pd.DataFrame, metric: str, kl_budget: float | None, na
     """Describe in a sentence where the lines end; empty if there are none.
 
     Args:
-        points: As measured (see `points_of`).
+        points: As measured (see `points_of`); with a column `se` a KL plus it is compared, else its mean.
         metric: Its declared name.
         kl_budget: The budget with which the ends of a KL are compared.
         names: The name of each line by its `trial`.
     """
-    lines = points[points["trial"].isin(names)].dropna(subset="y").groupby("trial")["y"]
-    ends, better = lines.last().sort_values(), METRICS[metric].better
+    lines = points[points["trial"].isin(names)].dropna(subset="y").groupby("trial")
+    last, better, has_se = lines.tail(1).set_index("trial"), METRICS[metric].better, "se" in points
+    ends = last["y"].sort_values(ascending=better != "higher")
     if ends.empty:
         return ""
-    if better == "higher":
-        ends = ends[::-1]
-    over = 0 if metric not in KL_METRICS or kl_budget is None else int((ends > kl_budget).sum())
-    first, last = names[ends.index[0]].capitalize(), names[ends.index[-1]]
+    over = 0
+    if metric in KL_METRICS and kl_budget is not None:
+        errors = last["se"] if has_se else [None] * len(last)
+        over = sum(not is_within(kl, se, kl_budget) for kl, se in zip(last["y"], errors, strict=True))
+    first, end = names[ends.index[0]].capitalize(), names[ends.index[-1]]
     if len(ends) == 1:
-        budget = f", {'over' if over else 'within'} the KL budget" if metric in KL_METRICS else ""
-        return f"{first} goes from {lines.first().iloc[0]:.3g} to {ends.iloc[0]:.3g}{budget}."
+        mean = "" if has_se else "a mean "
+        budget = f", {mean}{'over' if over else 'within'} the KL budget" if metric in KL_METRICS else ""
+        return f"{first} goes from {lines['y'].first().iloc[0]:.3g} to {ends.iloc[0]:.3g}{budget}."
     sides = ("highest", "lowest") if better == "higher" else ("lowest", "highest")
-    text = f"{first} ends {sides[0]}, at {ends.iloc[0]:.3g}; {last} {sides[1]}, at {ends.iloc[-1]:.3g}."
+    text = f"{first} ends {sides[0]}, at {ends.iloc[0]:.3g}; {end} {sides[1]}, at {ends.iloc[-1]:.3g}."
     if metric not in KL_METRICS:
         return text
-    return f"{text} {over or 'None'} of {len(ends)} end over the KL budget."
+    return f"{text} {over or 'None'} of {len(ends)} end {'' if has_se else 'with a mean '}over the KL budget."
 
 
 def over_the_axis(
@@ -522,6 +528,7 @@ def _ends(chart: _Chart) -> list[Option]:
     height. Above the axis it is drawn at the top, with its value in the text.
     """
     ends: dict[tuple[bool, Status], list[Option]] = {}
+    shifts = cycle(LABEL_SHIFTS)
     trials = chart.trials[chart.trials["number"].isin(chart.points["trial"])]
     for trial in trials[trials["status"].isin(EARLY)].itertuples():
         line = chart.points_of_trial(trial.number)
@@ -538,6 +545,7 @@ def _ends(chart: _Chart) -> list[Option]:
         end = echarts.early_end(
             trial.number, (x, min(y, chart.top)), chart.looks[trial.number].colour if is_bright else FAINT,
             (chart.label_of(trial.number), text), is_bright=is_bright, on_left=bool(chart.is_near_right_edge(x)),
+            lower=next(shifts) if is_bright else 0,
         )  # fmt: skip
         ends.setdefault((is_bright, Status(trial.status)), []).append(end)
     return [

@@ -274,11 +274,14 @@ def curves(
         store: The store that holds them.
         snapshot: The study.
         metrics: Declared names. NaN: not measured, or not a number.
-        numbers: Trials to read; None: all.
+        numbers: Trials and confirming runs to read; None: all trials.
         evaluations_only: Only the steps that have an evaluation, which are few.
     """
     wanted = None if numbers is None else set(numbers)
-    chosen = [row for row in snapshot.view.trials if wanted is None or row.number in wanted]
+    view = snapshot.view
+    chosen = (
+        view.trials if wanted is None else [row for row in (*view.trials, *view.confirming) if row.number in wanted]
+    )
     return _step_cache(_source(store, snapshot.view.row), tuple(metrics), evaluations_only).read(store, chosen)
 
 

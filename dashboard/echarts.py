@@ -258,14 +258,19 @@ def early_ends(status: Status, ends: Sequence[Option], *, is_bright: bool) -> Op
 
 
 def early_end(
-    number: int, place: Place, colour: str, words: tuple[str, str], *, is_bright: bool, on_left: bool
+    number: int, place: Place, colour: str, words: tuple[str, str], *, is_bright: bool, on_left: bool, lower: int = 0
 ) -> Option:
-    """Return the mark where a trial ended early; `words` are its name and the rule that ended it."""
+    """Return the mark where a trial ended early; `words` are its name and the rule that ended it, `lower` by pixels."""
     return {
         "name": f"Trial {number}",
         "value": list(place),
         "itemStyle": {"color": colour, "borderColor": "#ffffff", "borderWidth": int(is_bright)},
-        "label": {"show": is_bright, "position": "left" if on_left else "right", **_words(*words, colour)},
+        "label": {
+            "show": is_bright,
+            "position": "left" if on_left else "right",
+            "offset": [0, lower],
+            **_words(*words, colour),
+        },
     }
 
 
@@ -329,8 +334,8 @@ def _symbol(mark: style.Mark, colour: str, *, size: int, border: int) -> Option:
 
 def _words(called: str, more: str, colour: str) -> Option:
     """Return the label beside a symbol: the trial's name on its colour, then more on grey."""
-    rich = {"number": _tag(colour), "more": _tag(TAG)}
-    return {"formatter": f"{{number|{called}}}" + (f"{{more|{more.strip()}}}" if more else ""), "rich": rich}
+    text = f"{{number|{called}}}" + (f"{{more|{more.strip()}}}" if more else "")
+    return {"opacity": 1, "formatter": text, "rich": {"number": _tag(colour), "more": _tag(TAG)}}
 
 
 def _tag(colour: str) -> Option:

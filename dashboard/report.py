@@ -17,12 +17,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dashboard import analysis, data, figures, importance_figures, safe_text, style
+from dashboard import analysis, data, figures, importance_figures, safe_text, sentences, style
 from dashboard.data import Snapshot, StepCache
 from dashboard.views.answer import changed_settings
 from dashboard.views.common import highlighted
 from dashboard.views.confirm import table as confirmed_table
 from ppo_core import __version__, output
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.confirm.result import confirmations
 from tuner.control import forks
@@ -75,8 +76,8 @@ def _template() -> Template:
     return environment.get_template("report.html.jinja")
 
 
-def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str, go.Figure]:
-    """Return figures by title: the front, curves of the main trials, and what mattered."""
+def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str, tuple[go.Figure, str]]:
+    """Return figures by title, each with a sentence on it: the front, curves of the main trials, and what mattered."""
     evaluated = analysis.evaluations(StepCache(analysis.EVALUATED, evaluations_only=True).read(store, view.trials))
     if evaluated.empty:
         return {}
@@ -85,19 +86,21 @@ def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str,
     if trial is not None and trial.value_step is not None:
         chosen = tuple(dict.fromkeys([trial.number, *chosen]))
         checkpoint = analysis.checkpoint_of(evaluated, trial.number, trial.value_step)
-    figure_by_title = {
-        "Reward against KL": figures.trajectories(
-            evaluated, snapshot.trials, analysis.front(evaluated), spec=spec, chosen=chosen, best=checkpoint,
-            star="recommended checkpoint",
-        )
-    }  # fmt: skip
+    front = figures.trajectories(
+        evaluated, snapshot.trials, analysis.front(evaluated), spec=spec, chosen=chosen, best=checkpoint,
+        star="recommended checkpoint",
+    )  # fmt: skip
+    figure_by_title = {"Reward against KL": (front, sentences.of_front(evaluated, spec.kl_budget))}
     steps = StepCache(CURVES).read(store, [row for row in view.trials if row.number in chosen])
     for metric in CURVES:
-        figure_by_title[f"{METRICS[metric].label} over episodes"] = figures.aligned(steps, metric, sorted(chosen), spec)
+        curves = figures.aligned(steps, metric, sorted(chosen), spec)
+        figure_by_title[f"{METRICS[metric].label} over episodes"] = curves, ""
     if not importance.refusal(view.trials, spec):
-        ranked = importance.importances(importance.usable(view.trials, spec), spec)["reward"]
-        figure_by_title["What mattered for a high reward"] = importance_figures.importance_bars(ranked)
-    for figure in figure_by_title.values():  # for light and dark pages
+        usable = importance.usable(view.trials, spec)
+        ranked = importance.importances(usable, spec)["reward"]
+        certainty = importance.certainty(ranked, len(usable), lambda name: HYPERPARAMETERS[name].label)
+        figure_by_title["What mattered for a high reward"] = importance_figures.importance_bars(ranked), certainty
+    for figure, _ in figure_by_title.values():  # for light and dark pages
         figure.update_layout(template="none", paper_bgcolor="rgba(0, 0, 0, 0)", plot_bgcolor="rgba(0, 0, 0, 0)")
         axis = {"gridcolor": "rgba(128, 128, 128, 0.25)", "automargin": True}
         figure.update_xaxes(axis).update_yaxes(axis)

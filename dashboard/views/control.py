@@ -1,6 +1,7 @@
 """Control: actions on a study and its trials, the commands that run it, and the action log."""
 
 import functools
+from collections.abc import Sequence
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -16,6 +17,7 @@ from dashboard.views.control_parts import (
     order_button,
     show_problem,
 )
+from tuner.judge.answer import of_study
 from tuner.judge.results import StudyView
 from tuner.store import Store
 from tuner.study.status import CHANGEABLE_SETTINGS, ORDER_KINDS
@@ -23,6 +25,7 @@ from tuner.study.status import CHANGEABLE_SETTINGS, ORDER_KINDS
 STEER, NEW_TRIAL = "Steer", "New trial"
 _STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop study", "retry": "Retry all failed"}
 _TRIAL_BUTTONS = {"stop": "Stop after this step", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
+MOST_EVENTS = 12
 _NEW_TOKEN = "token to keep"
 """Session key: a token was typed, and the browser has not stored it yet."""
 
@@ -43,7 +46,7 @@ def page(choice: common.Choice) -> None:
 
 
 def _draw(part: str, head: DeltaGenerator, store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
-    left, right = st.columns(2, gap="medium")
+    left, right = st.columns([6, 7], gap="medium")
     with left:
         if part == STEER:
             _study(store, snapshot, head)
@@ -54,9 +57,14 @@ def _draw(part: str, head: DeltaGenerator, store: Store, snapshot: Snapshot, cho
             with head:
                 common.draw_status(snapshot.view)
             new_trial.draw(store, snapshot.view)
-    with right:
         action_log.draw(store, snapshot.view)
-        common.live(snapshot, running.draw_events)
+    with right:
+        common.live(snapshot, _what_goes_on)
+
+
+def _what_goes_on(store: Store, snapshot: Snapshot) -> None:
+    running.draw_table(store, snapshot)
+    running.draw_events(store, snapshot, MOST_EVENTS)
 
 
 def _permission() -> None:
@@ -95,18 +103,32 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
         why_not = over if kind == "pause" else None
         order_button(row, label, f"study {kind}", ORDER_KINDS[kind].doc, store, view, kind, why_not=why_not)
     if not was_held:
-        _commands(view)
+        _commands(store, view)
 
 
-def _commands(view: StudyView) -> None:
+def _commands(store: Store, view: StudyView) -> None:
     """Show the commands that run or confirm a stopped study, and watch until it runs."""
     name, is_finished = view.row.name, view.state == "finished"
     st.write("The search has ended. To carry out actions that wait:" if is_finished else "To resume the study:")
     common.show_commands(data.command(["run", name]))
     if is_finished:
-        st.write("To run its best configurations on fresh seeds, or see how they did:")
-        common.show_commands(data.command(["confirm", name]))
+        text, words = _confirm(store, view)
+        st.write(text)
+        common.show_commands(data.command(words))
     st.fragment(_until_run, run_every=common.REFRESH_SECONDS)(name, view.row.lease_token)
+
+
+def _confirm(store: Store, view: StudyView) -> tuple[str, Sequence[str]]:
+    """Return the lead-in and the words of the command that confirms a finished study, or goes on with that."""
+    words: Sequence[str] = ["confirm", view.row.name]
+    if not view.confirming:
+        return "To run its best configurations on fresh seeds:", words
+    if not all(run.status.is_final for run in view.confirming):
+        return "Some confirming runs have not ended. To resume them:", words
+    answer = of_study(store, view)
+    if answer is None or not answer.confirm:
+        return "Its best configurations ran on fresh seeds (see Confirm). To print how they did:", words
+    return "Its best configurations ran on fresh seeds (see Confirm). To be surer:", answer.confirm
 
 
 def _until_run(name: str, lease_token: int) -> None:

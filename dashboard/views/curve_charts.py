@@ -80,20 +80,24 @@ class ChartData:
         return bool(self.frame[metric].notna().any())
 
 
-def draw(curves: ChartData, metrics: Sequence[str], *, height: int, full_width: int = 0) -> None:
-    """Draw the charts, the first `full_width` ones over the whole width, the others in pairs."""
+def draw(curves: ChartData, metrics: Sequence[str], *, height: int, is_first_wide: bool = False) -> None:
+    """Draw the charts in pairs; of an odd number `is_first_wide`, so that no place stays empty."""
     baseline = data.baseline(curves.frame)
     measured = [metric for metric in metrics if curves.is_measured(metric)]
     if curves.drawing.linked and len(measured) > 1:
         _draw_linked(curves, measured, baseline, height)
-        return
-    for metric in metrics[:full_width]:
-        _draw_one(curves, metric, baseline, height)
-    if len(metrics) > full_width:
-        with st.grid(2, min_column_width=320):
-            for metric in metrics[full_width:]:
-                with st.container():
-                    _draw_one(curves, metric, baseline, height)
+    else:
+        wide = len(measured) % 2 if is_first_wide else 0
+        for metric in measured[:wide]:
+            _draw_one(curves, metric, baseline, height)
+        if len(measured) > wide:
+            with st.grid(2, min_column_width=320):
+                for metric in measured[wide:]:
+                    with st.container():
+                        _draw_one(curves, metric, baseline, height)
+    missing = [METRICS[metric].label for metric in metrics if metric not in measured]
+    if missing:
+        st.caption(f"Not measured in these trials: {', '.join(missing)}.")
 
 
 def _draw_linked(curves: ChartData, metrics: Sequence[str], baseline: float | None, height: int) -> None:
@@ -108,9 +112,6 @@ def _draw_linked(curves: ChartData, metrics: Sequence[str], baseline: float | No
 
 def _draw_one(curves: ChartData, metric: str, baseline: float | None, height: int) -> None:
     common.heading(METRICS[metric].label, _help(curves, metric))
-    if not curves.is_measured(metric):
-        st.caption("Not measured in these trials.")
-        return
     option, text = _chart_and_caption(curves, metric, baseline)
     _echarts(option, f"{metric} curves", curves, height, METRICS[metric].title)
     if text:
@@ -234,6 +235,8 @@ def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[st
     """Return the chart and its caption, cached by `key`."""
     snapshot, frame, drawing, groups = _curves.snapshot, _curves.frame, _curves.drawing, _groups(_curves)
     points = charts.points_of(frame, _metric, drawing.axis)
+    if _metric == "eval/kl":
+        points["se"] = frame["eval/kl_se"]
     trials, looks = (snapshot.trials.iloc[:0], {}) if groups else (snapshot.trials, _curves.looks)
     names: dict[Any, str] = {number: f"trial {number}" for number in _curves.bright}
     if groups:

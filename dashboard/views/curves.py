@@ -55,7 +55,7 @@ def _draw(store: Store, snapshot: Snapshot, chosen: common.Numbers, metrics: tup
     if curves.frame.empty:
         st.info("No trial has reported a step yet.")
         return
-    curve_charts.draw(curves, metrics, height=300, full_width=len(metrics) % 2)
+    curve_charts.draw(curves, metrics, height=300, is_first_wide=True)
     differing = analysis.also_differ(curves.rows, drawing.by) if drawing.by else ""
     st.caption(f"{curve_charts.caption(curves, chosen)} {differing}".strip())
     incident.draw_line(store, snapshot, chosen)
@@ -81,12 +81,13 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         help="Shows the value of a searched hyperparameter beside the trial's number.",
     )  # fmt: skip
     grouped = more.toggle(
-        "Group by it", key="group", bind="query-params", disabled=by is None,
-        help="One line for the mean of the trials with each value, and a band; of many values, low and high ones.",
+        "Average by its value", key="group", bind="query-params", disabled=by is None,
+        help="One line and a band for the trials with each value; many values are split into low and high ones. "
+        "Needs a setting above.",
     )  # fmt: skip
     linked = more.toggle(
         "Link the cursors", key="linked", bind="query-params",
-        help="Draws the charts below each other as one, so that the line under the mouse is in all of them.",
+        help="Draws all charts below each other, with one cursor through all of them.",
     )  # fmt: skip
     smoothing = more.slider(
         "Smoothing", 0.0, 0.95, 0.0, 0.05, key="smooth", bind="query-params",

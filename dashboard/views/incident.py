@@ -64,14 +64,13 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
         st.info(f"Trial {number} has not reported a step yet.")
         return
     incident = _find(snapshot, steps)
-    if incident is None:
-        st.info(f"The KL of trial {number} never went over the budget of {spec.kl_budget:g} nats per response.")
-    else:
+    if incident is not None:
         st.text(_text(incident, number), help=_RULE)
-    lines, colour = {"Budget": spec.kl_budget, "Limit": spec.kl_limit}, common.looks(snapshot, [number])[number].colour
-    chart = charts.incident(steps, incident, colour=colour, lines=lines)
-    alt = f"Trial {number}: KL and {len(SIGNALS)} signals by step"
-    st.echarts_chart(chart, key="incident chart", height=echarts.height(chart), alt=alt)
+        _panels(snapshot, steps, incident, number)
+    else:
+        st.text(f"The KL of trial {number} never went over the budget of {spec.kl_budget:g} nats per response.")
+        with st.expander("KL and signals by step"):
+            _panels(snapshot, steps, None, number)
     if incident is not None and incident.moves:
         number_column = st.column_config.NumberColumn
         common.table(
@@ -89,6 +88,13 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
             },
             placeholder="–",
         )
+
+
+def _panels(snapshot: Snapshot, steps: pd.DataFrame, incident: Incident | None, number: int) -> None:
+    lines = {"Budget": snapshot.view.spec.kl_budget, "Limit": snapshot.view.spec.kl_limit}
+    chart = charts.incident(steps, incident, colour=common.looks(snapshot, [number])[number].colour, lines=lines)
+    alt = f"Trial {number}: KL and {len(SIGNALS)} signals by step"
+    st.echarts_chart(chart, key="incident chart", height=echarts.height(chart), alt=alt)
 
 
 _RULE = (

@@ -1,4 +1,4 @@
-"""Unfinished trials, a card each, those needing attention first; and the latest events."""
+"""Unfinished trials, as cards or in a table, those needing attention first; and the latest events."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,9 @@ from dashboard.health import HEALTH_MARKS, LEAST_SECONDS, NEAR, TIMES_USUAL, Car
 from dashboard.views.common import ago, heading, looks, table, trial_link
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
-from tuner.store import Store
+from tuner.judge.rules import KL
+from tuner.store import Store, TrialRow
+from tuner.study.status import Role, Status
 
 MOST_CARDS = 12
 MOST_EVENTS = 8
@@ -60,37 +62,103 @@ def _card_text(card: Card, limit: float) -> str:
     return "\n".join(filter(None, [kl, rewards, f"{progress} {duration(card.silent)} ago{usual}"]))
 
 
-def read_cards(store: Store, snapshot: Snapshot) -> list[Card]:
-    """Return the cards of unfinished trials."""
+def read_cards(store: Store, snapshot: Snapshot, *, with_confirming: bool = False) -> list[Card]:
+    """Return the cards of unfinished trials, `with_confirming` also of unfinished confirming runs."""
     view, row = snapshot.view, snapshot.view.row
-    unfinished = [trial.number for trial in view.trials if not trial.status.is_final]
+    rows = [*view.trials, *(view.confirming if with_confirming else ())]
+    unfinished = [trial.number for trial in rows if not trial.status.is_final]
     steps = data.curves(store, snapshot, health.READ, numbers=unfinished)
-    return health.cards(view.trials, steps, limit=view.spec.kl_limit, now=row.read_at or row.created_at)
+    return health.cards(rows, steps, limit=view.spec.kl_limit, now=row.read_at or row.created_at)
 
 
-def draw_events(store: Store, snapshot: Snapshot) -> None:
-    """Draw the latest starts and ends of trials, with reasons."""
-    if not snapshot.view.trials:
+def draw_table(store: Store, snapshot: Snapshot) -> None:
+    """Draw the trials and confirming runs that run or wait as a table, if any."""
+    view, cards = snapshot.view, read_cards(store, snapshot, with_confirming=True)
+    if not cards:
         return
-    heading("What happened", "Trials that started or ended last.")
-    rows = sorted(snapshot.view.trials, key=lambda row: row.ended_at or row.started_at, reverse=True)[:MOST_EVENTS]
-    events = pd.DataFrame(
+    heading("Running and queued" if view.row.is_held else "Unfinished trials")
+    row_of = {row.number: row for row in (*view.trials, *view.confirming)}
+    text, number = st.column_config.TextColumn, st.column_config.NumberColumn
+    table(
+        pd.DataFrame(_unfinished(card, row_of[card.number]) for card in cards),
+        "unfinished",
         {
-            "trial": row.number,
-            "status": style.status_cell(row),
-            "when": f"started {ago(row.started_at)}" if row.ended_at is None else f"ended {ago(row.ended_at)}",
-            "reason": safe_text.cell(row.reason.message) if row.reason else "",
-        }
-        for row in rows
+            "trial": number("Trial", width=50, pinned=True),
+            "status": text("Status", width=105),
+            "episodes": text("Episodes", width=105),
+            "kl": number("KL", format="%.1f", width=45, help=METRICS[KL].doc),
+            "time": text("Time", width=110, help="Training time so far, and how long the rest takes at its pace."),
+            "what": text("What it is", width=170),
+        },
+        placeholder="–",
     )
+
+
+def _unfinished(card: Card, row: TrialRow) -> dict[str, object]:
+    left = time_left(row)
+    return {
+        "trial": card.number,
+        "status": f"{HEALTH_MARKS[card.health][0]} {card.health}",
+        "episodes": f"{row.episodes:,} of {row.config['total_episodes']:,}",
+        "kl": card.kl,
+        "time": duration(row.seconds) + (f", {left}" if left else ""),
+        "what": safe_text.cell(what_it_is(row)),
+    }
+
+
+def time_left(row: TrialRow) -> str:
+    """Return about how long a running trial still takes; empty if it does not run, or its pace is not known."""
+    left = int(row.config["total_episodes"] or 0) - row.episodes
+    if row.status is not Status.RUNNING or row.is_interrupted or not row.episodes or left <= 0:
+        return ""
+    return f"{duration(row.seconds * left / row.episodes)} left"
+
+
+def what_it_is(row: TrialRow) -> str:
+    """Return a trial's label and how it came about: `reference`, `fork of 3`, `confirms trial 25, seed 2`."""
+    origin = row.origin.value
+    if row.role is Role.CONFIRM:
+        origin = f"confirms trial {row.parent}, seed {row.seed}"
+    elif row.role is Role.FORK:
+        origin = f"fork of {row.parent}"
+    return f"{row.label}, {origin}" if row.label else origin
+
+
+def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> None:
+    """Draw the latest starts, pauses and ends of trials and confirming runs, with reasons."""
+    rows = sorted(
+        (*snapshot.view.trials, *snapshot.view.confirming), key=lambda row: row.ended_at or row.started_at, reverse=True
+    )[: 3 * most]  # pauses are later than starts
+    if not rows:
+        return
+    heading("What happened", "Trials and confirming runs that started, were paused or ended last.")
+    paused = [row.number for row in rows if row.status is Status.PAUSED]
+    paused_at = data.curves(store, snapshot, health.READ, numbers=paused).groupby("trial")["at"].max()
+    events = sorted((_event(row, paused_at.get(row.number)) for row in rows), key=lambda event: event[0], reverse=True)
     text = st.column_config.TextColumn
     table(
-        events,
+        pd.DataFrame(cells for _, cells in events[:most]),
         "happened",
         {
-            "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
-            "status": text("Status", width=120),
-            "when": text("Started or ended", width=140),
+            "trial": st.column_config.NumberColumn("Trial", width=50, pinned=True),
+            "status": text("Status", width=105),
+            "when": text("When", width=150),
             "reason": text("Reason", width=260),
         },
     )
+
+
+def _event(row: TrialRow, paused_at: float | None) -> tuple[float, dict[str, object]]:
+    """Return when the latest happened to a trial, and its row of the table; `paused_at` is its last report's time."""
+    verb, at = "ended", row.ended_at or paused_at or row.started_at
+    if row.ended_at is None:
+        is_queued = row.status is Status.WAITING and not row.attempts
+        verb = "paused" if paused_at else "queued" if is_queued else "started"
+    reasons = [what_it_is(row) if row.role is Role.CONFIRM else "", row.reason.message if row.reason else ""]
+    cells = {
+        "trial": row.number,
+        "status": style.status_cell(row),
+        "when": f"{verb} {ago(at)}",
+        "reason": safe_text.cell("; ".join(filter(None, reasons))),
+    }
+    return at, cells

@@ -57,15 +57,15 @@ def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
 
 
 def describe(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw a line for each chosen trial: `25 ★ 2.06 · KL 5.0 · completed`."""
+    """Draw a line for each chosen trial: `Trial 25 ★: 2.06 · KL 5.0 · completed`."""
     best = snapshot.view.best()
     lines = []
     for row in [row for row in snapshot.view.trials if row.number in chosen][:MOST_DESCRIBED]:
         star = " ★" if best is not None and best.number == row.number else ""
         value = "" if row.value is None or row.kl is None else f" {row.value:.2f} · KL {row.kl:.1f} ·"
-        lines.append(f"{row.number}{star}{value} {style.status_text(row)}")
+        lines.append(f"Trial {row.number}{star}:{value} {style.status_text(row)}")
     if lines:
-        st.sidebar.caption("  \n".join(lines), help="Best reward within the KL budget, its KL, and status.")
+        st.sidebar.caption("  \n".join(lines), help="Best reward within the KL budget, its KL and status; ★: the best.")
 
 
 def choose_budget(snapshot: Snapshot) -> float:

@@ -1,6 +1,7 @@
 """Studies: a table of all, with state, best trial and cost; and several compared by front and by hyperparameter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from dashboard.views import common
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
+from tuner.judge.answer import Badge, of_study
 from tuner.judge.results import StudyView
 from tuner.store import Store, StudyRow
 
@@ -27,13 +29,15 @@ def page(choice: common.Choice) -> None:
         rows = data.studies(choice.store)
         is_any_held = any(row.is_held for row in rows)
         st.fragment(_table, run_every=REFRESH_SECONDS if is_any_held else None)(choice.store)
-        _several(choice, [row.name for row in rows])
+        _several(choice, rows)
 
 
-def _several(choice: common.Choice, names: list[str]) -> None:
-    """Compare a few studies: by default the sidebar's and the latest."""
+def _several(choice: common.Choice, rows: Sequence[StudyRow]) -> None:
+    """Compare a few studies: by default the sidebar's and the latest that can be read."""
     common.heading("Across studies")
-    first = list(dict.fromkeys([choice.snapshot.view.row.name, *names]))[:MOST_COMPARED]
+    names, readable = [row.name for row in rows], (row.name for row in rows if data.view(choice.store, row) is not None)
+    latest = islice(readable, MOST_COMPARED)
+    first = list(dict.fromkeys([choice.snapshot.view.row.name, *latest]))[:MOST_COMPARED]
     chosen = st.multiselect(
         "Studies", names, key="compared", bind="query-params", max_selections=MOST_COMPARED,
         format_func=safe_text.one_line, label_visibility="collapsed",
@@ -48,35 +52,72 @@ def _several(choice: common.Choice, names: list[str]) -> None:
     if not evaluated:
         st.info("None of these studies has an evaluation yet.")
         return
-    fronts = {name: analysis.front(points) for name, points in evaluated.items()}
     tasks = {snapshot.view.spec.task for snapshot in snapshots.values()}
-    differ = "" if len(tasks) == 1 else " They train different tasks, so their rewards are not on one scale."
+    if len(tasks) > 1:
+        st.info("These studies train different tasks: compare each reward with its own baseline, not with the others.")
+    common.table(
+        pd.DataFrame(
+            [_best(choice.store, snapshots[name], points, choice.budget) for name, points in evaluated.items()]
+        ),
+        key="best of studies",
+        columns=_best_columns(choice.budget),
+        placeholder="–",
+    )
     common.figure(
-        figures.fronts(fronts, choice.budget),
+        figures.fronts({name: analysis.front(points) for name, points in evaluated.items()}, choice.budget),
         key="fronts",
         alt="The front of eval reward against eval KL of each study",
-        caption=sentences.of_studies(evaluated, choice.budget) + differ,
-    )
-    number = st.column_config.NumberColumn
-    common.table(
-        pd.DataFrame([_best(snapshots[name], points, choice.budget) for name, points in evaluated.items()]),
-        key="best of studies",
-        columns={
-            "study": _link_column(),
-            "reward": number("Best eval reward", format="%.3f", help=f"Within {choice.budget:g} nats."),
-            "reward_se": number("± SE", format="%.3f"),
-            "kl": number("Eval KL (nats)", format="%.2f"),
-        },
+        caption=sentences.of_studies(evaluated, choice.budget) if len(tasks) == 1 else "",
     )
     _in_common({name: snapshot.trials for name, snapshot in snapshots.items()})
 
 
-def _best(snapshot: Snapshot, points: pd.DataFrame, kl_budget: float) -> dict[str, object]:
-    """Return a table row with a study's best checkpoint within a KL budget, empty without one."""
-    view, columns = snapshot.view, ["reward", "reward_se", "kl", "trial", "step"]
+def _best(store: Store, snapshot: Snapshot, points: pd.DataFrame, kl_budget: float) -> dict[str, object]:
+    """Return a table row with a study's best checkpoint within a KL budget, empty without one, and how sure it is."""
+    columns = ["reward", "reward_se", "kl", "trial", "step"]
     best = analysis.trained_within(points, kl_budget).nlargest(1, "reward")
     [values] = best[columns].to_dict("records") or [dict.fromkeys(columns)]
-    return {"study": _link(view.row.name), "task": safe_text.cell(view.spec.task), **values}
+    before = points.loc[points["step"] == 0, "reward"]
+    baseline = float(before.mean()) if len(before) else None
+    answer = of_study(store, data.under_budget(store, snapshot, kl_budget).view)
+    confirmed = None if answer is None else answer.confirmed
+    reading = None if confirmed is None else confirmed.reward
+    return {
+        "study": _link(snapshot.view.row.name),
+        "task": safe_text.cell(snapshot.view.spec.task),
+        "baseline": baseline,
+        "reward": values["reward"],
+        "reward_se": values["reward_se"],
+        "gain": None if baseline is None or values["reward"] is None else values["reward"] - baseline,
+        **{name: values[name] for name in ("kl", "trial", "step")},
+        "certainty": None if answer is None else answer.badge.value,
+        "confirmed": None if confirmed is None or reading is None else f"{confirmed.label}: {reading.text}",
+    }
+
+
+def _best_columns(kl_budget: float) -> dict[str, Any]:
+    number, text = st.column_config.NumberColumn, st.column_config.TextColumn
+    meanings = " ".join(f"{badge.value.capitalize()}: {badge.meaning}" for badge in Badge)
+    return {
+        "study": _link_column(),
+        "task": text("Task", width=85),
+        "baseline": number("SFT baseline", format="%.3f", width=95, help="Eval reward before training."),
+        "reward": number(
+            f"Best within {kl_budget:g} nats",
+            format="%.3f",
+            width=135,
+            help="The highest eval reward of a trained checkpoint.",
+        ),
+        "reward_se": number("± SE", format="%.3f", width=60, help=METRICS["eval/reward_se"].doc),
+        "gain": number("Over SFT", format="%+.3f", width=75, help="Best eval reward minus the SFT baseline."),
+        "kl": number("Its KL", format="%.2f", width=60, help=METRICS["eval/kl"].doc),
+        "trial": number("Trial", width=50),
+        "step": number("Step", width=50),
+        "certainty": text("Certainty", width=125, help=meanings),
+        "confirmed": text(
+            "On fresh seeds [95%]", width=170, help="Reward of the confirmed configuration on the test prompts."
+        ),
+    }
 
 
 def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
@@ -97,8 +138,11 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
         "Hyperparameter", names, key="common", bind="query-params", width=320, label_visibility="collapsed",
         format_func=lambda name: HYPERPARAMETERS[name].label,
     )  # fmt: skip
+    plot = figures.in_common(trials, name)
+    if plot.layout.xaxis.type == "log":
+        plot.update_xaxes(dtick="D2")  # labels at 1, 2 and 5 alone
     common.figure(
-        figures.in_common(trials, name),
+        plot,
         key="in common",
         alt=f"The value of every trial over {name}, a colour for each study",
         caption=sentences.of_common(trials, name),

@@ -8,7 +8,7 @@ import streamlit as st
 from dashboard import charts, data, safe_text, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import answer, changes, common, compare, curve_charts, incident, samples
+from dashboard.views import answer, changes, common, compare, curve_charts, incident, running, samples
 from dashboard.views.common import KeyNumber
 from dashboard.views.curve_charts import ChartData
 from ppo_core.output import KL_UNIT, NOTHING, duration, measured, plus_minus
@@ -89,6 +89,7 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     is_within = compare.ended_within(row, spec)
     end = None if is_within is None else f"{'within' if is_within else 'over'} {spec.kl_budget:g}"
     score = charts.screened_text(row.rung_score) if row.is_at_rung else None
+    share = f", {row.episodes / total:.0%}" if total and row.episodes < total else ""
     return [
         KeyNumber(
             "Best in the budget",
@@ -98,8 +99,10 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
         ),
         KeyNumber("End reward", measured(row.end_reward), None, "Eval reward of its last evaluation, whatever its KL."),
         KeyNumber("End KL", NOTHING if row.end_kl is None else f"{row.end_kl:.2f}", end, f"In {KL_UNIT}."),
-        KeyNumber("Episodes", f"{row.episodes:,}", f"of {total:,}" if total else None, "Trained so far."),
-        KeyNumber("Time", duration(row.seconds), score, "Training time over all attempts."),
+        KeyNumber("Episodes", f"{row.episodes:,}", f"of {total:,}{share}" if total else None, "Trained so far."),
+        KeyNumber(
+            "Time", duration(row.seconds), score or running.time_left(row) or None, "Training time over all attempts."
+        ),
     ]
 
 

@@ -361,7 +361,7 @@ def test_a_study_of_another_version_is_said_and_the_others_stay_open(
     run(app)
     assert "Trials" in subheaders(app)
     every = shown.page("studies", path, monkeypatch, study="fine")
-    assert sorted(table_with(every, "study")["state"]) == ["not readable", "✓ finished"]
+    assert sorted(table_with(every, "state")["state"]) == ["not readable", "✓ finished"]
 
 
 # Text from outside

@@ -74,6 +74,22 @@ def drawn(option: dict[str, Any], name: str) -> list[list[float]]:
     return source[[series["encode"]["x"], series["encode"]["y"]]].to_numpy().tolist()
 
 
+def test_an_eval_kl_is_over_the_budget_with_its_standard_error_as_everywhere() -> None:
+    points = pd.DataFrame({"trial": [0, 1, 2], "step": 4, "x": 4, "y": [9.5, 9.9, 10.5], "se": [0.2, 0.2, NAN]})
+    numbers = {number: f"trial {number}" for number in (0, 1, 2)}
+    said = charts.describe_ends(points, "eval/kl", 10, numbers)
+    assert said == "Trial 0 ends lowest, at 9.5; trial 2 highest, at 10.5. 2 of 3 end over the KL budget."
+    one = charts.describe_ends(points[:1], "eval/kl", 9.6, numbers)
+    assert one == "Trial 0 goes from 9.5 to 9.5, over the KL budget."
+
+
+def test_labels_of_early_ends_are_at_different_heights() -> None:
+    frame = pd.concat([steps(number, [0, 2, 3]) for number in range(4)])
+    early = [trial(number, Status.PRUNED, rule="kl_limit", stop_step=2) for number in range(4)]
+    ends = named(chart(frame, *early, chosen=(0, 1, 2, 3)), "pruned")
+    assert [end["label"]["offset"] for end in ends["data"]] == [[0, 0], [0, 18], [0, -18], [0, 0]]
+
+
 # The KL's axis, its budget, limit and target
 
 
@@ -409,8 +425,12 @@ def test_charts_that_share_a_cursor_are_one_and_each_series_is_in_its_own_panel(
 @pytest.mark.parametrize(
     ("metric", "kls", "said"),
     [
-        (KL, {0: 4.0}, "Trial 0 goes from 0 to 4, within the KL budget."),
-        (KL, {0: 4.0, 1: 12.0}, "Trial 0 ends lowest, at 4; trial 1 highest, at 12. 1 of 2 end over the KL budget."),
+        (KL, {0: 4.0}, "Trial 0 goes from 0 to 4, a mean within the KL budget."),
+        (
+            KL,
+            {0: 4.0, 1: 12.0},
+            "Trial 0 ends lowest, at 4; trial 1 highest, at 12. 1 of 2 end with a mean over the KL budget.",
+        ),
         (SCORE, {0: 4.0, 1: 12.0}, "Trial 0 ends highest, at -4; trial 1 lowest, at -12."),
         (KL, {}, ""),
     ],

@@ -1,6 +1,7 @@
 """The control page: what it asks to be confirmed, what it places, once, and what it refuses."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from dashboard import access, views
 from dashboard.views import action_log, common
 from tests.dashboard import fake_store
 from tests.dashboard.control_page import TOKEN, badges, orders, page, press, run, texts
-from tests.dashboard.fake_store import STUDY
-from tests.dashboard.shown import codes
+from tests.dashboard.fake_store import CUT, STUDY
+from tests.dashboard.shown import change, codes, subheaders
+from tests.tuner import made_study
 from tests.waiting import SECONDS
+from tuner.confirm.plan import Plan
 from tuner.environment import READ_ONLY_VARIABLE
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Lease, NewTrial, Store
@@ -92,6 +95,52 @@ def test_a_study_that_nothing_runs_shows_the_commands_that_go_on_with_it(
     store.acquire(STUDY)
     run(app)
     assert not set(commands) & set(codes(app)) and "_until_run" not in looks
+
+
+@pytest.mark.parametrize(
+    ("read", "said", "words"),
+    [
+        (None, "Its best configurations ran on fresh seeds (see Confirm). To print how they did:", ["confirm", CUT]),
+        (1, "Some confirming runs have not ended. To resume them:", ["confirm", CUT]),
+    ],
+)
+def test_after_a_confirmation_it_is_not_offered_as_new(
+    folder: Path, read: int | None, said: str, words: list[str]
+) -> None:
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    store = fake_store.build_cut(folder / "store.db", courses=done)
+    made_study.confirm(store, CUT, Plan(top=1, seeds=3), read)
+    app = page(part="Steer")
+    assert said in [each.value for each in app.markdown]
+    assert codes(app)[1].split()[1:3] == words
+    [happened] = [each.value for each in app.dataframe if "when" in each.value]
+    assert happened["reason"].iloc[0].startswith("confirms trial ")
+
+
+def test_a_live_study_shows_what_runs_and_waits_and_when_trials_were_paused(folder: Path) -> None:
+    with closing(fake_store.build_cut(folder / "store.db", held=True)) as store:
+        study = store.study(CUT)
+        lease = Lease(study.id, study.lease_token)
+        paused, rung = (next(row for row in store.trials(study) if row.number == number) for number in (13, 12))
+        first = store.trials(study)[0]
+        new = NewTrial(28, Origin.SAMPLED, {**first.config, "seed": 9}, first.params, 1, parent=5, role=Role.CONFIRM)
+        store.add_trial(lease, new)
+        change(folder / "store.db", "UPDATE ppo_steps SET at = at - 3600 WHERE trial_id = ?", str(rung.id))
+        change(folder / "store.db", "UPDATE ppo_trials SET started_at = started_at + 60, label = 'mine' WHERE id = ?",
+               str(paused.id))  # fmt: skip
+        app = page(part="Steer")
+    assert subheaders(app)[-2:] == ["Running and queued", "What happened"]
+    [runs] = [each.value for each in app.dataframe if "what" in each.value]
+    assert runs.drop(columns="kl").to_dict("split")["data"] == [
+        [14, "✓ healthy", "1,088 of 1,920", "19 s, 14 s left", "sampled"],
+        [28, "… starting", "0 of 1,920", "0 s", "confirms trial 5, seed 9"],
+        [13, "‖ paused", "128 of 1,920", "3 s", "mine, sampled"],
+    ]
+    assert runs["kl"].round(1).fillna(-1).tolist() == [9.0, -1, 0.9]
+    [happened] = [each.value.set_index("trial") for each in app.dataframe if "when" in each.value]
+    assert happened["when"][27].startswith("paused ") and happened["when"][28].startswith("started ")
+    assert 12 not in happened.index, "it was paused an hour ago"
+    assert len(happened) == 12
 
 
 def until_run() -> None:

@@ -9,13 +9,18 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from dashboard import charts, data
 from dashboard.__main__ import read_ahead
 from dashboard.views import curve_charts, sample_marks, samples, studies, trials_table
 from ppo_core.report import StepReport, TokenReadings
-from tests.dashboard import fake_store
+from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import CUT, HOSTILE, STORED, STUDY, Course
+from tests.tuner import made_study
+from tuner.confirm.plan import Plan
+from tuner.confirm.result import confirmations
+from tuner.judge.results import read_study
 from tuner.store import Lease, NewTrial, Outcome, Store
 from tuner.study.status import Origin, Status
 
@@ -225,15 +230,47 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE ppo_studies SET name = '=three'")
     store = fake_store.build(path, courses=(fake_store.COURSES[13],), held=True, name="live")
-    shown = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
-    assert shown["study"].tolist() == ["./?study=live", "./?study=%3Dthree"]
-    assert shown["state"].tolist() == ["▶ running", "✓ finished"]
-    assert shown["ended"].tolist() == ["0 of 14", "3 of 14"]
-    assert shown["best"][1] == pytest.approx(1.547, abs=0.001) and shown["kl"][1] <= 10
-    assert math.isnan(shown["best"][0])
-    assert shown["device"][1] == "61 s"
-    assert shown["pruned"][1] == pytest.approx(100 * 14 / 76)
-    assert "spent" not in shown.columns, "none has a budget"
+    table = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
+    assert table["study"].tolist() == ["./?study=live", "./?study=%3Dthree"]
+    assert table["state"].tolist() == ["▶ running", "✓ finished"]
+    assert table["ended"].tolist() == ["0 of 14", "3 of 14"]
+    assert table["best"][1] == pytest.approx(1.547, abs=0.001) and table["kl"][1] <= 10
+    assert math.isnan(table["best"][0])
+    assert table["device"][1] == "61 s"
+    assert table["pruned"][1] == pytest.approx(100 * 14 / 76)
+    assert "spent" not in table.columns, "none has a budget"
+
+
+def test_studies_are_compared_with_their_own_baselines_and_confirmations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    fake_store.build(path, courses=fake_store.COURSES[:1]).close()
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    store = fake_store.build_cut(path, courses=done)
+    made_study.confirm(store, CUT, Plan(top=1, seeds=3))
+    confirmed = confirmations(store, read_study(store, CUT))[0].best
+    assert confirmed is not None and confirmed.reward is not None
+
+    def rows(**link: str) -> tuple[AppTest, list[dict[str, Any]]]:
+        app = shown.page("studies", path, monkeypatch, study=CUT, **link)
+        [table] = [each.value for each in app.dataframe if "gain" in each.value]
+        return app, table.replace({float("nan"): None}).to_dict("records")
+
+    app, (cut, full) = rows()
+    assert (cut["study"], cut["task"], cut["trial"]) == ("./?study=reviews-cut", "reviews", 5)
+    assert [round(cut[name], 3) for name in ("baseline", "reward", "gain")] == [0.42, 1.744, 1.324]
+    assert (cut["certainty"], cut["confirmed"]) == ("confirmed", f"{confirmed.label}: {confirmed.reward.text}")
+    assert (full["certainty"], full["confirmed"]) == ("one seed", None)
+    assert shown.infos(app) == []
+    assert [row["certainty"] for row in rows(budget="3")[1]] == ["one seed", "one seed"]
+    assert rows(budget="0.1")[1][1]["reward"] is None, "nothing of it is within the budget"
+    shown.change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'arithmetic') WHERE name = ?", STUDY)
+    [other] = shown.infos(rows()[0])
+    assert other.startswith("These studies train different tasks: ")
+    gone = "UPDATE ppo_studies SET paused_at = 1, spec = json_set(spec, '$.task', 'gone') WHERE name = ?"
+    shown.change(path, gone, STUDY)
+    assert [row["study"] for row in rows()[1]] == ["./?study=reviews-cut"]
 
 
 def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path) -> None:

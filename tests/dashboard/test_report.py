@@ -18,6 +18,7 @@ from tests.dashboard import fake_store
 from tests.dashboard.fake_store import COURSES, HOSTILE, SPEC, STUDY, Course
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
+from tuner.search import importance
 from tuner.store import NewTrial, Outcome, Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
@@ -115,7 +116,21 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
     assert "13 of 14 trials ended. Spent: 247 device-seconds" in text
     assert "Policy learning rate 0.00036 0.0001" in text, "against the reference"
     figures = text.split(" Figures ")[1].split(" Trials ")[0]
-    assert figures == "Reward against KL Training KL over episodes Eval reward over episodes"
+    front = "Within 10 nats the best reward is 1.74 (trial 9); half of that KL reaches 1.46; "
+    assert figures.startswith(f"Reward against KL {front}")
+    assert figures.endswith("Training KL over episodes Eval reward over episodes")
+
+
+def test_importance_says_how_sure_it_is_and_how_many_of_many_trials_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importance, "MOST", 8)
+    completed = tuple(course for course in fake_store.COURSES if course.status is Status.COMPLETED)
+    with closing(fake_store.build(tmp_path / "s.db", courses=(*completed, *completed[1:4]))) as store:
+        text = read(store).text.split("What mattered for a high reward ")[1]
+    assert text.startswith(
+        "With 8 of 12 trials, spread evenly over the study, for 6 searched hyperparameters (1.3 each), "
+    )
 
 
 def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """One trial's page: the trial that it is of, what it says of it, and what moved first in it."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import CUT, STUDY
-from tests.dashboard.shown import GOOD, cards, change, charts, codes, fork, infos, page, run, subheaders, texts
+from tests.dashboard.shown import GOOD, cards, change, charts, codes, fork, page, run, subheaders, texts
 from tests.tuner import made_study
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
@@ -25,10 +26,22 @@ def test_it_is_of_the_best_of_the_first_chosen_or_of_the_one_in_the_link(
     assert cards(app)["End KL"] == ("11.89", "over 10")
     app.multiselect(key="trial").set_value([6, 5])
     assert charts(run(app)) == [*CURVES, "incident chart"]
+    assert [each.label for each in app.expander] == ["Log", "All settings"], "what moved first is open"
     [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21, the first step over")]
     assert " moved first, at step 18" in told
     app.selectbox(key="n").set_value(5)
-    assert "The KL of trial 5 never went over the budget of 10 nats per response." in infos(run(app))
+    assert "The KL of trial 5 never went over the budget of 10 nats per response." in texts(run(app))
+    assert next((each.label, each.proto.expanded) for each in app.expander) == ("KL and signals by step", False)
+
+
+def test_a_running_trial_says_how_far_it_is_and_how_long_it_still_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(fake_store.build(tmp_path / "store.db", held=True)):
+        shown = cards(page("trial", tmp_path / "store.db", monkeypatch, n="13"))
+        assert shown["Episodes"] == ("1,088", "of 1,920, 57%") and shown["Time"] == ("14 s", "11 s left")
+    shown = cards(page("trial", tmp_path / "store.db", monkeypatch, n="12"))
+    assert shown["Episodes"] == ("1,920", "of 1,920") and shown["Time"] == ("25 s", "")
 
 
 def test_it_says_how_the_trial_ended_and_how_to_go_on(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
