@@ -113,7 +113,7 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
         state.network, state.optimizers, experience, config, state.step, state.chunks.training, state.world
     )
     if state.step >= config.critic_warmup:  # during the critic's warm-up β has no effect
-        state.kl_controller.update(kl_exact, state.sizes.batch_size, _rates_ahead(state))
+        state.kl_controller.update(kl_exact, state.sizes.batch_size, *_last_and_ahead(state))
     state.optimizer_steps += update.steps - update.skipped
     state.step += 1
     return update.metrics() | rates | {"optimizer_steps": state.optimizer_steps}
@@ -131,12 +131,12 @@ def _set_rates(state: RunState) -> dict[str, float]:
     return {"lr": policy_rate} | ({"value/lr": value_rate} if config.has_critic else {})
 
 
-def _rates_ahead(state: RunState) -> float:
-    """Return the sum of the policy's learning rates after this iteration, as a multiple of the current one."""
+def _last_and_ahead(state: RunState) -> tuple[float, float]:
+    """Return the policy's learning rate in the iteration before, and the sum of those of this and all later ones."""
     config, late = state.config, state.config.critic_warmup
     factors = lr_factors(config.lr_scheduler_type, state.iterations - late, config.warmup_ratio, config.min_lr_rate)
     here = state.step - late
-    return sum(factors[here + 1 :]) / factors[here]
+    return config.learning_rate * factors[max(0, here - 1)], config.learning_rate * sum(factors[here:])
 
 
 class PPOTrainer:

@@ -2,15 +2,16 @@
 
     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
     landing     β *= exp(pace · clip(log(forecast / target), ±1)), from σ / √(2 target) on
-                forecast = KL + rise · Σ(learning rates to come) / (the present one)
+                forecast = KL - first KL + rise / rate · Σ(learning rates of this and all later iterations)
 
-KL is the exact KL of a rollout batch, in nats per response, which budgets and guards read too; n and horizon count
-episodes. `adaptive` holds the KL at the target once it is there; early in a short run it lowers β regardless, and the
-KL overshoots. `landing` forecasts the KL at the end of the run, if it keeps rising at the same rate per unit of
-learning rate: `rise` is its change per iteration, smoothed over a tenth of the run, so β first moves after the second
-batch. Pace and smoothing are shares of the run, so that runs of all lengths are steered alike. Its first β is that of
-the best policy with the target's KL if scores are normal with standard deviation σ: reference · exp(score / β) / Z,
-whose KL is then σ² / (2 β²).
+KL is the exact KL of a rollout batch, sampled before the iteration's update, in nats per response; budgets and guards
+read it too. n and horizon count episodes. `adaptive` holds the KL at the target once it is there; early in a short run
+it lowers β regardless, and the KL overshoots. `landing` forecasts the KL at the end of the run, if it keeps rising at
+the same rate per unit of learning rate: `rise` is its change per iteration and `rate` the learning rate that made it,
+both smoothed over a tenth of the run, so β first moves after the second batch. The first KL is 0, unless the rollouts
+are sampled with top-p or top-k. Pace and smoothing are shares of the run, so that runs of all lengths are steered
+alike. Landing's first β is that of the best policy with the target's KL if scores are normal with standard deviation σ:
+reference · exp(score / β) / Z, whose KL is then σ² / (2 β²).
 
 Sources: adaptive, arXiv 1909.08593, section 2.2. The best policy, Rafailov et al. 2023, arXiv 2305.18290, eq. 4.
 landing, this project; docs/benchmarks.md has the measurements.
@@ -36,13 +37,14 @@ class KLController:
     def begin(self, spread: Callable[[], float]) -> None:
         """Set the first β by the standard deviation of a rollout batch's scores, if that determines it."""
 
-    def update(self, kl: float, episodes: int, ahead: float) -> None:
+    def update(self, kl: float, episodes: int, last_rate: float, ahead: float) -> None:
         """Move β after a rollout batch.
 
         Args:
             kl: The batch's mean exact KL, in nats per response.
             episodes: How many responses the batch has.
-            ahead: Sum of the policy's learning rates of the iterations to come, as a multiple of the present one.
+            last_rate: The policy's learning rate in the iteration before; it does not matter in the first.
+            ahead: Sum of its learning rates in this and all later iterations.
         """
 
     def state_dict(self) -> dict[str, float]:
@@ -61,7 +63,7 @@ class AdaptiveController(KLController):
         super().__init__(coef)
         self.target, self.horizon = target, horizon
 
-    def update(self, kl: float, episodes: int, ahead: float) -> None:
+    def update(self, kl: float, episodes: int, last_rate: float, ahead: float) -> None:
         """Move β by the formula above; a batch longer than the horizon counts as the horizon."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * min(episodes / self.horizon, 1.0)
@@ -76,34 +78,34 @@ class LandingController(KLController):
     def __init__(self, target: float, iterations: int) -> None:
         super().__init__(0.0)
         self.target, self.iterations = target, iterations
-        self.kl: float | None = None
-        """The last batch's; None before the first."""
-        self.rise: float | None = None
+        self.known: dict[str, float] = {}
+        """`first` and latest `kl`, and the smoothed `rise` and `rate`; each missing before it is known."""
 
     def begin(self, spread: Callable[[], float]) -> None:
         """Set the first β by the formula above, once."""
         if self.coef == 0:
             self.coef = spread() / math.sqrt(2 * self.target)
 
-    def update(self, kl: float, episodes: int, ahead: float) -> None:
+    def update(self, kl: float, episodes: int, last_rate: float, ahead: float) -> None:
         """Move β by the formula above; the first batch, sampled before any update, has no rise yet."""
-        last, self.kl = self.kl, kl
-        if last is None:
-            return
-        weight = min(SMOOTHING / self.iterations, 1.0)
-        self.rise = kl - last if self.rise is None else self.rise + weight * (kl - last - self.rise)
-        forecast = max(kl + self.rise * ahead, 1e-3)
-        error = min(max(math.log(forecast / self.target), -1.0), 1.0)
-        self.coef *= math.exp(min(PACE / self.iterations, FASTEST) * error)
+        known, weight = self.known, min(SMOOTHING / self.iterations, 1.0)
+        if known:
+            for name, newest in (("rise", kl - known["kl"]), ("rate", last_rate)):
+                smoothed = known.setdefault(name, newest)
+                known[name] = smoothed + weight * (newest - smoothed)
+            forecast = max(kl - known["first"] + known["rise"] / known["rate"] * ahead, 1e-3)
+            error = min(max(math.log(forecast / self.target), -1.0), 1.0)
+            self.coef *= math.exp(min(PACE / self.iterations, FASTEST) * error)
+        self.known = {"first": kl, **known, "kl": kl}
 
     def state_dict(self) -> dict[str, float]:
         """Return the changing state."""
-        known = {"coef": self.coef, "kl": self.kl, "rise": self.rise}
-        return {name: value for name, value in known.items() if value is not None}
+        return {"coef": self.coef, **self.known}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore from a `state_dict`."""
-        self.coef, self.kl, self.rise = state["coef"], state.get("kl"), state.get("rise")
+        self.known = {**state}
+        self.coef = self.known.pop("coef")
 
 
 def controller_of(config: PPOConfig, iterations: int) -> KLController:

@@ -2,11 +2,13 @@
 
 import json
 import math
+from typing import get_args
 
 import pytest
 
 from ppo_core import PPOConfig
 from ppo_core.algorithm.kl_controller import AdaptiveController, KLController, LandingController, controller_of
+from ppo_core.algorithm.schedule import Schedule, lr_factors
 
 
 def landing(first: float, target: float, iterations: int) -> LandingController:
@@ -25,7 +27,7 @@ CONTROLLERS = {
 
 def test_a_fixed_beta_stays() -> None:
     controller = KLController(0.05)
-    controller.update(60.0, 64, 20.0)
+    controller.update(60.0, 64, 1.0, 20.0)
     assert controller.coef == 0.05
 
 
@@ -40,43 +42,43 @@ def test_a_fixed_beta_stays() -> None:
 )
 def test_an_adaptive_beta_follows_zieglers_formula(kl: float, expected: float) -> None:
     controller = AdaptiveController(0.05, target=6.0, horizon=128)
-    controller.update(kl, 64, 20.0)
+    controller.update(kl, 64, 1.0, 20.0)
     assert controller.coef == pytest.approx(expected)
 
 
 def test_a_batch_over_the_horizon_cannot_turn_the_price_negative() -> None:
     controller = AdaptiveController(0.05, target=6.0, horizon=1)
-    controller.update(0.0, 64, 20.0)
+    controller.update(0.0, 64, 1.0, 20.0)
     assert controller.coef == pytest.approx(0.04)
 
 
 def test_a_landing_beta_follows_the_forecast() -> None:
     controller = landing(0.1, target=5.0, iterations=60)  # pace 6 / 60 = 0.1, weight 9 / 60 = 0.15
-    controller.update(0.0, 32, 59.0)
+    controller.update(0.0, 32, 0.0, 59.0)
     assert controller.coef == pytest.approx(0.1)  # a first batch shows no rise
-    controller.update(1.0, 32, 4.0)
+    controller.update(1.0, 32, 1.0, 4.0)
     assert controller.coef == pytest.approx(0.1)  # forecast 1 + 1 · 4, on target
-    controller.update(2.0, 32, 13.0)
+    controller.update(2.0, 32, 1.0, 13.0)
     assert controller.coef == pytest.approx(0.1 * math.exp(0.1))  # 2 + 1 · 13: three times the target, cut at e times
-    controller.update(2.0, 32, 2.0)
-    # The rise falls to 1 + 0.15 · (0 - 1) = 0.85, and the forecast is 2 + 0.85 · 2 = 3.7.
-    assert controller.coef == pytest.approx(0.1 * math.exp(0.1 + 0.1 * math.log(3.7 / 5)))
-    controller.update(0.0, 32, 1.0)
-    # 0.85 + 0.15 · (-2 - 0.85) = 0.4225 is a tenth of the target: cut at 1 / e.
-    assert controller.coef == pytest.approx(0.1 * math.exp(0.1 * math.log(3.7 / 5)))
+    controller.update(2.0, 32, 0.8, 2.0)
+    # The rise falls to 1 + 0.15 · (0 - 1) = 0.85 and the rate to 0.97, and the forecast is 2 + 0.85 / 0.97 · 2 = 3.7526.
+    assert controller.coef == pytest.approx(0.1 * math.exp(0.1 + 0.1 * math.log(3.7525773 / 5)))
+    controller.update(0.0, 32, 0.8, 1.0)
+    # 0.85 + 0.15 · (-2 - 0.85) = 0.4225, over 0.9445, is a tenth of the target: cut at 1 / e.
+    assert controller.coef == pytest.approx(0.1 * math.exp(0.1 * math.log(3.7525773 / 5)))
 
 
 def test_a_landing_beta_of_a_short_run_has_a_fastest_pace() -> None:
     controller = landing(0.1, target=5.0, iterations=4)
-    controller.update(0.0, 32, 3.0)
-    controller.update(0.0, 32, 2.0)
+    controller.update(0.0, 32, 1.0, 4.0)
+    controller.update(0.0, 32, 1.0, 3.0)
     assert controller.coef == pytest.approx(0.1 * math.exp(-0.6))
 
 
 def test_a_landing_beta_begins_at_the_first_batch_of_scores_that_differ() -> None:
     controller = LandingController(target=8.0, iterations=30)
     controller.begin(lambda: 0.0)
-    controller.update(0.1, 32, 29.0)
+    controller.update(0.1, 32, 1.0, 30.0)
     assert controller.coef == 0
     controller.begin(lambda: 2.0)
     assert controller.coef == pytest.approx(0.5)  # 2 / √16
@@ -89,31 +91,32 @@ def test_a_landing_beta_begins_at_the_first_batch_of_scores_that_differ() -> Non
 def test_a_landing_beta_brings_a_rising_kl_down_to_the_target(iterations: int, first: float) -> None:
     """A made-up policy: its KL approaches 0.5 / β, by a share of the way that falls with the learning rate."""
     controller, kl = landing(first, target=5.0, iterations=iterations), 0.0
-    for step in range(iterations):
-        ahead = (iterations - step - 1) / 2
-        controller.update(kl, 32, ahead)  # the batch's, before the iteration's update
-        rate = 1 - step / iterations
+    rates = [1 - step / iterations for step in range(iterations)]
+    for step, rate in enumerate(rates):
+        controller.update(kl, 32, rates[step - 1], sum(rates[step:]))
         kl += min(6 / iterations * rate, 1.0) * (0.5 / controller.coef - kl)
     assert kl == pytest.approx(5.0, rel=0.2)
 
 
 @pytest.mark.parametrize("first_kl", [0.0, 3.0])
-def test_a_landing_beta_stays_while_the_kl_is_on_course(first_kl: float) -> None:
-    """Sampling with top-p has a KL before the first update, which is no rise."""
-    controller, iterations = landing(0.1, target=6.0, iterations=30), 30
-    for step in range(iterations):
-        controller.update(first_kl + (6.0 - first_kl) * step / (iterations - 1), 32, iterations - step - 1)
-    assert controller.coef == pytest.approx(0.1, rel=0.02)
+@pytest.mark.parametrize("kind", get_args(Schedule))
+def test_a_landing_beta_stays_while_the_kl_is_on_course(kind: Schedule, first_kl: float) -> None:
+    """A KL that rises with the learning rate, by the target in all; sampled with top-p it does not begin at 0."""
+    controller, rates = landing(0.1, target=6.0, iterations=30), lr_factors(kind, 30, 0.3, 0.0)
+    for step in range(30):
+        kl = first_kl + 6.0 * sum(rates[:step]) / sum(rates)
+        controller.update(kl, 32, rates[max(0, step - 1)], sum(rates[step:]))
+        assert controller.coef == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("kind", CONTROLLERS)
 def test_a_controller_continues_from_json_as_if_never_stopped(kind: str) -> None:
     whole, first, second = (CONTROLLERS[kind]() for _ in range(3))
     for controller in (whole, first):
-        controller.update(6.7, 48, 30.0)
+        controller.update(6.7, 48, 1.0, 30.0)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for controller in (whole, second):
-        controller.update(7.9, 48, 29.0)
+        controller.update(7.9, 48, 1.0, 29.0)
     assert second.coef == whole.coef
     assert kind == "fixed" or second.coef != 0.05
 
