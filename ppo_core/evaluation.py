@@ -14,7 +14,7 @@ from ppo_core.algorithm.advantages import gae
 from ppo_core.algorithm.experience import read_policy
 from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.algorithm.rollout_metrics import mean_of_all, part_metrics, repetition
-from ppo_core.algorithm.scores import on_last_token
+from ppo_core.algorithm.scores import raw_token_scores
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt, Scored
 from ppo_core.distributed.world import together
@@ -137,7 +137,7 @@ def _samples(
     }
     if reading.values is not None:  # GAE of the raw scores
         mask = rollouts.sequences.response_mask
-        rewards = on_last_token(torch.zeros_like(mask), torch.tensor(scored.totals, device=mask.device), mask)
+        rewards = raw_token_scores(scored, mask)
         advantages, _ = gae(rewards, reading.values, mask, config.gamma, config.lam)
         columns |= {"advantages": advantages, "values": reading.values}
     return [

@@ -119,6 +119,13 @@ def overlong_cost(lengths: Tensor, response_length: int, buffer: int, penalty: f
     return penalty * ((lengths.float() - (response_length - buffer)) / buffer).clamp(0, 1)
 
 
+def raw_token_scores(scored: Scored, mask: Tensor) -> Tensor:
+    """Return the unshaped scores [B, T]: dense rewards on their tokens, others on a response's last token."""
+    if scored.dense is None:
+        return on_last_token(torch.zeros_like(mask), mask.new_tensor(scored.totals), mask)
+    return mask.new_tensor([[*row, *[0.0] * (mask.shape[1] - len(row))] for row in scored.dense])
+
+
 def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored, rollouts: Rollouts) -> Tensor:
     """Return the shaped scores [B, T]: normalised, then clipped, then less the penalties.
 
@@ -131,8 +138,7 @@ def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored
             torch.zeros_like(mask), clip_scores(statistics.shape(totals), config.cliprange_reward), mask
         )
     else:
-        padded = [[*row, *[0.0] * (mask.shape[1] - len(row))] for row in scored.dense]
-        shaped = statistics.shape_dense(mask.new_tensor(padded), mask)
+        shaped = statistics.shape_dense(raw_token_scores(scored, mask), mask)
         sums = shaped.sum(-1)
         rewards = on_last_token(shaped, clip_scores(sums, config.cliprange_reward) - sums, mask)
     costs = torch.zeros_like(totals)

@@ -153,7 +153,8 @@ class _Session:
         self._task = get_task(run.task)
         # Rank 0's:
         self._assets: TaskAssets
-        self._trackers: Trackers | None = None
+        self._trackers: list[Trackers] = []
+        """One of each name."""
         self._reports: list[StepReport] = []
         self._agreement = AgreementWatch()
 
@@ -211,8 +212,8 @@ class _Session:
             every_episodes=run.save_every_episodes,
             every_seconds=run.save_every_seconds,
         )
-        rank_zero.on_rank_zero(lambda: self._begin(staged.trainer))
         try:
+            rank_zero.on_rank_zero(lambda: self._begin(staged.trainer))
             for report in staged:
                 if report.step == last and not report.is_evaluation:  # the run ends before its full length
                     report = staged.trainer.evaluated(report)
@@ -225,9 +226,17 @@ class _Session:
                 if move is NextMove.STOP:
                     break
         finally:
-            if self._trackers is not None:
-                self._trackers.finish()
+            self._track(Trackers.finish)
         return None
+
+    def _track(self, work: Callable[[Trackers], None]) -> None:
+        """Call each tracker; one that fails gets nothing more, so that the run goes on."""
+        for tracker in list(self._trackers):
+            try:
+                work(tracker)
+            except Exception as error:  # whatever the tracker's own library raises
+                self._trackers.remove(tracker)
+                self._print(f"warning: a tracker gets nothing more of this run: {error}")
 
     def _begin(self, trainer: Trainer) -> None:
         """Write the run's files, start its trackers, and describe it."""
@@ -237,7 +246,8 @@ class _Session:
         if self._run.threads is None and "torch" in sys.modules:
             self._run = replace(self._run, threads=_torch().get_num_threads())  # torch's choice, for resuming
         run_folder.write(self._run)
-        self._trackers = Trackers(self._run.report_to, self._run.tracked)
+        for name in self._run.report_to:
+            self._trackers.append(Trackers((name,), self._run.tracked))
         for line in lines(self._run, self._kl_budget, room):  # after all checks
             self._print(line)
 
@@ -246,8 +256,7 @@ class _Session:
         run, last, reports = self._run, self._run.last_step, self._reports
         reports.append(report)
         run_folder.record(run, report)
-        assert self._trackers is not None
-        self._trackers.log(report)
+        self._track(lambda tracker: tracker.log(report))
         self._print(output.report_line(report, last))
         if report.samples and self._shows_samples(report):
             self._out.print(output.samples_table(report))

@@ -392,7 +392,7 @@ class PPOConfig:
             return self
         return dataclasses.replace(
             self,
-            total_episodes=max(1, self.total_episodes // world_size),
+            total_episodes=self.num_iterations(world_size) * sizes.local_batch_size,
             batch_size=sizes.local_batch_size,
             mini_batch_size=sizes.local_mini_batch_size,
             num_mini_batches=None,
@@ -458,7 +458,8 @@ def require_name(name: str, where: str) -> Hyperparameter:
 
 
 _NEEDS_CRITIC = ("value_learning_rate", "value_lr_scheduler_type", "value_warmup_ratio", "value_max_grad_norm",
-                 "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam")  # fmt: skip
+                 "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam",
+                 "gamma")  # fmt: skip
 _NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save")
 
 
@@ -572,6 +573,8 @@ def cautions(config: PPOConfig) -> list[str]:
     if config.is_landing and config.kl_coef != HYPERPARAMETERS["kl_coef"].default:
         lines.append(f"kl_coef = {config.kl_coef:g} does nothing: {inert('kl_coef', config.to_dict())}")
     is_adaptive = config.kl_target is not None and config.kl_controller == "adaptive"
+    if is_adaptive and config.kl_coef == 0:
+        lines.append("kl_target does nothing with kl_coef = 0: an adaptive β is only ever multiplied, so it stays 0")
     if is_adaptive and config.horizon > config.total_episodes:
         lines.append(
             f"kl_horizon = {config.horizon} is longer than the run ({config.total_episodes} episodes), so β can move "

@@ -1,6 +1,5 @@
 """Load a task's frozen reference, tokenizer and reward, by path or hub id."""
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,15 +128,26 @@ class FrozenPolicy:
         return cls(weights, config.attn_implementation, config.load_in_4bit)
 
 
-@functools.lru_cache(maxsize=1)
+_latest: list[tuple[tuple[Task, str, FrozenPolicy], TaskModels]] = []
+"""The task loaded last, with what was asked for."""
+
+
 def load_task(name: str, device: str, held: FrozenPolicy = FrozenPolicy()) -> TaskModels:
-    """Return the task's models, prepared and loaded; the latest ones stay in memory.
+    """Return the task's models, prepared and loaded; the latest stay in memory, until its declaration changes.
 
     Raises:
         ConfigError: 4-bit weights are asked for without bitsandbytes.
         TaskError: the task cannot be prepared or loaded, or a prompt has no tokens.
     """
-    task = get_task(name)
+    asked = get_task(name), device, held
+    if not _latest or _latest[0][0] != asked:
+        _latest.clear()  # two tasks may not fit
+        _latest.append((asked, _load(*asked)))
+    return _latest[0][1]
+
+
+def _load(task: Task, device: str, held: FrozenPolicy) -> TaskModels:
+    name = task.name
     with quiet_loading():
         assets = task.prepare(None)
     where = resolve_device(device)

@@ -188,6 +188,18 @@ def test_a_yaml_of_trls_trains(run: Command, folder: Path) -> None:
     assert "translated: sft_model_path to policy, reward_model_path to reward" in stderr
 
 
+def test_a_tracker_that_fails_costs_the_run_nothing(
+    run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("ppo_core.cli.training.Trackers.finish", fail)
+    status, stdout, _ = run(*PARTS, *SMALL, "--report_to", "tensorboard", "--output", "out")
+    assert status == 0 and "warning: a tracker gets nothing more of this run: no route" in stdout
+    assert (folder / "out" / "model" / "model.safetensors").exists()
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_been(run: Command, folder: Path) -> None:
     flags = (*PARTS, *SMALL, "--save_every_episodes", "16", "--report_to", "tensorboard")

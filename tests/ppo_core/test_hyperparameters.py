@@ -136,10 +136,18 @@ def test_devices_that_do_not_divide_are_refused() -> None:
         PPOConfig(batch_size=64, mini_batch_size=16).batch_sizes(3)
 
 
+def test_a_processes_share_has_as_many_iterations() -> None:
+    config = PPOConfig(total_episodes=130, batch_size=64, mini_batch_size=16, critic_warmup=2)
+    share = config.share_of(4)
+    assert (config.num_iterations(4), share.num_iterations(), share.batch_size) == (3, 3, 16)
+
+
 def test_what_will_hardly_do_anything_is_told() -> None:
     assert cautions(PPOConfig()) == []
     (line,) = cautions(PPOConfig(total_episodes=1000, kl_target=6.0, kl_horizon=10_000))
     assert line.startswith("kl_horizon = 10000 is longer than the run (1000 episodes), so β can move by at most 2%")
+    (line,) = cautions(PPOConfig(kl_target=6.0, kl_coef=0.0))
+    assert line.startswith("kl_target does nothing with kl_coef = 0")
     (line,) = cautions(PPOConfig(batch_size=64, num_ppo_epochs=1))
     assert "cliprange does nothing" in line
 

@@ -16,8 +16,10 @@ from ppo_core.algorithm.scores import (
     clip_scores,
     on_last_token,
     overlong_cost,
+    raw_token_scores,
     score_spread,
 )
+from ppo_core.data.task import Scored
 
 
 def test_running_statistics_shape_by_all_scores_so_far() -> None:
@@ -86,6 +88,13 @@ def test_statistics_go_on_from_json_as_if_never_stopped(mode: Normalization) -> 
 
 
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]])
+
+
+def test_raw_scores_stay_on_their_tokens_or_on_the_last() -> None:
+    mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    dense = Scored([3.0, 2.0], {}, dense=[[1.0, 0.0, 2.0], [2.0]])
+    assert raw_token_scores(dense, mask).tolist() == [[1.0, 0.0, 2.0], [2.0, 0.0, 0.0]]
+    assert raw_token_scores(Scored([3.0, 2.0], {}), mask).tolist() == [[0.0, 0.0, 3.0], [2.0, 0.0, 0.0]]
 
 
 def test_dense_rewards_are_scaled_and_shifted_on_the_last_token() -> None:

@@ -210,6 +210,15 @@ def test_a_python_file_makes_a_task_with_a_function_of_its_own(folder: Path) -> 
     assert (scored.totals, dict(scored.parts)) == ([2.0], {"wanted": [2.0]})
 
 
+def test_an_edited_task_is_loaded_again(folder: Path) -> None:
+    first = load_task(write(folder, PYTHON, "task.py"), "cpu")
+    assert load_task(str(folder), "cpu") is first
+    path = write(
+        folder, PYTHON + "\nfrom dataclasses import replace\nTASK = replace(TASK, eval_response_length=5)\n", "task.py"
+    )
+    assert load_task(path, "cpu").task.eval_response_length == 5
+
+
 def test_a_python_file_may_name_a_function_of_its_own_by_text(folder: Path) -> None:
     path = write(folder, PYTHON.replace("reward=wanted", 'reward="task.py:wanted"'), "task.py")
     by_text = prepared(path).rewards
