@@ -323,8 +323,8 @@ def test_the_tokens_of_one_sample_are_read(store: Store, snapshot: data.Snapshot
 
 def test_responses_share_one_scale_of_colours() -> None:
     of = [TokenReadings(("a", "b"), (-1.0, -1.0), (0.5, values), (0.5, math.nan)) for values in (-3.0, 2.0)]
-    assert sample_marks.largest_reading([*of, None], "log-ratio") == 3.0
-    assert sample_marks.largest_reading(of, "KL") == 0.5 and sample_marks.largest_reading(of, "value") == 0.0
+    assert sample_marks.extremes([*of, None], "log-ratio") == (-3.0, 2.0)
+    assert sample_marks.extremes(of, "KL") == (0.5, 0.5) and sample_marks.extremes(of, "value") == (0.0, 0.0)
 
 
 def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapshot) -> None:
