@@ -218,10 +218,6 @@ class Trials(Database):
         """Record a trial's result."""
         self._write(lease, lambda connection: write_outcome(connection, trial_id, outcome))
 
-    def set_judgements(self, lease: Lease, judged: Iterable[TrialRow]) -> None:
-        """Replace the trials' judgements and screening scores by those of these rows."""
-        self._write(lease, lambda connection: write_judgements(connection, judged))
-
 
 def _update(connection: Connection, trial_id: int, **values: Any) -> None:
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
