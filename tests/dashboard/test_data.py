@@ -134,8 +134,8 @@ def test_a_refresh_reads_no_configuration_again_and_sees_all_that_changed(tmp_pa
     with sqlite3.connect(tmp_path / "store.db") as connection:  # nothing of ours writes it twice: a reading would show
         connection.execute("UPDATE ppo_trials SET config = json_set(config, '$.seed', 99)")
     assert fake_store.add_live_step(store)
-    store.set_judgements(Lease(store.study(STUDY).id, 1), [replace(before.view.trials[1], violation=7.0)])
     lease = Lease(store.study(STUDY).id, 1)
+    store.update_study(lease, [replace(before.view.trials[1], violation=7.0)], workers=1)
     store.add_trial(lease, NewTrial(14, Origin.ENQUEUED, {"total_episodes": 640, "seed": 98}, {"lam": 0.9}, threads=1))
     after = data.snapshot(store, STUDY)
     assert [row.config["seed"] for row in after.view.trials[:14]] == [row.config["seed"] for row in before.view.trials]

@@ -18,7 +18,7 @@ from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import running
 from tuner.cli.progress import StudyProgress
 from tuner.control.events import StudyStarted, TrialStarted, TrialStepped
-from tuner.files.disk import disk
+from tuner.files.disk import disk, most_kept
 from tuner.judge.scoring import Extent
 from tuner.study.spec import StudySpec
 
@@ -140,5 +140,7 @@ def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(
 def test_disk_of_a_study(extent: dict[str, Any], trials: int) -> None:
     """Early cut pays a tenth for each trial and nine tenths for every sixth: 0.25 per trial."""
     content = {"name": "a", "task": "arithmetic", "search": {"learning_rate": "advised"}, **extent}
-    found = disk(1000, 0, StudySpec.from_dict(content, "a"), 0)
-    assert found.most == 1000 * (7 + (trials - 1) * 2 + 8)
+    spec = StudySpec.from_dict(content, "a")
+    assert disk(1000, 0, spec, 0).most == 1000 * (7 + (trials - 1) * 2 + 8)
+    assert most_kept(spec, 4) == 4 * 7 + (trials - 4) * 2 + 8
+    assert most_kept(spec, 50) == trials * 7 + 8, "no more run than there are"

@@ -365,6 +365,20 @@ def test_checkpoints_of_another_stores_study_are_never_gone_on_with(tmp_path: Pa
     assert checkpoint.complete(folder / "1") == kept != []
 
 
+def test_a_run_that_its_folder_refuses_leaves_all_judgements(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=2))
+    before = outcomes(tmp_path)
+    (tmp_path / "runs/quick/study.json").write_text("{}")
+    other_budget = quick_spec(trials=2, kl={"budget": 2.0, "limit": 15.0})
+    with pytest.raises(StudyError, match="holds checkpoints of a study of that name in another store"):
+        run(tmp_path, other_budget)
+    assert outcomes(tmp_path) == before
+    for path in (tmp_path / "runs/quick").glob("*/step-*"):
+        checkpoint.remove(path)
+    run(tmp_path, other_budget)
+    assert [(row.kl or 9.0) <= 2.0 for row in rows(tmp_path)] == [True, True]
+
+
 def test_the_time_limit_stops_before_the_first_trial(tmp_path: Path) -> None:
     finished, events = run(tmp_path, quick_spec(), timeout=1e-9)
     assert not finished

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -354,8 +355,11 @@ def test_a_run_that_is_left_in_any_stage_resumes_in_it(tmp_path: Path, forked: l
     assert reports + run(tmp_path / "one", LAST, resume_from, stages=STAGES) == forked
 
 
-def test_a_stage_begins_with_new_patience_and_its_checkpoint_is_that_of_a_fork(tmp_path: Path) -> None:
+def test_a_stage_begins_with_new_patience_and_its_checkpoint_is_that_of_a_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At 1e-3 KL is 4 nats a step: over a limit of 9 from step 3 on, where it is forked."""
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)  # every step takes equally long
     guard = GuardSettings(kl_limit=9.0, grace=0.0, patience=2)
     config = CONFIG | {"learning_rate": 1e-3}
     reasons = run_reasons(tmp_path / "0", config, guard, stop_at=3)

@@ -49,8 +49,8 @@ SETTINGS = WorkerSettings(
 )
 
 
-def stepped(step_seconds: float, seconds: float = 10**6) -> Stepped:
-    return Stepped(StepReport(1, 16, {}), seconds, step_seconds, None)
+def stepped(longest_step: float, seconds: float = 10**6) -> Stepped:
+    return Stepped(StepReport(1, 16, {}), seconds, longest_step, None)
 
 
 def test_a_watch_allows_what_the_longest_step_so_far_suggests(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_watch_allows_what_the_longest_step_so_far_suggests(tmp_path: Path) ->
     for began, seconds, deadline, limit in (
         (100.0, 1.0, 10.0, "step_seconds"),
         (200.0, 5.0, 20.0, "step_factor"),
-        (300.0, 1.0, 20.0, "step_factor"),
+        (300.0, 5.0, 20.0, "step_factor"),
     ):
         watch.answered(began)
         watch.heard(stepped(seconds), began + 6.0)

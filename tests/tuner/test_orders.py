@@ -10,7 +10,7 @@ import pytest
 from optuna.trial import TrialState
 
 from ppo_core.errors import ConfigError
-from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
+from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage, stored_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
@@ -301,6 +301,17 @@ def test_what_an_order_set_outlives_the_next_run_of_the_study_file(tmp_path: Pat
     assert settings(tmp_path) == (4, 2.0) and "trials: 4, was 3" in notes(events)
     run(tmp_path, quick_spec(trials=2, kl={"budget": 7.0} | limits))
     assert settings(tmp_path) == (2, 7.0)
+
+
+def test_a_value_that_the_file_gains_is_a_later_word_than_an_order(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    placed(tmp_path, "set", changes={"budget": 2.0})
+    for is_file in (True, False, True):
+        _, events = run(tmp_path, quick_spec(trials=1), is_file=is_file)
+        assert stored_spec(tmp_path)["budget"] == 2.0, "the file still says nothing"
+    assert "budget = 2 is kept: it was set by an order; the study file said nothing" in notes(events)[-1]
+    run(tmp_path, quick_spec(trials=1, budget=3.0))
+    assert stored_spec(tmp_path)["budget"] == 3.0
 
 
 def test_a_flag_is_a_later_word_than_an_order(tmp_path: Path) -> None:

@@ -131,7 +131,9 @@ def test_the_first_trials_are_drawn_around_the_best_at_the_rung() -> None:
     assert centre((None, 1.0), (None, 2.0)) == 1, "a study without rungs"
 
 
-@pytest.mark.parametrize(("kl", "factor"), [(0.04, 10.0), (16.0, 0.5), (4.0, 1.0), (0.0, 1.0), (None, 1.0)])
+@pytest.mark.parametrize(
+    ("kl", "factor"), [(0.04, 10.0), (16.0, 0.5), (4.0, 1.0), (0.0, 1.0), (-0.1, 1.0), (None, 1.0)]
+)
 def test_their_rate_is_where_the_best_ones_kl_would_be_on_course(kl: float | None, factor: float) -> None:
     """Of 20 nats, a fifth after a fifth of the episodes."""
     spec = make_spec(startup_trials=9, kl={"budget": 20.0, "limit": 50.0})

@@ -63,6 +63,18 @@ def test_what_is_reported_is_the_best_within_the_kl_budget_so_far() -> None:
     assert why_pruned(spec_with("median"), rows, [*evaluations, *fell], 5) is None
 
 
+def test_a_clock_that_went_back_changes_no_decision() -> None:
+    """At the second evaluation of the last trial, and at the end of an earlier one."""
+    rows, evaluations = a_study(1.0, 1.1, 1.2, 1.3, 1.4, 0.5, last=3)
+    expected = why_pruned(spec_with("median"), rows, evaluations, 5)
+    rows[4] = replace(rows[4], ended_at=401.0)
+    evaluations = [
+        {**each, "at": 5.0} if (each["trial_id"], each["step"]) == (105, 2) else each for each in evaluations
+    ]
+    evaluations[-1] = {**evaluations[-1], "at": 6.0}
+    assert expected is not None and why_pruned(spec_with("median"), rows, evaluations, 5) == expected
+
+
 def test_what_a_person_asked_for_and_the_reference_run_to_their_ends() -> None:
     rows, evaluations = a_study(1.0, 1.1, 1.2, 1.3, 1.4, 0.5, last=3)
     for origin in (Origin.REFERENCE, Origin.ENQUEUED):

@@ -197,7 +197,7 @@ def test_a_reading_that_fails_is_told_and_tried_again_in_the_next_run(
     assert len(readings(tmp_path)) == 1
 
 
-def test_a_trial_that_is_replayed_loses_the_reading_of_a_later_step(tmp_path: Path) -> None:
+def test_a_trial_that_is_replayed_loses_the_reading_of_a_later_step_alone(tmp_path: Path) -> None:
     run(tmp_path, spec())
     ((number, step),) = readings(tmp_path)
     store = Store.open(storage(tmp_path))
@@ -206,8 +206,11 @@ def test_a_trial_that_is_replayed_loses_the_reading_of_a_later_step(tmp_path: Pa
     assert list(readings(tmp_path)) == [(number, step)], "it goes on from there"
     store.add_test_reading(lease, row.id, step, SplitReading(4, 99.0, 0.0, 0.0, 0.0), None)
     assert readings(tmp_path)[number, step].reward == step, "the first reading stays"
+    store.add_test_reading(lease, row.id, 0, SplitReading(4, 0.5, 0.0, 0.0, 0.0), None)
     store.begin_attempt(lease, row, step - 1)
-    assert readings(tmp_path) == {}
+    assert list(readings(tmp_path)) == [(number, 0)]
+    store.begin_attempt(lease, row, None)
+    assert list(readings(tmp_path)) == [(number, 0)], "that of the SFT policy stays"
     store.release(lease)
     store.close()
 

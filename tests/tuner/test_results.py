@@ -14,7 +14,7 @@ from tuner.judge import results
 from tuner.judge.best import best_trial
 from tuner.judge.results import Measured, StudyView
 from tuner.store import Store, TrialRow
-from tuner.study.status import Status
+from tuner.study.status import Origin, Role, Status
 
 
 @pytest.fixture
@@ -106,6 +106,17 @@ def test_sources_of_a_sampled_trial(view: StudyView) -> None:
     }
     assert {name: sources[name] for name in expected} == expected
     assert list(sources) == list(view.trials[2].config)
+
+
+def test_sources_of_a_fork_are_its_parents_but_for_what_it_changed(view: StudyView) -> None:
+    parent = view.trials[0]
+    config = {**parent.config, "learning_rate": 1e-5, "max_grad_norm": 0.5}
+    params = {**parent.params, "learning_rate": 1e-5, "max_grad_norm": 0.5}
+    fork = replace(parent, number=20, origin=Origin.FORKED, role=Role.FORK, parent=0, config=config, params=params)
+    confirming = replace(fork, number=21, role=Role.CONFIRM, parent=20, config={**config, "seed": 7})
+    expected = results.value_sources(parent, view.spec) | {"learning_rate": "forked", "max_grad_norm": "forked"}
+    for trial in (fork, confirming):
+        assert results.value_sources(trial, view.spec, [*view.trials, fork]) == expected
 
 
 def test_sources_of_the_reference_trial(view: StudyView) -> None:

@@ -440,3 +440,10 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
     ]  # fmt: skip
     assert changes.refused[2] == "fixed.gamma: 0.9, was unset; give the study another name"
     assert new.changes_to(new).refused == []
+
+
+def test_a_beta_that_no_longer_lands_the_kl_is_refused_as_is_the_reverse() -> None:
+    landing, searched = spec(search={"lam": "advised"}), spec(search={"lam": "advised", "kl_coef": "advised"})
+    ways = "as set by kl_coef or kl_target", "landing the KL"
+    for new, old, (now, before) in ((searched, landing, ways), (landing, searched, ways[::-1])):
+        assert new.changes_to(old).refused == [f"β: {now}, was {before}; give the study another name"]

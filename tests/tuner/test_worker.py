@@ -212,8 +212,25 @@ def test_a_steps_own_seconds_hold_neither_saving_nor_waiting(tmp_path: Path, mon
         return NextMove.GO_ON
 
     run_trial(trial_spec(tmp_path, checkpoint_seconds=1e9), ask)
-    assert {message.step_seconds for message in heard} == {3.0}
+    assert {message.longest_step for message in heard} == {3.0}
     assert heard[1].seconds == 3.0 + 50.0 + 100.0
+
+
+def test_a_trial_that_goes_on_knows_its_longest_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the baseline's evaluation, which it does not make again."""
+    clock, seconds = [0.0], iter([200.0, *[6.0] * 20])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    advance = QuickTrainer.advance
+
+    def timed(self: QuickTrainer) -> StepReport:
+        clock[0] += next(seconds)
+        return advance(self)
+
+    monkeypatch.setattr(QuickTrainer, "advance", timed)
+    first, second = Script({5: NextMove.LEAVE}), Script()
+    run_trial(trial_spec(tmp_path), first)
+    run_trial(trial_spec(tmp_path, resume_from=checkpoint.latest(tmp_path)), second)
+    assert {message.longest_step for message in first.heard + second.heard} == {200.0}
 
 
 def test_a_trial_told_to_leave_is_left_there_and_goes_on_as_if_unbroken(tmp_path: Path) -> None:

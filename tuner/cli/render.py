@@ -57,6 +57,7 @@ SOURCES: Mapping[Source, tuple[str, str]] = {
     "searched": ("* searched", "bold"),
     "enqueued": ("* enqueued", "bold"),
     "listed": ("* listed", "bold"),
+    "forked": ("* the fork", "bold"),
     "study": ("the study", ""),
     "task": ("the task's reference", ""),
     "TRL": ("TRL's default", "dim"),
@@ -268,7 +269,7 @@ def _broken(name: str, width: int = 7) -> str:
 def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
     """Return the table of a trial's configuration, without declared defaults, and the source of each value."""
     table = new_table("hyperparameter", "value", "unit", "from", title=title, right=("value",))
-    sources = value_sources(trial, view.spec)
+    sources = value_sources(trial, view.spec, view.trials)
     for name, source in sources.items():
         if source != "default":
             text, style = SOURCES[source]

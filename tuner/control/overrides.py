@@ -17,8 +17,8 @@ FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
 """Settings by their name in orders, with their keys in study files."""
 FILE, SET = "file", "set"
 
-Overrides = Mapping[str, Mapping[str, float]]
-"""Per setting: `file`, its value in the study file at the last run; `set`, an order's value since then."""
+Overrides = Mapping[str, Mapping[str, float | None]]
+"""Per setting: `file`, its value in the study file at the last run, None if it had none; `set`, an order's since."""
 
 
 def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
@@ -48,7 +48,7 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
     return spec
 
 
-def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """Return the record updated by an order `set`."""
     ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
     return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
@@ -56,7 +56,7 @@ def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, d
 
 def at_run(
     spec: StudySpec, overrides: Overrides, *, is_file: bool, flags: Mapping[str, float]
-) -> tuple[StudySpec, dict[str, dict[str, float]], list[str]]:
+) -> tuple[StudySpec, dict[str, dict[str, float | None]], list[str]]:
     """Return a run's spec, the updated record, and notes for the user, one line each.
 
     Args:
@@ -68,16 +68,17 @@ def at_run(
     Raises:
         ConfigError: a kept value contradicts the file, or a flag does not apply to a study that lists its trials.
     """
-    record: dict[str, dict[str, float]] = {}
+    record: dict[str, dict[str, float | None]] = {}
     notes = []
     for name in FILE_KEYS:
         old, value = overrides.get(name, {}), getattr(spec, name)
-        in_file = value if is_file else old.get(FILE)
-        record[name] = {} if in_file is None else {FILE: in_file}
+        in_file = {FILE: value} if is_file else old
+        record[name] = {FILE: in_file[FILE]} if FILE in in_file else {}
         is_changed = is_file and old.get(FILE, value) != value
-        if SET not in old or name in flags or is_changed:
+        kept = old.get(SET)
+        if kept is None or name in flags or is_changed:
             continue
-        kept = record[name][SET] = old[SET]
+        record[name][SET] = kept
         if kept != value:
             spec = changed_spec(spec, {name: kept})
             file_said = "nothing" if value is None else f"{value:g}"

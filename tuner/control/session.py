@@ -102,10 +102,11 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) ->
     if refused:
         raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(refused)}')
     yield from (*changes.allowed, *notes)
-    if stored is not None and stored.kl_budget != study.spec.kl_budget:
-        study.store.set_judgements(study.lease, judged_again(study.store, study.rows, study.spec))
-        study.rows = study.store.trials(study.row)
-    study_folder.claim(study.folder, study.row)
+    study_folder.claim(study.folder, study.row)  # it may refuse, so nothing is written before
+    has_new_budget = stored is not None and stored.kl_budget != study.spec.kl_budget
+    judged = judged_again(study.store, study.rows, study.spec) if has_new_budget else []
     folder = str(study.folder.absolute())
-    study.store.update_study(study.lease, spec=study.spec.to_dict(), folder=folder, overrides=record)
+    study.store.update_study(study.lease, judged, spec=study.spec.to_dict(), folder=folder, overrides=record)
     study.row = replace(study.row, overrides=record)
+    if judged:
+        study.rows = study.store.trials(study.row)

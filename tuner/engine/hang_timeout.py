@@ -47,7 +47,7 @@ class HangTimeout:
         """Note a message; after a step's report or `NoRoom` the worker owes nothing until it is answered."""
         self._since = now
         if isinstance(message, Stepped):
-            self._longest_step = max(self._longest_step, message.step_seconds)
+            self._longest_step = message.longest_step
             self._enter(Phase.STEPPING)
         elif isinstance(message, Entered):
             self._enter(message.phase)

@@ -171,8 +171,8 @@ class Stepped:
     report: StepReport
     seconds: float
     """The trial's cost since its last report or start."""
-    step_seconds: float
-    """Duration of the step alone, without saving or waiting for answers."""
+    longest_step: float
+    """Seconds of the trial's longest step so far, also before it was resumed; without saving or waiting for answers."""
     reason: Reason | None
     """The guard's objection to the trial, if any."""
     is_near_budget: bool = False

@@ -27,6 +27,8 @@ from tuner.judge.guard import GUARD, GuardState, check_step
 T = TypeVar("T")
 WATCH = "budget_watch"
 """Key in a checkpoint's `extra` of the KL budget watch's state."""
+LONGEST_STEP = "longest_step"
+"""Key in a checkpoint's `extra` of the trial's longest step so far, in seconds."""
 OWN_FRONT = 3
 """Number of checkpoints that a running trial keeps because they are best under other KL budgets."""
 Ask = Callable[[Stepped | NoRoom], NextMove]
@@ -49,22 +51,24 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     keeper = _with_room(lambda: _make_keeper(spec, staged.trainer), asked)
     if keeper is None:
         return Left()
-    state, watched = _restored(spec)
+    state, watched, clock.longest_step = _restored(spec)
     has_raised = False
     clock.begin_step()
     for step_report in staged:
         report = with_plain_floats(step_report)
         state, reason = check_step(spec.guard, state, report, staged.config.whole_episodes())
         watched, is_near = watch(watched, report, spec.kl_budget)
-        answer = asked(Stepped(report, clock.since_report(), clock.step(), reason, is_near_budget=is_near))
+        clock.end_step()
+        answer = asked(Stepped(report, clock.since_report(), clock.longest_step, reason, is_near_budget=is_near))
         if answer is NextMove.EVALUATE:
             clock.begin_step()
             report, has_raised = with_evaluation(staged.trainer, report)
             report = with_plain_floats(report)
-            answer = asked(Stepped(report, clock.since_report(), clock.step(), reason, is_again=True))
+            clock.end_step()
+            answer = asked(Stepped(report, clock.since_report(), clock.longest_step, reason, is_again=True))
         if ends_stage := staged.ends_stage(report):
             state = state.with_new_patience()
-        extra = {GUARD: state.to_dict(), WATCH: watched.to_dict()}
+        extra = {GUARD: state.to_dict(), WATCH: watched.to_dict(), LONGEST_STEP: clock.longest_step}
         save = partial(_save, keeper, staged.trainer, report, extra, enter)
         if answer is NextMove.STOP:
             if on_rank_zero(partial(keeper.is_new_best, report)):
@@ -137,16 +141,17 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
 
 
 class _Clock:
-    """Seconds of each step alone, and from one report to the next, which includes saving and waiting."""
+    """Seconds of the longest step alone, and from one report to the next, which includes saving and waiting."""
 
     def __init__(self) -> None:
         self._last_report = self._step_began = time.perf_counter()
+        self.longest_step = 0.0
 
     def begin_step(self) -> None:
         self._step_began = time.perf_counter()
 
-    def step(self) -> float:
-        return time.perf_counter() - self._step_began
+    def end_step(self) -> None:
+        self.longest_step = max(self.longest_step, time.perf_counter() - self._step_began)
 
     def since_report(self) -> float:
         """Return the seconds since the last call."""
@@ -202,9 +207,9 @@ def _set_torch_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _restored(spec: TrialSpec) -> tuple[GuardState, WatchState]:
-    """Return the guard's and the KL budget watch's state, from the checkpoint if there is one."""
+def _restored(spec: TrialSpec) -> tuple[GuardState, WatchState, float]:
+    """Return the guard's and the KL budget watch's state and the longest step, from the checkpoint if there is one."""
     if spec.resume_from is None:
-        return GuardState(), WatchState()
+        return GuardState(), WatchState(), 0.0
     extra = checkpoint.verify(spec.resume_from)["extra"]
-    return GuardState.from_dict(extra[GUARD]), WatchState.from_dict(extra.get(WATCH, {}))
+    return GuardState.from_dict(extra[GUARD]), WatchState.from_dict(extra.get(WATCH, {})), extra.get(LONGEST_STEP, 0.0)

@@ -39,7 +39,8 @@ def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
     else:
         most = most_kept(spec) * one
         kept = (
-            f"about {size(one)} each: up to {_OF_RUNNING} of a running trial, {NEWEST} of each ended one, {FRONT} more"
+            f"about {size(one)} each, with one worker up to {_OF_RUNNING} of the running trial, {NEWEST} of each ended "
+            f"one, {FRONT} more"
         )
     return Disk(one, most, free, f"disk: checkpoints of {kept}: {size(most)} in all; {size(free)} are free")
 
@@ -47,10 +48,11 @@ def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
 _OF_RUNNING = MOST_KEPT + OWN_FRONT + 1
 
 
-def most_kept(spec: StudySpec) -> int:
-    """Return the most checkpoints that a study keeps at a time."""
+def most_kept(spec: StudySpec, workers: int = 1) -> int:
+    """Return the most checkpoints that a study keeps at a time, with so many trials at a time."""
     trials = spec.trials or math.ceil(full_trials(spec) / _cost(spec))
-    return _OF_RUNNING + (trials - 1) * NEWEST + FRONT
+    running = min(workers, trials)
+    return running * _OF_RUNNING + (trials - running) * NEWEST + FRONT
 
 
 def full_trials(spec: StudySpec) -> float:

@@ -31,7 +31,7 @@ LONGER = 10
 """Factor by which the suggested training of a recommended configuration is longer."""
 
 State = Literal["running", "paused", "finished", "unfinished"]
-Source = Literal["searched", "listed", "enqueued", "study", "task", "TRL", "default"]
+Source = Literal["searched", "listed", "enqueued", "forked", "study", "task", "TRL", "default"]
 
 
 @dataclass(frozen=True)
@@ -214,13 +214,24 @@ def spent(store: Store, view: StudyView) -> Costs:
     return Costs(sum(trial.seconds for trial in view.trials), evaluations, by)
 
 
-def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
+def value_sources(trial: TrialRow, spec: StudySpec, trials: Sequence[TrialRow] = ()) -> dict[str, Source]:
     """Return the source of each value of a trial's configuration, by hyperparameter.
 
-    `searched` by the sampler; `listed` for this trial, or for this start of a search; `enqueued` by a person; set by
-    the `study`; the `task`'s own reference; one of `TRL`'s values that do not depend on the model's size; or another
-    declared `default`.
+    Where `trials` hold the one that it was forked from or confirms, a value that is unchanged has that one's source.
+
+    `searched` by the sampler; `listed` for this trial, or for this start of a search; `enqueued` by a person; changed
+    in a fork (`forked`); set by the `study`; the `task`'s own reference; one of `TRL`'s values that do not depend on
+    the model's size; or another declared `default`.
     """
+    parent = next((row for row in trials if row.number == trial.parent), None)
+    if parent is not None:
+        before = value_sources(parent, spec, trials)
+        changed: Source = "forked" if trial.role is Role.FORK else "study"
+        return {
+            name: before[name] if name in before and trial.config[name] == parent.config[name] else changed
+            for name in HYPERPARAMETERS
+            if name in trial.config
+        }
     reference = get_task(spec.task).reference
     usual = spec.origins()
     trial_0 = spec.reference_params()

@@ -141,7 +141,7 @@ def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
     if best is None:
         return spec.config({}).to_dict()
     values = {**best.config, **best.params}
-    if best.is_at_rung and best.end_kl:
+    if best.is_at_rung and best.end_kl is not None and best.end_kl > 0:  # an estimate may be below 0
         pace = kl_pace(best.end_kl, best.episodes, spec.kl_budget, spec.total_episodes)
         values["learning_rate"] = spec.config(best.params).learning_rate / math.sqrt(pace)
     return values

@@ -5,8 +5,10 @@ were stored through one study in memory: 0.2 seconds for 200 trials of ten evalu
 value within the KL budget so far, by episodes; never the reward alone, which rises with the KL.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import optuna
@@ -91,15 +93,19 @@ def _replayed(
 
 
 def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> list[TrialRow | Mapping[str, Any]]:
-    """Return evaluations and ended trials in the order they were stored."""
-    ended = [row for row in rows if row.ended_at is not None and row.status.is_final]
-    return sorted([*evaluations, *ended], key=_place_in_order)
+    """Return evaluations and ended trials in the order they were stored.
 
-
-def _place_in_order(event: TrialRow | Mapping[str, Any]) -> tuple[float, int, int]:
-    if isinstance(event, TrialRow):
-        return event.ended_at or 0.0, event.id, -1
-    return event["at"], event["trial_id"], event["step"]
+    A trial's own evaluations and its end keep their order even where a clock went back.
+    """
+    events: list[tuple[tuple[float, int, float], TrialRow | Mapping[str, Any]]] = []
+    latest = defaultdict[int, float](float)
+    for each in evaluations:
+        trial = each["trial_id"]
+        latest[trial] = max(latest[trial], each["at"])
+        events.append(((latest[trial], trial, each["step"]), each))
+    ended = [(row, row.ended_at) for row in rows if row.ended_at is not None and row.status.is_final]
+    events += [((max(latest[row.id], ended_at), row.id, math.inf), row) for row, ended_at in ended]
+    return [event for _, event in sorted(events, key=itemgetter(0))]
 
 
 def _tell(study: optuna.Study, trial: Trial, row: TrialRow) -> None:

@@ -94,7 +94,7 @@ class StudyRow:
     """Last known folder of its trials, as an absolute path on the controller's host."""
     workers: int | None = None
     """Number of trials run at a time."""
-    overrides: dict[str, dict[str, float]] | None = None
+    overrides: dict[str, dict[str, float | None]] | None = None
     """Values last read from the study file, and those that orders changed since (see `tuner.control.overrides`)."""
     read_at: float | None = None
     """Time of this reading, by the leases' clock (see `tuner.store.connect`). Not stored."""

@@ -1,7 +1,7 @@
 """Studies and their leases: one controller holds a study at a time."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, or_, select, update
@@ -12,7 +12,8 @@ from tuner.store import schema
 from tuner.store.connect import Database, now, renew
 from tuner.store.orders import OrderState
 from tuner.store.processes import this_process
-from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow
+from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow, TrialRow
+from tuner.store.trials import write_judgements
 
 _LEASE_ENDS = ("lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
 
@@ -53,10 +54,15 @@ class Studies(Database):
             self._change(create)
         return self.study(name)
 
-    def update_study(self, lease: Lease, **values: Any) -> None:
-        """Replace columns of the study."""
+    def update_study(self, lease: Lease, judged: Iterable[TrialRow] = (), **values: Any) -> None:
+        """Replace columns of the study, and the judgements of its trials by those of the rows `judged`."""
         query = update(schema.studies).where(schema.studies.c.id == lease.study_id).values(**values)
-        self._write(lease, lambda connection: connection.execute(query))
+
+        def replace(connection: Connection) -> None:
+            connection.execute(query)
+            write_judgements(connection, judged)
+
+        self._write(lease, replace)
 
     def set_finished(self, lease: Lease) -> bool:
         """Record that the study reached its total of trials, unless an order is pending; return False if one is."""

@@ -115,13 +115,17 @@ class Trials(Database):
         return self._write(lease, lambda connection: insert_trial(connection, lease, trial))
 
     def begin_attempt(self, lease: Lease, trial: TrialRow, resumed_step: int | None) -> TrialRow:
-        """Count an attempt and delete the rows after the checkpoint it starts from (all, if there is none)."""
+        """Count an attempt and delete the rows after the checkpoint it starts from; all, if there is none.
+
+        A reading of step 0 on the test prompts stays: the SFT policy is the same in every attempt.
+        """
         last_kept = -1 if resumed_step is None else resumed_step
         steps, trials = schema.steps, schema.trials
 
         def begin(connection: Connection) -> TrialRow:
             for table in schema.OF_TRIALS.values():
-                connection.execute(delete(table).where(table.c.trial_id == trial.id, table.c.step > last_kept))
+                last = max(last_kept, 0) if table is schema.test_readings else last_kept
+                connection.execute(delete(table).where(table.c.trial_id == trial.id, table.c.step > last))
             episodes = select(func.coalesce(func.max(steps.c.episode), 0)).where(steps.c.trial_id == trial.id)
             values = {"attempts": trial.attempts + 1, "status": Status.RUNNING, "reason": None}
             _update(connection, trial.id, episodes=episodes.scalar_subquery(), **values)
@@ -217,10 +221,6 @@ class Trials(Database):
     def finish_trial(self, lease: Lease, trial_id: int, outcome: Outcome) -> None:
         """Record a trial's result."""
         self._write(lease, lambda connection: write_outcome(connection, trial_id, outcome))
-
-    def set_judgements(self, lease: Lease, judged: Iterable[TrialRow]) -> None:
-        """Replace the trials' judgements and screening scores by those of these rows."""
-        self._write(lease, lambda connection: write_judgements(connection, judged))
 
 
 def _update(connection: Connection, trial_id: int, **values: Any) -> None:

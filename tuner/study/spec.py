@@ -354,6 +354,7 @@ class StudySpec:
         return {
             **{key: getattr(self, key) for key in ("task", "trainer", "strategy", "pruner", "seed")},
             **{f"fixed.{name}": self.fixed.get(name, "unset") for name in HYPERPARAMETERS},
+            "β": "landing the KL" if self.lands_kl else "as set by kl_coef or kl_target",
             "kl.limit": self.kl_limit,
             **{f"guard.{key}": value for key, value in self.guard.to_dict().items()},
         }
