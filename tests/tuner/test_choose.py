@@ -78,6 +78,7 @@ def test_early_cut_finishes_the_best_when_one_in_six_is_due() -> None:
     at_rung = [screened(number, score) for number, score in enumerate(scores)]
     assert next_of(at_rung[:5]) == "new"
     assert next_of(at_rung) == 1
+    assert choose(make_spec(), at_rung, (1,)) == Promote(3), "a worker reads trial 1 on the test prompts"
     promoted = [
         replace(row, status=Status.RUNNING, is_promoted=True, paused_by=None) if row.number == 1 else row
         for row in at_rung

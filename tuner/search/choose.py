@@ -63,11 +63,11 @@ def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promot
     """Return the next trial to run, or None if there is none now.
 
     Interrupted trials come first, then waiting ones, then a trial to promote or a new one, as far as the budget
-    allows. `busy` are the trials that a worker has.
+    allows. `busy` are the trials that a worker has, to train them or to read them on the test prompts.
     """
     if due := [row for row in runnable(spec, rows) if row.number not in busy]:
         return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
-    promoted = _promoted(spec, rows)
+    promoted = _promoted(spec, rows, busy)
     if promoted is not None:
         return Promote(promoted.number)
     return _new(spec, rows) if _may_start(spec, rows) else None
@@ -188,11 +188,11 @@ def _rank(row: TrialRow) -> tuple[float, float, int]:
     return score, math.inf if row.value is None else -row.value, row.number
 
 
-def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
+def _promoted(spec: StudySpec, rows: Rows, busy: Container[int] = ()) -> TrialRow | None:
     """Return the trial to promote now: the best at screening, if one is due or nothing else will start."""
     if not spec.pauses_trials:
         return None
-    ranked, left = promotable(spec, rows), _left(spec, rows)
+    ranked, left = [row for row in promotable(spec, rows) if row.number not in busy], _left(spec, rows)
     if ranked and _is_due(rows) and _missing(ranked[0]) <= left:
         return ranked[0]
     # Budget that is left over finishes more than one in ONE_IN.
