@@ -458,7 +458,13 @@ def test_what_is_ordered_after_a_worker_was_told_to_end_its_trial_is_done(
 
 
 def run_at_gate(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, spec: StudySpec, at: type[Event], kind: str, **keywords: Any
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: StudySpec,
+    at: type[Event],
+    kind: str,
+    trial: int | None = None,
+    **keywords: Any,
 ) -> tuple[bool, list[Event]]:
     """Run a study that stays at the gate from an event `at` on; order `kind` then, and open the gate once it is done.
 
@@ -471,7 +477,7 @@ def run_at_gate(
         is_first = isinstance(event, at) and not any(isinstance(other, at) for other in events)
         events.append(event)
         if is_first:
-            placed(folder, kind, **({"values": {"cliprange": 0.15}} if kind == "enqueue" else {}))
+            placed(folder, kind, trial, **({"values": {"cliprange": 0.15}} if kind == "enqueue" else {}))
         is_trial_due = kind == "enqueue" and at is ReadingOnTest
         if isinstance(event, TrialEnded if is_trial_due else OrderDecided):
             (folder / "gate").touch()
@@ -520,6 +526,20 @@ def test_orders_are_obeyed_while_test_prompts_are_read(
         assert (folder / "gate").exists()
         stops = [event.why for event in events if isinstance(event, StudyStopped)]
         assert stops == (["stopped by an order"] if kind == "stop" else []), "what is left to read is no secret"
+
+
+@pytest.mark.parametrize(("kind", "status"), [("resume", Status.COMPLETED), ("stop", Status.STOPPED)])
+def test_an_order_on_a_screened_trial_is_carried_out_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: Status
+) -> None:
+    """`confirm` reads trial 0, which the strategy left at its rung, at step 0."""
+    spec = quick_spec("tested", trials=3, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
+    run(tmp_path, spec)
+    assert rows(tmp_path)[0].is_at_rung
+    (tmp_path / "hold").touch()
+    finished, _ = run_at_gate(tmp_path, monkeypatch, spec, ReadingOnTest, kind, 0, plan=Plan(top=1, seeds=1))
+    first, *others = rows(tmp_path)
+    assert finished and (first.status, first.wanted, len(others)) == (status, None, 4)
 
 
 def test_an_order_of_the_last_moment_is_carried_out_before_the_study_counts_as_finished(
