@@ -163,7 +163,7 @@ class Extent:
     total: int | None
     """Maximum number of trials, including those people added; None: only the budget limits it."""
     spent: float
-    """Cost of the search so far, in trials of full length."""
+    """Cost of the search so far, in trials of full length; each costs one at most, whatever its last batch adds."""
     budget: float | None
     """Budget of the search, at most what all of `total` trials can cost; None: not limited."""
     confirming: int = 0
@@ -206,11 +206,12 @@ def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
     rows = list(rows)
     searched = [row for row in rows if row.role is not Role.CONFIRM]
     confirming = [row for row in rows if row.role is Role.CONFIRM]
+    whole = spec.total_episodes
     return Extent(
         ended=sum(row.status.is_final for row in searched),
         screened=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
-        spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
+        spent=sum(min(row.episodes, whole) for row in searched if row.counts) / whole,
         budget=spec.most_spent,
         confirming=len(confirming),
         confirmed=sum(row.status.is_final for row in confirming),
