@@ -12,7 +12,7 @@ from ppo_core import checkpoint
 from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import NAME, curves, outcomes, quick_spec, rows, run, storage
-from tests.tuner.trial_rows import trial_row
+from tests.tuner.trial_rows import pruned, trial_row
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
@@ -169,6 +169,8 @@ def test_a_number_of_trials_alone_finishes_one_in_six_of_them_and_one_at_least()
     assert next_of(rows, spec) is None and is_finished(spec, rows)
     twelve = [finished(0, 0.9), *(screened(number, 0.1 * number) for number in range(1, 12))]
     assert next_of(twelve, make_spec(trials=12)) == 11
+    twelve[1] = pruned(1, episodes=64)
+    assert next_of(twelve, make_spec(trials=12)) == 11, "of all, not of those that came to the rung"
     twelve[11] = finished(11, 1.1)
     assert next_of(twelve, make_spec(trials=12)) is None
 

@@ -197,7 +197,7 @@ def _promoted(spec: StudySpec, rows: Rows, busy: Container[int] = ()) -> TrialRo
     if not spec.pauses_trials:
         return None
     ranked, left = [row for row in promotable(spec, rows) if row.number not in busy], _left(spec, rows)
-    if ranked and _is_due(rows) and _missing(spec, ranked[0]) <= left:
+    if ranked and _is_due(spec, rows) and _missing(spec, ranked[0]) <= left:
         return ranked[0]
     # Budget that is left over finishes more than one in ONE_IN.
     is_open = spec.budget is not None or not any(row.is_promoted for row in counted(rows))
@@ -206,10 +206,14 @@ def _promoted(spec: StudySpec, rows: Rows, busy: Container[int] = ()) -> TrialRo
     return next((row for row in ranked if _missing(spec, row) <= left), None)
 
 
-def _is_due(rows: Rows) -> bool:
-    """Return True if another of the trials that were screened is to be finished."""
-    screened = sum(row.rung_episode is not None for row in counted(rows))
-    return screened // ONE_IN > sum(row.is_promoted for row in counted(rows))
+def _is_due(spec: StudySpec, rows: Rows) -> bool:
+    """Return True if another of the trials that were screened is to be finished.
+
+    Without a budget trials that ended before their rung count as well, since one in ONE_IN of all is finished.
+    """
+    are_all = spec.budget is None
+    passed = sum(row.rung_episode is not None or (are_all and row.status.is_final) for row in counted(rows))
+    return passed // ONE_IN > sum(row.is_promoted for row in counted(rows))
 
 
 def _new(spec: StudySpec, rows: Rows) -> New:
