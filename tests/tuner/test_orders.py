@@ -3,6 +3,8 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from tuner.control.events import (
 from tuner.control.orders import check_trial_order, enqueued_params
 from tuner.control.run import run_study
 from tuner.judge.results import value_sources
+from tuner.judge.scoring import judged_again
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import Order, OrderState, Store
 from tuner.study.spec import StudySpec
@@ -256,6 +259,19 @@ def test_another_kl_budget_judges_all_trials_anew(tmp_path: Path) -> None:
     assert max(row.kl or 0.0 for row in before) > 2.0
     assert all(row.kl is not None and row.kl + 0.25 <= 2.0 for row in after), "with a standard error of 0.25"
     assert [row.end_kl for row in before] == [row.end_kl for row in after], "where they end is the same"
+
+
+def test_another_kl_budget_renews_the_screening_score_of_a_trial_that_a_person_resumed(tmp_path: Path) -> None:
+    """The trial was at 8 nats at its rung, a fifth of its episodes."""
+    spec = quick_spec(trials=3, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
+    run(tmp_path, spec)
+    screened = rows(tmp_path)[0]
+    resumed = replace(screened, status=Status.WAITING, paused_by=None, is_promoted=True, value=None, violation=None)
+    with closing(Store.open(storage(tmp_path))) as store:
+        wider = replace(spec, kl_budget=20.0)
+        found = judged_again(store, [screened, resumed, replace(resumed, rung_episode=None)], wider)
+    assert [round(row.rung_score or 0, 9) for row in (screened, *found)] == [0.8, 0.4, 0.4]
+    assert (found[0].value, found[1].value, found[1].violation) == (screened.value, None, None)
 
 
 def test_what_a_running_trial_ran_is_not_counted_as_spent_after_another_kl_budget(tmp_path: Path) -> None:

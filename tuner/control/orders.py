@@ -6,6 +6,7 @@ nothing is lost if the controller dies.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, update
@@ -246,9 +247,11 @@ class OrderDesk:
         study.store.decide(study.lease, order, effect)
         study.spec = spec
         self._reread_study()
-        if judged_anew:  # a running trial's row stays as it began, since its progress is counted from there
+        if judged_anew:  # else a running trial's row stays as it began, since its progress is counted from there
             rows = zip(study.store.trials(study.row), study.rows, strict=True)
-            study.rows = [old if new.status is Status.RUNNING else new for new, old in rows]
+            study.rows = [
+                replace(old, rung_score=new.rung_score) if new.status is Status.RUNNING else new for new, old in rows
+            ]
         return ()
 
     def _reread_study(self) -> None:

@@ -134,10 +134,17 @@ def so_far(store: Store, row: TrialRow, spec: StudySpec) -> Outcome:
 
 
 def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the judged trials, valued again under a spec with another KL budget."""
-    chosen = [row for row in rows if row.violation is not None]
+    """Return the trials that were judged or screened, judged again under a spec with another KL budget.
+
+    A screened trial that a person resumed is not judged until it ends: its screening score alone is new.
+    """
+    chosen = [row for row in rows if row.violation is not None or row.rung_episode is not None]
     evaluations = evaluations_by_trial(store, chosen)
-    return [_with_judgement(row, evaluations[row.number], spec) for row in chosen]
+    again = [_with_judgement(row, evaluations[row.number], spec) for row in chosen]
+    return [
+        new if row.violation is not None else replace(row, rung_score=new.rung_score)
+        for row, new in zip(chosen, again, strict=True)
+    ]
 
 
 def with_running(store: Store, rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
