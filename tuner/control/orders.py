@@ -64,6 +64,7 @@ def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
 def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[str, object]) -> dict[str, HyperValue]:
     """Return the params of an enqueued configuration, with trial 0's for missing ones.
 
+    In a study of listed trials missing ones are the study's own, since trial 0 is only the first of the list.
     Any hyperparameter may be given, searched or not, inside its range or not: it applies to this trial alone.
 
     Raises:
