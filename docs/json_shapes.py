@@ -213,7 +213,7 @@ CONFIGURATION = {
     "under_best": "the same, of the paired differences to the best",
     "rewards": "by seed",
     "kls": "by seed",
-    "ends_within": "how many runs also end within the KL budget",
+    "ends_within": "how many of the runs that were read also end within the KL budget",
     "lost": "seeds with nothing within the KL budget",
     "failed": "seeds whose runs failed",
     "stopped": "seeds whose runs a person stopped",

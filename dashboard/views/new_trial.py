@@ -41,9 +41,10 @@ def _copy(store: Store, view: StudyView, row: TrialRow) -> None:
         format_func=_name_and_label,
         key=f"copied {row.number}",
     )
-    st.caption("Searched settings of the chosen trial. An empty field takes trial 0's value.")
+    usual = "the study's" if spec.listed else "trial 0's"
+    st.caption(f"Settings of the chosen trial. An empty field takes {usual} value.")
     fields = {name: (row.params.get(name), _range_text(view, name)) for name in names}
-    order = _order_form(f"copy {row.number}", f"copy {row.number}", fields, "trial 0's", "Add to queue")
+    order = _order_form(f"copy {row.number}", f"copy {row.number}", fields, usual, "Add to queue")
     if order is not None:
         values, label = order
         ask_to_confirm(store, view, "enqueue", None, {"values": _changed_from_reference(view, values)} | label)

@@ -96,6 +96,22 @@ def test_what_was_confirmed_is_the_answer(confirmed: Path) -> None:
     assert found.confirm == (() if found.badge is Badge.CONFIRMED else ("confirm", NAME, "--seeds", "6"))
 
 
+def test_the_command_for_more_seeds_reaches_all_that_were_confirmed(confirmed: Path) -> None:
+    """Values are set so that the two confirmed trials, without the reference, are third and fourth of the search."""
+    with closing(Store.open(storage(confirmed))) as store:
+        view = results.read_study(store, NAME)
+        first, second, *_ = sorted({row.parent for row in view.confirming if row.parent})
+        values = {first: 3.0, second: 2.0}
+        more = [replace(row, number=row.number + 100, config=row.config | {"lam": 0.5}) for row in view.trials[1:3]]
+        trials = [replace(row, value=values.get(row.number, 1.0)) for row in view.trials]
+        ranked = (*trials, *(replace(row, value=4.0, kl=9.0, value_step=8) for row in more))
+        found = answer.of_study(store, replace(view, trials=ranked))
+    assert found is not None and found.top == 4
+    unsure = replace(found, badge=Badge.NOT_DISTINGUISHABLE)
+    assert unsure.confirm == ("confirm", NAME, "--top", "4", "--seeds", "6")
+    assert replace(unsure, top=3).confirm == ("confirm", NAME, "--seeds", "6")
+
+
 def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Path) -> None:
     """The quick trainer's reading on the test prompts is the step, so what is confirmed is not what is best later."""
     run(tmp_path, spec(trials=1))

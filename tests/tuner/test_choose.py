@@ -12,13 +12,24 @@ from ppo_core import checkpoint
 from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import NAME, curves, outcomes, quick_spec, rows, run, storage
-from tests.tuner.trial_rows import trial_row
+from tests.tuner.trial_rows import pruned, trial_row
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
 from tuner.judge.next_move import judge, why_paused
 from tuner.judge.scoring import evaluations_of, extent, rung_score, trial_value
-from tuner.search.choose import New, Promote, Resume, choose, is_finished, lengths, own_rung, promotable, promotions
+from tuner.search.choose import (
+    New,
+    Promote,
+    Resume,
+    _rank,
+    choose,
+    is_finished,
+    lengths,
+    own_rung,
+    promotable,
+    promotions,
+)
 from tuner.search.propose import new_trial
 from tuner.store import Store, TrialRow
 from tuner.study.spec import StudySpec
@@ -78,6 +89,7 @@ def test_early_cut_finishes_the_best_when_one_in_six_is_due() -> None:
     at_rung = [screened(number, score) for number, score in enumerate(scores)]
     assert next_of(at_rung[:5]) == "new"
     assert next_of(at_rung) == 1
+    assert choose(make_spec(), at_rung, (1,)) == Promote(3), "a worker reads trial 1 on the test prompts"
     promoted = [
         replace(row, status=Status.RUNNING, is_promoted=True, paused_by=None) if row.number == 1 else row
         for row in at_rung
@@ -157,6 +169,8 @@ def test_a_number_of_trials_alone_finishes_one_in_six_of_them_and_one_at_least()
     assert next_of(rows, spec) is None and is_finished(spec, rows)
     twelve = [finished(0, 0.9), *(screened(number, 0.1 * number) for number in range(1, 12))]
     assert next_of(twelve, make_spec(trials=12)) == 11
+    twelve[1] = pruned(1, episodes=64)
+    assert next_of(twelve, make_spec(trials=12)) == 11, "of all, not of those that came to the rung"
     twelve[11] = finished(11, 1.1)
     assert next_of(twelve, make_spec(trials=12)) is None
 
@@ -167,6 +181,24 @@ def test_full_starts_only_what_its_budget_has_room_for() -> None:
     assert next_of([finished(0), finished(1)], spec) is None
     assert is_finished(spec, [finished(0), finished(1)])
     assert not is_finished(spec, [finished(0)])
+
+
+@pytest.mark.parametrize(("total", "rung", "whole"), [(1000, 128, 1024), (2000, 256, 2048)])
+def test_what_rounds_a_trial_up_to_whole_batches_is_not_charged(total: int, rung: int, whole: int) -> None:
+    fixed = {"total_episodes": total}
+    first = screened(0, 0.5, config=CONFIG | fixed, episodes=rung, rung_episode=rung)
+    assert lengths(first.config) == (whole, rung)
+    assert next_of([first], make_spec(budget=1, fixed=fixed)) == 0, "one full trial is paid for"
+    done = [replace(finished(number), config=first.config, episodes=whole) for number in range(10)]
+    full = make_spec("full", budget=10, fixed=fixed)
+    assert (next_of(done[:9], full), next_of(done, full)) == ("new", None)
+    assert extent(done, full).text == "10 trials ended, 10.0 of 10 full trials spent"
+
+
+def test_no_trial_starts_whose_rung_may_take_what_finishes_the_best() -> None:
+    rows = [finished(0, 0.5), *(screened(number, 0.1 * number) for number in range(1, 11))]  # 1,920 are left of 3
+    assert next_of(rows, make_spec(budget=3)) == "new", "it leaves the 1,728 that finish one"
+    assert next_of(rows, make_spec(budget=3, search=WIDE)) == 10, "a batch of 128 has its rung at 256"
 
 
 def test_a_trial_that_a_person_ended_at_its_rung_was_not_promoted() -> None:
@@ -242,7 +274,11 @@ WIDE = dict.fromkeys(("learning_rate", "batch_size", "num_ppo_epochs", "kl_coef"
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("bounds", [{"trials": 6}, {"budget": 1}, {"budget": 1.5}, {"budget": 6}], ids=str)
+@pytest.mark.parametrize(
+    "bounds",
+    [{"trials": 6}, {"budget": 1}, {"budget": 1.5}, {"budget": 6}, {"budget": 1, "fixed": {"total_episodes": 1000}}],
+    ids=str,
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_study_comes_to_an_end_within_its_bounds(strategy: Strategy, bounds: dict[str, Any], workers: int) -> None:
     spec = make_spec(strategy, search=WIDE, sampler={"name": "tpe"}, **bounds)
@@ -253,6 +289,8 @@ def test_a_study_comes_to_an_end_within_its_bounds(strategy: Strategy, bounds: d
     assert len(study.rows) <= bounds.get("trials", 1000)
     assert extent(study.rows, spec).spent <= bounds.get("budget", 1000)
     assert any(row.status is Status.COMPLETED for row in study.rows)
+    best = min((row for row in study.rows if row.rung_episode is not None), key=_rank, default=None)
+    assert workers > 1 or best is None or best.is_promoted, "the budget that finishes the best was left"
     assert {row.number for row in promotable(spec, study.rows)} <= {row.number for row in study.rows if row.is_at_rung}
     ended = study.rows[0]
     study.put(replace(ended, status=Status.PAUSED, paused_by=PausedBy.PERSON))

@@ -24,7 +24,7 @@ from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmation
 from tuner.control.events import StudyWarned
 from tuner.judge.results import as_view, read_study
 from tuner.search.optuna_trials import to_optuna
-from tuner.store import Store, TrialRow
+from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, PausedBy, Role, Status
 
@@ -114,6 +114,16 @@ def test_a_run_that_broke_or_has_nothing_within_the_budget_leaves_the_untrained_
     assert due_step(replace(run, value_step=0), SPEC) == 0
     assert due_step(replace(run, status=Status.FAILED), SPEC) is None
     assert due_step(replace(run, status=Status.RUNNING), SPEC) is None
+
+
+def test_only_runs_that_were_read_count_as_ending_within_the_budget() -> None:
+    ends = {8: 9.0, 9: 12.0, 10: 9.0}
+    runs = [
+        searched(20 + seed, 1.5, seed=seed, end_kl=kl, end_kl_se=0.1, role=Role.CONFIRM) for seed, kl in ends.items()
+    ]
+    tests = {(run.id, 3): OnTest(3, 64, 1.5, 0.1, 5.0, 0.1, None, 0.0) for run in runs if run.seed != 10}
+    one = confirmed._confirmed(ROWS[2], 1920, runs, tests, SPEC)
+    assert (one.open, one.ends_within, one.reward is not None and one.reward.n) == ((10,), 1, 2)
 
 
 def test_a_fork_is_another_configuration_than_its_last_values_from_the_start() -> None:

@@ -9,6 +9,7 @@ import pytest
 from ppo_core.errors import ConfigError
 from tests.tuner import quick_study
 from tuner.control.events import StudyStarted
+from tuner.control.orders import enqueued_params
 from tuner.control.run import run_study
 from tuner.search.warm_start import ListedTrial
 from tuner.study.spec import StudySpec
@@ -104,6 +105,12 @@ def test_they_run_in_order_with_nothing_added_or_proposed(tmp_path: Path) -> Non
     longer = StudySpec.from_dict({**study.to_dict(), "trials": 4, "trial": rates}, "test")
     finished, _ = quick_study.run(tmp_path, longer, workers=1)
     assert finished and len(quick_study.rows(tmp_path)) == 4
+
+
+def test_what_an_enqueued_trial_leaves_out_is_the_studys_own() -> None:
+    study = spec()
+    params = enqueued_params(study, [], {"lam": 0.9})
+    assert params == {"lam": 0.9} and study.config(params).kl_coef == 0.05, "trial 0's is 0.01"
 
 
 def test_another_total_is_refused(tmp_path: Path) -> None:

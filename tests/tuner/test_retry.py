@@ -93,6 +93,11 @@ def running(number: int, episodes: int, **values: Any) -> TrialRow:
     return trial_row(number, status=Status.RUNNING, episodes=episodes, **values)
 
 
+def fork(number: int, episodes: int, **values: Any) -> TrialRow:
+    """Return a trial forked at episode 192."""
+    return trial_row(number, episodes=episodes, fork_step=3, config={"batch_size": 64}, **values)
+
+
 @pytest.mark.parametrize(
     ("between", "stops"),
     [
@@ -103,6 +108,9 @@ def running(number: int, episodes: int, **values: Any) -> TrialRow:
         (running(1, 120), False),
         (running(1, 100), True),
         (trial_row(1, status=Status.WAITING, episodes=0), True),
+        (fork(1, 192, status=Status.WAITING, attempts=0), True),  # of which nothing is its own
+        (fork(1, 256, status=Status.RUNNING), True),  # 64 of its own
+        (fork(1, 320, status=Status.RUNNING), False),
         (trial_row(1, status=Status.PAUSED, paused_by=PausedBy.PERSON, episodes=120), False),
         (stopped(1), True),
         (pruned(1), False),
@@ -125,6 +133,12 @@ def test_trials_that_fail_beyond_the_rung_are_in_a_row_though_others_came_to_it(
         rows[number] = failed(number, "no disk", episodes=300)
     assert failing(rows, 5) is not None
     assert failing([*rows[:8], failed(8, "no disk", episodes=50)], 5) is None, "where that one failed others came past"
+
+
+def test_a_fork_failed_as_far_as_it_came_itself() -> None:
+    rows = [replace(fork(n, 192), status=Status.FAILED, reason=failed(n, "no disk").reason) for n in range(4)]
+    rows[1] = running(1, 120)
+    assert failing(rows, 3) is None, "they failed at once, and trial 1 did not"
 
 
 def test_only_the_failure_that_completes_the_row_stops_the_study() -> None:

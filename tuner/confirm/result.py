@@ -107,7 +107,7 @@ class Confirmed:
     open: tuple[int, ...] = ()
     """Seeds whose runs have not ended, or were not read."""
     ends_within: int = 0
-    """Number of runs whose last policy is within the KL budget."""
+    """Number of the runs that were read whose last policy is within the KL budget."""
 
     @property
     def name(self) -> str:
@@ -273,7 +273,7 @@ def _confirmed(
         failed=tuple(failed),
         stopped=tuple(stopped),
         open=tuple(unread),
-        ends_within=sum(ends_within(run, spec) is True for run in runs),
+        ends_within=sum((run.seed or 0) in rewards and ends_within(run, spec) is True for run in runs),
     )
 
 

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -104,7 +104,7 @@ class TrialLoop:
     ) -> None:
         self._study, self._files, self._engine = study, files, engine
         self._stop, self._limits, self._emit = stop, limits, emit
-        self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._on_decided)
+        self._desk = OrderDesk(study, files, limits, lambda number: number in self._training(), self._on_decided)
         self._ends = TrialEnds(study, files, emit)
         self._readings = HeldOutReadings(study, plan)
         self._running: dict[int, _Running] = {}
@@ -313,9 +313,13 @@ class TrialLoop:
             case Resume(number):
                 return study.rows[number]
 
-    def _taken(self) -> Collection[int]:
+    def _taken(self) -> Set[int]:
         """Return the numbers of trials that are running, being read, or about to start."""
-        return self._running.keys() | self._readings.running.keys() | self._starting
+        return self._training() | self._readings.running.keys()
+
+    def _training(self) -> Set[int]:
+        """Return the numbers of trials that are running, or about to start, and so obey orders at their next report."""
+        return self._running.keys() | self._starting
 
     def _begin(self, number: int, resume_point: Future[tuple[Path, int] | None]) -> None:
         """Start a trial from its last checkpoint, if any, unless an order or a stop forbids it."""

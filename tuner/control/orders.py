@@ -6,6 +6,7 @@ nothing is lost if the controller dies.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, update
@@ -63,6 +64,7 @@ def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
 def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[str, object]) -> dict[str, HyperValue]:
     """Return the params of an enqueued configuration, with trial 0's for missing ones.
 
+    In a study of listed trials missing ones are the study's own, since trial 0 is only the first of the list.
     Any hyperparameter may be given, searched or not, inside its range or not: it applies to this trial alone.
 
     Raises:
@@ -246,9 +248,11 @@ class OrderDesk:
         study.store.decide(study.lease, order, effect)
         study.spec = spec
         self._reread_study()
-        if judged_anew:  # a running trial's row stays as it began, since its progress is counted from there
+        if judged_anew:  # else a running trial's row stays as it began, since its progress is counted from there
             rows = zip(study.store.trials(study.row), study.rows, strict=True)
-            study.rows = [old if new.status is Status.RUNNING else new for new, old in rows]
+            study.rows = [
+                replace(old, rung_score=new.rung_score) if new.status is Status.RUNNING else new for new, old in rows
+            ]
         return ()
 
     def _reread_study(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import StoreError
 from ppo_core.output import duration
 from tuner.engine.protocol import Failed
@@ -189,7 +190,7 @@ def failing(rows: Sequence[TrialRow], number: int) -> str | None:
         return None
     if any(row.reason is None or row.reason.cause != reason.cause for row in last):
         return None
-    reached = min(row.episodes for row in last)
+    reached = min(map(_trained, last))
     if any(row.number > last[0].number and _has_passed(row, reached) for row in rows):
         return None
     return f"{SAME_IN_A_ROW} trials in a row failed for the same cause; trial {number}: {reason.message}"
@@ -199,4 +200,11 @@ def _has_passed(row: TrialRow, episodes: int) -> bool:
     """Return True if a trial is healthy beyond `episodes`, or reached its rung or its end there."""
     if row.status in (Status.FAILED, Status.STOPPED):
         return False
-    return row.episodes > episodes or (row.is_done and row.episodes == episodes)
+    return _trained(row) > episodes or (row.is_done and _trained(row) == episodes)
+
+
+def _trained(row: TrialRow) -> int:
+    """Return the episodes that a trial itself trained: a fork begins with those of its parent."""
+    if row.fork_step is None:
+        return row.episodes
+    return row.episodes - row.fork_step * PPOConfig.from_dict(row.config).batch_sizes(world_size=1).batch_size

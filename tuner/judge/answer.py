@@ -14,7 +14,7 @@ from typing import Any
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import KL_UNIT, counted, plus_minus, short
-from tuner.confirm.plan import whole_run
+from tuner.confirm.plan import DEFAULT_TOP, candidates, whole_run
 from tuner.confirm.result import LEAST_SEEDS, Confirmation, Confirmed, confirmations, longest_read
 from tuner.control import forks
 from tuner.control.forks import ValueCheckpoint
@@ -71,6 +71,8 @@ class Answer:
     """The longest confirmation with enough seeds, under the study's own KL budget, or None."""
     seeds: int
     """Fresh seeds read so far, even if too few."""
+    top: int
+    """Number of the search's best configurations that include all of the confirmation's."""
     newer_by: str
     """A newer trial's lead in the search, as a clause, or empty."""
     own_budget: float
@@ -99,6 +101,7 @@ class Answer:
         words = ["confirm", self.study]
         done = self.confirmation
         if self.badge is Badge.NOT_DISTINGUISHABLE and done is not None:
+            words += ["--top", str(self.top)] if self.top > DEFAULT_TOP else []
             words += ["--seeds", str(2 * done.seeds)]
             if done.total_episodes != self.trial.config.get("total_episodes"):
                 words += ["--total-episodes", str(done.total_episodes)]
@@ -230,6 +233,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         confirmed=confirmed,
         confirmation=longest,
         seeds=0 if (read := longest_read(runs)) is None else read.seeds,
+        top=0 if longest is None else _top(view, own, longest),
         newer_by=_newer_by(store, holds, trial) if badge is Badge.NEWER else "",
         own_budget=own.kl_budget,
         chose="One run of each trial" if own.listed else "One search on one seed",
@@ -245,6 +249,13 @@ def _is_newer(view: StudyView, best: TrialRow, done: Confirmation, confirmed: Co
         return False
     value = confirmed.trial.value
     return value is None or (best.value is not None and best.value > value)
+
+
+def _top(view: StudyView, spec: StudySpec, done: Confirmation) -> int:
+    """Return the number of the search's best configurations that include all of a confirmation's."""
+    confirmed = {one.trial.number for one in done.configurations}
+    ranked = enumerate(candidates((*view.trials, *view.confirming), spec), start=1)
+    return max((place for place, trial in ranked if trial.number in confirmed), default=0)
 
 
 def _newer_by(store: Store, done: Confirmation | None, trial: TrialRow) -> str:

@@ -134,10 +134,17 @@ def so_far(store: Store, row: TrialRow, spec: StudySpec) -> Outcome:
 
 
 def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the judged trials, valued again under a spec with another KL budget."""
-    chosen = [row for row in rows if row.violation is not None]
+    """Return the trials that were judged or screened, judged again under a spec with another KL budget.
+
+    A screened trial that a person resumed is not judged until it ends: its screening score alone is new.
+    """
+    chosen = [row for row in rows if row.violation is not None or row.rung_episode is not None]
     evaluations = evaluations_by_trial(store, chosen)
-    return [_with_judgement(row, evaluations[row.number], spec) for row in chosen]
+    again = [_with_judgement(row, evaluations[row.number], spec) for row in chosen]
+    return [
+        new if row.violation is not None else replace(row, rung_score=new.rung_score)
+        for row, new in zip(chosen, again, strict=True)
+    ]
 
 
 def with_running(store: Store, rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
@@ -163,7 +170,7 @@ class Extent:
     total: int | None
     """Maximum number of trials, including those people added; None: only the budget limits it."""
     spent: float
-    """Cost of the search so far, in trials of full length."""
+    """Cost of the search so far, in trials of full length; each costs one at most, whatever its last batch adds."""
     budget: float | None
     """Budget of the search, at most what all of `total` trials can cost; None: not limited."""
     confirming: int = 0
@@ -206,11 +213,12 @@ def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
     rows = list(rows)
     searched = [row for row in rows if row.role is not Role.CONFIRM]
     confirming = [row for row in rows if row.role is Role.CONFIRM]
+    whole = spec.total_episodes
     return Extent(
         ended=sum(row.status.is_final for row in searched),
         screened=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
-        spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
+        spent=sum(min(row.episodes, whole) for row in searched if row.counts) / whole,
         budget=spec.most_spent,
         confirming=len(confirming),
         confirmed=sum(row.status.is_final for row in confirming),

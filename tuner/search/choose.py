@@ -63,11 +63,11 @@ def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promot
     """Return the next trial to run, or None if there is none now.
 
     Interrupted trials come first, then waiting ones, then a trial to promote or a new one, as far as the budget
-    allows. `busy` are the trials that a worker has.
+    allows. `busy` are the trials that a worker has, to train them or to read them on the test prompts.
     """
     if due := [row for row in runnable(spec, rows) if row.number not in busy]:
         return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
-    promoted = _promoted(spec, rows)
+    promoted = _promoted(spec, rows, busy)
     if promoted is not None:
         return Promote(promoted.number)
     return _new(spec, rows) if _may_start(spec, rows) else None
@@ -137,18 +137,20 @@ def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def _left(spec: StudySpec, rows: Rows) -> float:
-    """Return the budget's uncommitted episodes; a running trial is committed up to its rung or its end."""
+    """Return the budget's uncommitted episodes; a running trial is committed up to its rung or its end.
+
+    A trial is charged `total_episodes` at most: what rounds its last batch up is free (`tuner.judge.scoring.extent`).
+    """
     if spec.budget is None:
         return math.inf
-    committed = sum(
-        row.episodes if row.is_done else own_rung(spec, row) or lengths(row.config)[0] for row in counted(rows)
-    )
-    return spec.budget * spec.total_episodes - committed
+    whole = spec.total_episodes
+    committed = sum(min(row.episodes, whole) if row.is_done else own_rung(spec, row) or whole for row in counted(rows))
+    return spec.budget * whole - committed
 
 
-def _missing(row: TrialRow) -> int:
-    """Return the episodes that a paused trial still needs to its end."""
-    return lengths(row.config)[0] - row.episodes
+def _missing(spec: StudySpec, row: TrialRow) -> int:
+    """Return the episodes that the budget is charged for a paused trial from here to its end."""
+    return spec.total_episodes - row.episodes
 
 
 def _may_start(spec: StudySpec, rows: Rows) -> bool:
@@ -160,9 +162,11 @@ def _may_start(spec: StudySpec, rows: Rows) -> bool:
         return left >= whole
     if spec.budget is None or not counted(rows):
         return True
-    rung = SHARE * whole
-    finishes = max(1, math.floor(FINISH_SHARE * spec.budget * whole / (whole - rung)))
-    return left - rung >= finishes * (whole - rung) - 1e-9
+    finish = (1 - SHARE) * whole  # the most that a trial needs from its rung to its end
+    finishes = max(1, math.floor(FINISH_SHARE * spec.budget * whole / finish))
+    # The new trial's batch is not known yet, so its rung may be the longest.
+    longest = max(lengths(config.to_dict())[1] or whole for config in spec.extreme_configs().values())
+    return left - longest >= finishes * finish - 1e-9
 
 
 def promotable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
@@ -179,7 +183,7 @@ def promotions(spec: StudySpec, rows: Rows) -> int:
         return 0
     if spec.budget is None:
         return max(1, (spec.trials or 0) // ONE_IN) - sum(row.is_promoted for row in counted(rows))
-    least = min(map(_missing, promotable(spec, rows)), default=math.inf)
+    least = min((_missing(spec, row) for row in promotable(spec, rows)), default=math.inf)
     return max(0, int(_left(spec, rows) // least))
 
 
@@ -188,24 +192,28 @@ def _rank(row: TrialRow) -> tuple[float, float, int]:
     return score, math.inf if row.value is None else -row.value, row.number
 
 
-def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
+def _promoted(spec: StudySpec, rows: Rows, busy: Container[int] = ()) -> TrialRow | None:
     """Return the trial to promote now: the best at screening, if one is due or nothing else will start."""
     if not spec.pauses_trials:
         return None
-    ranked, left = promotable(spec, rows), _left(spec, rows)
-    if ranked and _is_due(rows) and _missing(ranked[0]) <= left:
+    ranked, left = [row for row in promotable(spec, rows) if row.number not in busy], _left(spec, rows)
+    if ranked and _is_due(spec, rows) and _missing(spec, ranked[0]) <= left:
         return ranked[0]
     # Budget that is left over finishes more than one in ONE_IN.
     is_open = spec.budget is not None or not any(row.is_promoted for row in counted(rows))
     if not is_open or _may_start(spec, rows):
         return None
-    return next((row for row in ranked if _missing(row) <= left), None)
+    return next((row for row in ranked if _missing(spec, row) <= left), None)
 
 
-def _is_due(rows: Rows) -> bool:
-    """Return True if another of the trials that were screened is to be finished."""
-    screened = sum(row.rung_episode is not None for row in counted(rows))
-    return screened // ONE_IN > sum(row.is_promoted for row in counted(rows))
+def _is_due(spec: StudySpec, rows: Rows) -> bool:
+    """Return True if another of the trials that were screened is to be finished.
+
+    Without a budget trials that ended before their rung count as well, since one in ONE_IN of all is finished.
+    """
+    are_all = spec.budget is None
+    passed = sum(row.rung_episode is not None or (are_all and row.status.is_final) for row in counted(rows))
+    return passed // ONE_IN > sum(row.is_promoted for row in counted(rows))
 
 
 def _new(spec: StudySpec, rows: Rows) -> New:
