@@ -201,6 +201,13 @@ def test_no_trial_starts_whose_rung_may_take_what_finishes_the_best() -> None:
     assert next_of(rows, make_spec(budget=3, search=WIDE)) == 10, "a batch of 128 has its rung at 256"
 
 
+def test_nothing_is_held_back_where_no_trial_is_paused() -> None:
+    fixed = {"total_episodes": 128}  # two batches
+    done = [replace(finished(number), config=CONFIG | fixed, episodes=128) for number in range(10)]
+    spec = make_spec(budget=10, fixed=fixed)
+    assert (next_of(done[:9], spec), next_of(done, spec)) == ("new", None)
+
+
 def test_a_trial_that_a_person_ended_at_its_rung_was_not_promoted() -> None:
     """It came to the rung, and is none of those that are finished."""
     rows = [screened(number, 0.1 * number) for number in range(6)]

@@ -162,10 +162,12 @@ def _may_start(spec: StudySpec, rows: Rows) -> bool:
         return left >= whole
     if spec.budget is None or not counted(rows):
         return True
-    finish = (1 - SHARE) * whole  # the most that a trial needs from its rung to its end
+    rungs = [lengths(config.to_dict())[1] for config in spec.extreme_configs().values()]
+    if not any(rungs):  # they are so short that none is paused
+        return left >= whole
+    finish = whole - SHARE * whole  # the most that a trial needs from its rung to its end
     finishes = max(1, math.floor(FINISH_SHARE * spec.budget * whole / finish))
-    # The new trial's batch is not known yet, so its rung may be the longest.
-    longest = max(lengths(config.to_dict())[1] or whole for config in spec.extreme_configs().values())
+    longest = max(rung or whole for rung in rungs)  # the new trial's batch is not known yet
     return left - longest >= finishes * finish - 1e-9
 
 
