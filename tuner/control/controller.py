@@ -217,7 +217,8 @@ class TrialLoop:
         spec = self._study.spec
         is_known = spec.trainer == PPO_TRAINER and not spec.shards_weights  # else its memory cannot be estimated
         configs = tuple(config.to_dict() for config in spec.configs_of_one_process().values()) if is_known else ()
-        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device, most_kept(spec)))
+        most = most_kept(spec, max(1, self._engine.free))
+        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device, most))
         while not self._is_stopping():
             for _, message in self._messages():
                 if isinstance(message, Prepared):
