@@ -28,7 +28,7 @@ PAGES = {
     "curves": ("curves", "canvas"),
     "trial": ("trial", "canvas"),
     "reward_kl": ("reward_kl", ".js-plotly-plot"),
-    "search": ("search", ".parcoords"),
+    "search": ("search", ".js-plotly-plot"),
     "samples": ("samples", "[data-testid=stCode], [data-testid=stText]"),
     "compare": ("compare", "[data-testid=stDataFrame]"),
     "confirm": ("confirm", ".js-plotly-plot"),
@@ -70,8 +70,8 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1440, "height": 1080}, device_scale_factor=1)
         for name, (path, drawn) in PAGES.items():
             page.goto(f"{address}/{path}")
-            page.locator(drawn).first.wait_for(timeout=60_000)
-            page.locator("[data-testid=stSkeleton]").first.wait_for(state="detached", timeout=60_000)
+            page.locator(drawn).first.wait_for(timeout=180_000)
+            page.locator("[data-testid=stSkeleton]").first.wait_for(state="detached", timeout=180_000)
             page.wait_for_timeout(4_000)  # the charts' own animation
             page.screenshot(path=str(IMAGES / f"{name}.png"))
         browser.close()
