@@ -215,7 +215,8 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
     elif view.state == "finished":
         text = f"{_why_finished(view)} Read samples of the trial to launch"
         if answer is not None and answer.confirm:
-            steps.append(Advice("info", f"{text}, and confirm it on fresh seeds first:", answer.confirm))
+            confirm = "confirm it on fresh seeds first" if answer.confirmed is None else "confirm it on more seeds"
+            steps.append(Advice("info", f"{text}, and {confirm}:", answer.confirm))
         else:
             steps.append(Advice("info", f"{text}."))
     if not steps:

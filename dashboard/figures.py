@@ -141,7 +141,13 @@ def searched(trials: pd.DataFrame) -> list[str]:
 
 
 def reward_against_kl(
-    trials: pd.DataFrame, *, kl_budget: float, baseline: float | None, best: int | None, chosen: Collection[int] = ()
+    trials: pd.DataFrame,
+    *,
+    kl_budget: float,
+    baseline: float | None,
+    best: int | None,
+    chosen: Collection[int] = (),
+    best_name: str = "best",
 ) -> go.Figure:
     """Plot each trial's value against its eval KL, with the front, the budget, and the best trial labelled.
 
@@ -185,8 +191,8 @@ def reward_against_kl(
         # Left of the front there are no points, but at the left edge no room.
         place = {"ax": 40, "ay": 40, "xanchor": "left"} if row.kl < 0.25 * right else {"ax": -24, "ay": -26}
         figure.add_annotation(
-            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", standoff=6, arrowwidth=1.2, arrowcolor=GREY,
-            font=FONT, **({"xanchor": "right"} | place),
+            x=row.kl, y=row.value, text=f"{best_name}: trial {row.number:d}", standoff=6, arrowwidth=1.2,
+            arrowcolor=GREY, font=FONT, **({"xanchor": "right"} | place),
         )  # fmt: skip
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
     return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(heights))

@@ -41,7 +41,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         _checkpoint(snapshot, best, evaluated)
         answer = of_study(store, snapshot.view)
         if answer is not None and answer.number != best.trial:
-            st.text(f"To launch is trial {answer.number} ({answer.badge}), as Overview says.")
+            st.text(f"To launch: trial {answer.number} ({answer.badge}), as Overview says.")
 
 
 def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:

@@ -262,7 +262,7 @@ def _run(trial: TrialRow, last: int | None) -> str:
 
 def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool) -> None:
     reward, length = METRICS["eval/reward"].unit, METRICS["eval/length"].unit
-    why = ", its last (none counts as best in the budget)" if is_last else ""
+    why = ", its last (no trained checkpoint counts)" if is_last else ""
     kl = f"KL **{row.kl:.1f}** nats"
     st.caption(f"**{row.reward:.2f}** {reward} · {kl} · **{row.length:d}** {length} · step {row.step:d}{why}")
     if len(row.parts) > 1:  # their names are text from outside

@@ -213,8 +213,9 @@ def _every_trial(store: Store, snapshot: Snapshot, linked: _Linked) -> None:
     left, right = st.columns(2)
     with left:
         front = figures.reward_against_kl(
-            trials, kl_budget=spec.kl_budget, baseline=None, best=best.number if best else None, chosen=linked.marked
-        )
+            trials, kl_budget=spec.kl_budget, baseline=None, best=best.number if best else None, chosen=linked.marked,
+            best_name="best at its end" if point.at_rung else "best",
+        )  # fmt: skip
         if point.at_rung:
             front.update_layout(xaxis_title=point.kl, yaxis_title=point.reward)
         linked.figure(

@@ -222,6 +222,10 @@ def test_runs_that_end_over_the_budget_are_counted_and_the_command_stops_at_thei
     assert (
         "On the test prompts the mean KL of 10.40 is over the KL budget of 10." in replace(found, confirmed=kl).cautions
     )
+    wide = replace(one, kl=replace(one.kl, mean=9.0, high=10.4))  # type: ignore[type-var]
+    assert (
+        "Its KL may be over the KL budget of 10: the interval reaches 10.40." in replace(found, confirmed=wide).cautions
+    )
 
 
 # The places that print it
