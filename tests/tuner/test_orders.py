@@ -516,7 +516,7 @@ def run_at_gate(
         storage=storage(folder),
         runs_folder=folder / "runs",
         on_event=on_event,
-        timeout=60,
+        timeout=600,
         **({"workers": 2} | keywords),
     )
     return finished, events
