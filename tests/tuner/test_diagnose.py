@@ -145,6 +145,9 @@ def test_a_value_loss_of_several_times_its_first_steps_asks_for_a_lower_value_ra
     one = only(steps(loss__value_avg=lambda share: 3.1 if share > 0.5 else 1.0))
     assert (one.rule, change(one)) == ("Critic diverges", ("value_learning_rate", 0.0003))
     assert found(steps(loss__value_avg=lambda share: 2.9 if share > 0.5 else 1.0)) == []
+    few, more = (Course(steps(until), CONFIG, SPEC).readings for until in (10, 11))
+    loss = [[reading.value for reading in readings if reading.sign is SIGNS["value_loss"]] for readings in (few, more)]
+    assert loss == [[None], [1.0]], "ten steps would be compared with themselves"
 
 
 LIMITS = {

@@ -112,7 +112,8 @@ class Course:
         numbers = values((row for row in self.steps if row["step"] > 0), str(sign.metric))
         is_ended = self.blame is not None and self.reason is not None and self.reason.metric == sign.metric
         first = statistics.median(numbers[:LATEST]) if sign.relative_to and numbers else 1.0
-        if len(numbers) < sign.steps or first <= 0:
+        least = LATEST + 1 if sign.relative_to else sign.steps  # fewer would be compared with themselves
+        if len(numbers) < least or first <= 0:
             return Measurement(sign, None, is_ended)
         value = statistics.median(numbers[-LATEST:]) / first
         return Measurement(sign, value, is_ended or sign.is_broken(value))
