@@ -68,7 +68,7 @@ def thinned(points: Sequence[Point], most: int, always: int | None = None) -> li
 
 
 class BudgetCheck(NamedTuple):
-    """Whether one evaluation is within the KL budget."""
+    """An evaluation: where it was made, and whether its KL is within the budget."""
 
     step: int
     episode: int

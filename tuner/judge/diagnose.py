@@ -202,8 +202,7 @@ def out_of_range(label: str) -> Check:
 
     def check(course: Course) -> Diagnosis | None:
         out = [reading for reading in course.readings if reading.is_out and reading.sign.label == label]
-        broken = [reading for reading in out if reading.value is not None and reading.sign.is_broken(reading.value)]
-        texts = [reading.sign.reads(reading.value) for reading in broken if reading.value is not None]
+        texts = [one.sign.reads(one.value) for one in out if one.value is not None and one.sign.is_broken(one.value)]
         if course.reason is not None and course.reason.metric in [reading.sign.metric for reading in out]:
             texts.append(course.reason.message)
         return course.change(out[0].sign, f"{'; '.join(texts)}.") if out else None

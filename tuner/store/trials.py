@@ -30,7 +30,7 @@ class KnownTrials:
     rows: dict[int, TrialRow] = field(default_factory=dict)
     """Trials by id, in order of number."""
     stored: dict[int, tuple[object, ...]] = field(default_factory=dict)
-    """By id: True if the study was held, and the columns that may change, as stored."""
+    """Maps a trial's id to True if the study was held, and the columns that may change, as stored."""
 
 
 @dataclass(frozen=True)
