@@ -61,26 +61,22 @@ def resolve(names: Sequence[str], known: Sequence[str] = KNOWN) -> tuple[str, ..
     return tuple(dict.fromkeys(installed if ALL in names else names))
 
 
-class Trackers:
-    """A run's trackers; without names it does nothing."""
+class Tracker:
+    """A run's tracker of one name."""
 
-    def __init__(self, names: Sequence[str], run: TrackedRun) -> None:
-        """Start the trackers; a new run's configuration is logged.
+    def __init__(self, name: str, run: TrackedRun) -> None:
+        """Start the tracker; a new run's configuration is logged.
 
         Raises:
-            ConfigError: one of them does not start.
+            ConfigError: it does not start.
         """
-        self._started: list[GeneralTracker] = []
-        for name in names:
-            tracker = _make_tracker(name, run)
-            try:
-                tracker.start()
-                if run.is_new and name not in _TAKE_CONFIGURATION:
-                    tracker.store_init_configuration(_given_values(run))
-            except Exception as error:  # trackers raise errors of any class
-                self.finish()
-                raise ConfigError(f'report_to: tracker "{name}" does not start: {error}') from error
-            self._started.append(tracker)
+        self._tracker = _make_tracker(name, run)
+        try:
+            self._tracker.start()
+            if run.is_new and name not in _TAKE_CONFIGURATION:
+                self._tracker.store_init_configuration(_given_values(run))
+        except Exception as error:  # trackers raise errors of any class
+            raise ConfigError(f'report_to: tracker "{name}" does not start: {error}') from error
 
     def log(self, report: StepReport) -> None:
         """Log a step's metrics, including its episode."""
@@ -88,13 +84,11 @@ class Trackers:
 
     def log_values(self, values: Mapping[str, Any], step: int) -> None:
         """Log a step's numbers and texts."""
-        for tracker in self._started:
-            tracker.log(dict(values), step=step)
+        self._tracker.log(dict(values), step=step)
 
     def finish(self) -> None:
-        """Flush and close all trackers."""
-        for tracker in self._started:
-            tracker.finish()
+        """Flush and close the tracker."""
+        self._tracker.finish()
 
 
 _TAKE_CONFIGURATION = ("trackio", "wandb")

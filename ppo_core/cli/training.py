@@ -26,7 +26,7 @@ from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import Run
 from ppo_core.cli.stop_request import StopRequest, stop_requests
 from ppo_core.cli.task_by_parts import in_words_of_flags
-from ppo_core.cli.trackers import Trackers
+from ppo_core.cli.trackers import Tracker
 from ppo_core.config.hyperparameters import PPOConfig, cautions
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.task import OnProgress, TaskAssets
@@ -153,7 +153,7 @@ class _Session:
         self._task = get_task(run.task)
         # Rank 0's:
         self._assets: TaskAssets
-        self._trackers: list[Trackers] = []
+        self._trackers: list[Tracker] = []
         """One of each name."""
         self._reports: list[StepReport] = []
         self._agreement = AgreementWatch()
@@ -226,10 +226,10 @@ class _Session:
                 if move is NextMove.STOP:
                     break
         finally:
-            self._track(Trackers.finish)
+            self._track(Tracker.finish)
         return None
 
-    def _track(self, work: Callable[[Trackers], None]) -> None:
+    def _track(self, work: Callable[[Tracker], None]) -> None:
         """Call each tracker; one that fails gets nothing more, so that the run goes on."""
         for tracker in list(self._trackers):
             try:
@@ -247,7 +247,7 @@ class _Session:
             self._run = replace(self._run, threads=_torch().get_num_threads())  # torch's choice, for resuming
         run_folder.write(self._run)
         for name in self._run.report_to:
-            self._trackers.append(Trackers((name,), self._run.tracked))
+            self._trackers.append(Tracker(name, self._run.tracked))
         for line in lines(self._run, self._kl_budget, room):  # after all checks
             self._print(line)
 

@@ -194,7 +194,7 @@ def test_a_tracker_that_fails_costs_the_run_nothing(
     def fail(*_: object) -> None:
         raise ConnectionError("no route")
 
-    monkeypatch.setattr("ppo_core.cli.training.Trackers.finish", fail)
+    monkeypatch.setattr("ppo_core.cli.training.Tracker.finish", fail)
     status, stdout, _ = run(*PARTS, *SMALL, "--report_to", "tensorboard", "--output", "out")
     assert status == 0 and "warning: a tracker gets nothing more of this run: no route" in stdout
     assert (folder / "out" / "model" / "model.safetensors").exists()

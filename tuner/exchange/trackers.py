@@ -8,7 +8,7 @@ from threading import Thread
 from typing import Any
 
 from ppo_core.cli.run_folder import TRACKERS
-from ppo_core.cli.trackers import TrackedRun, Trackers
+from ppo_core.cli.trackers import TrackedRun, Tracker
 from ppo_core.config.hyperparameters import PPOConfig
 from tuner.control.events import (
     Emit,
@@ -44,7 +44,7 @@ class StudyTrackers:
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._warnings: SimpleQueue[str] = SimpleQueue()
         self._thread = Thread(target=self._work, name="trackers", daemon=True)
-        self._runs: dict[tuple[str, int], Trackers] = {}
+        self._runs: dict[tuple[str, int], Tracker] = {}
         """Runs keyed by tracker and trial; used by the thread alone."""
 
     def __enter__(self) -> "StudyTrackers":
@@ -120,7 +120,7 @@ class StudyTrackers:
             first_step=first_step,
             group=study,
         )
-        self._runs[name, row.number] = Trackers((name,), run)
+        self._runs[name, row.number] = Tracker(name, run)
 
     def _finish(self, name: str, row: TrialRow) -> None:
         run = self._runs.pop((name, row.number), None)
