@@ -143,10 +143,10 @@ def out(found: list[Measurement]) -> list[str]:
 
 def test_readings_are_held_against_their_declared_limits() -> None:
     found, _ = readings(
-        policy__clipfrac_avg=[0.31] * 10,
-        val__ratio=[0.89] * 10,
-        val__var_explained=[0.0] * 10,
-        loss__value_avg=[1.0] * 10,
+        policy__clipfrac_avg=[0.31] * 11,
+        val__ratio=[0.89] * 11,
+        val__var_explained=[0.0] * 11,
+        loss__value_avg=[1.0] * 11,
     )
     assert out(found) == ["clip_fraction", "ratio_low"]
     assert ppo_health.health_rows({3: found}, ()).iloc[0].to_dict() == {
@@ -224,7 +224,7 @@ def test_the_incident_the_diagnosis_and_the_guard_agree_on_a_kl_over_a_line(kl: 
 
 def test_a_trial_that_the_guard_ended_for_its_value_loss_is_not_ticked() -> None:
     reason = Reason("value_divergence", "Value loss was over 250", "loss/value_avg", 300.0)
-    found, told = readings(reason, loss__value_avg=[1.0] * 10)
+    found, told = readings(reason, loss__value_avg=[1.0] * 11)
     assert ppo_health.health_rows({0: found}, {0})["loss/value_avg"].tolist() == ["✕ 1"]
     assert [one.rule for one in told] == ["Critic diverges"] and "Value loss was over 250" in told[0].finding
 
