@@ -554,6 +554,10 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
         return 'with kl_controller = "landing" β begins and moves by itself'
     if name in _NEEDS_LORA and not fixed.get("use_peft", False):
         return "there are no adapters; set use_peft = true"
+    policy_schedule = str(fixed.get("lr_scheduler_type", "linear"))
+    schedules = (policy_schedule, str(fixed.get("value_lr_scheduler_type") or policy_schedule))
+    if name == "min_lr_rate" and all(schedule.startswith("constant") for schedule in schedules):
+        return "a constant learning rate never falls"
     if name == "overlong_penalty" and fixed.get("overlong_buffer") is None:
         return "it belongs to overlong_buffer; set that"
     if name in (

@@ -157,3 +157,6 @@ def test_inert_dimensions() -> None:
     assert inert("vf_coef", {"value_model": "shared"}) is None
     assert inert("kl_horizon", {}) is not None
     assert inert("kl_horizon", {"kl_target": 6.0}) is None
+    assert inert("min_lr_rate", {"lr_scheduler_type": "constant_with_warmup"}) is not None
+    assert inert("min_lr_rate", {"lr_scheduler_type": "constant", "value_lr_scheduler_type": "cosine"}) is None
+    assert inert("min_lr_rate", {}) is None
