@@ -94,19 +94,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+        version, names = manifest["format"], list(manifest["files"])
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}") from error
-    except ValueError as error:
+    except (ValueError, TypeError, LookupError) as error:
         raise CheckpointError(f"{folder}/{MANIFEST} is damaged: {error}") from error
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{folder}/{MANIFEST} is damaged: it is not a JSON object")
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{folder} has checkpoint format {manifest.get('format')}; this version reads {FORMAT}")
-    if not isinstance(manifest.get("files"), dict):
-        raise CheckpointError(f"{folder}/{MANIFEST} is damaged: it names no files")
-    for name in manifest["files"]:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise CheckpointError(f"{folder}/{MANIFEST} is damaged: {name!r} is not a file of it")
+    if version != FORMAT:
+        raise CheckpointError(f"{folder} has checkpoint format {version}; this version reads {FORMAT}")
+    if outside := [name for name in names if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]:
+        raise CheckpointError(f"{folder}/{MANIFEST} is damaged: {outside[0]!r} is not a file of it")
     return manifest
 
 
@@ -253,10 +249,9 @@ class CheckpointKeeper:
 
     def __post_init__(self) -> None:
         self._best = best(self.folder, self.kl_budget)
-        self._best_rank: Rank | None = None
-        if self._best is not None:
-            self._best_rank = _rank(_saved_extra(self._best), step_of(self._best), self.kl_budget)
-        self._saved_episode = _newest_episode(self.folder)
+        best_extra = {} if self._best is None else _saved_extra(self._best)
+        self._best_rank = None if self._best is None else _rank(best_extra, step_of(self._best), self.kl_budget)
+        self._saved_episode = max((_saved_extra(path).get(EPISODE, 0) for path in complete(self.folder)), default=0)
         self._saved_at = time.perf_counter()
 
     def is_due(self, report: StepReport) -> bool:
@@ -380,63 +375,28 @@ def _rank(extra: Mapping[str, Any], step: int, kl_budget: float) -> Rank | None:
     return budgets.rank(evaluation["reward"], evaluation["kl"], step)
 
 
-def _newest_episode(folder: Path) -> int:
-    """Return the episode of the newest checkpoint whose manifest has it; 0 if there is none."""
-    for path in reversed(complete(folder)):
-        try:
-            return int(read_manifest(path)["extra"].get(EPISODE, 0))
-        except CheckpointError:
-            continue
-    return 0
+def require_room(trainer: Trainer, folder: Path) -> str | None:
+    """Return a line on the disk that a trainer's checkpoints take in a run's folder; None if it does not report that.
 
+    It reports the size of one by a method `checkpoint_bytes() -> int`. What the folder holds is not needed again.
 
-@dataclass(frozen=True)
-class DiskUse:
-    """Disk space for a run's checkpoints, in bytes."""
-
-    folder: Path
-    one: int
-    """Approximate size of one checkpoint."""
-    held: int
-    """Size of the folder's checkpoints now."""
-    free: int
-    """Free space on its disk."""
-    total: int
-    """Total size of its disk."""
-
-    @property
-    def most(self) -> int:
-        """Maximum size, while one more than those kept is written."""
-        return (MOST_KEPT + 1) * self.one
-
-    @property
-    def line(self) -> str:
-        """`checkpoints: about 12.3 MB each, up to 3 kept and one being written, in FOLDER`, printed before the run."""
-        return f"checkpoints: {at_most(self.one)}, in {self.folder}"
-
-    def require_room(self) -> None:
-        """Raise NoRoomError if the disk has too little free space, CheckpointError if it is too small."""
-        missing = self.most - self.held
-        if self.free < missing:
-            kind = NoRoomError if self.most <= self.total else CheckpointError
-            raise kind(
-                f"too little room for checkpoints in {self.folder}: {at_most(self.one)}, "
-                f"need {size(missing)} more, and {size(self.free)} are free; free some space, or write elsewhere"
-            )
-
-
-def disk_use(trainer: Trainer, folder: Path) -> DiskUse | None:
-    """Return the disk use of a trainer's checkpoints in a run's folder; None if the trainer does not report their size.
-
-    It reports that by a method `checkpoint_bytes() -> int`.
+    Raises:
+        NoRoomError: the disk has too little free space; CheckpointError where it is too small for the run.
     """
     estimate = getattr(trainer, "checkpoint_bytes", None)
     if estimate is None:
         return None
-    held = sum(map(bytes_of, complete(folder)))
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    disk = shutil.disk_usage(existing)
-    return DiskUse(folder, int(estimate()), held, disk.free, disk.total)
+    disk, one = shutil.disk_usage(existing), int(estimate())
+    most = (MOST_KEPT + 1) * one
+    missing = most - sum(map(bytes_of, complete(folder)))
+    if disk.free < missing:
+        kind = NoRoomError if most <= disk.total else CheckpointError
+        raise kind(
+            f"too little room for checkpoints in {folder}: {at_most(one)}, need {size(missing)} more, and "
+            f"{size(disk.free)} are free; free some space, or write elsewhere"
+        )
+    return f"checkpoints: {at_most(one)}, in {folder}"
 
 
 def at_most(one: int) -> str:

@@ -6,6 +6,7 @@ import socket
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """System errors for a full disk and for a full quota."""
@@ -62,15 +63,14 @@ def is_outage(error: BaseException) -> bool:
 _LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
-def raised_at(error: BaseException, file: str = "") -> str:
+def raised_at(error: BaseException) -> str:
     """Return the location at which an error was raised, `path/to/file.py:12`, or empty if it was not raised.
 
-    This is the innermost line in `file`, else in code that is not a library's, if any.
+    This is the innermost line in code that is not a library's, if any.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    outside_libraries = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    candidates = [frame for frame in frames if frame.filename == file] or outside_libraries or frames
-    return f"{candidates[-1].filename}:{candidates[-1].lineno}" if candidates else ""
+    all_frames = list(traceback.extract_tb(error.__traceback__))
+    frames = [frame for frame in all_frames if not frame.filename.startswith(_LIBRARIES)] or all_frames
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 class PPOTunerError(Exception):
@@ -79,6 +79,15 @@ class PPOTunerError(Exception):
 
 class ConfigError(PPOTunerError, ValueError):
     """A value of a hyperparameter, a study file or a flag is not allowed."""
+
+
+@contextmanager
+def located(prefix: str) -> Iterator[None]:
+    """Put `prefix` before the message of a ConfigError that is raised inside."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}") from None
 
 
 class TaskError(PPOTunerError, ValueError):

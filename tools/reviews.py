@@ -10,28 +10,13 @@ import torch
 from tokenizers import decoders, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import (
-    GPT2Config,
-    GPT2ForSequenceClassification,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from ppo_core.data.task import OnProgress
+from tools import teaching
 from tools.reviews_corpus import augmented, contributions, prefix_scores, prompts, review, vocabulary
-from tools.teaching import (
-    SAMPLE,
-    Continuation,
-    Lesson,
-    PolicyLesson,
-    padded,
-    reproducible,
-    save,
-    small_gpt2,
-    train,
-    word_tokenizer,
-)
+from tools.teaching import SAMPLE, Continuation, Lesson, PolicyLesson, padded
 
 
 @dataclass(frozen=True)
@@ -136,7 +121,7 @@ def _came_before(words: Sequence[str]) -> list[float]:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return both models' tokenizer: each word or mark is a token, and decoding leaves no space before a mark."""
-    return word_tokenizer(
+    return teaching.word_tokenizer(
         vocabulary(),
         pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated")]),
         # Without a "##" in the vocabulary this decoder only joins words and moves marks up to them.
@@ -148,19 +133,21 @@ def build(folder: Path, recipe: Recipe, progress: OnProgress | None = None) -> N
     """Train both models by the recipe and save each with its tokenizer in a folder of its own under `folder`."""
     tokenizer = make_tokenizer()
     seed = recipe.seed
-    with reproducible(seed):
+    with teaching.reproducible(seed):
         policy = GPT2LMHeadModel(_config(recipe, recipe.policy_width, tokenizer))
         reward_model = GPT2ForSequenceClassification(_config(recipe, recipe.reward_width, tokenizer))
         policy_lesson = PolicyLesson(policy, tokenizer, recipe.batch_size, _reviews)
         reward_lesson = RewardLesson(reward_model, tokenizer, recipe.batch_size)
-        train(policy_lesson, "SFT policy", recipe.policy_steps, recipe.policy_learning_rate, seed, progress)
-        train(reward_lesson, "reward model", recipe.reward_steps, recipe.reward_learning_rate, seed, progress)
-    save(policy, tokenizer, folder / "policy")
-    save(reward_model, tokenizer, folder / "reward_model")
+        teaching.train(policy_lesson, "SFT policy", recipe.policy_steps, recipe.policy_learning_rate, seed, progress)
+        teaching.train(reward_lesson, "reward model", recipe.reward_steps, recipe.reward_learning_rate, seed, progress)
+    teaching.save(policy, tokenizer, folder / "policy")
+    teaching.save(reward_model, tokenizer, folder / "reward_model")
 
 
 def _config(recipe: Recipe, width: int, tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
-    config = small_gpt2(tokenizer, width=width, layers=recipe.layers, heads=recipe.heads, positions=recipe.positions)
+    config = teaching.small_gpt2(
+        tokenizer, width=width, layers=recipe.layers, heads=recipe.heads, positions=recipe.positions
+    )
     config.problem_type = "regression"
     config.num_labels = 1
     return config

@@ -15,71 +15,23 @@ from random import Random
 from ppo_core.data.task import Prompts
 
 THINGS = [
-    "camera",
-    "lamp",
-    "phone",
-    "chair",
-    "desk",
-    "coat",
-    "watch",
-    "bike",
-    "tent",
-    "radio",
-    "kettle",
-    "sofa",
-    "clock",
-    "mirror",
-    "jacket",
-    "suitcase",
-    "keyboard",
-    "printer",
-    "guitar",
-    "backpack",
-    "blanket",
-    "heater",
-    "fan",
-    "table",
-    "shelf",
-    "bottle",
-    "toaster",
-    "speaker",
-]
+    "camera", "lamp", "phone", "chair", "desk", "coat", "watch", "bike", "tent", "radio", "kettle", "sofa",
+    "clock", "mirror", "jacket", "suitcase", "keyboard", "printer", "guitar", "backpack", "blanket", "heater",
+    "fan", "table", "shelf", "bottle", "toaster", "speaker",
+]  # fmt: skip
 """The things that are reviewed."""
 
 GETTING = ("bought", "ordered", "got", "found")
 BUYERS = ("i", "we")
 CONTEXTS = [
-    "online",
-    "last week",
-    "last month",
-    "last spring",
-    "last winter",
-    "last year",
-    "in april",
-    "in june",
-    "at the market",
-    "at the shop",
-    "at the station",
-    "for the office",
-    "for the garden",
-    "for the kitchen",
-    "for the trip",
-    "for the children",
-]
+    "online", "last week", "last month", "last spring", "last winter", "last year", "in april", "in june",
+    "at the market", "at the shop", "at the station", "for the office", "for the garden", "for the kitchen",
+    "for the trip", "for the children",
+]  # fmt: skip
 ASPECTS = [
-    "price",
-    "quality",
-    "size",
-    "colour",
-    "design",
-    "service",
-    "delivery",
-    "finish",
-    "weight",
-    "shape",
-    "style",
+    "price", "quality", "size", "colour", "design", "service", "delivery", "finish", "weight", "shape", "style",
     "warranty",
-]
+]  # fmt: skip
 """The aspects that are judged."""
 
 PEOPLE = ("i", "we", "my sister", "my brother", "our friends")

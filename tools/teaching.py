@@ -12,7 +12,6 @@ from tokenizers.models import WordLevel
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GPT2Config, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 from ppo_core.data.task import OnProgress
 
@@ -163,12 +162,6 @@ def padded(rows: Sequence[Sequence[float]], fill: float) -> Tensor:
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write model and tokenizer as a folder that `from_pretrained` takes, without a progress bar."""
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model.save_pretrained(folder)
-    finally:
-        if bars:
-            logging.enable_progress_bar()
+    """Write model and tokenizer as a folder that `from_pretrained` takes."""
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

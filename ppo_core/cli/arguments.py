@@ -66,23 +66,10 @@ class Settings:
             raise ConfigError(f"{given} alone is not a task: {', '.join(missing)} is missing (or name a --task)")
 
 
-_AMBIGUOUS = ("task", "study", "model", "best_model", "policy")
-"""Common names, for which the parent folder's name says more."""
 _PARTS = ("policy", "reward", "prompts", "prompt_column", "prompt_splits")
 
 SETTINGS = tuple(field.name for field in fields(Settings) if field.name != "prompt_splits")
 """Settings that have a flag, and are allowed in a config file."""
-
-
-def task_folder_name(settings: Settings) -> str:
-    """Return the name for a run's folder, from its task or policy."""
-    name = settings.task or settings.policy or DEFAULT_TASK
-    path = Path(name).expanduser()
-    if not (path.exists() or "/" in name):
-        return name.replace(":", ".")
-    path = path.resolve()
-    name = path.stem if path.suffix in (".toml", ".py") else path.name
-    return (path.parent.name or name if name in _AMBIGUOUS else name).replace(":", ".")
 
 
 UNSET = ("none", "unset")
@@ -218,7 +205,9 @@ def hyperparameters_of(given: Mapping[str, Any]) -> dict[str, HyperValue]:
     return values
 
 
-def flags_given(args: argparse.Namespace) -> list[str]:
-    """Return the given flags that describe a new run."""
+def refuse_flags(args: argparse.Namespace) -> None:
+    """Raise ConfigError if --resume comes with flags that describe a new run."""
     given = [f"--{name}" for name in (*SETTINGS, *_PUSH_FLAGS) if getattr(args, name) is not None]
-    return given + [f"--{name}" for name in HYPERPARAMETERS if name in args]
+    given += [f"--{name}" for name in HYPERPARAMETERS if name in args]
+    if given:
+        raise ConfigError(f"--resume continues the run as it was, so it does not take {', '.join(given)}")

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from ppo_core.cli.arguments import SETTINGS, Settings
+from ppo_core.config import declare
 from ppo_core.config.declare import HyperValue, read_text
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.errors import ConfigError, nearest
+from ppo_core.errors import ConfigError, located, nearest
 
 FORMATS = (".json", ".yaml", ".yml", ".toml")
 
@@ -26,7 +27,6 @@ _OTHER_WAY = {
 }
 """Pairs of hyperparameters that state the same size."""
 
-_TEXTS = ("task", "policy", "prompts", "prompt_column", "device", "output", "run_name")
 _LISTS = ("reward", "report_to")
 _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")
 
@@ -70,24 +70,17 @@ def read(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, Hy
 
 def hyperparameter(name: str, value: object, where: str) -> HyperValue:
     """Return a value in its hyperparameter's type, or raise ConfigError that begins with `where`."""
-    try:
+    with located(f"{where}: "):
         return HYPERPARAMETERS[name].coerce(value)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
 
 
 def _setting(name: str, value: object, where: str) -> object:
-    if name in _TEXTS and isinstance(value, str):
-        return value
+    where = f"{where}: {name}"
     if name in _LISTS:
-        return texts(value, f"{where}: {name}")
-    if name in _NUMBERS and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-        if "episode" not in name:
-            return float(value)
-        if float(value).is_integer():
-            return int(value)
-    allowed = "a string" if name in _TEXTS else "a whole number over 0" if "episode" in name else "a number over 0"
-    raise ConfigError(f"{where}: {name} = {value!r} is not allowed; expected {allowed}")
+        return texts(value, where)
+    if name in _NUMBERS:
+        return (declare.whole if "episode" in name else declare.number)(value, declare.POSITIVE, where)
+    return declare.text(value, where, "a string")
 
 
 def texts(value: object, where: str) -> tuple[str, ...]:

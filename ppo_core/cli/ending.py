@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ppo_core.config.kl_budget import BudgetCheck, is_within, kl_excursion
+from ppo_core.config.kl_budget import is_within, kl_excursion
 from ppo_core.output import KL_UNIT, plus_minus, short
 
 
@@ -98,15 +98,14 @@ def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step:
 
 
 def _kl_course(readings: Sequence[EvalReading], kl_budget: float) -> str | None:
-    left_and_back = kl_excursion(
-        [BudgetCheck(each.step, each.episode, each.is_within(kl_budget)) for each in readings if math.isfinite(each.kl)]
-    )
+    known = [each for each in readings if math.isfinite(each.kl)]
+    left_and_back = kl_excursion([each.is_within(kl_budget) for each in known])
     if left_and_back is None:
         return None
-    left, back = left_and_back
-    budget = f"the budget of {short(kl_budget)} {KL_UNIT}"
-    if back is None:
+    left, budget = known[left_and_back[0]], f"the budget of {short(kl_budget)} {KL_UNIT}"
+    if left_and_back[1] is None:
         return f"KL left {budget} for good at step {left.step} (episode {left.episode})"
+    back = known[left_and_back[1]]
     return (
         f"KL was over {budget} at step {left.step} (episode {left.episode}), and stayed within it from step "
         f"{back.step} (episode {back.episode})"

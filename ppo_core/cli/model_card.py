@@ -1,6 +1,5 @@
 """The model card of a run: a README.md of one page in the model's folder, as the hub reads it. Never imports torch."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -12,6 +11,7 @@ from huggingface_hub import ModelCardData
 from ppo_core import __version__
 from ppo_core.cli.ending import Ending
 from ppo_core.cli.run_folder import Run, RunOrigin
+from ppo_core.data.lookup import HUB_ID
 from ppo_core.data.task import Task, TaskAssets
 from ppo_core.output import KL_UNIT, counted, plus_minus, short, without_secrets
 
@@ -22,7 +22,6 @@ PACKAGES = ("torch", "transformers", "peft")
 
 _PIPE = "\\|"
 """A pipe inside a table's cell."""
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def write(
@@ -67,7 +66,7 @@ def write(
 
 def _head(is_adapters: bool, assets: TaskAssets) -> ModelCardData:
     # The hub refuses a local path as base model.
-    is_id = _HUB_ID.fullmatch(assets.policy) is not None and not Path(assets.policy).exists()
+    is_id = HUB_ID.fullmatch(assets.policy) is not None and not Path(assets.policy).exists()
     return ModelCardData(
         base_model=assets.policy if is_id else None,
         library_name="peft" if is_adapters else "transformers",

@@ -3,18 +3,16 @@
 Never imports torch.
 """
 
-import shlex
+import re
 import time
 import uuid
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ppo_core.cli import arguments, config_file, task_by_parts, trackers, trl
-from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings, task_folder_name
+from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings
 from ppo_core.cli.hub import Push
 from ppo_core.cli.run_folder import TASK_FILE, Run, RunOrigin
 from ppo_core.cli.trl import TrlFile
@@ -24,7 +22,6 @@ from ppo_core.config.stages import Stage, require_reached
 from ppo_core.data.task import OnProgress, Task
 from ppo_core.data.task_file import Preparation, get_task
 from ppo_core.distributed import launch as launched
-from ppo_core.errors import ConfigError, TaskError
 from ppo_core.report import require_device
 
 RUNS_FOLDER = Path("runs") / "train"
@@ -82,13 +79,14 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
     report_to = trackers.resolve(settings.report_to or ())
     flags = arguments.hyperparameters_of(vars(args))
     task = settings.task or DEFAULT_TASK
-    reference = {} if parts is not None else _task(task).reference
+    reference = {} if parts is not None else get_task(task).reference
     config = config_file.layered(reference, base_values, flags)
     stages = tuple(
         replace(stage, values=config_file.layered(reference, stage.values, flags).to_dict())
         for stage in (() if start is None else start.stages)
     )
-    name = start.name if start is not None else task_folder_name(settings)
+    given = settings.task or settings.policy or DEFAULT_TASK
+    name = start.name if start is not None else re.sub(r"[^\w.-]+", "-", given).strip("-.")[-60:]
     output = Path(settings.output) if settings.output else RUNS_FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     device = require_device(settings.device or "auto", "--device")
     push = arguments.push_of(args)
@@ -153,25 +151,6 @@ def resolve(plan: RunPlan, progress: OnProgress) -> Run:
 def _launched(config: PPOConfig) -> PPOConfig:
     """Return the config for this launch's number of processes."""
     return replace(config.spread_over(launched.size()), **launched.fsdp())
-
-
-def refuse_flags(args: Namespace) -> None:
-    """Raise ConfigError if --resume comes with flags that describe a new run."""
-    given = arguments.flags_given(args)
-    if given:
-        raise ConfigError(f"--resume continues the run as it was, so it does not take {', '.join(given)}")
-
-
-def _task(name: str) -> Task:
-    """Return the task; explain if a study file was given instead."""
-    path = Path(name).expanduser()
-    content: Mapping[str, Any] = {}
-    if path.suffix == ".toml" and path.is_file():
-        with suppress(ConfigError):  # get_task reports the problem
-            content = config_file.parse(path)
-    if isinstance(content.get("task"), str) and {"name", "search", "trial", "trials"} & set(content):
-        raise TaskError(f"{name} is a study, not a task; run it with: ppo-tuner run {shlex.quote(name)}")
-    return get_task(name)
 
 
 def _base(path: Path | None, start: Start | None) -> tuple[Settings, Mapping[str, HyperValue], TrlFile | None]:

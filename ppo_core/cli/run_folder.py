@@ -35,9 +35,6 @@ STEPS_FILE, SAMPLES_FILE = "steps.jsonl", "samples.jsonl"
 CHECKPOINTS, TRACKERS, MODEL, BEST_MODEL = "checkpoints", "trackers", "model", "best_model"
 
 _FORMAT = 2
-_REQUIRED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "save_every_episodes",
-             "save_every_seconds", "command", "config", "finished")  # fmt: skip
-"""Keys that each version of `run.json` has; keys added later may be missing from older runs."""
 _NOT_STORED = ("output", "resume_from", "first_step")
 """Fields of a run that follow from its folder's content."""
 _OF_SAMPLE = ("prompt_index", "prompt", "response", "reward", "parts", "kl", "length")
@@ -210,12 +207,12 @@ def resumed(folder: Path) -> Run:
             checkpoint.remove(path)
     for name in (STEPS_FILE, SAMPLES_FILE):
         _keep_steps(folder / name, step)
-    values = {field.name: stored[field.name] for field in fields(Run) if field.name in stored}
+    values = {field.name: stored[field.name] for field in fields(Run) if field.name not in _NOT_STORED}
     values["config"] = PPOConfig.from_dict(stored["config"], str(folder / RUN_FILE))
     values["report_to"] = tuple(stored["report_to"])
-    values["hub"] = HubRepo(**stored["hub"]) if stored.get("hub") else None
-    values["origin"] = RunOrigin.of(stored["origin"]) if stored.get("origin") else None
-    values["stages"] = tuple(Stage(**stage) for stage in stored.get("stages", ()))
+    values["hub"] = HubRepo(**stored["hub"]) if stored["hub"] else None
+    values["origin"] = RunOrigin.of(stored["origin"]) if stored["origin"] else None
+    values["stages"] = tuple(Stage(**stage) for stage in stored["stages"])
     return Run(output=folder, resume_from=newest, first_step=step + 1, **values)
 
 
@@ -241,9 +238,10 @@ def recorded(run: Run) -> Sequence[dict[str, Any]]:
 
 def _stored(folder: Path) -> dict[str, Any]:
     path = folder / RUN_FILE
+    wanted = {"finished", *(field.name for field in fields(Run))} - set(_NOT_STORED)
     try:
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        is_known = stored["format"] == _FORMAT and stored.keys() >= set(_REQUIRED)
+        is_known = stored["format"] == _FORMAT and stored.keys() >= wanted
     except OSError:
         raise CheckpointError(f"{folder} is not a run's folder: it has no {RUN_FILE}") from None
     except (ValueError, TypeError, KeyError):

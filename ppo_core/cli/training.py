@@ -18,8 +18,9 @@ from typing import Any
 from rich.console import Console
 
 from ppo_core import checkpoint, output
-from ppo_core.checkpoint import CheckpointKeeper, DiskUse
+from ppo_core.checkpoint import CheckpointKeeper
 from ppo_core.cli import hub, model_card, new_run, run_folder
+from ppo_core.cli.arguments import refuse_flags
 from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK
 from ppo_core.cli.ending import Ending, judge
 from ppo_core.cli.new_run import Start
@@ -41,7 +42,7 @@ from ppo_core.sampling.sampler_check import AgreementWatch
 from ppo_core.tasks.skeleton import example_note
 
 
-def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
+def lines(run: Run, kl_budget: float, room: str | None) -> list[str]:
     """Describe a run: what it trains, where it writes, with which settings; one line each."""
     changed = run.config.changed()
     description = [
@@ -53,7 +54,7 @@ def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
         *(f"note: {line}" for line in (example_note(get_task(run.task)), *cautions(run.config)) if line),
     ]
     if room is not None:
-        description.append(room.line)
+        description.append(room)
     if run.first_step:
         description.append(f"resuming from {run.resume_from}")
     return description
@@ -115,7 +116,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
 
     def prepare_run(until_end: ExitStack) -> Run:
         if args.resume is not None:
-            new_run.refuse_flags(args)
+            refuse_flags(args)
             return run_folder.resumed(args.resume)
         plan = new_run.plan(args, program.to_copy(argv), start)
         folder = plan.run.output
@@ -131,7 +132,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
         if launched.rank() == 0:
             stop.on_request = lambda: _announce_stop(program.name)
         run = rank_zero.on_rank_zero(lambda: prepare_run(until_end))
-        return _Session(run, out, stop, program, progress).run(args.json)
+        return _Session(run, out, stop, program, progress).to_end(args.json)
 
 
 def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path | None) -> Trainer:
@@ -141,16 +142,18 @@ def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path
     return ppo_trainer(config, task, device=device, resume_from=resume_from)
 
 
+@dataclass
 class _Session:
     """A run in progress in this process; each of several processes has one."""
 
-    def __init__(self, run: Run, out: Console, stop: StopRequest, program: Program, progress: OnProgress) -> None:
-        self._run = run
-        self._out = out
-        self._stop = stop
-        self._program = program
-        self._progress = progress
-        self._task = get_task(run.task)
+    run: Run
+    out: Console
+    stop: StopRequest
+    program: Program
+    progress: OnProgress
+
+    def __post_init__(self) -> None:
+        self._task = get_task(self.run.task)
         # Rank 0's:
         self._assets: TaskAssets
         self._trackers: list[Tracker] = []
@@ -158,54 +161,55 @@ class _Session:
         self._reports: list[StepReport] = []
         self._agreement = AgreementWatch()
 
-    def run(self, as_json: bool) -> int:
+    def to_end(self, as_json: bool) -> int:
         """Train, save the models, report the end, and return the exit status."""
         rank_zero.on_rank_zero(self._prepare)
         staged = self._staged()
         try:
             stopped = self._steps(staged)
         except PPOTunerError as error:
-            raise self._with_resume_hint(error) from error
+            if isinstance(error, OutOfMemory) or not self.run.steps.exists():  # the same sizes would not work
+                raise
+            raise type(error)(f"{error}; to resume: {self._resume_command}") from error
         if stopped is not None:
             if launched.rank() == 0:
-                print(f"{self._program.name}: {stopped}; to resume: {self._resume_command}", file=sys.stderr)
+                print(f"{self.program.name}: {stopped}; to resume: {self._resume_command}", file=sys.stderr)
             return EXIT_INTERRUPTED
-        self._save_model(staged.trainer, self._run.model)
+        self._save_model(staged.trainer, self.run.model)
         del staged  # free it before another trainer is loaded
         ending, kept = rank_zero.on_rank_zero(self._judged)
         if ending.best is not None:
-            self._save_model(self._make_trainer(self._run.config, kept), self._run.best_model)
+            self._save_model(self._make_trainer(self.run.config, kept), self.run.best_model)
         rank_zero.on_rank_zero(lambda: self._finish(ending, as_json))
         return EXIT_OK
 
     def _prepare(self) -> None:
         """Prepare the task and print the predicted peak before loading anything; OutOfMemory if it cannot fit."""
-        from ppo_core.models.fits import memory_line
+        from ppo_core.models import fits
 
-        self._assets = self._task.prepare(self._progress)
-        if self._run.config.shards_weights(launched.size()):
+        self._assets = self._task.prepare(self.progress)
+        if self.run.config.shards_weights(launched.size()):
             return
-        shares = [config.share_of(launched.size()) for config in self._run.configs]
-        line = memory_line(shares, self._task, self._assets, self._run.device)
-        if line is not None:
-            self._print(line)
+        shares = [config.share_of(launched.size()) for config in self.run.configs]
+        largest = fits.largest(shares, self._task, self._assets, self.run.device)
+        if largest is not None:
+            self._print(fits.line(*largest))
 
     def _staged(self) -> StagedTrainer:
-        run = self._run
+        run = self.run
         if run.threads is not None:
             _torch().set_num_threads(run.threads)
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()  # its progress bars would mix with our lines
-
         return StagedTrainer(run.stages, run.config, self._make_trainer, run.checkpoints, run.resume_from)
 
     def _make_trainer(self, config: PPOConfig, resume_from: Path | None) -> Trainer:
-        return make_trainer(config, self._run.task, device=self._run.device, resume_from=resume_from)
+        return make_trainer(config, self.run.task, device=self.run.device, resume_from=resume_from)
 
     def _steps(self, staged: StagedTrainer) -> str | None:
         """Run the steps until the last, or until a stop is requested; return the reason for a stop, or None."""
-        run, last = self._run, self._run.last_step
+        run, last = self.run, self.run.last_step
         keeper = CheckpointKeeper(
             run.checkpoints,
             kl_budget=self._kl_budget,
@@ -217,7 +221,7 @@ class _Session:
             for report in staged:
                 if report.step == last and not report.is_evaluation:  # the run ends before its full length
                     report = staged.trainer.evaluated(report)
-                stop = rank_zero.first_from_any_rank(self._stop.why)
+                stop = rank_zero.first_from_any_rank(self.stop.why)
                 move = rank_zero.on_rank_zero(functools.partial(self._record_and_decide, report, keeper, stop))
                 if move in (NextMove.SAVE, NextMove.LEAVE) or (move is NextMove.GO_ON and staged.ends_stage(report)):
                     keeper.save(staged.trainer, report)
@@ -240,26 +244,24 @@ class _Session:
 
     def _begin(self, trainer: Trainer) -> None:
         """Write the run's files, start its trackers, and describe it."""
-        room = checkpoint.disk_use(trainer, self._run.checkpoints)
-        if room is not None:
-            room.require_room()
-        if self._run.threads is None and "torch" in sys.modules:
-            self._run = replace(self._run, threads=_torch().get_num_threads())  # torch's choice, for resuming
-        run_folder.write(self._run)
-        for name in self._run.report_to:
-            self._trackers.append(Tracker(name, self._run.tracked))
-        for line in lines(self._run, self._kl_budget, room):  # after all checks
+        room = checkpoint.require_room(trainer, self.run.checkpoints)
+        if self.run.threads is None and "torch" in sys.modules:
+            self.run = replace(self.run, threads=_torch().get_num_threads())  # torch's choice, for resuming
+        run_folder.write(self.run)
+        for name in self.run.report_to:
+            self._trackers.append(Tracker(name, self.run.tracked))
+        for line in lines(self.run, self._kl_budget, room):  # after all checks
             self._print(line)
 
     def _record_and_decide(self, report: StepReport, keeper: CheckpointKeeper, stop: str | None) -> NextMove:
         """Record and print a step, and return the run's next move."""
-        run, last, reports = self._run, self._run.last_step, self._reports
+        run, last, reports = self.run, self.run.last_step, self._reports
         reports.append(report)
         run_folder.record(run, report)
         self._track(lambda tracker: tracker.log(report))
         self._print(output.report_line(report, last))
         if report.samples and self._shows_samples(report):
-            self._out.print(output.samples_table(report))
+            self.out.print(output.samples_table(report))
         if len(reports) == FIRST_TIMED and (left := time_left(run.config, reports, last)) is not None:
             self._print(left)
         for line in self._agreement.warnings(report):
@@ -272,18 +274,18 @@ class _Session:
 
     def _shows_samples(self, report: StepReport) -> bool:
         """Return True for the first step, the last, and the first evaluation of the second half."""
-        last = self._run.last_step
+        last = self.run.last_step
         second_half = (each for each in self._reports if each.is_evaluation and 2 * each.step >= last)
         return report.step in (0, last) or next(second_half, None) is report
 
     def _judged(self) -> tuple[Ending, Path | None]:
         """Return the run's ending and its best checkpoint."""
-        steps, kept = run_folder.recorded(self._run), checkpoint.best(self._run.checkpoints, self._kl_budget)
+        steps, kept = run_folder.recorded(self.run), checkpoint.best(self.run.checkpoints, self._kl_budget)
         return judge(steps, self._kl_budget, None if kept is None else checkpoint.step_of(kept)), kept
 
     def _finish(self, ending: Ending, as_json: bool) -> None:
         """Report the end, remove checkpoints, and push the model if requested."""
-        run, steps = self._run, run_folder.recorded(self._run)
+        run, steps = self.run, run_folder.recorded(self.run)
         model_card.write(run.model, run, self._task, self._assets, steps, ending)
         self._print(f"saved the model in {run.model}")
         if ending.kl_course is not None:
@@ -305,7 +307,7 @@ class _Session:
 
     def _push(self, ending: Ending) -> str | None:
         """Push the better of the models if requested, and return its repository's address."""
-        run = self._run
+        run = self.run
         if run.hub is None:
             return None
         folder = run.model if ending.best is None else run.best_model
@@ -319,20 +321,14 @@ class _Session:
 
     @property
     def _kl_budget(self) -> float:
-        return self._task.kl_budget if self._run.kl_budget is None else self._run.kl_budget
+        return self._task.kl_budget if self.run.kl_budget is None else self.run.kl_budget
 
     @property
     def _resume_command(self) -> str:
-        return self._program.to_copy(["--resume", str(self._run.output)])
-
-    def _with_resume_hint(self, error: PPOTunerError) -> PPOTunerError:
-        """Add the resume command to the error, if steps are on disk and the same sizes may work."""
-        if isinstance(error, OutOfMemory) or not self._run.steps.exists():
-            return error
-        return type(error)(f"{error}; to resume: {self._resume_command}")
+        return self.program.to_copy(["--resume", str(self.run.output)])
 
     def _print(self, line: str) -> None:
-        self._out.print(line, soft_wrap=True)
+        self.out.print(line, soft_wrap=True)
 
 
 def _progress_printer(out: Console) -> OnProgress:

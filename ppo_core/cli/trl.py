@@ -11,9 +11,10 @@ from typing import Any
 
 from ppo_core.cli.arguments import SETTINGS, Settings
 from ppo_core.cli.config_file import hyperparameter, texts
+from ppo_core.config import declare
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.errors import ConfigError, nearest
+from ppo_core.errors import ConfigError, located, nearest
 
 # The fields are those of TRL 1.12's PPOConfig, ModelConfig and ScriptArguments, and of transformers'
 # TrainingArguments (versions 4.56 to 5.23), which PPOConfig inherits. Each is in exactly one of the tables TRANSLATED,
@@ -59,9 +60,7 @@ class _Field:
     others: Mapping[str, Any]
 
     def text(self) -> str:
-        if not isinstance(self.value, str) or not self.value:
-            raise self.refused("a string")
-        return self.value
+        return declare.text(self.value, self.key, "a string")
 
     def texts(self) -> tuple[str, ...]:
         return texts(self.value, self.key)
@@ -216,15 +215,8 @@ class TrlFile:
     """Iterations; below 1: a share of the run."""
     save_steps: float | None
     """Iterations between checkpoints; below 1: a share of the run; None: not set."""
-    used: tuple[str, ...]
-    """Notes on its fields."""
-    warnings: tuple[str, ...]
-    """Warnings on fields that are not followed, or followed differently than by TRL."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """All notes and warnings."""
-        return (*self.used, *self.warnings)
+    notes: tuple[str, ...]
+    """Lines on how its fields are used, and warnings on those not followed, or followed differently than by TRL."""
 
     def for_task(self, prompts: int, *, has_reward_model: bool) -> dict[str, HyperValue]:
         """Return the values for a task with that number of training prompts, with or without a reward model."""
@@ -286,10 +278,8 @@ def read(content: Mapping[str, Any], where: str) -> TrlFile:
     values = {**DEFAULTS, **{key: hyperparameter(key, content[key], where) for key in same}}
     counted, settings, prompts = dict(COUNTED), dict[str, Any](), dict[str, Any]()
     for key, (ours, _) in TRANSLATED.items():
-        try:
+        with located(f"{where}: "):
             value = translated(key, given) if key in given else None
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
         if value is None:
             continue
         if key in COUNTED:
@@ -307,8 +297,7 @@ def read(content: Mapping[str, Any], where: str) -> TrlFile:
         generations=int(counted["num_sample_generations"]),
         warmup_steps=counted["warmup_steps"],
         save_steps=counted["save_steps"] or None if given.get("save_strategy", "steps") == "steps" else None,
-        used=tuple(_used(given)),
-        warnings=tuple(_warnings(given)),
+        notes=(*_used(given), *_warnings(given)),
     )
 
 

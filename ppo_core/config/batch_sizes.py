@@ -63,10 +63,10 @@ def resolve(
     """
     batch = _rollout_batch(world_size, batch_size, per_device, accumulation)
     mini = _mini_batch(batch, mini_batch_size, num_mini_batches)
-    _require_divides("the number of processes", world_size, "mini_batch_size", mini)
+    require_divides("the number of processes", world_size, "mini_batch_size", mini)
     local_mini = mini // world_size
     per_device = min(per_device or local_mini, local_mini)
-    _require_divides("per_device_train_batch_size", per_device, "a process's share of mini_batch_size", local_mini)
+    require_divides("per_device_train_batch_size", per_device, "a process's share of mini_batch_size", local_mini)
     return BatchSizes(
         world_size=world_size,
         per_device_train_batch_size=per_device,
@@ -96,25 +96,21 @@ def _rollout_batch(world_size: int, batch_size: int | None, per_device: int | No
 def _mini_batch(batch: int, mini_batch_size: int | None, num_mini_batches: int | None) -> int:
     mini = batch if mini_batch_size is None else mini_batch_size
     if num_mini_batches is not None:
-        _require_divides("num_mini_batches", num_mini_batches, "batch_size", batch)
+        require_divides("num_mini_batches", num_mini_batches, "batch_size", batch)
         mini = batch // num_mini_batches
         if mini_batch_size not in (None, mini):
             raise ConfigError(
                 f"mini_batch_size = {mini_batch_size} contradicts batch_size / num_mini_batches = {batch} / "
                 f"{num_mini_batches} = {mini}; set mini_batch_size or num_mini_batches, not both"
             )
-    _require_divides("mini_batch_size", mini, "batch_size", batch)
+    require_divides("mini_batch_size", mini, "batch_size", batch)
     return mini
 
 
-def divisors_near(small: int, big: int) -> list[int]:
-    """Return the two divisors of `big` nearest to `small`, in order."""
-    divisors = [d for d in range(1, big + 1) if big % d == 0]
-    return sorted(sorted(divisors, key=lambda d: abs(d - small))[:2])
-
-
-def _require_divides(small_name: str, small: int, big_name: str, big: int) -> None:
+def require_divides(small_name: str, small: int, big_name: str, big: int) -> None:
+    """Raise ConfigError unless `small` divides `big`; the nearest two that do are named."""
     if small <= big and big % small == 0:
         return
-    allowed = " or ".join(str(d) for d in divisors_near(small, big))
+    divisors = [d for d in range(1, big + 1) if big % d == 0]
+    allowed = " or ".join(map(str, sorted(sorted(divisors, key=lambda d: abs(d - small))[:2])))
     raise ConfigError(f"{small_name} = {small} does not divide {big_name} = {big}; the nearest that do: {allowed}")

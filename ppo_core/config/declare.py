@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Any, Literal
 
 from ppo_core.data.lookup import not_found
-from ppo_core.errors import ConfigError, nearest
+from ppo_core.errors import ConfigError, located, nearest
 
 Scale = Literal["linear", "log", "log2"]
 HyperValue = float | int | bool | str | None
@@ -74,8 +74,8 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Hyper:
-    """A hyperparameter's declaration, apart from its name, type and default."""
+class Hyperparameter:
+    """A hyperparameter's declaration; those with `name` and after it follow from its field."""
 
     label: str
     doc: str
@@ -85,12 +85,6 @@ class Hyper:
     search: Range | None = None
     fixed_by_checkpoint: str = ""
     """Reason that a run resumed from a checkpoint cannot change it, or empty."""
-
-
-@dataclass(frozen=True)
-class Hyperparameter(Hyper):
-    """A hyperparameter's full declaration: field name, type, default and the rest."""
-
     name: str = ""
     group: str = ""
     """Its heading in help and docs."""
@@ -156,17 +150,17 @@ class Help(str):
     """A field's help text, with its declaration: `HfArgumentParser` takes every other key of the
     metadata for an argument of argparse."""
 
-    declared: Hyper
+    declared: Hyperparameter
     heading: str
 
 
 def hyper(default: HyperValue, label: str, doc: str, *, source: str, heading: str = "", **known: Any) -> Any:
-    """Return a dataclass field that declares a hyperparameter; `known` are further fields of `Hyper`.
+    """Return a dataclass field that declares a hyperparameter; `known` are further fields of `Hyperparameter`.
 
     A `heading` starts a group of this field and those after it, up to the next heading.
     """
     text = Help(doc.replace("%", "%%"))
-    text.declared, text.heading = Hyper(label, doc, source, **known), heading
+    text.declared, text.heading = Hyperparameter(label, doc, source, **known), heading
     return dataclasses.field(default=default, metadata={"help": text})
 
 
@@ -182,8 +176,8 @@ def read_declarations(cls: type) -> dict[str, Hyperparameter]:
         members = typing.get_args(annotated) if is_union else (annotated,)
         base = next(m for m in members if m is not type(None))
         choices = typing.get_args(base) if typing.get_origin(base) is Literal else ()
-        table[item.name] = Hyperparameter(
-            **vars(text.declared),
+        table[item.name] = dataclasses.replace(
+            text.declared,
             name=item.name,
             group=group,
             kind=str if choices else base,
@@ -311,10 +305,8 @@ def read_choices(hyper: Hyperparameter, values: Sequence[object], where: str) ->
     Raises:
         ConfigError: a value is not allowed, there are fewer than two, or one is repeated.
     """
-    try:
+    with located(where.removesuffix(hyper.name)):
         read = tuple(hyper.coerce(value) for value in values)
-    except ConfigError as error:
-        raise ConfigError(f"{where.removesuffix(hyper.name)}{error}") from None
     if len(read) < 2 or len(set(read)) < len(read):
         raise ConfigError(f"{where} = {values!r} is not allowed; expected at least two values, each once")
     return Choices(read)

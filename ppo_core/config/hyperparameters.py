@@ -14,14 +14,20 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ppo_core.config import batch_sizes
-from ppo_core.config.batch_sizes import BatchSizes, divisors_near
-from ppo_core.config.declare import Bounds, Hyperparameter, HyperValue, Range, hyper, read_declarations
+from ppo_core.config.batch_sizes import BatchSizes
+from ppo_core.config.declare import (
+    AT_LEAST_ONE,
+    POSITIVE,
+    Bounds,
+    Hyperparameter,
+    HyperValue,
+    Range,
+    hyper,
+    read_declarations,
+)
 from ppo_core.errors import ConfigError, nearest
 
-POSITIVE = Bounds(0, low_open=True)
-COUNT = Bounds(1)
-SHARE = Bounds(0, 1)
-RATE = Bounds(0, 1)
+SHARE = RATE = Bounds(0, 1)
 CRITIC = "it decides which critic the checkpoint holds, if any"
 TRL = "TRL 1.12 PPOConfig"
 PPO_PAPER = "Schulman et al. 2017, arXiv 1707.06347"
@@ -37,21 +43,8 @@ Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 class PPOConfig:
     """One PPO run's hyperparameters, under TRL's names where TRL has the field.
 
-    A plain dataclass, not a child of `transformers.TrainingArguments`, whose hundred fields mostly
-    do nothing in an online RL loop. Its fields that users look for have these counterparts:
-
-    | TrainingArguments              | here                                                         |
-    |--------------------------------|--------------------------------------------------------------|
-    | num_train_epochs, max_steps    | `total_episodes` (passes over one rollout: `num_ppo_epochs`)  |
-    | per_device_train_batch_size    | the same: rows of one forward and backward pass              |
-    | gradient_accumulation_steps    | the same, or derived from `batch_size`; see `batch_sizes`     |
-    | warmup_steps                   | `warmup_ratio`                                               |
-    | optim                          | `adamw` or `adamw_8bit`; betas, `adam_epsilon`, `weight_decay` as there |
-    | bf16, gradient_checkpointing   | the same; bf16 is the default on GPUs                        |
-    | eval_strategy, eval_steps      | `eval_every_episodes`                                        |
-    | save_steps, save_total_limit   | arguments of the commands; `PPOTrainer.save` between steps   |
-    | output_dir, report_to, logging | not hyperparameters: arguments of the commands               |
-    | no_cuda, use_cpu, local_rank   | accelerate finds the device                                  |
+    A plain dataclass, not a child of `transformers.TrainingArguments`, whose hundred fields mostly do nothing in an
+    online RL loop; `ppo_core.cli.trl` has the counterparts of those that do.
 
     Raises:
         ConfigError: a value of the wrong type or out of its valid range, or a rule across fields
@@ -60,11 +53,11 @@ class PPOConfig:
 
     total_episodes: int = hyper(100_000, "Total episodes",
         "Length of the run: one episode is one prompt and its response. Rounded up to whole rollout batches.",
-        heading="Length, evaluation and seed", source=TRL, unit="episodes", valid=COUNT)
+        heading="Length, evaluation and seed", source=TRL, unit="episodes", valid=AT_LEAST_ONE)
     eval_every_episodes: int | None = hyper(None, "Evaluate every",
         "Episodes between evaluations on held-out prompts (also before the first and after the last update). Unset: "
         "a tenth of total_episodes.",
-        source="PPO Tuner", unit="episodes", valid=COUNT)
+        source="PPO Tuner", unit="episodes", valid=AT_LEAST_ONE)
     seed: int = hyper(0, "Seed",
         "Decides every random draw of the run, regardless of chunking and the number of processes.",
         source=TRL, valid=Bounds(0, 2**32 - 1))
@@ -127,29 +120,29 @@ class PPOConfig:
     batch_size: int | None = hyper(None, "Rollout batch",
         "Episodes collected in one iteration, over all processes. Unset: per_device_train_batch_size x "
         "gradient_accumulation_steps x processes where both are set, else 64.",
-        heading="Batches and epochs", source="TRL's derived batch_size", unit="episodes", valid=COUNT,
+        heading="Batches and epochs", source="TRL's derived batch_size", unit="episodes", valid=AT_LEAST_ONE,
         search=Range(64, 1024, "log2"), fixed_by_checkpoint=COUNTED)
     mini_batch_size: int | None = hyper(None, "Mini-batch",
         "Episodes of one optimizer step, over all processes; divides batch_size. Unset: batch_size / "
         "num_mini_batches where that is set, else the whole batch_size (as TRL).",
-        source="TRL's derived mini_batch_size", unit="episodes", valid=COUNT, search=Range(4, 64, "log2"))
+        source="TRL's derived mini_batch_size", unit="episodes", valid=AT_LEAST_ONE, search=Range(4, 64, "log2"))
     per_device_train_batch_size: int | None = hyper(None, "Micro-batch per device",
         "Episodes of one forward and backward pass on one device: what fits in memory, never a change of the "
         "experiment. Unset: the device's whole share of a mini-batch.",
-        source=TRL, unit="episodes", valid=COUNT)
+        source=TRL, unit="episodes", valid=AT_LEAST_ONE)
     gradient_accumulation_steps: int | None = hyper(None, "Accumulation steps",
         "Forward and backward passes per device in one rollout batch (TRL's meaning); another way to state "
         "batch_size.",
-        source=TRL, valid=COUNT, fixed_by_checkpoint=COUNTED)
+        source=TRL, valid=AT_LEAST_ONE, fixed_by_checkpoint=COUNTED)
     num_mini_batches: int | None = hyper(None, "Mini-batches",
         "Optimizer steps in one PPO epoch; another way to state mini_batch_size.",
-        source=TRL, valid=COUNT)
+        source=TRL, valid=AT_LEAST_ONE)
     local_rollout_forward_batch_size: int = hyper(256, "Forward rows",
         "Most rows of one pass without gradients per device (generation, scoring, evaluation). Memory only.",
-        source=TRL, unit="episodes", valid=COUNT)
+        source=TRL, unit="episodes", valid=AT_LEAST_ONE)
     num_ppo_epochs: int = hyper(4, "PPO epochs",
         "Passes over one rollout batch. More learn more from it, and move further from the policy that sampled it.",
-        source=TRL, unit="epochs", valid=COUNT, search=Range(2, 10))
+        source=TRL, unit="epochs", valid=AT_LEAST_ONE, search=Range(2, 10))
 
     cliprange: float = hyper(0.2, "Clip range ε",
         "No gain from a probability ratio outside [1-ε, 1+ε].",
@@ -186,7 +179,7 @@ class PPOConfig:
         fixed_by_checkpoint=CRITIC)
     num_generations: int = hyper(1, "Responses per prompt",
         "Responses sampled of each prompt of a rollout batch; divides batch_size. rloo and grpo need at least 2.",
-        source="TRL GRPOConfig and RLOOConfig", unit="responses", valid=COUNT,
+        source="TRL GRPOConfig and RLOOConfig", unit="responses", valid=AT_LEAST_ONE,
         fixed_by_checkpoint="the place in the order of prompts is counted in groups of that many")
     gamma: float = hyper(1.0, "Discount γ",
         "Discount per token. 1 for episodic text.",
@@ -215,7 +208,7 @@ class PPOConfig:
     kl_horizon: int | None = hyper(None, "KL horizon",
         "Episodes over which an adaptive β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "
         "classic 10,000 does nothing in a short trial).",
-        source=f"{ZIEGLER}, section 2.2", unit="episodes", valid=COUNT)
+        source=f"{ZIEGLER}, section 2.2", unit="episodes", valid=AT_LEAST_ONE)
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = hyper("k1", "KL estimator",
         "Per-token estimate of the KL that β weighs, of the log-ratio r: k1 = r, k2 = r²/2, k3 = exp(-r) - 1 + r, "
         "abs = |r|.",
@@ -234,7 +227,7 @@ class PPOConfig:
         "The last this many tokens before response_length cost a penalty that rises linearly to overlong_penalty. "
         "Unset: they cost nothing.",
         source="Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13; OpenRLHF overlong_buffer_len", unit="tokens",
-        valid=COUNT)
+        valid=AT_LEAST_ONE)
     overlong_penalty: float = hyper(1.0, "Overlong penalty",
         "What a response of full response_length costs where overlong_buffer is set.",
         source="OpenRLHF overlong_penalty_factor", unit="reward", valid=Bounds(0))
@@ -251,7 +244,7 @@ class PPOConfig:
 
     response_length: int = hyper(53, "Response length",
         "Largest number of new tokens in a response.",
-        heading="Sampling", source=TRL, unit="tokens", valid=COUNT)
+        heading="Sampling", source=TRL, unit="tokens", valid=AT_LEAST_ONE)
     temperature: float = hyper(0.7, "Temperature",
         "Divides the logits, both in sampling and in training.",
         source=TRL, valid=POSITIVE)
@@ -263,7 +256,7 @@ class PPOConfig:
     top_k: int | None = hyper(None, "Top-k",
         "Sample only from this many likeliest tokens, and train that filtered policy. The reference is not filtered,"
         " so it adds to the training KL, from the first step on. Unset: from all.",
-        source="TRL; Fan et al. 2018, arXiv 1805.04833", unit="tokens", valid=COUNT)
+        source="TRL; Fan et al. 2018, arXiv 1805.04833", unit="tokens", valid=AT_LEAST_ONE)
     stop_token: Literal["eos", "none"] = hyper("eos", "Stop token",
         "eos: a response ends with the end-of-sequence tokens of the model and its tokenizer. none: they are "
         "ordinary tokens.",
@@ -290,10 +283,10 @@ class PPOConfig:
         source="Hu et al. 2021, arXiv 2106.09685; TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
     lora_r: int = hyper(16, "LoRA rank",
         "Rank of the adapters.",
-        source="TRL ModelConfig", valid=COUNT, fixed_by_checkpoint=ADAPTERS)
+        source="TRL ModelConfig", valid=AT_LEAST_ONE, fixed_by_checkpoint=ADAPTERS)
     lora_alpha: int = hyper(32, "LoRA alpha",
         "The adapters' output is scaled by this over lora_r.",
-        source="TRL ModelConfig", valid=COUNT,
+        source="TRL ModelConfig", valid=AT_LEAST_ONE,
         fixed_by_checkpoint=SCALE)
     lora_target_modules: str | None = hyper(None, "LoRA modules",
         "Names of the modules with adapters, with commas between them, or all-linear. Unset: peft's choice for the "
@@ -342,7 +335,8 @@ class PPOConfig:
         _check(self)
         if None in (self.gradient_accumulation_steps, self.per_device_train_batch_size):
             # With both, the batch depends on the number of processes.
-            _check_batch(self, self.batch_sizes(world_size=1).batch_size)
+            batch = self.batch_sizes(world_size=1).batch_size
+            batch_sizes.require_divides("num_generations", self.num_generations, "batch_size", batch)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "PPOConfig":
@@ -465,14 +459,13 @@ _NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lor
 
 def _check(config: PPOConfig) -> None:
     """Raise ConfigError if two values of `config` contradict each other."""
-    for kind, ratio in (("lr_scheduler_type", "warmup_ratio"), ("value_lr_scheduler_type", "value_warmup_ratio")):
-        if getattr(config, kind) == "constant" and getattr(config, ratio):
-            raise ConfigError(f'{kind} = "constant" has no warm-up; use "constant_with_warmup", or {ratio} = 0')
-    if config.value_lr_scheduler_type is None and config.lr_scheduler_type == "constant" and config.value_warmup_ratio:
-        raise ConfigError(
-            'lr_scheduler_type = "constant" has no warm-up, for the critic neither; set value_lr_scheduler_type = '
-            '"constant_with_warmup", or value_warmup_ratio = 0'
-        )
+    value_schedule = config.value_lr_scheduler_type or config.lr_scheduler_type
+    for network, schedule in (("", config.lr_scheduler_type), ("value_", value_schedule)):
+        if schedule == "constant" and getattr(config, f"{network}warmup_ratio"):
+            raise ConfigError(
+                f'{network}lr_scheduler_type = "constant" has no warm-up; use "constant_with_warmup", or '
+                f"{network}warmup_ratio = 0"
+            )
     if config.dual_clip is not None and config.dual_clip <= 1 + (config.cliprange_high or config.cliprange):
         raise ConfigError(
             f"dual_clip = {config.dual_clip:g} is not allowed beside the clip range; expected a number over "
@@ -504,16 +497,6 @@ def _check(config: PPOConfig) -> None:
     if config.value_model_path is not None and config.value_model == "shared":
         raise ConfigError('value_model_path needs value_model = "separate": a shared critic is a head on the policy')
     _texts(config.stop_strings)
-
-
-def _check_batch(config: PPOConfig, batch_size: int) -> None:
-    """Raise ConfigError if the rollout batch of `batch_size` episodes cannot hold whole groups of responses."""
-    if batch_size % config.num_generations:
-        near = " or ".join(map(str, divisors_near(config.num_generations, batch_size)))
-        raise ConfigError(
-            f"num_generations = {config.num_generations} does not divide batch_size = {batch_size}; the nearest that "
-            f"do: {near}"
-        )
 
 
 def _texts(stop_strings: str | None) -> tuple[str, ...]:

@@ -67,24 +67,15 @@ def thinned(points: Sequence[Point], most: int, always: int | None = None) -> li
     return kept
 
 
-class BudgetCheck(NamedTuple):
-    """An evaluation: where it was made, and whether its KL is within the budget."""
+def kl_excursion(within: Sequence[bool]) -> tuple[int, int | None] | None:
+    """Return which evaluation was the first over the budget, and which the first back within it for good.
 
-    step: int
-    episode: int
-    is_within: bool
-
-
-def kl_excursion(checks: Sequence[BudgetCheck]) -> tuple[BudgetCheck, BudgetCheck | None] | None:
-    """Return the evaluation at which KL first exceeded the budget, and the one at which it was back within for good.
-
-    None: it never exceeded it. The second is None if the last evaluation exceeds it; the first is then where KL left
-    the budget for good.
+    None: none was over it. The second is None if the last evaluation is over it; the first is then where KL left the
+    budget for good.
     """
-    over = [i for i, check in enumerate(checks) if not check.is_within]
+    over = [i for i, is_within in enumerate(within) if not is_within]
     if not over:
         return None
-    if over[-1] + 1 < len(checks):
-        return checks[over[0]], checks[over[-1] + 1]
-    inside = [i for i, check in enumerate(checks) if check.is_within]
-    return checks[inside[-1] + 1 if inside else 0], None
+    if over[-1] + 1 < len(within):
+        return over[0], over[-1] + 1
+    return next((i + 1 for i in reversed(range(len(within))) if within[i]), 0), None

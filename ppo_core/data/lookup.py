@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -58,8 +59,9 @@ def import_file(file: Path) -> ModuleType:
     return module
 
 
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MODEL_CONFIG_FILES = ("config.json", "adapter_config.json")
-"""Files of which a cached model or adapter has one."""
+"""Files of which a saved model or adapter has one."""
 HUB_TIMEOUT_SECONDS = 5.0
 """Timeout for the hub's answer."""
 

@@ -6,15 +6,13 @@ Relative paths begin at a given folder. Never imports torch.
 from pathlib import Path
 
 from ppo_core.config import declare
-from ppo_core.data.lookup import not_found
-from ppo_core.data.prompt_files import HUB_ID, READERS, is_data_file
+from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES, not_found
+from ppo_core.data.prompt_files import READERS, is_data_file
 from ppo_core.data.task import BUILT_IN
-from ppo_core.errors import ConfigError, nearest
+from ppo_core.errors import ConfigError
 
 TASK_PREFIX = "task:"
 """`task:NAME` as a policy is the SFT policy of the built-in task NAME."""
-
-MODEL_CONFIGS = ("config.json", "adapter_config.json")
 
 
 def policy_place(value: object, folder: Path, where: str) -> str:
@@ -24,14 +22,7 @@ def policy_place(value: object, folder: Path, where: str) -> str:
         ConfigError: see `model_place`; or the built-in task does not exist.
     """
     if isinstance(value, str) and value.startswith(TASK_PREFIX):
-        name = value.removeprefix(TASK_PREFIX)
-        if name not in BUILT_IN:
-            built_in = " or ".join(f"{TASK_PREFIX}{each}" for each in BUILT_IN)
-            raise ConfigError(
-                f"{where} = {value!r} is not allowed; expected a model's folder or hub id, or {built_in}"
-                f"{nearest(name, BUILT_IN)}"
-            )
-        return value
+        return declare.one_of(value, [f"{TASK_PREFIX}{name}" for name in BUILT_IN], where)
     return model_place(value, folder, where)
 
 
@@ -45,9 +36,7 @@ def model_place(value: object, folder: Path, where: str) -> str:
     path = _local(text, folder, where, is_path=False)
     if path is None:
         return text
-    if not path.is_dir():
-        raise ConfigError(f"{where} = {text!r} is a file; a model is a folder that save_pretrained wrote")
-    if not any((path / name).exists() for name in MODEL_CONFIGS):
+    if not any((path / name).exists() for name in MODEL_CONFIG_FILES):
         raise ConfigError(f"{where} = {text!r} is not a saved model: {path} has no config.json")
     return str(path)
 
@@ -69,10 +58,9 @@ def split_place(value: object, folder: Path, where: str) -> str:
     Raises:
         ConfigError: there is no such file, or it is no data file.
     """
-    text = declare.text(value, where, f"a data file: {', '.join(READERS)}")
-    if not is_data_file(text):
-        raise ConfigError(f"{where} = {text!r} is not allowed; expected a data file: {', '.join(READERS)}")
-    return file_place(text, folder, where)
+    if not is_data_file(value):
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected a data file: {', '.join(READERS)}")
+    return file_place(str(value), folder, where)
 
 
 def file_place(value: str, folder: Path, where: str) -> str:

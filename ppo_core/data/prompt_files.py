@@ -1,6 +1,5 @@
 """Read a source's prompts: bad rows are left out and reported, and the splits are disjoint."""
 
-import contextlib
 import csv
 import itertools
 import json
@@ -11,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from ppo_core.data.lookup import HUB_ID, not_found
 from ppo_core.data.prompts import (
     PROMPT_COLUMNS,
-    LeftOut,
     NoPromptError,
     PromptRow,
     PromptSource,
@@ -41,28 +40,16 @@ def read_parquet(path: Path, suffix: str, source: PromptSource) -> Split:
     """Return a Parquet file's rows, caching nothing."""
     from datasets import Dataset
 
-    with _quiet(), tempfile.TemporaryDirectory() as cache:
-        try:
-            dataset = Dataset.from_parquet(str(path), cache_dir=cache, keep_in_memory=True)
-        except Exception as error:  # a damaged file makes pyarrow or datasets raise errors of any class
-            raise TaskError(f"{source.where}: {path.name} is not a Parquet file: {_why(error)}") from error
-    return _DatasetSplit(dataset, suffix)
-
-
-def is_saved(folder: Path) -> bool:
-    """Return True if `datasets` saved the folder (`save_to_disk`), one split or several."""
-    return (folder / "dataset_dict.json").exists() or (folder / "state.json").exists()
+    with tempfile.TemporaryDirectory() as cache:
+        load = partial(Dataset.from_parquet, str(path), cache_dir=cache, keep_in_memory=True)
+        return _DatasetSplit(_loaded(load, f"{source.where}: {path.name} is not a Parquet file"), suffix)
 
 
 def read_saved(folder: Path, source: PromptSource) -> dict[str, Split]:
     """Return the splits of a folder that `datasets` saved; a dataset without splits is "train"."""
     from datasets import load_from_disk
 
-    with _quiet():
-        try:
-            loaded = load_from_disk(folder)
-        except Exception as error:  # errors of any class, from pyarrow, json or datasets
-            raise TaskError(f"{source.where}: the folder is not a whole saved dataset: {_why(error)}") from error
+    loaded = _loaded(partial(load_from_disk, folder), f"{source.where}: the folder is not a whole saved dataset")
     return _splits(loaded) if isinstance(loaded, dict) else {"train": _DatasetSplit(loaded, "")}
 
 
@@ -70,14 +57,30 @@ def read_hub(source: PromptSource) -> dict[str, Split]:
     """Return the splits of a hub dataset, from the cache of `datasets` if they are there."""
     from datasets import load_dataset
 
-    with _quiet():
-        try:
-            loaded = load_dataset(source.path, source.config)
-        except Exception as error:  # connection, access, formats: errors of any class
-            raise TaskError(
-                f"{source.where}: no such file or folder, and no such dataset on the hub: {_why(error)}"
-            ) from error
-    return _splits(loaded)
+    problem = f"{source.where}: no such file or folder, and no such dataset on the hub"
+    return _splits(_loaded(partial(load_dataset, source.path, source.config), problem))
+
+
+def _loaded(load: Callable[[], Any], problem: str) -> Any:
+    """Return what `datasets` loads, without its progress bars and logged errors.
+
+    Raises:
+        TaskError: it raised any error, which is told in one line after the `problem`.
+    """
+    import datasets
+
+    verbosity, had_bars = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        return load()
+    except Exception as error:  # damaged files, connections, formats: pyarrow, json and datasets have their own classes
+        # datasets says "an error occurred", its cause says which
+        raise TaskError(f"{problem}: {first_line(error.__cause__ or error)}") from error
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if had_bars:
+            datasets.enable_progress_bars()
 
 
 def _splits(loaded: "dict[str, Dataset]") -> dict[str, Split]:
@@ -98,26 +101,6 @@ class _DatasetSplit:
         rows = range(len(self))[part]
         values = self.dataset.select(rows).to_list()
         return [PromptRow(f"row {row + 1}{self.suffix}", plain(each)) for row, each in zip(rows, values, strict=True)]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the library's progress bars and logged errors: failures are raised, in one line."""
-    import datasets
-
-    verbosity, had_bars = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(verbosity)
-        if had_bars:
-            datasets.enable_progress_bars()
-
-
-def _why(error: BaseException) -> str:
-    return first_line(error.__cause__ or error)  # datasets says "an error occurred", its cause says which
 
 
 def read_file(path: Path, suffix: str, source: PromptSource) -> Split:
@@ -165,6 +148,7 @@ def _read_json(path: Path, suffix: str, source: PromptSource) -> Split:
 
 
 def _read_csv(path: Path, suffix: str, source: PromptSource, delimiter: str) -> Split:
+    csv.field_size_limit(2**31 - 1)  # the library's own limit is less than a long prompt
     # Undecodable bytes become surrogates: the rows that have them in the prompt are counted as unreadable.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter)
@@ -172,25 +156,15 @@ def _read_csv(path: Path, suffix: str, source: PromptSource, delimiter: str) -> 
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
             raise TaskError(f'{source.where}: {path.name} has the column "{twice[0]}" twice')
-        rows = list(_csv_rows(reader, header, suffix))
+        rows, first_line_of_row = [], reader.line_num + 1
+        for cells in reader:  # a blank line has none
+            where = f"line {first_line_of_row}{suffix}"
+            if cells and len(cells) == len(header):
+                rows.append(PromptRow(where, dict(zip(header, (cell or None for cell in cells), strict=True))))
+            elif cells:
+                rows.append(PromptRow(where, None, f"{len(cells)} fields, not {len(header)}"))
+            first_line_of_row = reader.line_num + 1
     return _typed(rows, header, {source.column} if source.column else set(PROMPT_COLUMNS))
-
-
-def _csv_rows(reader: Any, header: list[str], suffix: str) -> Iterator[PromptRow]:
-    """Yield the rows, each named by its first line; blank lines are not rows."""
-    while True:
-        where = f"line {reader.line_num + 1}{suffix}"
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield PromptRow(where, None, str(error))
-            continue
-        if cells and len(cells) == len(header):
-            yield PromptRow(where, dict(zip(header, (cell or None for cell in cells), strict=True)))
-        elif cells:
-            yield PromptRow(where, None, f"{len(cells)} fields, not {len(header)}")
 
 
 def _typed(rows: list[PromptRow], header: list[str], prompts: Collection[str]) -> list[PromptRow]:
@@ -222,27 +196,7 @@ def _read_cells(cells: list[str]) -> dict[str, Any]:
     return dict(zip(cells, map(plain, values), strict=True)) if is_one_kind else {}
 
 
-@dataclass(frozen=True)
-class JoinedSplit:
-    """Splits one after the other; each reads only its own rows of a slice."""
-
-    parts: Sequence[Split]
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def __getitem__(self, part: slice) -> list[PromptRow]:
-        start, stop, _ = part.indices(len(self))
-        rows: list[PromptRow] = []
-        for split in self.parts:
-            rows += split[max(0, start) : max(0, stop)]
-            start, stop = start - len(split), stop - len(split)
-        return rows
-
-
-Reader = Callable[[Path, str, PromptSource], Split]
-
-READERS: Mapping[str, Reader] = MappingProxyType(
+READERS: Mapping[str, Callable[[Path, str, PromptSource], Split]] = MappingProxyType(
     {
         ".jsonl": _read_lines,
         ".json": _read_json,
@@ -253,15 +207,12 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 )
 """File readers by suffix. Each takes the path, the suffix of row numbers in messages, and the source."""
 
-
 SPLIT_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
 """Words in a file's or folder's name that identify its split."""
-
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def is_data_file(choice: object) -> bool:
@@ -278,43 +229,39 @@ def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]
         TaskError: there is no such file, folder or dataset, or it cannot be read.
     """
     files = [Path(choice) for choice in (source.eval, source.test) if is_data_file(choice)]  # type: ignore[arg-type]
-    splits, notes = _load(source, with_name=bool(files))
-    return {**splits} | {str(file): read_file(file, f" of {file.name}", source) for file in files}, notes
-
-
-def _load(source: PromptSource, *, with_name: bool) -> tuple[Mapping[str, Split], tuple[str, ...]]:
     path = Path(source.path).expanduser()
-    if path.is_dir():
-        return (read_saved(path, source), ()) if is_saved(path) else _read_folder(path, source)
-    if path.exists():
-        return {"train": read_file(path, f" of {path.name}" if with_name else "", source)}, ()
-    if path.suffix.lower() in READERS or not HUB_ID.fullmatch(source.path):
-        siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise TaskError(f"{source.where}: no such file or folder{nearest(path.name, siblings)}")
-    return read_hub(source), ()
+    splits: Mapping[str, Split]
+    notes: tuple[str, ...] = ()
+    if path.is_dir() and ((path / "dataset_dict.json").exists() or (path / "state.json").exists()):
+        splits = read_saved(path, source)
+    elif path.is_dir():
+        splits, notes = _read_folder(path, source)
+    elif path.exists():
+        splits = {"train": read_file(path, f" of {path.name}" if files else "", source)}
+    elif path.suffix.lower() in READERS or not HUB_ID.fullmatch(source.path):
+        raise TaskError(f"{source.where}: {not_found(path)}")
+    else:
+        splits = read_hub(source)
+    return {**splits, **{str(file): read_file(file, f" of {file.name}", source) for file in files}}, notes
 
 
 def _read_folder(path: Path, source: PromptSource) -> tuple[Mapping[str, Split], tuple[str, ...]]:
     """Read a folder's files; if some names tell their split, files whose names do not are left out and reported."""
-    files = sorted(file.relative_to(path) for file in path.rglob("*") if _is_data(file, path))
+    below = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]
+    visible = [file for file in below if not any(part.startswith(".") for part in file.parts)]
+    files = sorted(file for file in visible if is_data_file(str(file)))
     if not files:
         raise TaskError(f"{source.where}: the folder has no data files; supported: {', '.join(READERS)}")
     names = {file: _split_name(file) for file in files}
     unnamed = [str(file) for file, name in names.items() if name is None]
     if len(unnamed) == len(files):
         names, unnamed = dict.fromkeys(files, "train"), []
-    parts: dict[str, list[Split]] = {}
+    splits: dict[str, list[PromptRow]] = {}
     for file, name in names.items():
         if name is not None:
-            parts.setdefault(name, []).append(read_file(path / file, f" of {file}", source))
-    splits = {name: JoinedSplit(files) for name, files in parts.items()}
+            splits.setdefault(name, []).extend(read_file(path / file, f" of {file}", source)[:])
     notes = (f"prompts: files with no split in their name left out: {', '.join(unnamed)}",) if unnamed else ()
     return splits, notes
-
-
-def _is_data(file: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return file.is_file() and file.suffix.lower() in READERS and not hidden
 
 
 def _split_name(file: Path) -> str | None:
@@ -330,12 +277,15 @@ UNREADABLE_AT_MOST = 0.5
 """Maximum share of unreadable rows; more mean the wrong file or column."""
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     position: int
     """Position among the rows read for its split."""
     where: str
     prompt: Prompt
+
+
+LeftOut = Mapping[Reason, Sequence[tuple[str, str]]]
+"""Rows that are not prompts, by reason: the name of each, and details."""
 
 
 def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> tuple[Prompts, tuple[str, ...]]:
@@ -356,10 +306,13 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     everything = [row for part in rows.values() for row in part]
     column = _column(everything, source)
     notes = (*notes, *_missing_columns(rows))
-    sieve = _Sieve(column, source, tokenizer)
-    kept = {role: sieve.keep(part) for role, part in rows.items()}
-    left_out = sieve.left_out
-    _check_readable(left_out, len(everything), source)
+    kept, left_out = _sifted(rows, column, source, tokenizer)
+    unreadable = left_out["unreadable"]
+    if len(unreadable) > UNREADABLE_AT_MOST * len(everything):
+        where, why = unreadable[0]
+        raise TaskError(
+            f"{source.where}: {len(unreadable)} of {len(everything)} rows are unreadable, {where} first: {why}"
+        )
     drawn = draw([row.position for row in kept["pool"]], plan, source)
     parts = {role: kept[role] if role in kept else [kept["pool"][i] for i in drawn[role]] for role in drawn}
     prompts = Prompts(**{role: tuple(row.prompt for row in part) for role, part in parts.items()})
@@ -370,7 +323,7 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     sizes = ", ".join(f"{len(part)} {role}" for role, part in parts.items())
     return prompts, (
         *notes,
-        *((f"prompts: {_left_out_text(left_out, len(everything), source)}",) if left_out else ()),
+        *_left_out_note("prompts: ", left_out, len(everything), source),
         *((f"prompts: {unused} rows are in no split",) if unused else ()),
         f'prompts: {sizes}, from the column "{column}"',
     )
@@ -408,76 +361,57 @@ def _column(rows: Sequence[PromptRow], source: PromptSource) -> str:
     )
 
 
-class _Sieve:
-    """Keeps the rows that are prompts, each text once, and records which rows are left out and why."""
-
-    def __init__(self, column: str, source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self.left_out: list[LeftOut] = []
-        self._column = column
-        self._source = source
-        self._tokenizer = tokenizer
-        self._seen: set[str] = set()
-
-    def keep(self, rows: Sequence[PromptRow]) -> list[_Kept]:
-        """Return a split's rows that are prompts; texts already kept for an earlier split are left out."""
+def _sifted(
+    rows: Mapping[str, Sequence[PromptRow]], column: str, source: PromptSource, tokenizer: "PreTrainedTokenizerBase"
+) -> tuple[dict[str, list[_Kept]], LeftOut]:
+    """Return each split's rows that are prompts, each text in the first split that has it, and the rows left out."""
+    kept: dict[str, list[_Kept]] = {}
+    left_out: dict[Reason, list[tuple[str, str]]] = {reason: [] for reason in get_args(Reason)}
+    seen: set[str] = set()
+    for role, part in rows.items():
         prompts = []
-        for position, row in enumerate(rows):
+        for position, row in enumerate(part):
             try:
-                prompts.append(_Kept(position, row.where, self._prompt(row)))
+                prompts.append(_Kept(position, row.where, _prompt(row, column, source, tokenizer)))
             except NoPromptError as error:
-                self.left_out.append(LeftOut(row.where, error.reason, error.why))
-        kept = []
-        lengths = prompt_lengths([each.prompt for each in prompts], self._tokenizer)
+                left_out[error.reason].append((row.where, error.why))
+        kept[role] = []
+        lengths = prompt_lengths([each.prompt for each in prompts], tokenizer)
         for each, length in zip(prompts, lengths, strict=True):
             text = each.prompt.text
-            if 0 < length <= self._source.max_prompt_tokens and text not in self._seen:
-                self._seen.add(text)
-                kept.append(each)
+            if 0 < length <= source.max_prompt_tokens and text not in seen:
+                seen.add(text)
+                kept[role].append(each)
             else:  # a tokenizer can make no token of a text
-                long = length > self._source.max_prompt_tokens
-                reason: Reason = "too long" if long else "repeated" if length else "empty"
-                self.left_out.append(LeftOut(each.where, reason))
-        return kept
-
-    def _prompt(self, row: PromptRow) -> Prompt:
-        if row.values is None or self._column not in row.values:
-            raise NoPromptError("unreadable", row.fault or f'no column "{self._column}"')
-        others = {name: value for name, value in row.values.items() if name != self._column}
-        return make_prompt(row.values[self._column], others, self._source, self._tokenizer)
+                long = length > source.max_prompt_tokens
+                left_out["too long" if long else "repeated" if length else "empty"].append((each.where, ""))
+    return kept, left_out
 
 
-def _check_readable(left_out: Sequence[LeftOut], count: int, source: PromptSource) -> None:
-    unreadable = [row for row in left_out if row.reason == "unreadable"]
-    if len(unreadable) > UNREADABLE_AT_MOST * count:
-        raise TaskError(
-            f"{source.where}: {len(unreadable)} of {count} rows are unreadable, {unreadable[0].where} first: "
-            f"{unreadable[0].why}"
-        )
+def _prompt(row: PromptRow, column: str, source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> Prompt:
+    if row.values is None or column not in row.values:
+        raise NoPromptError("unreadable", row.fault or f'no column "{column}"')
+    others = {name: value for name, value in row.values.items() if name != column}
+    return make_prompt(row.values[column], others, source, tokenizer)
 
 
-def _check_filled(
-    parts: Mapping[str, Sequence[_Kept]], left_out: Sequence[LeftOut], count: int, source: PromptSource
-) -> None:
+def _check_filled(parts: Mapping[str, Sequence[_Kept]], left_out: LeftOut, count: int, source: PromptSource) -> None:
     for role, part in parts.items():
         if not part:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in parts.items())
-            why = f"; {_left_out_text(left_out, count, source)}" if left_out else ""
+            why = "".join(_left_out_note("; ", left_out, count, source))
             choice = getattr(source, role)
             where = f'prompts "{choice}"' if is_data_file(choice) else source.where
             raise TaskError(f"{where}: no rows are left for {role} out of {count} rows ({sizes}){why}")
 
 
-def _left_out_text(left_out: Sequence[LeftOut], count: int, source: PromptSource) -> str:
-    names: dict[Reason, str] = {
-        "empty": "empty",
-        "too long": f"over {source.max_prompt_tokens} tokens",
-        "unreadable": "unreadable",
-        "repeated": "repeating another prompt",
-    }
+def _left_out_note(prefix: str, left_out: LeftOut, count: int, source: PromptSource) -> Iterator[str]:
+    """Yield a note on the rows left out, if there are any: how many and, by reason, the first."""
+    words = {"too long": f"over {source.max_prompt_tokens} tokens", "repeated": "repeating another prompt"}
     reasons = []
-    for reason, name in names.items():
-        rows = [row for row in left_out if row.reason == reason]
+    for reason, rows in left_out.items():
         if rows:
-            why = f": {rows[0].why}" if rows[0].why else ""
-            reasons.append(f"{len(rows)} {name} ({rows[0].where} first{why})")
-    return f"{len(left_out)} of {count} rows left out: {', '.join(reasons)}"
+            where, why = rows[0]
+            reasons.append(f"{len(rows)} {words.get(reason, reason)} ({where} first{f': {why}' if why else ''})")
+    if reasons:
+        yield f"{prefix}{sum(map(len, left_out.values()))} of {count} rows left out: {', '.join(reasons)}"

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 
+from ppo_core.config import declare
+from ppo_core.config.declare import Bounds
 from ppo_core.data.task import Prompt
-from ppo_core.errors import TaskError
+from ppo_core.errors import ConfigError, TaskError, first_line
 
 if TYPE_CHECKING:  # importing it loads torch
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +32,7 @@ class PromptSource:
     """A dataset of prompts.
 
     Raises:
-        TaskError: a field's value is not allowed; the message names the field and the allowed values.
+        ConfigError: a field's value is not allowed; the message names the field and the allowed values.
     """
 
     path: str
@@ -54,25 +56,19 @@ class PromptSource:
     """System message for chats that do not begin with one."""
 
     def __post_init__(self) -> None:
-        for name in ("path", "config", "column", "system"):
-            value = getattr(self, name)
-            if not (isinstance(value, str) and value) and (value is not None or name == "path"):
-                raise TaskError(f"prompts: {name} = {value!r} is not allowed; expected a string")
-        for name, least in (("seed", 0), ("max_prompt_tokens", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise TaskError(f"prompts: {name} = {value!r} is not allowed; expected a whole number from {least} on")
-        choices = {name: getattr(self, name) for name in ("train", "eval", "test")}
-        for name, choice in choices.items():
+        declare.text(self.path, "prompts: path", "a string")
+        for name in ("config", "column", "system"):
+            if getattr(self, name) is not None:
+                declare.text(getattr(self, name), f"prompts: {name}", "a string")
+        declare.whole(self.seed, Bounds(0), "prompts: seed")
+        declare.whole(self.max_prompt_tokens, declare.AT_LEAST_ONE, "prompts: max_prompt_tokens")
+        for name in ("train", "eval", "test"):
+            choice = getattr(self, name)
             if not _is_allowed(choice):
-                raise TaskError(
+                raise ConfigError(
                     f"prompts: {name} = {choice!r} is not allowed; expected a split's name, a share between 0 and 1, "
                     "or a number of rows from 1 on"
                 )
-        shares = {name: choice for name, choice in choices.items() if isinstance(choice, float)}
-        if sum(shares.values()) > 1 + 1e-9:  # 0.7 + 0.2 + 0.1 is a little more than 1
-            total = " + ".join(f"{name} {share:g}" for name, share in shares.items())
-            raise TaskError(f"prompts: the shares {total} are not allowed: at most 1 together")
 
     @property
     def where(self) -> str:
@@ -103,15 +99,6 @@ class PromptRow:
     """Plain values by column; None if the row could not be read."""
     fault: str = ""
     """Reason that it could not be read."""
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A row that is not a prompt, with the reason."""
-
-    where: str
-    reason: Reason
-    why: str = ""
 
 
 def plain(value: Any) -> Any:
@@ -205,8 +192,7 @@ def _rendered(
     try:
         return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
     except TemplateError as error:  # templates refuse chats by raising, such as roles that do not alternate
-        first_line = str(error).partition("\n")[0]
-        raise NoPromptError("unreadable", f"the chat template says: {first_line}") from error
+        raise NoPromptError("unreadable", f"the chat template says: {first_line(error)}") from error
 
 
 BATCH = 1024

@@ -12,11 +12,8 @@ from ppo_core.config.declare import HyperValue, Range
 from ppo_core.data.lookup import attribute_hint, import_module
 from ppo_core.errors import TaskError
 
-
-class OnProgress(Protocol):
-    """Called with the progress of a preparation: `progress("training the reward model", 0.4)`."""
-
-    def __call__(self, what: str, share: float) -> None: ...
+OnProgress = Callable[[str, float], None]
+"""Called with the progress of a preparation: `progress("training the reward model", 0.4)`."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource
 from ppo_core.data.reward_parts import read_reward
 from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
-from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, nearest
+from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,19 +81,8 @@ class Preparation:
             ) from error
 
 
-KEYS = (
-    "policy",
-    "reward",
-    "prompts",
-    "eval_prompts",
-    "test_prompts",
-    "doc",
-    "kl_budget",
-    "kl_limit",
-    "eval",
-    "reference",
-    "search",
-)
+KEYS = ("policy", "reward", "prompts", "eval_prompts", "test_prompts", "doc", "kl_budget", "kl_limit", "eval",
+        "reference", "search")  # fmt: skip
 REQUIRED = KEYS[:3]
 EVAL_KEYS = ("temperature", "response_length", "seed", "prompts")
 PROMPT_KEYS = tuple(field.name for field in dataclasses.fields(PromptSource))
@@ -178,10 +167,8 @@ def _prompts(table: Mapping[str, Any], folder: Path, prefix: str) -> PromptSourc
             raise ConfigError(f"{prefix}{key}: prompts.{name} is given as well; remove one of them")
         else:
             values[name] = split_place(table[key], folder, f"{prefix}{key}")
-    try:
+    with located(prefix):
         return PromptSource(**values)
-    except TaskError as error:
-        raise ConfigError(f"{prefix}{error}") from error
 
 
 def _reference(value: object, where: str) -> dict[str, HyperValue]:
@@ -189,14 +176,10 @@ def _reference(value: object, where: str) -> dict[str, HyperValue]:
     values: dict[str, HyperValue] = {}
     for name, given in declare.table(value, where).items():
         declared = require_name(name, where)
-        try:
+        with located(f"{where}."):
             values[name] = declared.coerce(given)
-        except ConfigError as error:
-            raise ConfigError(f"{where}.{error}") from None
-    try:
+    with located(f"{where}: "):
         PPOConfig.from_dict(values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
     return values
 
 
@@ -207,9 +190,7 @@ def _advised(value: object, where: str) -> dict[str, Advised]:
         require_searchable(declared, f"{where}.{name}")
         require_numeric(declared, f"{where}.{name}")
         table = dict(declare.table(given, f"{where}.{name}"))
-        why = table.pop("why", "")
-        if not isinstance(why, str):
-            raise ConfigError(f"{where}.{name}.why = {why!r} is not allowed; expected a string in quotes")
+        why = str(table.pop("why", ""))
         advised[name] = Advised(read_range(declared, table, f"{where}.{name}"), why)
     return advised
 
@@ -217,10 +198,8 @@ def _advised(value: object, where: str) -> dict[str, Advised]:
 def _sampling(evaluation: Mapping[str, Any], reference: Mapping[str, HyperValue], prefix: str) -> PPOConfig:
     """Return the config whose temperature and length evaluations have: the eval table's over the reference's."""
     given = {key: evaluation[key] for key in ("temperature", "response_length") if key in evaluation}
-    try:
+    with located(f"{prefix}eval."):
         return PPOConfig.from_dict({**reference, **given})
-    except ConfigError as error:
-        raise ConfigError(f"{prefix}eval.{error}") from None
 
 
 def _kl_limit(table: Mapping[str, Any], budget: float, prefix: str) -> float:
@@ -302,27 +281,15 @@ def make_task(
     Raises:
         TaskError: see `read_table`.
     """
+    table = {key: _plain(value) for key, value in locals().items() if value is not None}
     file = Path(sys._getframe(1).f_code.co_filename).absolute()
-    given = {
-        "policy": policy,
-        "reward": [_plain(part) for part in reward] if isinstance(reward, list | tuple) else reward,
-        "prompts": prompts,
-        "eval_prompts": eval_prompts,
-        "test_prompts": test_prompts,
-        "doc": doc,
-        "kl_budget": kl_budget,
-        "kl_limit": kl_limit,
-        "eval": eval,
-        "reference": reference,
-        "search": search,
-    }
-    return read_table(
-        {key: _plain(value) for key, value in given.items() if value is not None}, file, f"{file}: ", file
-    )
+    return read_table(table, file, f"{file}: ", file)
 
 
 def _plain(value: object) -> object:
     """Return a value as a task file states it."""
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
     if isinstance(value, PromptSource):
         return vars(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -31,9 +31,8 @@ def fsdp() -> dict[str, Any]:
     """Return the hyperparameters for accelerate's FSDP flags; empty without FSDP."""
     if not _is_on("ACCELERATE_USE_FSDP"):
         return {}
-    keeps = (
-        os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false"
-    )  # "true" is the default, so only "false" is a choice
+    # "true" is the default, so only "false" is a choice
+    keeps = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false"
     return {"use_fsdp": True} | ({"fsdp_reshard_after_forward": False} if keeps else {})
 
 
@@ -43,16 +42,13 @@ def _is_on(variable: str) -> bool:
 
 def require_known() -> None:
     """Raise ConfigError if the launcher asks for something unsupported, by its flags or by a config file."""
-    if _is_on("ACCELERATE_USE_DEEPSPEED"):
-        raise ConfigError(
-            "DeepSpeed is not supported; use FSDP2: accelerate launch --use_fsdp --fsdp_version 2 shards like ZeRO-3; "
-            "add --fsdp_reshard_after_forward false to shard like ZeRO-2. You may keep your --config_file"
-        )
-    for variable, what in (("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "a parallelism_config")):
+    unsupported = {"DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "a parallelism_config"}
+    for variable, what in unsupported.items():
         if _is_on(f"ACCELERATE_USE_{variable}"):
             raise ConfigError(
-                f"{what} is not supported: a run is spread over the processes by its data, or by FSDP2; use: "
-                "accelerate launch --multi_gpu, or --use_fsdp --fsdp_version 2"
+                f"{what} is not supported; use: accelerate launch --multi_gpu, or --use_fsdp --fsdp_version 2, which "
+                "shards like ZeRO-3, or with --fsdp_reshard_after_forward false like ZeRO-2. You may keep your "
+                "--config_file"
             )
     version = os.environ.get("FSDP_VERSION", "1")
     if fsdp() and version != "2":

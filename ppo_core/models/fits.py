@@ -114,12 +114,6 @@ def _single_rows(config: PPOConfig) -> dict[str, Any]:
     return {"local_rollout_forward_batch_size": 1, **(list(_fewer_rows(config)) or [{}])[-1]}
 
 
-def memory_line(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> str | None:
-    """Return the predicted peak of the largest of these runs beside its device's memory, in one line; see `largest`."""
-    estimate_and_room = largest(configs, task, assets, device)
-    return None if estimate_and_room is None else line(*estimate_and_room)
-
-
 def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> tuple[Estimate, Room] | None:
     """Return the estimate of the largest of these runs, and its room.
 

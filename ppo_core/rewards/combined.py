@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, cast
 
-from ppo_core.data.task import Prompt, RewardKind, RewardPart, Scored
-from ppo_core.errors import TaskError, nearest
+from ppo_core.data.task import Prompt, RewardPart, Scored
 from ppo_core.rewards.batch import Batch, PartScores, column_names
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import FunctionReward
@@ -29,9 +28,8 @@ def load_reward(
     With the task's `prompts`, functions whose arguments are not columns fail now instead of when first called.
 
     Raises:
-        TaskError: a part is declared wrongly or cannot be loaded.
+        TaskError: a part cannot be loaded.
     """
-    _require_sound(parts)
     columns = None if prompts is None else column_names(prompts)
     return WeightedSum([(part, _load(part, device, columns)) for part in parts])
 
@@ -44,28 +42,6 @@ def _load(part: RewardPart, device: "torch.device", columns: Sequence[str] | Non
     from ppo_core.rewards.model import RewardModel
 
     return RewardModel(part, device)
-
-
-def _require_sound(parts: Sequence[RewardPart]) -> None:
-    if not parts:
-        raise TaskError("a task needs at least one reward part")
-    seen: set[str] = set()
-    kinds = get_args(RewardKind)
-    for part in parts:
-        if not part.name:
-            raise TaskError(f'a reward part of kind "{part.kind}" has an empty name; it names a metric and errors')
-        if part.name in seen:
-            raise TaskError(f'two reward parts are named "{part.name}"; names must differ')
-        if part.kind not in kinds:
-            raise TaskError(
-                f'reward part "{part.name}": kind "{part.kind}" is not allowed; expected one of {", ".join(kinds)}'
-                f"{nearest(part.kind, kinds)}"
-            )
-        if not math.isfinite(part.weight):
-            raise TaskError(
-                f'reward part "{part.name}": weight = {part.weight} is not allowed; expected a finite number'
-            )
-        seen.add(part.name)
 
 
 class WeightedSum:

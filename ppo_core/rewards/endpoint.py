@@ -13,13 +13,9 @@ import base64
 import json
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from email.message import Message
-from email.utils import parsedate_to_datetime
-from http.client import HTTPException, IncompleteRead
-from threading import Event, Thread
+from collections.abc import Callable
+from http.client import HTTPException
+from multiprocessing.pool import ThreadPool
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -27,6 +23,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, RewardOutage, TaskError
+from ppo_core.output import counted
 from ppo_core.rewards.batch import Batch, PartScores, cut, one_line, read_answer
 
 logger = logging.getLogger(__name__)
@@ -49,14 +46,13 @@ class _NoRedirects(HTTPRedirectHandler):
 class EndpointReward:
     """A part that is an HTTP endpoint.
 
-    `sleep(seconds)` waits between attempts; by default the wait ends early if the batch fails.
+    `sleep(seconds)` waits between attempts.
 
     Raises:
-        TaskError: the URL, or one of the part's limits, cannot be used.
+        TaskError: the URL cannot be used.
     """
 
-    def __init__(self, part: RewardPart, sleep: Callable[[float], object] | None = None) -> None:
-        _require_limits(part)
+    def __init__(self, part: RewardPart, sleep: Callable[[float], object] = time.sleep) -> None:
         address = _split_url(part)
         self.part = part
         self.host = f"{address.hostname}:{address.port}" if address.port else str(address.hostname)
@@ -77,38 +73,12 @@ class EndpointReward:
             RewardError: it refuses, or answers with something else than numbers.
         """
         size = self.part.batch_size
-        return PartScores(self._ask_all([batch.rows(start, start + size) for start in range(0, len(batch), size)]))
+        parts = [batch.rows(start, start + size) for start in range(0, len(batch), size)]
+        # Its threads are daemons: those that still wait when a request fails, or at Ctrl-C, hold nothing up.
+        with ThreadPool(min(self.part.concurrency, len(parts))) as threads:
+            return PartScores([score for scores in threads.imap(self._score, parts) for score in scores])
 
-    def _ask_all(self, batches: Sequence[Batch]) -> list[float]:
-        """Return the scores of all batches, several requested at a time. The first error in order is raised.
-
-        Pending requests are then abandoned, also at Ctrl-C: their threads are daemons, so they keep no process alive,
-        and end with the answer or the timeout.
-        """
-        scores: list[Future[list[float]]] = [Future() for _ in batches]
-        waiting, over = deque(zip(batches, scores, strict=True)), Event()
-
-        def work() -> None:
-            while waiting:
-                try:
-                    batch, future = waiting.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                try:
-                    future.set_result(self._score(batch, over))
-                except Exception as error:
-                    waiting.clear()  # those behind it; before the error is seen
-                    future.set_exception(error)
-
-        try:
-            for _ in range(min(self.part.concurrency, len(batches))):
-                Thread(target=work, name="reward", daemon=True).start()
-            return [score for future in scores for score in future.result()]
-        finally:
-            waiting.clear()
-            over.set()
-
-    def _score(self, batch: Batch, over: Event) -> list[float]:
+    def _score(self, batch: Batch) -> list[float]:
         asked = {
             "prompts": batch.texts,
             "responses": list(batch.responses),
@@ -116,7 +86,7 @@ class EndpointReward:
             "columns": batch.columns(),
         }
         # Columns may hold dates and the like, which JSON has no word for.
-        body = self._answer(json.dumps(asked, default=str).encode(), over)
+        body = self._answer(json.dumps(asked, default=str).encode())
         try:
             answer = json.loads(body)
         except ValueError as error:
@@ -127,62 +97,33 @@ class EndpointReward:
             answer = answer["rewards"]
         return read_answer(answer, batch, self.who).scores
 
-    def _answer(self, body: bytes, over: Event) -> bytes:
-        """Return the endpoint's body from the first successful attempt; attempts stop once `over`."""
+    def _answer(self, body: bytes) -> bytes:
+        """Return the endpoint's body from the first successful attempt."""
         attempts = self.part.retries + 1
         for attempt in range(1, attempts + 1):
             try:
-                return self._send(Request(self._url, body, self._headers, method="POST"))
+                request = Request(self._url, body, self._headers, method="POST")
+                with self._open(request, timeout=self.part.timeout) as response:
+                    return bytes(response.read())
             except HTTPError as error:
                 error.close()
-                problem, wait = f"answered {error.code} {error.reason}", _retry_after(error.headers)
+                problem, wait = f"answered {error.code} {error.reason}", error.headers.get("Retry-After", "")
                 cause: Exception = error
                 if error.code != TOO_MANY_REQUESTS and error.code < SERVER_ERROR:
-                    raise RewardError(f"{self.who} {problem}, after {_times(attempt)}") from error
+                    raise RewardError(f"{self.who} {problem}, after {counted(attempt, 'attempt')}") from error
             except (OSError, HTTPException) as error:  # unreachable, cut off or timed out
-                problem, wait, cause = self._trouble(error), None, error
-            if attempt < attempts and not over.is_set():
-                pause = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1) if wait is None else wait)
+                problem, wait, cause = self._trouble(error), "", error
+            if attempt < attempts:
+                pause = min(LONGEST_WAIT, float(wait) if wait.isdecimal() else FIRST_WAIT * 2 ** (attempt - 1))
                 logger.warning("%s %s (attempt %d of %d); again in %g s", self.who, problem, attempt, attempts, pause)
-                (self._sleep or over.wait)(pause)
-            if over.is_set():
-                break
-        raise RewardOutage(f"{self.who} {problem}, after {_times(attempt)}") from cause
-
-    def _send(self, request: Request) -> bytes:
-        deadline = time.monotonic() + self.part.timeout
-        pieces: list[bytes] = []
-        with self._open(request, timeout=self.part.timeout) as response:
-            # The socket's timeout restarts with every byte, so an answer that trickles needs a deadline.
-            while piece := response.read1():
-                pieces.append(piece)
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-            if response.length:  # read1 takes a connection that breaks off for the end
-                raise IncompleteRead(b"".join(pieces), response.length)
-        return b"".join(pieces)
+                self._sleep(pause)
+        raise RewardOutage(f"{self.who} {problem}, after {counted(attempts, 'attempt')}") from cause
 
     def _trouble(self, error: OSError | HTTPException) -> str:
         reason = error.reason if isinstance(error, URLError) else error
         if isinstance(reason, TimeoutError):
             return f"gave no answer within {self.part.timeout:g} s"
         return f"cannot be reached ({one_line(reason) if isinstance(reason, BaseException) else reason})"
-
-
-def _times(attempts: int) -> str:
-    return "1 attempt" if attempts == 1 else f"{attempts} attempts"
-
-
-def _retry_after(headers: Message) -> float | None:
-    """Return the seconds in a Retry-After header, given in seconds or as a date."""
-    text = headers.get("Retry-After")
-    if text is None:
-        return None
-    try:
-        seconds = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - time.time()
-    except ValueError:
-        return None
-    return max(0.0, seconds)
 
 
 def _split_url(part: RewardPart) -> SplitResult:
@@ -198,14 +139,3 @@ def _split_url(part: RewardPart) -> SplitResult:
             "characters (a password's, too) percent-encoded"
         ) from None
     return address
-
-
-def _require_limits(part: RewardPart) -> None:
-    limits = (("retries", part.retries, 0), ("batch_size", part.batch_size, 1), ("concurrency", part.concurrency, 1))
-    for name, value, least in limits:
-        if value < least:
-            raise TaskError(f'reward part "{part.name}": {name} = {value} is not allowed; expected at least {least}')
-    if not 0 < part.timeout < float("inf"):
-        raise TaskError(
-            f'reward part "{part.name}": timeout = {part.timeout} is not allowed; expected a number of seconds over 0'
-        )

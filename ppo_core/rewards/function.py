@@ -59,9 +59,8 @@ class FunctionReward:
         try:
             raw = self._call(batch)
         except Exception as error:
-            code = getattr(inspect.unwrap(self.function), "__code__", None)
-            raised = f"{one_line(error)} at {raised_at(error, code.co_filename if code is not None else '')}"
-            raise RewardError(f"{self.who} raised {raised}; {self._culprit(batch)}") from error
+            where = f"at {raised_at(error)}; {self._culprit(batch)}"
+            raise RewardError(f"{self.who} raised {one_line(error)} {where}") from error
         return read_answer(raw, batch, self.who, tokenwise=True)
 
     def _call(self, batch: Batch) -> Any:

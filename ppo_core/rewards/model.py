@@ -1,5 +1,6 @@
 """Rewards by a sequence-classification model with one label. It re-tokenises texts with its own tokenizer."""
 
+import functools
 import itertools
 import logging
 from collections.abc import Sequence
@@ -39,13 +40,13 @@ class RewardModel:
     def __init__(self, part: RewardPart, device: torch.device, most_rows: int = MOST_ROWS) -> None:
         self.who = f'reward part "{part.name}": {part.where}'
         self.tokenizer, self.model = _load(part, device)
-        self.cut_texts = 0
-        """Number of texts so far that were too long for the model."""
+        self._warn_once = functools.cache(lambda message: logger.warning("%s: %s", self.who, message))
         self._pad_id = _pad_id(self.model, self.tokenizer)
         self._longest = _positions(self.model, self.tokenizer)
         self._endings = _Endings.of(self.tokenizer) if part.append_eos else _Endings()
-        self._says_lacking_template = self.tokenizer.chat_template is None
-        self._say_endings(part)
+        if part.append_eos:
+            eos = self.tokenizer.eos_token if self._endings.text_eos else "no EOS of ours"
+            self._warn_once(f"{eos} is appended to responses that ended (see append_eos)")
         self._chunks = ChunkRows(f"scoring by {part.name}", most_rows)
 
     def __call__(self, batch: Batch) -> PartScores:
@@ -87,9 +88,10 @@ class RewardModel:
         return fill
 
     def _encode(self, batch: Batch) -> list[list[int]]:
-        self._say_lacking_template(batch)
-        has_template = self.tokenizer.chat_template is not None
-        chats = [prompt.messages is not None and has_template for prompt in batch.prompts]
+        chats = [prompt.messages is not None for prompt in batch.prompts]
+        if any(chats) and self.tokenizer.chat_template is None:
+            self._warn_once("its tokenizer has no chat template; it reads chats as the policy's writes them")
+            chats = [False] * len(batch)
         encoded: dict[int, list[int]] = {}
         for chat in (False, True):
             rows = [row for row, is_chat in enumerate(chats) if is_chat == chat]
@@ -125,40 +127,9 @@ class RewardModel:
             for row in long:  # by the tokenizer, which keeps its special tokens at both ends
                 cut = self.tokenizer(texts[row], truncation=True, max_length=room[row], **options)
                 rows[row] = cut["input_ids"]
-            if long and not self.cut_texts:
-                logger.warning(
-                    "%s: %d texts are longer than the %d tokens it can read; only their ends count (reported once)",
-                    self.who,
-                    len(long),
-                    self._longest,
-                )
-            self.cut_texts += len(long)
+            if long:
+                self._warn_once(f"of texts longer than the {self._longest} tokens it can read only the ends count")
         return [[*ids, *end] or [self._pad_id or 0] for ids, end in zip(rows, after, strict=True)]
-
-    def _say_endings(self, part: RewardPart) -> None:
-        """Log if the model sees which responses ended."""
-        name, eos = self.tokenizer.eos_token, self.tokenizer.eos_token_id
-        if not part.append_eos:
-            logger.info("%s: no EOS is appended to responses (append_eos = false)", self.who)
-            return
-        if eos is None:
-            what = "its tokenizer has no EOS to append to responses that ended"
-        elif not self._endings.text_eos:
-            what = f"its tokenizer closes every text by itself, so no {name} is appended to responses that ended"
-        elif eos == self._pad_id:
-            what = f"{name} is appended to responses that ended, but as it also pads, the token before it is scored"
-        else:
-            what = f"{name} is appended to responses that ended (append_eos = false leaves it out)"
-        chats = "" if self.tokenizer.chat_template is None else "; chats end as its chat template closes them"
-        logger.warning("%s: %s%s", self.who, what, chats)
-
-    def _say_lacking_template(self, batch: Batch) -> None:
-        if self._says_lacking_template and any(prompt.messages is not None for prompt in batch.prompts):
-            self._says_lacking_template = False
-            logger.warning(
-                "%s: its tokenizer has no chat template, so it reads chats as the policy's template writes them",
-                self.who,
-            )
 
 
 @dataclass(frozen=True)
@@ -239,8 +210,6 @@ def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> in
     limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            limits.append(
-                module.num_embeddings - module.padding_idx - 1
-            )  # RoBERTa's positions start at padding_idx + 1
+            limits.append(module.num_embeddings - module.padding_idx - 1)  # RoBERTa's start at padding_idx + 1
     known = [int(limit) for limit in limits if limit is not None and 0 < limit < NO_LIMIT]
     return min(known, default=None)

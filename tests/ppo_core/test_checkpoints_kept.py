@@ -1,6 +1,7 @@
 """Which checkpoints stay: of a trainer that writes real ones, evaluated as each test says."""
 
 import math
+from collections import namedtuple
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ from typing import Any
 import pytest
 
 from ppo_core import checkpoint
-from ppo_core.checkpoint import CheckpointKeeper, DiskUse, disk_use
+from ppo_core.checkpoint import CheckpointKeeper
 from ppo_core.errors import CheckpointError, NoRoomError
 from ppo_core.report import StepReport
 
 BUDGET = 10.0
+DiskUsage = namedtuple("DiskUsage", ("total", "used", "free"))
 
 
 class Writer:
@@ -189,13 +191,24 @@ def test_what_cannot_be_written_costs_no_checkpoint(tmp_path: Path) -> None:
 # How much room they take
 
 
-def test_room_that_the_runs_checkpoints_hold_is_not_needed_again(tmp_path: Path) -> None:
+def test_room_that_the_runs_checkpoints_hold_is_not_needed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(keeper(tmp_path), *RUN)
-    use = disk_use(Told(1000), tmp_path)  # type: ignore[arg-type]
-    assert use is not None and 3000 < use.held < 5000  # three files of a kilobyte and their manifests
-    DiskUse(tmp_path, one=1000, held=3000, free=1000, total=4000).require_room()
-    with pytest.raises(NoRoomError, match=r"need 1\.0 kB more, and 1\.0 kB are free"):
-        DiskUse(tmp_path, one=1000, held=3000, free=999, total=4000).require_room()
+    held = sum(map(checkpoint.bytes_of, checkpoint.complete(tmp_path)))
+    assert 3000 < held < 5000  # three files of a kilobyte and their manifests
+    for free, total, kind in ((8000 - held, 8000, None), (7999 - held, 8000, NoRoomError), (0, 7999, CheckpointError)):
+        disk = DiskUsage(total, total - free, free)
+        monkeypatch.setattr("shutil.disk_usage", lambda _, disk=disk: disk)
+        if kind is None:
+            line = checkpoint.require_room(Told(2000), tmp_path)  # type: ignore[arg-type]
+            assert line == f"checkpoints: about 2.0 kB each, up to 3 kept and one being written, in {tmp_path}"
+            continue
+        with pytest.raises(
+            CheckpointError, match=r"too little room for checkpoints in .*, need .* more, and "
+        ) as caught:
+            checkpoint.require_room(Told(2000), tmp_path)  # type: ignore[arg-type]
+        assert type(caught.value) is kind
 
 
 def test_one_that_cannot_be_removed_fails_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

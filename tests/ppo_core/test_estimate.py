@@ -16,7 +16,7 @@ from ppo_core import PPOConfig
 from ppo_core.data.task import Prompts, TaskAssets
 from ppo_core.errors import OutOfMemory
 from ppo_core.models.estimate import ERROR, HEAP, Estimate, Estimator, keys_per_token, per_token
-from ppo_core.models.fits import line, memory_line, remedy, require, settled, why_not
+from ppo_core.models.fits import largest, line, remedy, require, settled, why_not
 from ppo_core.models.memory import Room
 from ppo_core.models.networks import build_network, prepare_layers
 from ppo_core.models.policy import ActorCritic, response_states
@@ -239,7 +239,7 @@ def test_only_what_cannot_fit_is_refused() -> None:
 
 def test_what_cannot_be_read_is_left_to_loading() -> None:
     assets = TaskAssets("no/such", (), Prompts.of_texts(["a"], ["b"], []))
-    assert memory_line([PPOConfig()], TINY_TASK, assets, "cpu") is None
+    assert largest([PPOConfig()], TINY_TASK, assets, "cpu") is None
 
 
 # Beside real runs, each in a process of its own.

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ppo_core.data.prompt_files import read_prompts
 from ppo_core.data.prompts import PromptSource, encode, prompt_lengths
 from ppo_core.data.task import Prompt
-from ppo_core.errors import TaskError
+from ppo_core.errors import ConfigError, TaskError
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -184,6 +184,7 @@ def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
         ({"eval": "trian[:3]"}, 'split "trian" not found; available: train; did you mean "train"?'),
         ({"eval": "train[:3"}, '"train[:3" is not a split such as train, train[:90%] or train[100:]'),
         ({"eval": 12, "test": 9}, "the sizes take more rows than the 20 there are: eval 12, test 9"),
+        ({"eval": 0.6, "test": 0.5}, "the sizes take more rows than the 20 there are: eval 12, test 10"),
         ({"train": 0.9}, "the sizes take more rows than the 20 there are: train 18, eval 2, test 2"),
         ({"eval": 0.01}, "no rows are left for eval out of 20 rows (train 18, eval 0, test 2)"),
         (
@@ -204,7 +205,8 @@ def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
 ) -> None:
     suffixes = ".jsonl, .json, .csv, .tsv, .parquet"
     write_lines(tmp_path / "rows.jsonl", [{"words": "w1"}])
-    assert refusal(tokenizer, tmp_path / "rwos.jsonl") == ('no such file or folder; did you mean "rows.jsonl"?')
+    missing = tmp_path / "rwos.jsonl"
+    assert refusal(tokenizer, missing) == f'{missing} not found; did you mean "rows.jsonl"?'
     assert refusal(tokenizer, tmp_path / "rows.jsonl") == (
         "none of the columns prompt, query, question, instruction, text, messages; it has: words; "
         "name the prompts' column"
@@ -231,21 +233,20 @@ def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
     [
         ({"path": ""}, "prompts: path = '' is not allowed; expected a string"),
         ({"column": 3}, "prompts: column = 3 is not allowed; expected a string"),
-        ({"seed": -1}, "prompts: seed = -1 is not allowed; expected a whole number from 0 on"),
+        ({"seed": -1}, "prompts: seed = -1 is not allowed; expected a whole number of at least 0"),
         (
             {"max_prompt_tokens": True},
-            "prompts: max_prompt_tokens = True is not allowed; expected a whole number from 1 on",
+            "prompts: max_prompt_tokens = True is not allowed; expected a whole number of at least 1",
         ),
         (
             {"eval": 1.5},
             "prompts: eval = 1.5 is not allowed; expected "
             "a split's name, a share between 0 and 1, or a number of rows from 1 on",
         ),
-        ({"eval": 0.6, "test": 0.5}, "prompts: the shares eval 0.6 + test 0.5 are not allowed: at most 1 together"),
     ],
 )
 def test_a_source_checks_its_fields(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(TaskError) as caught:
+    with pytest.raises(ConfigError) as caught:
         PromptSource(**{"path": "rows.jsonl", **fields})
     assert str(caught.value) == message
 

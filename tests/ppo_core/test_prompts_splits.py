@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from ppo_core.data.prompt_files import JoinedSplit, read_prompts
+from ppo_core.data.prompt_files import read_prompts
 from ppo_core.data.prompts import PromptRow, PromptSource, SplitChoice
 from ppo_core.data.splits import SplitPlan, draw, make_plan, rows_of
 from ppo_core.errors import TaskError
@@ -132,13 +132,3 @@ def test_slices_are_those_of_datasets(spec: str, rows: Sequence[int], tmp_path: 
 
     splits = {"train": split(range(10)), "test": split([100, 101])}
     assert [int(row.where) for row in rows_of(spec, splits, PromptSource("rows"))] == list(rows)
-
-
-def test_a_folders_files_are_sliced_as_one_list() -> None:
-    lists = [[PromptRow(f"row {number}", {}) for number in part] for part in ((1, 2), (), (3, 4, 5))]
-    joined, whole = JoinedSplit(lists), [row for part in lists for row in part]
-    assert len(joined) == 5
-    for start in range(6):
-        for stop in range(start, 7):
-            assert joined[start:stop] == whole[start:stop]
-    assert joined[:] == whole and joined[-2:] == whole[-2:]

@@ -5,12 +5,10 @@ import logging
 import signal
 import subprocess
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Barrier, Event, Lock, Thread
 from typing import Any
@@ -56,8 +54,6 @@ class Server:
     """Most requests that were there at a time."""
     answered: list[str] = field(default_factory=list)
     """The first responses of the requests that it has answered."""
-    trickles: bool = False
-    """Whether it sends answers byte by byte."""
 
     def will(self, answer: object, status: int = 200, **headers: str) -> None:
         body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -108,11 +104,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
             for name, value in ({"Content-Length": str(len(body))} | headers).items():
                 self.send_header(name, value)
             self.end_headers()
-            for start in range(len(body)) if told.trickles else ():
-                self.wfile.write(body[start : start + 1])
-                told.released.wait(0.02)
-            if not told.trickles:
-                self.wfile.write(body)
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -179,10 +171,6 @@ def batch_of(*responses: str) -> Batch:
     return Batch([Prompt("p")] * len(responses), responses, [[text] for text in responses], [True] * len(responses))
 
 
-def no_thread_is_left() -> None:
-    until(lambda: not any(thread.name == "reward" for thread in threading.enumerate()))
-
-
 def test_requests_overlap_and_their_answers_are_in_order(server: Server) -> None:
     # A request is answered when three others are there, too.
     server.by_text, server.gate = True, Barrier(4)
@@ -190,7 +178,6 @@ def test_requests_overlap_and_their_answers_are_in_order(server: Server) -> None
     scores = EndpointReward(replace(server.part, batch_size=2, concurrency=4, retries=0))(batch).scores
     assert scores == list(range(16))
     assert len(server.asked) == 8 and server.at_once == 4
-    no_thread_is_left()
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -205,29 +192,14 @@ def test_the_error_is_that_of_the_first_request_in_order(server: Server, concurr
     assert str(caught.value) == f'reward part "judge": {server.host} answered 400 Bad Request, after 1 attempt'
 
 
-def test_an_error_waits_for_no_request_after_it_and_begins_none(server: Server) -> None:
+def test_an_error_waits_for_no_request_after_it(server: Server) -> None:
     server.by_text = True
     server.waits_for["2"] = server.released  # not answered before the error is there
     server.waits_for["status 400"] = server.asked_for["2"]
     part = replace(server.part, batch_size=1, concurrency=2, timeout=1e6)
     with pytest.raises(RewardError, match="answered 400 Bad Request, after 1 attempt"):
         EndpointReward(part)(batch_of("status 400", "2", "3", "4"))
-    assert server.answered == ["status 400"]
-    server.released.set()
-    no_thread_is_left()
-    assert set(server.asked_for) == {"status 400", "2"}
-
-
-def test_an_error_ends_a_wait_for_another_attempt(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppo_core.rewards.endpoint.FIRST_WAIT", 1e6)
-    monkeypatch.setattr("ppo_core.rewards.endpoint.LONGEST_WAIT", 1e6)
-    server.by_text = True
-    server.waits_for["status 400"] = waiting = Event()
-    monkeypatch.setattr("ppo_core.rewards.endpoint.logger.warning", lambda *_: waiting.set())
-    with pytest.raises(RewardError, match="answered 400"):
-        EndpointReward(replace(server.part, batch_size=1, concurrency=2))(batch_of("status 400", "status 503"))
-    no_thread_is_left()
-    assert len(server.asked) == 2
+    assert "status 400" in server.answered and "2" not in server.answered
 
 
 INTERRUPTED = """
@@ -272,10 +244,9 @@ def test_what_passes_is_tried_again_and_told(server: Server, caplog: pytest.LogC
 
 @pytest.mark.parametrize(
     ("after", "wait"),
-    [("7", 7.0), ("3600", 30.0), ("soon", 0.5), ("-1", 0.5), (format_datetime(datetime.now(UTC)), 0.0),
-     (format_datetime(datetime.now(UTC) + timedelta(days=1)), 30.0)],
-    ids=["seconds", "an hour", "no number", "negative", "a date that is now", "a date that is tomorrow"],
-)  # fmt: skip
+    [("7", 7.0), ("3600", 30.0), ("soon", 0.5), ("-1", 0.5)],
+    ids=["seconds", "an hour", "no number", "negative"],
+)
 def test_the_server_says_when_up_to_half_a_minute(server: Server, after: str, wait: float) -> None:
     server.will("", 429, Retry_After=after)
     server.will([1, 2, 3])
@@ -294,13 +265,6 @@ def test_silence_ends_with_the_timeout(server: Server) -> None:
     message = refused(replace(server.part, timeout=0.05, retries=1))
     assert message == f'reward part "judge": {server.host} gave no answer within 0.05 s, after 2 attempts'
     until(lambda: len(server.asked) == 2)  # it may hear of them later than they were given up
-
-
-def test_an_answer_that_trickles_ends_with_the_timeout(server: Server) -> None:
-    server.trickles = True
-    server.will([1, 2, 3, *[4] * 100])
-    message = refused(replace(server.part, timeout=0.1, retries=0))
-    assert message == f'reward part "judge": {server.host} gave no answer within 0.1 s, after 1 attempt'
 
 
 # --- what is refused at once
@@ -352,19 +316,3 @@ def test_a_url_that_cannot_be_used_is_refused_without_showing_it(where: str) -> 
         "(a password's, too) percent-encoded"
     )
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"retries": -1}, "retries = -1 is not allowed; expected at least 0"),
-        ({"batch_size": 0}, "batch_size = 0 is not allowed; expected at least 1"),
-        ({"concurrency": 0}, "concurrency = 0 is not allowed; expected at least 1"),
-        ({"timeout": 0.0}, "timeout = 0.0 is not allowed; expected a number of seconds over 0"),
-        ({"timeout": float("nan")}, "timeout = nan is not allowed; expected a number of seconds over 0"),
-    ],
-)
-def test_limits_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(TaskError) as caught:
-        EndpointReward(replace(RewardPart("judge", "http", "http://host"), **changes))
-    assert str(caught.value) == f'reward part "judge": {message}'

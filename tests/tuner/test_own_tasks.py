@@ -113,7 +113,7 @@ def test_responses_of_a_new_task_fit_into_the_policys_context(
         (
             ["sums", "--policy", "task:arithmatic"],
             2,
-            "--policy = 'task:arithmatic' is .*; did you mean \"arithmetic\"?",
+            "--policy = 'task:arithmatic' is .*; did you mean \"task:arithmetic\"?",
         ),
         (["sums", "--policy", "./none"], 2, "--policy = './none': "),
         ([], 2, "the following arguments are required: NAME; see ppo-tuner new-task --help"),

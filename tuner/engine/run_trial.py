@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ppo_core import checkpoint
-from ppo_core.checkpoint import CheckpointKeeper, disk_use
+from ppo_core.checkpoint import CheckpointKeeper, require_room
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
@@ -161,13 +161,7 @@ class _Clock:
 
 def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
     """Return the trial's checkpoint keeper; raises NoRoomError if the disk is too full for its checkpoints."""
-
-    def require_room() -> None:
-        use = disk_use(trainer, spec.folder)
-        if use is not None:
-            use.require_room()
-
-    on_rank_zero(require_room)
+    on_rank_zero(lambda: require_room(trainer, spec.folder))
     return CheckpointKeeper(
         spec.folder,
         kl_budget=spec.kl_budget,

@@ -2,7 +2,6 @@
 
 import json
 import re
-import tempfile
 from importlib import resources
 from pathlib import Path
 
@@ -36,16 +35,12 @@ def write(folder: Path, policy: str = DEFAULT_POLICY) -> list[str]:
     """
     _require_free(folder)
     place = policy_place(policy, Path.cwd(), "--policy")
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        # Moved when whole, so that an interruption leaves nothing.
-        draft = Path(temporary) / folder.name
-        draft.mkdir()
-        values = {"name": folder.name, "folder": folder.as_posix(), "policy": _toml(place), **_suited(place)}
-        for name in _TEMPLATES:
-            text = (resources.files(__package__) / name).read_text(encoding="utf-8")
-            (draft / name).write_text(text.format(**values) if name in _FILLED else text, encoding="utf-8")
-        (draft / PROMPTS_FILE).write_text("".join(_rows()), encoding="utf-8")
-        draft.replace(folder)
+    values = {"name": folder.name, "folder": folder.as_posix(), "policy": _toml(place), **_suited(place)}
+    folder.mkdir(exist_ok=True)
+    for name in _TEMPLATES:
+        text = (resources.files(__package__) / name).read_text(encoding="utf-8")
+        (folder / name).write_text(text.format(**values) if name in _FILLED else text, encoding="utf-8")
+    (folder / PROMPTS_FILE).write_text("".join(_rows()), encoding="utf-8")
     return sorted(item.name for item in folder.iterdir())
 
 
