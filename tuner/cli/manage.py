@@ -114,7 +114,7 @@ def copy(args: argparse.Namespace) -> int:
         raise ConfigError(f"--to {file}: folder {file.parent} not found")
     with opened(args.storage) as store:
         study = store.study(args.study)
-        with closing(Store.open(args.to, create=True, flag="--to")) as target:
+        with closing(Store.open(args.to, create=True)) as target:
             rows = copy_study(store, study, target, name)
             waiting = len(target.orders(target.study(name), OrderState.WAITING))
     renamed = "" if name == study.name else f' as "{name}"'
