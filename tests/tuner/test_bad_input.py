@@ -162,8 +162,8 @@ READING: list[Case] = [
 ]
 UPKEEP: list[Case] = [
     ("export made --format xml", 2, "--format | 'xml' | csv"),
-    ("export made --format csv -o plain_file", 2, "plain_file already exists | not a folder"),
-    ("export made --format csv -o folder --force", 2, 'folder already exists | "readme.txt"'),
+    ("export made --format csv -o plain_file", 2, "plain_file already exists"),
+    ("export made --format csv -o folder --force", 2, "folder already exists | is not an exported study alone"),
     ("export made --format csv -o plain_file/below", 2, "cannot write the export plain_file/below"),
     ("export made --format optuna --storage none.db", 1, "no store at | none.db"),
     ("export made --format optuna -o plain_file", 1, "plain_file failed: file is not a database"),
