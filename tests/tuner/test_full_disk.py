@@ -29,8 +29,7 @@ pytestmark = pytest.mark.slow
 def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that makes the disk of `cramped` trainers full; they try again without a wait."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, first_wait=0.0))
-    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 0.0)
     (tmp_path / "full").touch()
     return tmp_path / "full"
 

@@ -7,10 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -78,8 +76,6 @@ def test_what_the_controller_takes_counts_neither_as_silence_nor_as_work(tmp_pat
     watch.heard(stepped(4.0, seconds=4004.0), now=1000.0)  # made long before it was read
     watch.answered(5000.0)
     assert watch.deadline == 5016.0
-    watch.excuse(100.0)
-    assert watch.deadline == 5116.0
 
 
 def test_saving_has_a_limit_of_its_own_which_starts_again_with_every_word(tmp_path: Path) -> None:
@@ -191,26 +187,10 @@ def test_a_stopped_worker_is_noticed_by_the_wait_itself(tmp_path: Path, monkeypa
         stopped = to_gate(engine, 0)
         stopped.suspend()
         watch = engine._busy[0].watch
-        watch.excuse(time.monotonic() + 0.1 - watch.deadline)  # its deadline is near, however slow the steps were
+        watch.answered(time.monotonic() + 0.1 - watch._allowed)  # its deadline is near, however slow the steps were
         ((_, message),) = heard(engine)
         assert isinstance(message, Lost) and message.how.endswith("killed")
         assert not psutil.pid_exists(stopped.pid)
-
-
-def test_a_wait_that_was_itself_suspended_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    clock = Clock()
-    with LocalEngine(EngineNeeds(1, settings=SETTINGS), clock=clock) as engine:
-        engine.start(trial_spec(tmp_path / "0", "gated"))
-        to_gate(engine, 0)
-        wait = connection.wait
-
-        def suspended(*given: Any) -> Any:
-            clock.now += 3600.0
-            return wait(given[0], 0.0)
-
-        monkeypatch.setattr(connection, "wait", suspended)
-        assert list(engine.events(5.0)) == []
 
 
 # Workers that cannot be killed, as in a driver's call that never returns

@@ -72,8 +72,6 @@ RENEW_SECONDS = 5.0
 """Interval between renewals of the lease."""
 ORDER_SECONDS = 1.0
 """Longest wait for a worker, so that orders are answered in time."""
-LOOK_SECONDS = 0.25
-"""Shortest interval between looks for orders while workers report."""
 
 
 @dataclass
@@ -119,7 +117,6 @@ class TrialLoop:
         self._verdict: str | None = None
         self._stopping: str | None = None
         self._renewed_at = time.monotonic()
-        self._looked_at = time.monotonic()
         self._is_idle = False
         self._notices_emitted = 0
 
@@ -162,8 +159,7 @@ class TrialLoop:
             self._stay_alive()  # ending a worker may take a while
         self._files.work.collect()
         self._stay_alive()
-        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
-            self._obey()
+        self._obey()
 
     def _longest_wait(self) -> float:
         if self._stopping is not None:
@@ -243,7 +239,6 @@ class TrialLoop:
 
     def _obey(self) -> bool:
         """Decide pending orders and apply them; return True if there were any."""
-        self._looked_at = time.monotonic()
         orders = self._desk.pending()
         for order in orders:
             self._desk.decide(order)

@@ -100,7 +100,7 @@ def run_study(
                 plan = plan if wanted else None
             count = workers or most_workers or study.row.workers or 1
             ranks = spec.gpus_per_trial
-            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, ranks, spec.trainer)
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, ranks)
             limits = Limits(
                 threads=spec.threads or threads_per_trial(count * ranks),
                 most_workers=most_workers,
