@@ -28,7 +28,7 @@ from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.base import EngineNeeds
 from tuner.engine.hang_timeout import HangTimeout
 from tuner.engine.local import LocalEngine
-from tuner.engine.protocol import Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped, WorkerSettings
+from tuner.engine.protocol import Ended, Entered, Lost, Phase, PrepareTask, Progress, Stepped, WorkerSettings
 from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
@@ -91,16 +91,6 @@ def test_saving_has_a_limit_of_its_own_which_starts_again_with_every_word(tmp_pa
         watch.heard(Entered(phase), at)
         assert watch.deadline == at + limit
         assert phase.value in str(watch.verdict(at + limit))
-
-
-def test_a_worker_without_room_owes_nothing_until_it_is_answered(tmp_path: Path) -> None:
-    watch = HangTimeout(SETTINGS, trial_spec(tmp_path), now=0.0)
-    watch.heard(stepped(4.0), now=10.0)
-    watch.answered(10.0)
-    watch.heard(NoRoom("full"), now=11.0)
-    assert watch.verdict(10**9) is None
-    watch.answered(3000.0)
-    assert watch.deadline == 3016.0
 
 
 def test_a_preparation_is_bounded_from_word_to_word(tmp_path: Path) -> None:

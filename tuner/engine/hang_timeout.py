@@ -7,7 +7,6 @@ from tuner.engine.protocol import (
     Entered,
     Job,
     Message,
-    NoRoom,
     Phase,
     PrepareTask,
     ReadTest,
@@ -40,15 +39,13 @@ class HangTimeout:
         return math.inf if self._since is None else self._since + self._allowed
 
     def heard(self, message: Message, now: float) -> None:
-        """Note a message; after a step's report or `NoRoom` the worker owes nothing until it is answered."""
-        self._since = now
+        """Note a message; after a step's report the worker owes nothing until it is answered."""
+        self._since = None if isinstance(message, Stepped) else now
         if isinstance(message, Stepped):
             self._longest_step = message.longest_step
             self._enter(Phase.STEPPING)
         elif isinstance(message, Entered):
             self._enter(message.phase)
-        if isinstance(message, Stepped | NoRoom):
-            self._since = None
 
     def answered(self, now: float) -> None:
         """Start the timer for the next message."""

@@ -11,7 +11,7 @@ from ppo_core import checkpoint
 from ppo_core.config import declare
 from ppo_core.config.declare import Bounds, HyperValue
 from ppo_core.config.stages import Stage
-from ppo_core.errors import PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
+from ppo_core.errors import NoRoomError, PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
 from ppo_core.report import SplitReading, StepReport
 from tuner.judge.guard import GuardSettings
 from tuner.study.status import Reason
@@ -182,14 +182,6 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class NoRoom:
-    """No room for the trial's checkpoints; waits for a `NextMove`: GO_ON to retry, STOP to leave."""
-
-    message: str
-    """One line on the file and the cause."""
-
-
-@dataclass(frozen=True)
 class Read:
     """Result of a reading on the test prompts."""
 
@@ -208,7 +200,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Left:
-    """The trial left as ordered, at a new checkpoint, or without room for one at its last."""
+    """The trial left as ordered, at a new checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +235,7 @@ class Failed:
             traceback="\n".join(lines[-_TRACEBACK_LINES:]),
             out_of_memory=is_out_of_memory(error),
             is_for_user=is_for_user,
-            is_outage=is_outage(error),
+            is_outage=is_outage(error) or isinstance(error, NoRoomError),
             cause=" at ".join(filter(None, (type(first).__name__, place))),
         )
 
@@ -257,12 +249,12 @@ class Lost:
 
 
 Job = PrepareTask | TrialSpec | ReadTest
-Message = Progress | Prepared | Entered | Stepped | NoRoom | Read | Ended | Left | Failed | Lost
+Message = Progress | Prepared | Entered | Stepped | Read | Ended | Left | Failed | Lost
 
 
 def is_last(message: Message) -> bool:
     """Return True if a message ends its job."""
-    return not isinstance(message, Progress | Entered | Stepped | NoRoom)
+    return not isinstance(message, Progress | Entered | Stepped)
 
 
 def is_worker_spent(message: Message) -> bool:

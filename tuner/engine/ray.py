@@ -30,7 +30,6 @@ from tuner.engine.protocol import (
     Job,
     Lost,
     Message,
-    NoRoom,
     PrepareTask,
     Progress,
     Stepped,
@@ -304,7 +303,7 @@ class RayEngine(Engine):
             busy.watch.heard(message, self._clock())
         if is_last(message):
             return self._end(busy, message)
-        if not isinstance(message, Stepped | NoRoom):
+        if not isinstance(message, Stepped):
             self._exchange(busy, None)
         if isinstance(message, Progress) and self._prepares_on > 1:
             return replace(message, what=f"{message.what} on {busy.relay.node}")

@@ -36,7 +36,6 @@ from tuner.engine.protocol import (
     Job,
     Lost,
     Message,
-    NoRoom,
     Prepared,
     PrepareTask,
     Progress,
@@ -68,8 +67,8 @@ class Controller:
         except OSError:
             sys.exit(0)
 
-    def ask(self, report: Stepped | NoRoom) -> NextMove:
-        """Report a step or a lack of disk space, and wait for the answer."""
+    def ask(self, report: Stepped) -> NextMove:
+        """Report a step, and wait for the answer."""
         self.emit(report)
         answer = self._receive()
         assert isinstance(answer, NextMove)
@@ -198,7 +197,7 @@ def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence
                     print(f"rank {rank} of {count} failed: {message.message}", file=sys.stderr)
                     if message.is_for_user or not connection.wait(ends, _NOTICE_SECONDS):
                         return message
-                elif rank == 0 and isinstance(message, Stepped | NoRoom):
+                elif rank == 0 and isinstance(message, Stepped):
                     each.give(controller.ask(message))
                 elif rank == 0 and isinstance(message, Entered):
                     controller.emit(message)
