@@ -209,8 +209,7 @@ ORDERS: list[Case] = [
     ("fork made 1 --set total_episodes=256 kl_coef=0.2", 2, "total_episodes = 256 | episode 256 nothing"),
     ("fork made 9 --set kl_coef=0.2", 2, "trial 9 has not started yet"),
     ("set made", 2, "set changes nothing | trials, budget, workers, kl_budget"),
-    ("set made --workers 1001", 2, "workers = 1001 is not allowed | at most 1000"),
-    ("set made --kl-budget 20", 2, "kl_budget = 20 | over the KL limit = 15"),
+    ("set made --kl-budget 20", 2, "kl: limit = 15 is below budget = 20"),
     ("set listed --trials 9", 2, "trials = 9 is not allowed | [[trial]]"),
 ]
 OTHERS: list[Case] = [

@@ -50,7 +50,12 @@ class WorkerSettings:
         """
         values = declare.table(value, where)
         declare.require_known(values, WORKER_SETTINGS, f"{where}.")
-        return cls(**{name: checked(name, given, f"{where}.{name}") for name, given in values.items()})
+        return cls(
+            **{
+                name: declare.number(given, WORKER_SETTINGS[name]["valid"], f"{where}.{name}")
+                for name, given in values.items()
+            }
+        )
 
     def to_dict(self) -> dict[str, float]:
         """Return the [workers] table that `from_dict` reads."""
@@ -59,11 +64,6 @@ class WorkerSettings:
 
 WORKER_SETTINGS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(WorkerSettings)}
 """The `doc` and the `valid` bounds of every setting by name."""
-
-
-def checked(name: str, value: object, where: str) -> float:
-    """Return the value of the setting `name`; ConfigError, which says `where`, if it is not allowed."""
-    return declare.number(value, WORKER_SETTINGS[name]["valid"], where)
 
 
 # To a worker: jobs, and a `NextMove` for each of its reports.
