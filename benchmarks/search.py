@@ -89,7 +89,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _live(arguments: argparse.Namespace) -> int:
     sides = live.arms(arguments.sampler, arguments.peer)
-    spec = StudySpec.load(arguments.study).with_budget(arguments.budget, "--budget")
+    spec = StudySpec.load(arguments.study).with_keys({"budget": arguments.budget}, "--budget")
     found = live.run_all(sides, spec, arguments.study, arguments.studies, recording.ROOT / live.FOLDER, _tell)
     moment, summaries = live.summarise(found, spec.kl_budget)
     print(live.table(moment, summaries))

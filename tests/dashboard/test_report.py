@@ -272,8 +272,8 @@ def test_a_report_that_is_not_finished_replaces_nothing(folder: Path, monkeypatc
     ("argv", "status", "told"),
     [
         (["reviws"], 1, 'did you mean "reviews"'),
-        ([STUDY, "-o", "none/r.html"], 2, "-o none/r.html: folder none not found"),
-        ([STUDY, "-o", "runs"], 2, "-o runs is a folder; name a file in it"),
+        ([STUDY, "-o", "none/r.html"], 1, "none/.r.html.new: No such file or directory"),
+        ([STUDY, "-o", "runs"], 2, "runs already exists; replace it with --force"),
         ([STUDY, "--storage", "sqlite:///no.db"], 1, "no store at no.db"),
     ],
 )

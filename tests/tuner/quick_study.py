@@ -228,7 +228,7 @@ def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
     socket.gethostname = lambda: host
     if KILL_VARIABLE in os.environ:
         _die_after(int(os.environ[KILL_VARIABLE]))
-    tuner.control.controller.FIRST_OUTAGE_WAIT, tuner.control.controller.LONGEST_OUTAGE_WAIT = 0.05, 0.2
+    tuner.control.retry.FIRST_OUTAGE_WAIT, tuner.control.retry.LONGEST_OUTAGE_WAIT = 0.05, 0.2
     plan, address = (keywords.pop(name, None) for name in ("plan", "ray"))
     with ExitStack() as stack:
         if address is not None:

@@ -203,8 +203,8 @@ def test_a_corner_that_cannot_run_does_not_end_a_study_that_is_well(
 def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that says how often a host cannot be reached; trials wait only a moment for it."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("tuner.control.controller.FIRST_OUTAGE_WAIT", 0.01)
-    monkeypatch.setattr("tuner.control.controller.LONGEST_OUTAGE_WAIT", 0.02)
+    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 0.01)
+    monkeypatch.setattr("tuner.control.retry.LONGEST_OUTAGE_WAIT", 0.02)
     return tmp_path / "kills"
 
 
@@ -244,7 +244,7 @@ def test_an_outage_that_does_not_end_stops_the_study_and_fails_no_trial(
 def test_orders_are_obeyed_while_an_outage_is_waited_for(
     tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: Status
 ) -> None:
-    monkeypatch.setattr("tuner.control.controller.FIRST_OUTAGE_WAIT", 3600.0)
+    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 3600.0)
     outage.write_text("1")
     seen: list[TrialRow] = []
 
@@ -264,7 +264,7 @@ def test_orders_are_obeyed_while_an_outage_is_waited_for(
 @pytest.mark.slow
 def test_a_paused_study_waits_for_no_outage(tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, limit=3600.0))
-    monkeypatch.setattr("tuner.control.controller.FIRST_OUTAGE_WAIT", 3600.0)
+    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 3600.0)
     outage.write_text("1")
 
     def order(event: Event) -> None:

@@ -339,11 +339,11 @@ def test_gpus_for_which_torch_does_not_answer_are_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(gpu, "_SEES_A_GPU", hangs)
     monkeypatch.setattr(gpu, "_COUNT_GPUS", "import time; time.sleep(600)")
     monkeypatch.setattr(gpu, "_SEES_SECONDS", 10.0, raising=False)
-    with pytest.raises(ConfigError, match="torch does not answer within 10 s whether it sees GPUs 5, 7; see: nvidia"):
+    with pytest.raises(ConfigError, match="torch does not answer within 10 s which GPUs it sees; see: nvidia-smi"):
         gpu.require_gpus(("0", "5", "7"))
     assert until(lambda: not workers())
     monkeypatch.setattr(gpu, "_SEES_SECONDS", 0.0)
-    with pytest.raises(ConfigError, match="torch does not answer within 0 s whether it sees this machine's GPUs"):
+    with pytest.raises(ConfigError, match="torch does not answer within 0 s which GPUs it sees"):
         gpu.visible_gpus()
 
 

@@ -156,8 +156,8 @@ def test_only_an_export_is_ever_replaced(store: Store, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "study.json").write_text('{"study": "made", "created_at": 1.0}')
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    for name, why in (("file", "is not a folder"), ("link", "is not a folder"), ("empty", 'holds "notes.txt"'), ("checkpoints", "is not an exported study")):  # fmt: skip
-        with pytest.raises(ConfigError, match=why):
+    for name in ("file", "link", "empty", "checkpoints"):
+        with pytest.raises(ConfigError, match="is not an exported study alone"):
             export_study(store, "made", tmp_path / name, "csv", replace=True)
     assert (tmp_path / "file").read_text() == (tmp_path / "empty" / "notes.txt").read_text() == "mine"
     with pytest.raises(StudyError, match='did you mean "made"'):

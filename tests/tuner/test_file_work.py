@@ -104,7 +104,6 @@ class Blocked:
 def test_steps_orders_and_the_lease_do_not_wait_for_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", -1.0)
     monkeypatch.setattr("tuner.control.controller.RENEW_SECONDS", -1.0)
     blocked = Blocked(monkeypatch, path, {"3 steps", "lease renewed", "enqueue decided"})
     renew = Store.renew

@@ -22,7 +22,7 @@ from tests.tuner import quick_study, quick_trainer
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import trial_row
 from tuner.control.forks import CHANGEABLE, check, choose, fork_files, stages
-from tuner.engine.protocol import Ended, NoRoom, Stepped, TrialSpec
+from tuner.engine.protocol import Ended, Stepped, TrialSpec
 from tuner.engine.run_trial import run_trial
 from tuner.files.trial_files import fork_copy
 from tuner.judge.guard import GuardSettings, GuardState, check_step
@@ -232,8 +232,7 @@ def steps_of(spec: TrialSpec, stop_at: int | None) -> list[Stepped]:
     """Run a trial and return its steps; with `stop_at` it saves there and leaves."""
     steps: list[Stepped] = []
 
-    def ask(stepped: Stepped | NoRoom) -> NextMove:
-        assert isinstance(stepped, Stepped)
+    def ask(stepped: Stepped) -> NextMove:
         steps.append(stepped)
         return NextMove.LEAVE if stepped.report.step == stop_at else NextMove.GO_ON
 
@@ -397,20 +396,3 @@ def test_where_a_stage_ends_there_is_a_checkpoint_and_a_fork_keeps_it(tmp_path: 
         run(tmp_path / name, LAST, stages=STAGES, fork_step=fork_step)
         kept = [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path / name)]
         assert (5 in kept) == (name == "fork") and kept[-2:] == [9, 10]
-
-
-def test_a_full_disk_where_a_stage_ends_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(quick_trainer.FOLDER_VARIABLE, str(tmp_path))
-    (tmp_path / quick_trainer.FULL).touch()
-    heard: list[Stepped | NoRoom] = []
-
-    def ask(message: Stepped | NoRoom) -> NextMove:
-        heard.append(message)
-        if isinstance(message, NoRoom):
-            (tmp_path / quick_trainer.FULL).unlink()
-        return NextMove.GO_ON
-
-    whole = run(tmp_path / "whole", LAST, stages=(of(CONFIG, 112),))
-    spec = trial_spec(tmp_path / "one", LAST, "cramped", stages=(of(CONFIG, 112),))
-    assert run_trial(spec, ask) == Ended()
-    assert [message.report for message in heard if isinstance(message, Stepped)] == whole

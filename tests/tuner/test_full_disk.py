@@ -29,8 +29,7 @@ pytestmark = pytest.mark.slow
 def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that makes the disk of `cramped` trainers full; they try again without a wait."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, first_wait=0.0))
-    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 0.0)
     (tmp_path / "full").touch()
     return tmp_path / "full"
 
@@ -61,8 +60,8 @@ def test_a_trial_waits_for_room_and_goes_on(tmp_path: Path, full: Path, unbroken
     finished, told = run_cramped(tmp_path, full.unlink)
     assert finished and len(told) == 2
     assert told[0].startswith("trial 0: cannot write the checkpoint ") and "No space left on device;" in told[0]
-    assert told[1].startswith("trial 0: there is disk space again after ")
-    assert [row.attempts for row in quick_study.rows(tmp_path)] == [1, 1]
+    assert told[1].startswith("trial 0: it goes on after ")
+    assert [row.attempts for row in quick_study.rows(tmp_path)] == [2, 1]
     assert quick_study.curves(tmp_path) == quick_study.curves(unbroken)
     assert quick_study.outcomes(tmp_path) == quick_study.outcomes(unbroken)
 
@@ -73,7 +72,7 @@ def test_orders_reach_a_trial_that_waits_for_room(
 ) -> None:
     def order() -> None:
         store = Store.open(quick_study.storage(tmp_path))
-        if store.trial(store.study("quick"), 0).status is Status.RUNNING:
+        if store.trial(store.study("quick"), 0).status is Status.WAITING:
             store.place_order(store.study("quick"), kind, 0, {})
         else:  # trial 1 waits
             full.unlink()
@@ -102,12 +101,10 @@ def test_a_run_without_room_stops_in_good_order_and_the_next_goes_on(
 
     with monkeypatch.context() as patched:
         limit = 3600.0 if how == "order" else 0.0
-        patched.setattr(
-            "tuner.control.controller.TrialWatch", functools.partial(TrialWatch, first_wait=0.0, limit=limit)
-        )
+        patched.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, limit=limit))
         finished, _ = run_cramped(tmp_path, order)
     assert not finished
-    assert [row.status for row in quick_study.rows(tmp_path)] == [Status.RUNNING]
+    assert [row.status for row in quick_study.rows(tmp_path)] == [Status.WAITING]
     full.unlink()
     assert run_cramped(tmp_path, order)[0]
     assert quick_study.curves(tmp_path) == quick_study.curves(unbroken)

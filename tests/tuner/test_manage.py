@@ -144,15 +144,13 @@ def test_a_folder_that_is_in_use_is_left_alone_and_so_is_the_lease(store: Store,
 
 @pytest.mark.parametrize(
     "where",
-    ["study.folder.shutil.rmtree", "study.folder.Path.rmdir", "store.Store.delete_study"],
+    ["study.folder.shutil.rmtree", "store.Store.delete_study"],
 )
 def test_a_deletion_that_was_cut_off_can_be_done_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     cut_off(monkeypatch, where, lambda: delete(store))
     assert store.study("made")
-    whole = [*(tmp_path / "runs" / "made").glob("0/step-*/manifest.json")]
-    assert not whole  # half removed, no checkpoint looks complete
     assert delete(store) == 0
     assert store.studies() == []
     assert not (tmp_path / "runs" / "made").exists()

@@ -103,7 +103,6 @@ def until(is_so: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the controller look for orders after each report."""
-    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", -1.0)
 
 
 @pytest.fixture(scope="module")
@@ -620,7 +619,6 @@ def test_a_trial_in_the_wrong_state_refuses(kind: str, status: Status, message: 
 def test_an_order_that_comes_with_the_last_report_is_still_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", 1e9)
     values = {"cliprange": 0.15}
     finished, _ = run_with(
         tmp_path, {(1, 10): lambda store: place(store, "enqueue", values=values)}, spec=quick_spec(trials=2)

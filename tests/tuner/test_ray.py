@@ -296,7 +296,7 @@ def test_a_gpu_that_torch_does_not_see_is_named(tmp_path: Path) -> None:
     with nodes() as made:
         made.add_process("third", gpus=1)
         line = refused(tmp_path, made.address, replace(quick_spec(), trainer=PPO_TRAINER))
-    assert "node third on " in line and "has no GPU 0 that torch sees, though Ray counts one" in line, line
+    assert "node third on " in line and "was given GPU 0, and torch sees no such GPU" in line, line
 
 
 def test_a_trial_gets_as_much_of_a_gpu_as_it_asks_for_or_is_refused(tmp_path: Path) -> None:

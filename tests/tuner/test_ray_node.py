@@ -24,9 +24,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeSetup
     folder.mkdir(parents=True)
     (folder / TOKEN).write_text("this run")
     before = Path.cwd()
-    yield NodeSetup(
-        1, False, 1, sources(), ("pytest",), before, folder, "this run", "tests.tuner.quick_trainer:factory"
-    )
+    yield NodeSetup(1, False, 1, sources(), before, folder, "this run")
     os.chdir(before)
 
 
@@ -42,10 +40,6 @@ def test_what_a_node_lacks_is_named(setup: NodeSetup, tmp_path: Path) -> None:
     assert problem(version="0.0.1, sources 0") == (
         f"has ppo-tuner {sources()}, and the controller 0.0.1, sources 0; install the same on all nodes"
     )
-    assert problem(packages=("pytest", "no-such", "nor-this")) == (
-        "lacks the packages no-such, nor-this; install them there"
-    )
-    assert problem(trainer="no_such.module:factory") == 'lacks the module "no_such.module" of the trainer'
     assert problem(token="an earlier run") == (
         f"does not see the controller's runs folder {tmp_path}/runs; run the study in a folder that all machines share, "
         "at the same path"

@@ -262,9 +262,9 @@ def test_a_stop_ends_the_wait_early() -> None:
     assert clock.now == 110 and max(clock.waits) <= 0.5
 
 
-def test_a_trial_without_room_tries_again_ever_later_and_gives_up_at_the_limit() -> None:
+def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit() -> None:
     clock, told = Clock(), list[str]()
-    room = TrialWatch(told.append, "there is disk space again", limit=150, clock=lambda: clock.now)
+    room = TrialWatch(told.append, limit=3000, clock=lambda: clock.now)
     waits = []
     room.lacks(3, "no space")
     while room.why_give_up is None:
@@ -275,18 +275,18 @@ def test_a_trial_without_room_tries_again_ever_later_and_gives_up_at_the_limit()
         room.retrying(3)
         assert room.waiting == []
         room.lacks(3, "no space")
-    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 28.5]
-    assert told == ["trial 3: no space; trying again for up to 2 min"]
-    assert room.why_give_up == "trial 3 waited for 2 min: no space"
+    assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600, 570]
+    assert told == ["trial 3: no space; trying again for up to 50 min"]
+    assert room.why_give_up == "trial 3 waited for 50 min: no space"
     room.end(3)
     room.end(4)  # which never waited
-    assert told[1:] == ["trial 3: there is disk space again after 2 min"]
+    assert told[1:] == ["trial 3: it goes on after 50 min"]
 
 
 def test_a_trial_that_was_not_asked_to_try_again_does_not_make_its_study_give_up() -> None:
     """As one that an order paused meanwhile, or that has ended."""
     clock = Clock()
-    watch = TrialWatch(lambda _: None, "it goes on", limit=150, clock=lambda: clock.now)
+    watch = TrialWatch(lambda _: None, limit=150, clock=lambda: clock.now)
     watch.lacks(3, "no answer")
     watch.retrying(3)
     clock.now += 1000

@@ -77,7 +77,9 @@ def test_the_reviews_study() -> None:
 def test_settings_of_workers_are_read_over_the_defaults_and_may_change_between_runs() -> None:
     study = spec(workers={"save_seconds": 5, "checkpoint_seconds": 0})
     assert study.workers == WorkerSettings(save_seconds=5.0, checkpoint_seconds=0.0)
-    changes = study.with_checkpoint_seconds(7).changes_to(spec(workers={"checkpoint_seconds": 0}))
+    changes = study.with_keys({"workers": {"checkpoint_seconds": 7}}, "run").changes_to(
+        spec(workers={"checkpoint_seconds": 0})
+    )
     assert changes.refused == []
     assert changes.allowed == ["workers.checkpoint_seconds: 7, was 0", "workers.save_seconds: 5, was 1800"]
 
@@ -375,7 +377,7 @@ def test_beta_lands_the_kl_within_the_budget_where_the_study_does_not_say_how_it
     study = spec(search={"lam": "advised"}, kl={"budget": 6.0, "limit": 15.0})
     assert study.lands_kl
     assert beta(study) == (0.05, pytest.approx(5.1), "landing")
-    assert beta(study.with_kl_budget(4.0, "--kl-budget")) == (0.05, pytest.approx(3.4), "landing")
+    assert beta(study.with_keys({"kl": {"budget": 4.0}}, "set")) == (0.05, pytest.approx(3.4), "landing")
 
 
 def test_a_beta_that_lands_does_not_begin_at_the_references_and_one_that_a_trial_sets_does_not_land() -> None:

@@ -295,26 +295,26 @@ def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:
         store.trial(store.study("a"), 3)
 
 
-@pytest.mark.parametrize("system", ["with /proc", "without /proc"])
-def test_a_process_is_known_by_what_no_clock_changes(
-    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if system == "without /proc":  # as on macOS
-        monkeypatch.setattr(processes, "_PROC", tmp_path)
+def test_a_process_is_known_by_what_no_clock_changes() -> None:
+    mine = processes.this_process()
+    assert processes.is_alive(mine) is True
+    assert processes.is_alive(replace(mine, started=mine.started + 1)) is False, "a later process of that id"
+    for elsewhere in (replace(mine, host="another"), replace(mine, space="another")):
+        assert processes.is_alive(elsewhere) is None
+    with spawned([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as ended:
+        theirs = replace(mine, pid=ended.pid, started=processes._state_and_start(ended.pid)[1])  # type: ignore[index]
+        assert processes.is_alive(theirs) is True
+        ended.kill()
+        until(lambda: processes.is_alive(theirs) is False)  # a zombie, which nobody has waited for
+        ended.communicate()
+        assert processes.is_alive(theirs) is False
+
+
+def test_where_no_process_can_be_seen_the_leases_age_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_PROC", tmp_path)  # a system without it
     processes.pid_space.cache_clear()
     try:
-        mine = processes.this_process()
-        assert processes.is_alive(mine) is True
-        assert processes.is_alive(replace(mine, started=mine.started + 1)) is False, "a later process of that id"
-        for elsewhere in (replace(mine, host="another"), replace(mine, space="another")):
-            assert processes.is_alive(elsewhere) is None
-        with spawned([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as ended:
-            theirs = replace(mine, pid=ended.pid, started=processes._state_and_start(ended.pid)[1])  # type: ignore[index]
-            assert processes.is_alive(theirs) is True
-            ended.kill()
-            until(lambda: processes.is_alive(theirs) is False)  # a zombie, which nobody has waited for
-            ended.communicate()
-            assert processes.is_alive(theirs) is False
+        assert processes.is_alive(processes.this_process()) is None
     finally:
         processes.pid_space.cache_clear()
 

@@ -13,11 +13,11 @@ import torch
 
 from ppo_core import checkpoint
 from ppo_core.distributed.rank_zero import NextMove
-from ppo_core.errors import CheckpointError, ConfigError, RewardOutage
+from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, RewardOutage
 from ppo_core.report import SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
-from tuner.engine.protocol import Ended, Failed, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.engine.protocol import Ended, Failed, Left, Phase, Read, ReadTest, Stepped, TrialSpec
 from tuner.engine.run_trial import import_factory, read_test, run_trial, with_evaluation
 from tuner.judge.next_move import answer, guarded
 
@@ -39,8 +39,7 @@ class Script:
         self.answers = answers or {}
         self.heard: list[Stepped] = []
 
-    def __call__(self, message: Stepped | NoRoom) -> NextMove:
-        assert isinstance(message, Stepped)
+    def __call__(self, message: Stepped) -> NextMove:
         self.heard.append(message)
         default = answer(guarded(message), None, must_leave=False)
         return self.answers.get(message.report.step, default)
@@ -122,49 +121,25 @@ def test_a_trial_whose_checkpoints_find_no_room_does_not_begin(tmp_path: Path, m
     assert script.heard == []
 
 
-@pytest.mark.parametrize(("answer", "end", "saved"), [(NextMove.GO_ON, Ended, 10), (NextMove.STOP, Left, 3)])
-def test_a_trial_without_room_tries_again_or_is_left_as_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: NextMove, end: type, saved: int
+def test_a_trial_without_room_for_its_checkpoints_waits_for_an_outage_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "full").touch()
-    lacks: list[str] = []
-
-    def ask(message: Stepped | NoRoom) -> NextMove:
-        if isinstance(message, Stepped):
-            return NextMove.GO_ON
-        lacks.append(message.message)
-        if len(lacks) == 3:
-            (tmp_path / "full").unlink()
-        return answer
-
-    assert isinstance(run_trial(trial_spec(tmp_path, "cramped"), ask), end)
-    assert lacks == [f"cannot write the checkpoint {tmp_path}/step-000006: No space left on device"] * (
-        3 if answer is NextMove.GO_ON else 1
-    )
-    assert saved_steps(tmp_path)[-1] == f"step-{saved:06d}"
-
-
-def test_a_trial_begins_when_there_is_room_for_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = [0, 0, 2**30]
+    with pytest.raises(NoRoomError, match=f"cannot write the checkpoint {tmp_path}/step-000006: No space left") as full:
+        run_trial(trial_spec(tmp_path, "cramped"), Script())
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(QuickTrainer, "checkpoint_bytes", lambda self: 2**20, raising=False)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(total=2**30, free=free.pop(0)))
-    heard: list[Stepped | NoRoom] = []
-
-    def ask(message: Stepped | NoRoom) -> NextMove:
-        heard.append(message)
-        return NextMove.GO_ON
-
-    assert run_trial(trial_spec(tmp_path), ask) == Ended()
-    assert [type(message) for message in heard[:3]] == [NoRoom, NoRoom, Stepped] and free == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(total=2**30, free=0))
+    with pytest.raises(NoRoomError) as none:
+        run_trial(trial_spec(tmp_path / "new"), Script())
+    assert Failed.of(full.value).is_outage and Failed.of(none.value).is_outage
 
 
 def test_a_checkpoint_is_saved_only_after_its_step_was_answered(tmp_path: Path) -> None:
     seen = {}
 
-    def ask(message: Stepped | NoRoom) -> NextMove:
-        assert isinstance(message, Stepped)
+    def ask(message: Stepped) -> NextMove:
         seen[message.report.step] = saved_steps(tmp_path)
         return NextMove.GO_ON
 

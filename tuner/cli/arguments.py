@@ -1,14 +1,10 @@
 """Argument types of `ppo-tuner`: each converts text, or raises ArgumentTypeError that says what is allowed."""
 
 import argparse
-import math
 import re
 
-from ppo_core.config.declare import POSITIVE, Bounds
 from ppo_core.errors import nearest
-from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import STORAGE_VARIABLE
-from tuner.exchange import TRAINERS
 
 STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
@@ -31,20 +27,6 @@ def trial_number(text: str) -> int:
     return int(text)
 
 
-def trainer(text: str) -> str:
-    """Return the target of a configuration, one of `TRAINERS`."""
-    if text not in TRAINERS:
-        raise _refusal(text, f"one of {', '.join(TRAINERS)}{nearest(text, TRAINERS)}")
-    return text
-
-
-def port(text: str) -> int:
-    """Return a TCP port."""
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise _refusal(text, "a port from 1 to 65535")
-    return int(text)
-
-
 def gpus(text: str) -> tuple[str, ...]:
     """Return the GPUs of `0,1`: indices or UUIDs, as CUDA_VISIBLE_DEVICES takes them."""
     names = tuple(name.strip() for name in text.split(","))
@@ -58,31 +40,6 @@ def engine(text: str) -> str:
     if text not in (LOCAL, RAY) and not re.fullmatch(rf"{RAY_CLIENT}[^\s/:]+:[0-9]+", text):
         raise _refusal(text, f"{LOCAL}, {RAY} or {RAY_CLIENT}HOST:PORT{nearest(text, (LOCAL, RAY))}")
     return text
-
-
-def kl_budget(text: str) -> float:
-    """Return a KL budget in nats per response."""
-    return _number(text, POSITIVE, "nats per response")
-
-
-def budget(text: str) -> float:
-    """Return a budget in trials of full length."""
-    return _number(text, POSITIVE, "trials of full length")
-
-
-def checkpoint_seconds(text: str) -> float:
-    """Return the longest time between two checkpoints, in seconds."""
-    return _number(text, WORKER_SETTINGS["checkpoint_seconds"]["valid"], "seconds")
-
-
-def _number(text: str, allowed: Bounds, unit: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number not in allowed:
-        raise _refusal(text, f"a number {allowed}, in {unit}")
-    return number
 
 
 def duration(text: str) -> float:

@@ -98,7 +98,7 @@ def _port(wanted: int | None) -> int:
     """Return the wanted port, or the first free one; ConfigError if there is none."""
     candidates = range(FIRST_PORT, FIRST_PORT + 50) if wanted is None else [wanted]
     for candidate in candidates:
-        with socket.socket() as probe, suppress(OSError):
+        with socket.socket() as probe, suppress(OSError, OverflowError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, candidate))
             return candidate

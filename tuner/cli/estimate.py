@@ -2,7 +2,6 @@
 
 import argparse
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -206,10 +205,7 @@ def _study(what: str, where: str | None) -> StudySpec | None:
     names: list[str] = []
     with suppress(StoreError), storage.opened(where) as store:  # no store, no studies
         names = [row.name for row in store.studies()]
-        if what in names and what in BUILT_IN:
-            note = f'"{what}" is the task here; for the stored study of that name, give its file'
-            print(f"{PROG}: {note}", file=sys.stderr)
-        elif what in names:
+        if what in names and what not in BUILT_IN:
             return StudySpec.from_dict(store.study(what).spec, f'study "{what}" in the store')
     if what in BUILT_IN:
         return None

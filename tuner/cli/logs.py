@@ -1,10 +1,8 @@
 """The command that prints a trial's log, and follows it."""
 
 import argparse
-import socket
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK
@@ -29,15 +27,12 @@ def logs(args: argparse.Namespace) -> int:
         folder = _study_folder(study) / str(trial.number)
         path = trial_log.path_of(folder)
         if not path.is_file():
-            missing = f'trial {trial.number} of study "{study.name}" has not started yet'
+            about = f'trial {trial.number} of study "{study.name}"'
             if trial.attempts:
-                missing = (
-                    f'trial {trial.number} of study "{study.name}" has no log at {path}: it was removed, or could not '
-                    "be written"
-                )
-            if trial.attempts or not args.follow:
-                raise StudyError(missing)
-            print(f"{missing}; waiting for it", file=sys.stderr)
+                raise StudyError(f"{about} has no log at {path}: it was removed, or could not be written")
+            if not args.follow:
+                raise StudyError(f"{about} has not started yet")
+            print(f"{about} has not started yet; waiting for it", file=sys.stderr)
         try:
             _print_log(store, args, folder)
         except KeyboardInterrupt:
@@ -47,15 +42,15 @@ def logs(args: argparse.Namespace) -> int:
 
 def _print_log(store: Store, args: argparse.Namespace, folder: Path) -> None:
     """Print a log, and with `args.follow` what is added until the trial is over."""
-    with closing(trial_log.Follower(folder)) as follower:
-        # Checked before each read, so that the last lines are not missed.
-        goes_on = args.follow and _goes_on(store, args)
-        text = trial_log.earlier(folder) + follower.read()
-        _write(text if args.lines is None else trial_log.last_lines(text, args.lines))
-        while goes_on:
-            time.sleep(POLL_SECONDS)
-            goes_on = _goes_on(store, args)
-            _write(follower.read())
+    follower = trial_log.Follower(folder)
+    # Checked before each read, so that the last lines are not missed.
+    goes_on = args.follow and _goes_on(store, args)
+    text = follower.read()
+    _write(text if args.lines is None else trial_log.last_lines(text, args.lines))
+    while goes_on:
+        time.sleep(POLL_SECONDS)
+        goes_on = _goes_on(store, args)
+        _write(follower.read())
 
 
 def _goes_on(store: Store, args: argparse.Namespace) -> bool:
@@ -73,16 +68,10 @@ def _goes_on(store: Store, args: argparse.Namespace) -> bool:
 def _study_folder(study: StudyRow) -> Path:
     if study.folder is None:
         raise StudyError(f'study "{study.name}" has no logs: no controller has run it yet')
-    folder = Path(study.folder)
-    if folder.is_dir():
-        return folder
-    place = "is not on this host: it is on the host that ran the study, or was removed"
-    if study.lease_host not in (None, socket.gethostname()):
-        place = f"is on host {study.lease_host}; look there"
-    raise StudyError(f'the folder of study "{study.name}", {folder}, {place}')
+    if not Path(study.folder).is_dir():
+        raise StudyError(f'the folder of study "{study.name}", {study.folder}, is not here; {study.lease_host} ran it')
+    return Path(study.folder)
 
 
 def _write(text: str) -> None:
-    if text:
-        sys.stdout.write(trial_log.escaped(text))
-        sys.stdout.flush()
+    print(trial_log.escaped(text), end="", flush=True)

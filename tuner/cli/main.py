@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ppo_core import __version__
 from ppo_core.cli import command_line
-from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, Parser, positive_int, refuse_unknown
+from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, Parser, positive, positive_int, refuse_unknown
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.output import without_secrets
 from tuner.cli.arguments import (
@@ -18,14 +18,9 @@ from tuner.cli.arguments import (
     RAY,
     RAY_CLIENT,
     STORAGE_HELP,
-    budget,
-    checkpoint_seconds,
     duration,
     engine,
     gpus,
-    kl_budget,
-    port,
-    trainer,
     trial_number,
 )
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
@@ -105,7 +100,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     "Export and manage": {
         "report": Command(
             "write a study as one HTML file, to mail or attach",
-            "html_report:write",
+            "manage:report",
             "The file needs no network: it holds its charts, and opens in any browser.",
         ),
         "export": Command(
@@ -160,15 +155,13 @@ def _run_command(arguments: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return EXIT_OK
+    args.typed = to_copy([without_secrets(argument) for argument in arguments])
     try:
         return _function(args.command)(args)
     except KeyboardInterrupt:
         if args.command not in RESUMABLE:
             raise
-        print(
-            f"{PROG}: interrupted; to resume: {to_copy([without_secrets(argument) for argument in arguments])}",
-            file=sys.stderr,
-        )
+        print(f"{PROG}: interrupted; to resume: {args.typed}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -265,7 +258,7 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
     run.study("a study's TOML file or its folder, or a stored study's name")
     for parser in (demo, run):
         parser.value("--trials", "N", positive_int, "the most trials that the study may start")
-        parser.value("--budget", "N", budget, CHANGEABLE_SETTINGS["budget"])
+        parser.value("--budget", "N", positive, CHANGEABLE_SETTINGS["budget"])
     confirm.study("a finished study's name")
     confirm.value(
         "--top",
@@ -300,7 +293,7 @@ def _add_worker_flags(parser: _CommandParser) -> None:
     )
     parser.value("--engine", "ENGINE", engine, engines, LOCAL)
     interval = f"{WORKER_SETTINGS['checkpoint_seconds']['doc']} (default: the study's)"
-    parser.value("--checkpoint-seconds", "S", checkpoint_seconds, interval)
+    parser.value("--checkpoint-seconds", "S", float, interval)
     parser.add_argument(
         "--report_to",
         "--report-to",
@@ -320,12 +313,12 @@ def _add_looking_arguments(commands: Mapping[str, _CommandParser]) -> None:
     compare.add_argument(
         "trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two; differences are from the first"
     )
-    best.value("--kl-budget", "X", kl_budget, "nats per response (default: the study's budget)")
+    best.value("--kl-budget", "X", positive, "nats per response (default: the study's budget)")
     diagnose.trial()
     logs.trial()
     logs.add_argument("-f", "--follow", action="store_true", help="keep printing until the trial ends")
     logs.add_argument("-n", "--lines", metavar="N", type=positive_int, help="only its last lines")
-    dashboard.value("--port", None, port, "port on 127.0.0.1 (default: 8501, or the next free)")
+    dashboard.value("--port", None, positive_int, "port on 127.0.0.1 (default: 8501, or the next free)")
     dashboard.switch("--read-only", "view only: all actions are disabled")
     dashboard.switch("--open", "open it in the browser")
 
@@ -341,9 +334,9 @@ def _add_order_arguments(commands: Mapping[str, _CommandParser]) -> None:
     commands["fork"].value("--at", "EPISODE", positive_int, "episode of a kept checkpoint (default: the latest)")
     change = commands["set"]
     change.value("--trials", "N", positive_int, CHANGEABLE_SETTINGS["trials"])
-    change.value("--budget", "N", budget, CHANGEABLE_SETTINGS["budget"])
+    change.value("--budget", "N", positive, CHANGEABLE_SETTINGS["budget"])
     change.value("--workers", "K", positive_int, CHANGEABLE_SETTINGS["workers"])
-    change.value("--kl-budget", "X", kl_budget, CHANGEABLE_SETTINGS["kl_budget"])
+    change.value("--kl-budget", "X", positive, CHANGEABLE_SETTINGS["kl_budget"])
 
 
 def _add_managing_arguments(commands: Mapping[str, _CommandParser]) -> None:
@@ -358,7 +351,7 @@ def _add_managing_arguments(commands: Mapping[str, _CommandParser]) -> None:
         "--format", metavar="FORMAT", choices=FORMATS, help=f"export the whole study as one of {', '.join(FORMATS)}"
     )
     either.add_argument(
-        "--to", metavar="TRAINER", type=trainer, help=f"one configuration to launch: one of {', '.join(TRAINERS)}"
+        "--to", metavar="TRAINER", choices=TRAINERS, help=f"one configuration to launch: one of {', '.join(TRAINERS)}"
     )
     export.add_argument(
         "-o",

@@ -1,7 +1,9 @@
-"""The commands that manage studies: delete, export, copy."""
+"""The commands that write studies to files and manage them: report, export, copy, delete."""
 
 import argparse
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -12,8 +14,8 @@ from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.output import counted, plain, without_secrets
 from tuner.cli.report import no_winner
-from tuner.cli.storage import opened
-from tuner.environment import PROG, to_copy
+from tuner.cli.storage import location, opened
+from tuner.environment import PROG, STORAGE_VARIABLE, to_copy
 from tuner.exchange import OPTUNA
 from tuner.exchange.export_folder import export_study
 from tuner.exchange.launch_config import launch_config
@@ -53,6 +55,27 @@ def _confirms_deletion(store: Store, study: StudyRow, keep_files: bool) -> bool:
 
 def _tell(line: str) -> None:
     print(f"{PROG}: {plain(line)}", file=sys.stderr)
+
+
+def report(args: argparse.Namespace) -> int:
+    """Write a study as one HTML file, which the dashboard's own process draws, and say where it is."""
+    with opened(args.storage) as store:
+        read_study(store, args.study)  # raises the error here, not in the other process
+    path = Path(args.output or f"{args.study}-report.html")
+    if path.exists() and not args.force:
+        raise ConfigError(f"{path} already exists; replace it with --force, or name another with -o")
+    command = [sys.executable, "-m", "dashboard.report", args.study]
+    variables = {STORAGE_VARIABLE: location(args.storage)}
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with new.open("wb") as file:
+            status = subprocess.run(command, check=False, env=os.environ | variables, stdout=file).returncode
+        if status == EXIT_OK:
+            new.replace(path)
+            print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    finally:
+        new.unlink(missing_ok=True)
+    return status
 
 
 def export(args: argparse.Namespace) -> int:
@@ -114,7 +137,7 @@ def copy(args: argparse.Namespace) -> int:
         raise ConfigError(f"--to {file}: folder {file.parent} not found")
     with opened(args.storage) as store:
         study = store.study(args.study)
-        with closing(Store.open(args.to, create=True, flag="--to")) as target:
+        with closing(Store.open(args.to, create=True)) as target:
             rows = copy_study(store, study, target, name)
             waiting = len(target.orders(target.study(name), OrderState.WAITING))
     renamed = "" if name == study.name else f' as "{name}"'

@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ppo_core import output
-from ppo_core.config.kl_budget import is_within
 from ppo_core.errors import NO_ROOM
 from ppo_core.report import StepReport, iteration_seconds
 from tuner.cli import render
@@ -224,23 +223,11 @@ class StudyProgress:
             return
         running.stepped = event
         if running.row.role is not Role.CONFIRM:
-            self._rank_evaluation(event.number, event.report)
             self._tell_cost(event.report)
         if self._live is None and time.monotonic() - running.printed_at >= LINE_SECONDS:
             running.printed_at = time.monotonic()
             cells = [f"trial {event.number:>3}", *filter(None, running.cells(self._spec))]
             self.say(f"{'  '.join(cells)}  (study: {self._time_left()})")
-
-    def _rank_evaluation(self, number: int, report: StepReport) -> None:
-        """Rank an evaluation within the KL budget; the SFT policy's does not count."""
-        read = report.metrics.get
-        reward, kl = read("eval/reward"), read("eval/kl")
-        if not report.step or reward is None or kl is None or not math.isfinite(reward):
-            return
-        if is_within(kl, read("eval/kl_se"), self._spec.kl_budget):
-            result = f"{output.plus_minus(reward, read('eval/reward_se'))} at KL {kl:.2f}"
-            ranked = (-reward, kl, number), result
-            self._best[number] = min(ranked, self._best.get(number, ranked))
 
     def _rank(self, row: TrialRow) -> None:
         """Rank a trial that ended or was set aside."""

@@ -92,8 +92,11 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     rows = store.steps([trial.id], render.CURVE_METRICS)
     if rows:
         out.print(render.curve_table(rows))
-    for text in render.checkpoint_lines(forks.kept_by_episode(view.row, trial.number)):
-        out.print(text, soft_wrap=True)
+    kept = forks.kept_by_episode(view.row, trial.number)
+    if kept:
+        out.print("Checkpoints kept:")
+    for episode, path in kept.items():
+        out.print(f"  episode {episode}: {render.place(path)}", soft_wrap=True)
     for line in render.sample_lines(store.samples([trial.id])):
         out.print(line)
 

@@ -377,8 +377,8 @@ def _asked(order: Order) -> dict[str, Any]:
 def checkpoint_line(checkpoint: ValueCheckpoint) -> str:
     """Return one line on the checkpoint of a trial's value: its place, or why it is not kept."""
     kept = checkpoint.kept
-    place = f"not kept here ({kept.why_not})." if kept.path is None else _place(kept.path)
-    return f"Checkpoint of step {checkpoint.step}, episode {checkpoint.episode}: {place}"
+    where = f"not kept here ({kept.why_not})." if kept.path is None else place(kept.path)
+    return f"Checkpoint of step {checkpoint.step}, episode {checkpoint.episode}: {where}"
 
 
 def front_table(points: Sequence[FrontPoint]) -> Table:
@@ -387,17 +387,11 @@ def front_table(points: Sequence[FrontPoint]) -> Table:
     table = new_table(*columns, "checkpoint", title="Kept for other KL budgets", right=columns)
     for point in points:
         reward, kl = (plus_minus(estimate.mean, estimate.se) for estimate in (point.reward, point.kl))
-        table.add_row(measured(point.budget), reward, kl, str(point.trial), str(point.step), _place(point.path))
+        table.add_row(measured(point.budget), reward, kl, str(point.trial), str(point.step), place(point.path))
     return table
 
 
-def checkpoint_lines(kept: Mapping[int, Path]) -> list[str]:
-    """Return a heading and one line per checkpoint, by episode; nothing if none is kept."""
-    lines = [f"  episode {episode}: {_place(path)}" for episode, path in kept.items()]
-    return ["Checkpoints kept:", *lines] if lines else []
-
-
-def _place(path: Path) -> str:
+def place(path: Path) -> str:
     """Return a path as short as possible for copying."""
     return plain(str(shortened(path)))
 

@@ -1,7 +1,7 @@
 """Print a study's outcome: tables, the winner, and what to do next."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,11 +11,11 @@ from tuner.cli import evidence, render
 from tuner.cli.storage import command
 from tuner.confirm.result import confirmations, longest_read
 from tuner.control import forks
+from tuner.environment import to_copy
 from tuner.judge.answer import Answer, answer_data, of_study
 from tuner.judge.best import best_rank
 from tuner.judge.paired import improvement
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
-from tuner.judge.rules import RULES, Blame
 from tuner.judge.scoring import with_running
 from tuner.store import Store, TrialRow
 from tuner.study.status import Status
@@ -186,54 +186,21 @@ def checkpoint_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str,
 
 
 def no_winner(view: StudyView) -> str:
-    """Return why no trial is the best under the view's KL budget: what ended the trials, and what to change."""
+    """Return why no trial is the best under the view's KL budget: what became of the trials, and where to look."""
+    name = view.row.name
     if failed := all_failed(view):
-        return f'All {len(failed)} trials of study "{view.row.name}" failed: {_first_error(failed)}'
+        reason = failed[0].reason
+        why = "for an unknown reason" if reason is None else output.plain(reason.message)
+        return f'All {len(failed)} trials of study "{name}" failed: {why}'
+    counts = Counter(trial.reason.rule if trial.reason else trial.status_word for trial in view.trials)
+    fates = ", ".join(f"{count} {fate}" for fate, count in counts.items())
     budget = f"{output.short(view.spec.kl_budget)} {output.KL_UNIT}"
     return (
-        f'No trial of study "{view.row.name}" is within the KL budget of {budget}: no trained checkpoint has so low a '
-        f"KL. {_advice_on_causes(view)}"
+        f'No trial of study "{name}" is within the KL budget of {budget}: no trained checkpoint has so low a KL '
+        f"({fates}). What to change: {to_copy(['diagnose', name, 'TRIAL'])}"
     )
 
 
 def all_failed(view: StudyView) -> Sequence[TrialRow]:
     """Return the study's trials if every one failed, else none."""
     return view.trials if all(trial.status is Status.FAILED for trial in view.trials) else ()
-
-
-def _first_error(failed: Sequence[TrialRow]) -> str:
-    reason = failed[0].reason
-    return "for an unknown reason" if reason is None else output.plain(reason.message)
-
-
-_ADVICE: Mapping[Blame, tuple[str, str, Mapping[str, str]]] = {
-    "kl": ("pruned for KL", "To stay nearer to the reference", {
-        "learning_rate": "lower the low end of", "kl_coef": "raise the high end of", "kl_target": "lower"}),
-    "idle": ("pruned for learning nothing", "So that a policy moves at all", {
-        "learning_rate": "raise the high end of", "kl_coef": "lower the low end of"}),
-    "broken": ("pruned as broken", "So that a run does not break", {"learning_rate": "lower the high end of"}),
-}  # fmt: skip
-"""Trials' fate, purpose of a change to [search], and the changes, keyed by the blame of a guard rule."""
-
-
-def _advice_on_causes(view: StudyView) -> str:
-    """Return what ended the study's trials, by cause, and what to change for each."""
-    rules = [trial.reason.rule for trial in view.trials if trial.status is Status.PRUNED and trial.reason is not None]
-    blames = Counter(RULES[rule].blame for rule in rules if rule in RULES)
-    parts = []
-    for blame, (ending, purpose, changes) in _ADVICE.items():
-        if count := blames[blame]:
-            advice = f"{purpose}: {_changes_text(view, changes)}."
-            parts.append(f"{count} {'was' if count == 1 else 'were'} {ending}. {advice}")
-    failed = [trial for trial in view.trials if trial.status is Status.FAILED]
-    if failed:
-        parts.append(f"{len(failed)} failed, trial {failed[0].number}: {_first_error(failed)}.")
-    return " ".join(parts) or "Run more trials."
-
-
-def _changes_text(view: StudyView, changes: Mapping[str, str]) -> str:
-    """Return the changes to the searched ranges, or to the fixed values if none of them is searched."""
-    searched = [f"{change} {name}" for name, change in changes.items() if name in view.spec.search]
-    if searched:
-        return f"{', '.join(searched)} in [search]"
-    return ", or ".join(f"{change.split()[0]} {name}" for name, change in changes.items() if name != "kl_target")

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from functools import partial
 from importlib import resources
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ppo_core import output
 from ppo_core.cli import trackers
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
-from ppo_core.errors import ConfigError, StudyError, nearest
+from ppo_core.errors import ConfigError, StoreError, StudyError
 from tuner.cli import evidence, report, storage
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
@@ -29,8 +29,6 @@ from tuner.judge import results
 from tuner.judge.answer import Answer, of_study
 from tuner.judge.results import read_study
 from tuner.store import Store
-from tuner.store.connect import file_of as store_file
-from tuner.store.schema import parse_url, redacted
 from tuner.study import study_file
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
@@ -50,54 +48,32 @@ def demo(args: argparse.Namespace) -> int:
         spec = StudySpec.load(path)
     if args.workers is None:
         args.workers = min(DEMO_WORKERS, cores())
-    return _run(spec, args, ["demo"], is_file=True, plan=DEMO_PLAN)
+    return _run(spec, args, is_file=True, plan=DEMO_PLAN)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the study of a file, of a folder that holds one, or a stored one of that name, or resume it."""
     file = _file(args.study)
     spec = _stored_spec(args) if file is None else StudySpec.load(file)
-    return _run(spec, args, ["run", args.study], is_file=file is not None)
+    return _run(spec, args, is_file=file is not None)
 
 
 def _file(given: str) -> Path | None:
     """Return the study file that `run` was given, as itself or by its folder; None: the name of a stored study."""
     path = Path(given)
-    pattern, _ = study_file.NAME
-    is_name = pattern.fullmatch(given) is not None
-    if not path.is_dir():
-        return path if path.suffix == ".toml" or path.exists() or not is_name else None
     if (path / STUDY_FILE).exists():
         return path / STUDY_FILE
-    if not is_name:
-        raise ConfigError(f"the folder {path} has no {STUDY_FILE}")
-    return None
+    is_name = study_file.NAME[0].fullmatch(given) is not None
+    return path if path.suffix == ".toml" or path.is_file() or not is_name else None
 
 
 def _stored_spec(args: argparse.Namespace) -> StudySpec:
-    """Return the stored study's spec; ConfigError if there is none: then the name is neither a file nor a study."""
-    name = args.study
-    path = store_file(parse_url(storage.location(args.storage)))
-    if path is not None and not path.exists():
-        raise ConfigError(_unknown(name, f"no store at {path}", ()))
-    with storage.opened(args.storage) as store:
-        names = [row.name for row in store.studies()]
-        if name not in names:
-            has = f"has: {', '.join(names)}" if names else "has no studies yet"
-            raise ConfigError(_unknown(name, f"the store {redacted(store.url)} {has}", names))
-        return StudySpec.from_dict(store.study(name).spec, f'study "{name}" in the store')
-
-
-def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
-    """Return an error for a name that is no study: the places that were searched, and the nearest file or study."""
-    here = Path.cwd()
-    file = f"the folder {name} has no {STUDY_FILE}" if Path(name).is_dir() else f"file {here / name} not found"
-    files = [path.name for path in sorted(here.glob("*.toml"))]
-    folders = [path.parent.name for path in sorted(here.glob(f"*/{STUDY_FILE}"))]
-    return (
-        f'"{name}" is neither a study file nor a stored study: {file}, and {stored}'
-        f"{nearest(name, [*names, *files, *folders])}"
-    )
+    """Return the stored study's spec."""
+    try:
+        with storage.opened(args.storage) as store:
+            return StudySpec.from_dict(store.study(args.study).spec, f'study "{args.study}" in the store')
+    except (StoreError, StudyError) as error:
+        raise type(error)(f'"{args.study}" is not a study file here, and {error}') from None
 
 
 def confirm(args: argparse.Namespace) -> int:
@@ -117,8 +93,7 @@ def confirm(args: argparse.Namespace) -> int:
         _print_confirmed(store, asked, answer)
     if stopped is None:
         return EXIT_OK
-    words = ["confirm", spec.name, *_repeated(args, "top", "seeds", "total_episodes")]
-    return _announce_stop(stopped, spec.name, words, store)
+    return _announce_stop(stopped, spec.name, args.typed, store)
 
 
 def _show_confirmed(args: argparse.Namespace) -> int:
@@ -153,9 +128,7 @@ def _confirmed_data(store: Store, confirmation: Confirmation, name: str, answer:
     return confirmation_data(confirmation) | {"study": name, "answer": report.answer_json(store, answer)}
 
 
-def _run(
-    spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_file: bool, plan: Plan | None = None
-) -> int:
+def _run(spec: StudySpec, args: argparse.Namespace, *, is_file: bool, plan: Plan | None = None) -> int:
     """Run the study, and what confirms it, with its progress shown; print its outcome, and return the exit status."""
     stopped = _train(spec, args, is_file=is_file)
     if plan is not None and stopped is None:
@@ -172,21 +145,7 @@ def _run(
             report.print_end(output.console(), store, view, is_confirmed=plan is not None)
     if stopped is None:
         return EXIT_ERROR if report.all_failed(view) else EXIT_OK
-    words = [*command, *_repeated(args, "trials", "budget")]
-    return _announce_stop(stopped, spec.name, words, store)
-
-
-def _repeated(args: argparse.Namespace, *own: str) -> Iterator[str]:
-    """Yield the words of the flags to give again when resuming: a command's `own`, and those on workers."""
-    for name in (*own, "gpus", "trials_per_gpu", "checkpoint_seconds", "engine", "report_to"):
-        value = getattr(args, name)
-        if value is None or (name, value) in (("trials_per_gpu", 1), ("engine", LOCAL)):
-            continue
-        if isinstance(value, tuple):
-            value = ",".join(value)
-        flag = "--report_to" if name == "report_to" else f"--{name.replace('_', '-')}"
-        for each in value if isinstance(value, list) else [value]:
-            yield from (flag, f"{each:g}" if isinstance(each, float) else str(each))
+    return _announce_stop(stopped, spec.name, args.typed, store)
 
 
 def _train(
@@ -267,10 +226,10 @@ def _ray_cluster(engine: str) -> "RayCluster":
     return RayCluster(None if engine == RAY else engine)
 
 
-def _announce_stop(stopped: StudyStopped, name: str, again: Sequence[str], store: Store) -> int:
+def _announce_stop(stopped: StudyStopped, name: str, again: str, store: Store) -> int:
     """Say how a study stopped and how to resume it: `again`, after `resume` of paused trials. Return the status."""
-    resumed = [["resume", name, str(number)] for number in stopped.paused]
-    resuming = " && ".join(storage.command(words, store) for words in [*resumed, again])
+    resumed = [storage.command(["resume", name, str(number)], store) for number in stopped.paused]
+    resuming = " && ".join([*resumed, again])
     why = output.plain(stopped.why)
     print(f"{PROG}: {why}: {stopped.extent.text}; to resume: {resuming}", file=sys.stderr)
     return EXIT_OK if stopped.is_deliberate else EXIT_INTERRUPTED

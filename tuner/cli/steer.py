@@ -3,16 +3,13 @@
 import argparse
 import time
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
-from ppo_core.config.declare import Choices
 from ppo_core.errors import ConfigError, StudyError
 from tuner.cli import storage
 from tuner.control import orders
-from tuner.environment import to_copy
 from tuner.judge.results import StudyView, order_data, read_study
 from tuner.store import Order, OrderState, Store
 from tuner.study.status import CHANGEABLE_SETTINGS
@@ -27,7 +24,7 @@ def place(args: argparse.Namespace) -> int:
     with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.command == "enqueue" and not args.set:
-            raise ConfigError(f"enqueue needs values, such as: {_example(view)}")
+            raise ConfigError("enqueue needs values, such as: --set learning_rate=1e-4 kl_coef=0.1")
         arguments = _arguments(args)
         trial = getattr(args, "trial", None)
         orders.check(store, view, args.command, trial, arguments)
@@ -59,17 +56,6 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"{name} is set twice")
         values[name] = value
     return values
-
-
-def _example(view: StudyView) -> str:
-    """Return a command that enqueues a value which the study allows."""
-    searched = (
-        (name, domain.values[0] if isinstance(domain, Choices) else domain.low)
-        for name, domain in view.spec.search.items()
-    )
-    listed = (pair for trial in view.spec.listed for pair in trial.params.items())
-    name, value = next(chain(searched, listed), ("NAME", "VALUE"))
-    return to_copy(["enqueue", view.row.name, "--set", f"{name}={output.short(value, 12)}"])
 
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from tuner.control.events import (
     TrialStepped,
 )
 from tuner.control.orders import OrderDesk
-from tuner.control.retry import FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT, TrialWatch
+from tuner.control.retry import TrialWatch
 from tuner.control.session import OpenStudy
 from tuner.control.trial_ends import TrialEnds
 from tuner.engine.base import Engine, JobId
@@ -45,7 +45,6 @@ from tuner.engine.protocol import (
     Left,
     Lost,
     Message,
-    NoRoom,
     Phase,
     Prepared,
     PrepareTask,
@@ -72,8 +71,6 @@ RENEW_SECONDS = 5.0
 """Interval between renewals of the lease."""
 ORDER_SECONDS = 1.0
 """Longest wait for a worker, so that orders are answered in time."""
-LOOK_SECONDS = 0.25
-"""Shortest interval between looks for orders while workers report."""
 
 
 @dataclass
@@ -110,16 +107,12 @@ class TrialLoop:
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
         """Trials whose checkpoint is being looked up."""
-        self._room = TrialWatch(self._warn, "there is disk space again")
-        self._outages = TrialWatch(
-            self._warn, "it goes on", first_wait=FIRST_OUTAGE_WAIT, longest_wait=LONGEST_OUTAGE_WAIT
-        )
+        self._outages = TrialWatch(self._warn)
         self._reached: dict[int, int] = {}
         """Episode of each trial at its last outage."""
         self._verdict: str | None = None
         self._stopping: str | None = None
         self._renewed_at = time.monotonic()
-        self._looked_at = time.monotonic()
         self._is_idle = False
         self._notices_emitted = 0
 
@@ -141,7 +134,6 @@ class TrialLoop:
                 for job, message in self._messages():
                     assert job is not None
                     self._handle(job, message)
-                self._answer_without_room()
         self._finish_files()
         if self._verdict is not None:
             name = self._study.row.name
@@ -162,8 +154,7 @@ class TrialLoop:
             self._stay_alive()  # ending a worker may take a while
         self._files.work.collect()
         self._stay_alive()
-        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
-            self._obey()
+        self._obey()
 
     def _longest_wait(self) -> float:
         if self._stopping is not None:
@@ -205,7 +196,6 @@ class TrialLoop:
             self._verdict
             or self._stop.why
             or (f"{TIME_LIMIT} of {limits.timeout:g} s has passed" if time.monotonic() >= limits.deadline else None)
-            or self._room.why_give_up
             or self._outages.why_give_up
             or (NO_PLACE if self._engine.is_exhausted else None)
         )
@@ -243,7 +233,6 @@ class TrialLoop:
 
     def _obey(self) -> bool:
         """Decide pending orders and apply them; return True if there were any."""
-        self._looked_at = time.monotonic()
         orders = self._desk.pending()
         for order in orders:
             self._desk.decide(order)
@@ -387,8 +376,6 @@ class TrialLoop:
             if problem is not None:
                 self._warn(problem)
             return
-        if not isinstance(message, NoRoom | Entered):
-            self._room.end(number, is_well=isinstance(message, Stepped | Ended))
         match message:
             case Entered():
                 self._running[number].has_saved |= message.phase is Phase.STEPPING
@@ -396,9 +383,6 @@ class TrialLoop:
                 if message.report.episode > self._reached.get(number, -1):
                     self._outages.end(number)
                 self._record(number, message)
-            case NoRoom():
-                self._ends.note(number, message.message)
-                self._room.lacks(number, message.message)
             case Ended():
                 self._outages.end(number)
                 self._end(number)
@@ -457,14 +441,6 @@ class TrialLoop:
     def _must_leave(self) -> bool:
         """Return True if all trials must leave their workers."""
         return self._study.row.paused_at is not None or self._is_stopping()
-
-    def _answer_without_room(self) -> None:
-        """Let trials that found no disk space for a checkpoint retry when due, or leave if they must."""
-        for number in self._room.waiting:
-            must_leave = self._must_leave() or self._study.rows[number].wanted is not None
-            if must_leave or self._room.is_due(number):
-                self._room.retrying(number)
-                self._engine.answer(number, NextMove.STOP if must_leave else NextMove.GO_ON)
 
     def _leave(self, number: int) -> None:
         """Apply pending orders to a trial whose worker left it; they may have changed meanwhile.

@@ -11,8 +11,6 @@ from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import CHANGEABLE_SETTINGS
 
-MOST_WORKERS = 1000
-"""Larger numbers are typing errors: no machine runs as many."""
 FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
 """Settings by their name in orders, with their keys in study files."""
 FILE, SET = "file", "set"
@@ -29,23 +27,17 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
     """
     if not changes:
         raise ConfigError(f"set changes nothing; available: {', '.join(CHANGEABLE_SETTINGS)}")
-    for name, value in changes.items():
+    for name in changes:
         if name not in CHANGEABLE_SETTINGS:
             available = ", ".join(CHANGEABLE_SETTINGS)
-            hint = nearest(name, CHANGEABLE_SETTINGS)
-            raise ConfigError(f'unknown setting "{name}"; available: {available}{hint}')
-        if name == "budget":
-            spec = spec.with_budget(value, name)
-        elif name == "kl_budget":
-            spec = spec.with_kl_budget(value, name)
-        else:
-            if not is_number(value) or value < 1 or value % 1 != 0:
-                raise ConfigError(f"{name} = {value!r} is not allowed; expected a whole number of at least 1")
-            if name == "trials":
-                spec = spec.with_trials(int(value))
-            elif value > MOST_WORKERS:
-                raise ConfigError(f"workers = {value!r} is not allowed; expected at most {MOST_WORKERS}")
-    return spec
+            raise ConfigError(f'unknown setting "{name}"; available: {available}{nearest(name, CHANGEABLE_SETTINGS)}')
+    workers = changes.get("workers", 1)
+    if not is_number(workers) or workers < 1 or workers % 1 != 0:
+        raise ConfigError(f"workers = {workers!r} is not allowed; expected a whole number of at least 1")
+    keys: dict[str, object] = {name: changes[name] for name in ("trials", "budget") if name in changes}
+    if "kl_budget" in changes:
+        keys["kl"] = {"budget": changes["kl_budget"]}
+    return spec.with_keys(keys, f'study "{spec.name}"')
 
 
 def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:

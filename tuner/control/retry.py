@@ -1,4 +1,4 @@
-"""Retries, and when to give up: for the store, for room on the disk, and for trials that failed."""
+"""Retries, and when to give up: for the store, for outages, and for trials that failed."""
 
 import re
 import time
@@ -91,25 +91,18 @@ class TrialWatch:
 
     Args:
         emit: Takes one line when a trial begins to wait and one when that is over.
-        over: Text of the second line.
         limit: Seconds after which to give up.
-        first_wait: Seconds before a trial's first retry.
-        longest_wait: Seconds between two retries at most.
         clock: Seconds, from any beginning.
     """
 
     def __init__(
         self,
         emit: Callable[[str], None],
-        over: str,
         *,
         limit: float = LIMIT_SECONDS,
-        first_wait: float = FIRST_WAIT,
-        longest_wait: float = LONGEST_WAIT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._emit, self._over, self._limit, self._clock = emit, over, limit, clock
-        self._first_wait, self._longest_wait = first_wait, longest_wait
+        self._emit, self._limit, self._clock = emit, limit, clock
         self._waiting: dict[int, _Waiting] = {}
         self.why_give_up: str | None = None
         """The reason to give up, set if a trial was retried for the whole time and still has to wait."""
@@ -118,13 +111,13 @@ class TrialWatch:
         """Record that a trial has to wait (again) for `why`."""
         now = self._clock()
         if number not in self._waiting:
-            self._waiting[number] = _Waiting(now, self._first_wait)
+            self._waiting[number] = _Waiting(now, FIRST_OUTAGE_WAIT)
             self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
         trial = self._waiting[number]
         if now - trial.began >= self._limit:
             self.why_give_up = f"trial {number} waited for {duration(self._limit)}: {why}"
         trial.due = min(now + trial.wait, max(now, trial.began + self._limit))
-        trial.wait = min(2 * trial.wait, self._longest_wait)
+        trial.wait = min(2 * trial.wait, LONGEST_OUTAGE_WAIT)
 
     @property
     def waiting(self) -> list[int]:
@@ -145,7 +138,7 @@ class TrialWatch:
         """Remove a trial from the schedule, and report it if it is well again."""
         trial = self._waiting.pop(number, None)
         if trial is not None and is_well:
-            self._emit(f"trial {number}: {self._over} after {duration(self._clock() - trial.began)}")
+            self._emit(f"trial {number}: it goes on after {duration(self._clock() - trial.began)}")
 
 
 RETRIES = 2

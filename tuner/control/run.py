@@ -84,7 +84,8 @@ def run_study(
     """
     _require_positive(workers=workers, trials_per_gpu=trials_per_gpu, trials=trials, budget=budget, timeout=timeout)
     most_workers = _most_workers(spec, gpus, trials_per_gpu, workers)
-    spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
+    if checkpoint_seconds is not None:
+        spec = spec.with_keys({"workers": {"checkpoint_seconds": checkpoint_seconds}}, f'study "{spec.name}"')
     flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
     if flags:
         changed_spec(spec, flags)  # bad values are refused before anything is created
@@ -100,7 +101,7 @@ def run_study(
                 plan = plan if wanted else None
             count = workers or most_workers or study.row.workers or 1
             ranks = spec.gpus_per_trial
-            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, ranks, spec.trainer)
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, ranks)
             limits = Limits(
                 threads=spec.threads or threads_per_trial(count * ranks),
                 most_workers=most_workers,

@@ -90,8 +90,6 @@ class EngineNeeds:
     """Jobs that share a GPU."""
     gpus_per_trial: int = 1
     """Processes that train a trial together, on a GPU each, or on the CPU."""
-    trainer: str | None = None
-    """The trainer's factory, as `module:function`."""
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -26,22 +26,10 @@ _CONTEXT_BYTES = 512 * 2**20
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
-    """Raise ConfigError if torch does not see one of the GPUs (as in CUDA_VISIBLE_DEVICES) or does not answer."""
-    unseen = unseen_gpus(gpus)
-    if unseen:
-        raise ConfigError(
-            f"--gpus {','.join(gpus)} is not allowed: torch does not see {_names(unseen)} on this machine"
-        )
-
-
-def unseen_gpus(gpus: Sequence[str]) -> list[str]:
-    """Return the GPUs that torch does not see, in the form of CUDA_VISIBLE_DEVICES.
+    """Raise ConfigError if torch does not see one of the GPUs (as in CUDA_VISIBLE_DEVICES) or does not answer.
 
     Each is tried in a new process that sees that GPU alone, as a worker does; this process loads neither torch nor
     CUDA.
-
-    Raises:
-        ConfigError: torch does not answer, for example because the driver hangs.
     """
     command = [sys.executable, "-c", _SEES_A_GPU]
     processes = {
@@ -50,20 +38,19 @@ def unseen_gpus(gpus: Sequence[str]) -> list[str]:
     }
     until = time.monotonic() + _SEES_SECONDS
     try:
-        return [gpu for gpu, process in processes.items() if process.wait(max(0.0, until - time.monotonic())) != 0]
+        unseen = [gpu for gpu, process in processes.items() if process.wait(max(0.0, until - time.monotonic())) != 0]
     except subprocess.TimeoutExpired:
-        raise _timed_out(_names([gpu for gpu, process in processes.items() if process.poll() is None])) from None
+        raise _no_answer() from None
     finally:
         for process in processes.values():
             process.kill()
+    if unseen:
+        which = f"GPU{'s' if len(unseen) > 1 else ''} {', '.join(unseen)}"
+        raise ConfigError(f"--gpus {','.join(gpus)} is not allowed: torch does not see {which} on this machine")
 
 
-def _timed_out(which: str) -> ConfigError:
-    return ConfigError(f"torch does not answer within {_SEES_SECONDS:g} s whether it sees {which}; see: nvidia-smi")
-
-
-def _names(gpus: Sequence[str]) -> str:
-    return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}"
+def _no_answer() -> ConfigError:
+    return ConfigError(f"torch does not answer within {_SEES_SECONDS:g} s which GPUs it sees; see: nvidia-smi")
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -76,7 +63,7 @@ def visible_gpus() -> tuple[str, ...]:
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=_SEES_SECONDS).stdout.strip()
     except subprocess.TimeoutExpired:
-        raise _timed_out("this machine's GPUs") from None
+        raise _no_answer() from None
     count = int(output) if output.isdigit() else 0
     names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     return tuple(name.strip() for name in names.split(",")[:count])
@@ -97,7 +84,7 @@ def require_own_gpu() -> None:
     """Raise ConfigError if torch does not see the GPU assigned to this worker, which would train on the CPU."""
     torch, gpu = sys.modules.get("torch"), os.environ.get(GPU_VARIABLE)
     if torch is not None and gpu is not None and not torch.cuda.is_available():
-        raise ConfigError(f"--gpus names GPU {gpu}, and torch sees no such GPU here")
+        raise ConfigError(f"this worker was given GPU {gpu}, and torch sees no such GPU; see: ppo-tuner doctor")
 
 
 def limit_memory() -> None:

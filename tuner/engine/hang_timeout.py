@@ -1,23 +1,18 @@
 """When a silent worker counts as hung: each phase of its job has a time limit (`WorkerSettings`)."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from tuner.engine.protocol import (
     Entered,
     Job,
     Message,
-    NoRoom,
     Phase,
     PrepareTask,
     ReadTest,
     Stepped,
     WorkerSettings,
 )
-
-_LATE_SECONDS = 1.0
-"""A wait that overruns by this much means that this process was suspended, and perhaps its workers, too."""
 
 
 class HangTimeout:
@@ -44,24 +39,17 @@ class HangTimeout:
         return math.inf if self._since is None else self._since + self._allowed
 
     def heard(self, message: Message, now: float) -> None:
-        """Note a message; after a step's report or `NoRoom` the worker owes nothing until it is answered."""
-        self._since = now
+        """Note a message; after a step's report the worker owes nothing until it is answered."""
+        self._since = None if isinstance(message, Stepped) else now
         if isinstance(message, Stepped):
             self._longest_step = message.longest_step
             self._enter(Phase.STEPPING)
         elif isinstance(message, Entered):
             self._enter(message.phase)
-        if isinstance(message, Stepped | NoRoom):
-            self._since = None
 
     def answered(self, now: float) -> None:
         """Start the timer for the next message."""
         self._since = now
-
-    def excuse(self, seconds: float) -> None:
-        """Extend the deadline by a time in which no worker could run."""
-        if self._since is not None:
-            self._since += seconds
 
     def verdict(self, now: float) -> str | None:
         """Return the reason to kill the worker, or None while it is within its limit."""
@@ -80,13 +68,6 @@ class HangTimeout:
             self._limit = "step_factor" if is_slow else "step_seconds"
 
 
-@contextmanager
-def wait_for_workers(timers: Collection[HangTimeout], timeout: float, clock: Callable[[], float]) -> Iterator[float]:
-    """Yield the seconds to wait: up to `timeout` and to the first deadline; a wait that overruns is excused."""
-    before = clock()
-    seconds = max(0.0, min([timeout, *(timer.deadline - before for timer in timers)]))
-    yield seconds
-    late = clock() - before - seconds
-    if late > _LATE_SECONDS:
-        for timer in timers:
-            timer.excuse(late)
+def wait_seconds(timers: Iterable[HangTimeout], timeout: float, now: float) -> float:
+    """Return the seconds to wait for workers: up to `timeout` and to the first deadline."""
+    return max(0.0, min([timeout, *(timer.deadline - now for timer in timers)]))

@@ -15,7 +15,7 @@ from typing import Any
 from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
 from tuner.engine.base import Engine, EngineNeeds, JobId
-from tuner.engine.hang_timeout import HangTimeout, wait_for_workers
+from tuner.engine.hang_timeout import HangTimeout, wait_seconds
 from tuner.engine.process import WorkerProcess, end_all
 from tuner.engine.protocol import Job, Lost, Message, is_last, is_worker_spent
 
@@ -163,8 +163,8 @@ class LocalEngine(Engine):
         jobs: dict[Any, JobId] = {}
         for job, busy in self._busy.items():
             jobs |= {busy.worker.pipe: job, busy.worker.end_signal: job}
-        with wait_for_workers([busy.watch for busy in self._busy.values()], timeout, self._clock) as seconds:
-            ready = connection.wait([self._waker, *jobs], seconds)
+        seconds = wait_seconds([busy.watch for busy in self._busy.values()], timeout, self._clock())
+        ready = connection.wait([self._waker, *jobs], seconds)
         if self._waker in ready:
             self._waker.recv_bytes()
         return list(dict.fromkeys(jobs[item] for item in ready if item in jobs))

@@ -11,7 +11,7 @@ from ppo_core import checkpoint
 from ppo_core.config import declare
 from ppo_core.config.declare import Bounds, HyperValue
 from ppo_core.config.stages import Stage
-from ppo_core.errors import PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
+from ppo_core.errors import NoRoomError, PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
 from ppo_core.report import SplitReading, StepReport
 from tuner.judge.guard import GuardSettings
 from tuner.study.status import Reason
@@ -50,7 +50,12 @@ class WorkerSettings:
         """
         values = declare.table(value, where)
         declare.require_known(values, WORKER_SETTINGS, f"{where}.")
-        return cls(**{name: checked(name, given, f"{where}.{name}") for name, given in values.items()})
+        return cls(
+            **{
+                name: declare.number(given, WORKER_SETTINGS[name]["valid"], f"{where}.{name}")
+                for name, given in values.items()
+            }
+        )
 
     def to_dict(self) -> dict[str, float]:
         """Return the [workers] table that `from_dict` reads."""
@@ -59,11 +64,6 @@ class WorkerSettings:
 
 WORKER_SETTINGS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(WorkerSettings)}
 """The `doc` and the `valid` bounds of every setting by name."""
-
-
-def checked(name: str, value: object, where: str) -> float:
-    """Return the value of the setting `name`; ConfigError, which says `where`, if it is not allowed."""
-    return declare.number(value, WORKER_SETTINGS[name]["valid"], where)
 
 
 # To a worker: jobs, and a `NextMove` for each of its reports.
@@ -182,14 +182,6 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class NoRoom:
-    """No room for the trial's checkpoints; waits for a `NextMove`: GO_ON to retry, STOP to leave."""
-
-    message: str
-    """One line on the file and the cause."""
-
-
-@dataclass(frozen=True)
 class Read:
     """Result of a reading on the test prompts."""
 
@@ -208,7 +200,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Left:
-    """The trial left as ordered, at a new checkpoint, or without room for one at its last."""
+    """The trial left as ordered, at a new checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +235,7 @@ class Failed:
             traceback="\n".join(lines[-_TRACEBACK_LINES:]),
             out_of_memory=is_out_of_memory(error),
             is_for_user=is_for_user,
-            is_outage=is_outage(error),
+            is_outage=is_outage(error) or isinstance(error, NoRoomError),
             cause=" at ".join(filter(None, (type(first).__name__, place))),
         )
 
@@ -257,12 +249,12 @@ class Lost:
 
 
 Job = PrepareTask | TrialSpec | ReadTest
-Message = Progress | Prepared | Entered | Stepped | NoRoom | Read | Ended | Left | Failed | Lost
+Message = Progress | Prepared | Entered | Stepped | Read | Ended | Left | Failed | Lost
 
 
 def is_last(message: Message) -> bool:
     """Return True if a message ends its job."""
-    return not isinstance(message, Progress | Entered | Stepped | NoRoom)
+    return not isinstance(message, Progress | Entered | Stepped)
 
 
 def is_worker_spent(message: Message) -> bool:

@@ -4,7 +4,6 @@ An actor with a job always has one call under way: it gives the worker a message
 result, or the news that the actor or its node died, arrives in a queue; nothing polls.
 """
 
-import importlib.metadata
 import logging
 import math
 import re
@@ -25,13 +24,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.engine.base import Engine, EngineNeeds, JobId
-from tuner.engine.hang_timeout import HangTimeout, wait_for_workers
+from tuner.engine.hang_timeout import HangTimeout, wait_seconds
 from tuner.engine.protocol import (
     Failed,
     Job,
     Lost,
     Message,
-    NoRoom,
     PrepareTask,
     Progress,
     Stepped,
@@ -40,7 +38,6 @@ from tuner.engine.protocol import (
 )
 from tuner.engine.ray_cluster import Node, RayCluster, error_line
 from tuner.engine.ray_node import TOKEN, Greeting, NodeSetup, NodeWorker, sources
-from tuner.study.spec import PPO_TRAINER
 
 _IDLE_SECONDS = 5.0
 """Time for which an actor without a job keeps its share of the cluster."""
@@ -113,10 +110,7 @@ class RayEngine(Engine):
             has_gpus=False,
             shared_by=needs.trials_per_gpu,
             version=sources(),
-            packages=_needed_packages(),
             working_folder=Path.cwd(),
-            trainer=needs.trainer,
-            needs_torch=needs.trainer == PPO_TRAINER,
         )
         self._token: Path | None = None
         self._prepares_on = 0
@@ -281,8 +275,8 @@ class RayEngine(Engine):
         """Wait for a call to end, a deadline, or `wake`; return the results of the calls that ended."""
         watches = [busy.watch for busy in self._busy if busy.watch is not None]
         results: list[_Result | None] = []
-        with wait_for_workers(watches, timeout, self._clock) as seconds, suppress(Empty):
-            results.append(self._results.get(timeout=seconds))
+        with suppress(Empty):
+            results.append(self._results.get(timeout=wait_seconds(watches, timeout, self._clock())))
             while True:
                 results.append(self._results.get_nowait())
         return [each for each in results if each is not None]
@@ -309,7 +303,7 @@ class RayEngine(Engine):
             busy.watch.heard(message, self._clock())
         if is_last(message):
             return self._end(busy, message)
-        if not isinstance(message, Stepped | NoRoom):
+        if not isinstance(message, Stepped):
             self._exchange(busy, None)
         if isinstance(message, Progress) and self._prepares_on > 1:
             return replace(message, what=f"{message.what} on {busy.relay.node}")
@@ -361,7 +355,7 @@ class RayEngine(Engine):
     def _lost(self, busy: _Busy, error: RayError) -> Failed | Lost:
         """Return the message to report for an actor that did not answer."""
         node, text = busy.relay.node or "a node", str(error)
-        missing = re.search(r"ModuleNotFoundError: (No module named '(?:tuner|ppo_core|ray)[\w.]*')", text)
+        missing = re.search(r"ModuleNotFoundError: (No module named '[\w.]+')", text)
         if missing is not None:
             why = f"node {node} cannot run ppo-tuner: {missing[1]}; install the controller's version on all nodes"
             return Failed(why, text, is_for_user=True)
@@ -392,14 +386,3 @@ def _lack(busy: _Busy) -> str:
     rest = " and ".join(f"{free.get(unit, 0):g} of {total.get(unit, 0):g} {unit}s" for unit in amounts)
     where = f"node {busy.relay.node}" if busy.relay.node else "one node"
     return f"waiting for the cluster: {_who(busy.job)} needs {needs} of {where}; {rest} are free in the cluster"
-
-
-def _needed_packages() -> Sequence[str]:
-    """Return the packages that this project requires; none if it is not installed as a package."""
-    from packaging.requirements import Requirement
-
-    try:
-        required = [Requirement(text) for text in importlib.metadata.requires("ppo-tuner") or ()]
-    except importlib.metadata.PackageNotFoundError:
-        return ()
-    return tuple(each.name for each in required if each.marker is None or each.marker.evaluate())

@@ -8,12 +8,9 @@ each run, and a node that cannot read it runs nothing.
 """
 
 import hashlib
-import importlib.metadata
-import importlib.util
 import os
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,8 +19,6 @@ from pathlib import Path
 
 from ppo_core import __version__
 from ppo_core.distributed.rank_zero import NextMove
-from ppo_core.errors import ConfigError
-from tuner.engine.gpu import unseen_gpus
 from tuner.engine.process import WorkerProcess
 from tuner.engine.protocol import Job, Lost, Message, PrepareTask
 
@@ -43,18 +38,12 @@ class NodeSetup:
     """Workers that share a GPU."""
     version: str
     """Version of the controller's sources; see `sources`."""
-    packages: Sequence[str]
-    """Packages that must be installed."""
     working_folder: Path
     """The controller's; modules are imported from it if the node has it, too."""
     folder: Path | None = None
     """The study's, on the controller's host; None: not checked."""
     token: str = ""
     """Expected content of the folder's file `TOKEN`."""
-    trainer: str | None = None
-    """`module:function`."""
-    needs_torch: bool = False
-    """True if it trains with torch."""
 
 
 @dataclass(frozen=True)
@@ -116,50 +105,20 @@ class NodeWorker:
             self._process = None
         return message
 
-    # Requirements
-
     def _problem(self) -> str | None:
+        """Return one line on what the node lacks: the controller's sources, or its folder."""
         setup = self._setup
         if sources() != setup.version:
             return f"has ppo-tuner {sources()}, and the controller {setup.version}; install the same on all nodes"
-        missing = [name for name in setup.packages if not _is_installed(name)]
-        if missing:
-            return f"lacks the package{'s' if len(missing) > 1 else ''} {', '.join(missing)}; install them there"
-        module = (setup.trainer or "").partition(":")[0]
-        if module and not _is_module(module):
-            return f'lacks the module "{module}" of the trainer'
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if setup.has_gpus and setup.needs_torch else []
+        if setup.folder is None:
+            return None
         try:
-            unseen = unseen_gpus(gpus)
-        except ConfigError as error:
-            return f"cannot be used: {error}"
-        if unseen:
-            return f"has no GPU {', '.join(unseen)} that torch sees, though Ray counts one; see: ppo-tuner doctor"
-        return None if setup.folder is None else self._folder_problem(setup.folder)
-
-    def _folder_problem(self, folder: Path) -> str | None:
-        try:
-            sees = (folder / TOKEN).read_text(encoding="utf-8") == self._setup.token
+            sees = (setup.folder / TOKEN).read_text(encoding="utf-8") == setup.token
         except OSError:
             sees = False
         if not sees:
             return (
-                f"does not see the controller's runs folder {folder.parent}; run the study in a folder that all "
+                f"does not see the controller's runs folder {setup.folder.parent}; run the study in a folder that all "
                 "machines share, at the same path"
             )
-        return None if os.access(folder, os.W_OK) else f"cannot write the runs folder {folder.parent}"
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+        return None if os.access(setup.folder, os.W_OK) else f"cannot write the runs folder {setup.folder.parent}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ppo_core import checkpoint
 from ppo_core.checkpoint import CheckpointKeeper, require_room
@@ -17,40 +17,36 @@ from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed.rank_zero import NextMove, on_rank_zero
-from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerError, is_outage, nearest
+from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, is_outage, nearest
 from ppo_core.report import StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
-from tuner.engine.protocol import Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialJob, TrialSpec
+from tuner.engine.protocol import Ended, Left, Phase, Read, ReadTest, Stepped, TrialJob, TrialSpec
 from tuner.judge.budget_watch import WatchState, watch
 from tuner.judge.guard import GUARD, GuardState, check_step
 
-T = TypeVar("T")
 WATCH = "budget_watch"
 """Key in a checkpoint's `extra` of the KL budget watch's state."""
 LONGEST_STEP = "longest_step"
 """Key in a checkpoint's `extra` of the trial's longest step so far, in seconds."""
 OWN_FRONT = 3
 """Number of checkpoints that a running trial keeps because they are best under other KL budgets."""
-Ask = Callable[[Stepped | NoRoom], NextMove]
+Ask = Callable[[Stepped], NextMove]
 
 
 def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
     """Run one trial; `ask` reports each step and returns whether to go on.
 
     Every process of a trial runs this, and rank 0 alone asks. A checkpoint is saved only after its step was answered,
-    so the store holds every step up to it. If there is no room for one, `ask` decides whether to retry. `enter` is
-    called before a checkpoint is saved and before the next step.
+    so the store holds every step up to it. `enter` is called before a checkpoint is saved and before the next step.
     """
 
-    def asked(message: Stepped | NoRoom) -> NextMove:
+    def asked(message: Stepped) -> NextMove:
         return on_rank_zero(lambda: ask(message))
 
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
     staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
-    keeper = _with_room(lambda: _make_keeper(spec, staged.trainer), asked)
-    if keeper is None:
-        return Left()
+    keeper = _make_keeper(spec, staged.trainer)
     state, watched, clock.longest_step = _restored(spec)
     has_raised = False
     clock.begin_step()
@@ -79,7 +75,8 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
             break
         is_due = answer in (NextMove.SAVE, NextMove.LEAVE) or report.is_evaluation or ends_stage
         if is_due or on_rank_zero(partial(keeper.is_due, report)):
-            if _with_room(save, asked) is None or answer is NextMove.LEAVE:
+            save()
+            if answer is NextMove.LEAVE:
                 return Left()
             enter(Phase.STEPPING)
         clock.begin_step()
@@ -105,16 +102,6 @@ def read_test(job: ReadTest) -> Read:
         return Read(None, f"the trainer {job.trainer} evaluates no test prompts")
     reading = evaluate()
     return Read(None, f"the task {job.task} has no test prompts") if reading is None else Read(reading)
-
-
-def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
-    """Return the result of `work`, retried for lack of room as long as `ask` allows it; None: given up."""
-    while True:
-        try:
-            return work()
-        except NoRoomError as error:
-            if ask(NoRoom(str(error))) is NextMove.STOP:
-                return None
 
 
 def with_plain_floats(report: StepReport) -> StepReport:

@@ -5,8 +5,10 @@ engine ends it, since the error may have left the device unusable. It never touc
 imports torch only if the trainer does. Its output and its children's is appended to the log of the trial it runs.
 """
 
+import ctypes
 import faulthandler
 import gc
+import io
 import os
 import shutil
 import signal
@@ -14,17 +16,19 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing import connection
+from pathlib import Path
+from typing import Any
 
 from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed.rank_zero import NextMove
-from tuner.engine.gpu import limit_memory
+from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.process import WorkerProcess, end_all
 from tuner.engine.protocol import (
     Entered,
@@ -32,7 +36,6 @@ from tuner.engine.protocol import (
     Job,
     Lost,
     Message,
-    NoRoom,
     Prepared,
     PrepareTask,
     Progress,
@@ -41,7 +44,6 @@ from tuner.engine.protocol import (
     TrialSpec,
 )
 from tuner.engine.run_trial import read_test, run_trial
-from tuner.engine.worker_output import flush_output, line_buffer_output, send_output_to
 from tuner.environment import existing
 from tuner.files import trial_log
 
@@ -65,8 +67,8 @@ class Controller:
         except OSError:
             sys.exit(0)
 
-    def ask(self, report: Stepped | NoRoom) -> NextMove:
-        """Report a step or a lack of disk space, and wait for the answer."""
+    def ask(self, report: Stepped) -> NextMove:
+        """Report a step, and wait for the answer."""
         self.emit(report)
         answer = self._receive()
         assert isinstance(answer, NextMove)
@@ -152,6 +154,7 @@ def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
     if job.configs:
         from ppo_core.models import fits
 
+        require_own_gpu()
         limit_memory()
         largest = fits.largest([PPOConfig.from_dict(config) for config in job.configs], task, assets, job.device)
         if largest is not None:
@@ -194,7 +197,7 @@ def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence
                     print(f"rank {rank} of {count} failed: {message.message}", file=sys.stderr)
                     if message.is_for_user or not connection.wait(ends, _NOTICE_SECONDS):
                         return message
-                elif rank == 0 and isinstance(message, Stepped | NoRoom):
+                elif rank == 0 and isinstance(message, Stepped):
                     each.give(controller.ask(message))
                 elif rank == 0 and isinstance(message, Entered):
                     controller.emit(message)
@@ -218,3 +221,53 @@ def _free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+# The output, redirected at file descriptors 1 and 2, to include that of C libraries and child processes
+
+_STREAMS = {"stdout": 1, "stderr": 2}
+
+
+class _Forgiving(io.FileIO):
+    """A file that ignores write errors: a full disk must not end a trial that prints."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def line_buffer_output() -> None:
+    """Replace Python's streams by line-buffered ones that never fail."""
+    for name, descriptor in _STREAMS.items():
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the controller was started without it
+            _redirect([descriptor], os.devnull)
+        raw = io.BufferedWriter(_Forgiving(descriptor, "wb", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True))
+
+
+def send_output_to(path: Path) -> None:
+    """Append all output to the file from now on, or discard it if the file cannot be written."""
+    flush_output()
+    try:
+        _redirect(_STREAMS.values(), path)
+    except OSError:
+        _redirect(_STREAMS.values(), os.devnull)
+
+
+def flush_output() -> None:
+    """Flush the output buffers, those of C libraries too."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _redirect(descriptors: Collection[int], path: Path | str) -> None:
+    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for descriptor in descriptors:
+        os.dup2(opened, descriptor)
+    if opened not in descriptors:
+        os.close(opened)

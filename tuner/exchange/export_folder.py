@@ -10,12 +10,11 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Boolean, Column, ColumnElement, Connection, Float, Integer, Table, select
+from sqlalchemy import JSON, Boolean, ColumnElement, Connection, Float, Integer, Table, select
 
 from ppo_core.errors import ConfigError, PPOTunerError
 from tuner.exchange import SUFFIXES
@@ -51,12 +50,13 @@ _TYPES: tuple[tuple[type[Any], str], ...] = (
 )
 
 
-def _type_name(column: Column[Any]) -> str:
-    return next((name for type_, name in _TYPES if isinstance(column.type, type_)), "string")
-
-
 def _fields(table: Table, *without: str) -> dict[str, str]:
-    return {column.name: _type_name(column) for column in table.c if column.name not in without}
+    """Return the types of a table's columns, by name."""
+    fields = {}
+    for column in table.c:
+        if column.name not in without:
+            fields[column.name] = next((name for type_, name in _TYPES if isinstance(column.type, type_)), "string")
+    return fields
 
 
 TRIALS = TableLayout("trials", _fields(schema.trials, "id", "study_id"))
@@ -84,12 +84,15 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
     """
     study_id = store.study(name).id
     require_free(folder, replace)
-    part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
+    part, old = (folder.parent / f".{folder.name}.{uuid.uuid4().hex}.{what}" for what in ("part", "old"))
     try:
         part.mkdir(parents=True)
         with snapshot(store) as connection:
             rows = _write_files(connection, study_id, part, fmt)
-        _put_in_place(part, folder)
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
     except PPOTunerError:
         raise
     except OSError as error:
@@ -101,17 +104,13 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
 
 def require_free(folder: Path, replace: bool) -> None:
     """Raise ConfigError unless a folder is new, is empty, or holds nothing but an export that is to be replaced."""
-    if not os.path.lexists(folder):
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    names = {path.name for path in folder.iterdir()} if is_folder else set()
+    if not os.path.lexists(folder) or (is_folder and not names):
         return
-    if folder.is_symlink() or not folder.is_dir():
-        raise ConfigError(f"{folder} already exists and is not a folder; name another with -o")
-    names = {path.name for path in folder.iterdir()}
-    if not names:
-        return
-    strange = sorted(names - {STUDY_FILE, *(table.file(fmt) for table in TABLES for fmt in SUFFIXES)})
-    if strange or not _is_export(folder):
-        what = f'holds "{strange[0]}"' if strange else "is not an exported study"
-        raise ConfigError(f"{folder} already exists and {what}; name another with -o")
+    ours = {STUDY_FILE, *(table.file(fmt) for table in TABLES for fmt in SUFFIXES)}
+    if not (is_folder and names <= ours and _is_export(folder)):
+        raise ConfigError(f"{folder} already exists, and is not an exported study alone; name another with -o")
     if not replace:
         raise ConfigError(f"{folder} already exists; replace that export with --force, or name another with -o")
 
@@ -153,26 +152,6 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
     }
     (folder / STUDY_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii", newline="\n")
     return rows
-
-
-def _put_in_place(part: Path, folder: Path) -> None:
-    """Rename the finished folder into place; an older export is deleted once the new one is safely on disk."""
-    for path in part.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    old = None
-    if folder.is_dir() and any(folder.iterdir()):
-        old = part.with_suffix(".old")
-        folder.rename(old)
-    try:
-        part.rename(folder)
-    except OSError:
-        if old is not None:
-            with suppress(OSError):
-                old.rename(folder)
-        raise
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:

@@ -1,6 +1,6 @@
 """A trial's log file: the output of its workers, and the controller's notes.
 
-It is in the trial's folder. Workers append their own output to it (see `tuner.engine.worker_output`); the lines written
+It is in the trial's folder. Workers append their own output to it (see `tuner.engine.worker`); the lines written
 here begin with a mark. Its text may be anything: print it `escaped`.
 """
 
@@ -9,13 +9,10 @@ import os
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
 
 NAME = "log.txt"
 PREPARATION_NAME = "worker.log"
 """In the study's folder: output of workers that prepare the task."""
-MOST_BYTES = 10_000_000
-"""Size beyond which a log is moved aside when an attempt begins, replacing an earlier one."""
 _ATTEMPT = "=== "
 _PROCESS = ", process "
 _NOTE = "--- "
@@ -31,20 +28,12 @@ def path_of(folder: Path) -> Path:
 
 def begin(path: Path, what: str, process: str) -> None:
     """Write the first line of an attempt: its name and process. Write errors are ignored."""
-    with suppress(OSError):
-        if path.stat().st_size > MOST_BYTES:
-            path.replace(set_aside(path))
     _append(path, _ATTEMPT, f"{what}{_PROCESS}{process}")
 
 
 def note(folder: Path, text: str) -> None:
     """Add a line to the log of the trial in `folder`. Write errors are ignored."""
     _append(path_of(folder), _NOTE, text)
-
-
-def set_aside(path: Path) -> Path:
-    """Return the path to which an oversized log is moved."""
-    return path.with_suffix(f".1{path.suffix}")
 
 
 def tail(folder: Path, lines: int = 20) -> str:
@@ -56,16 +45,7 @@ def tail(folder: Path, lines: int = 20) -> str:
             text = log.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    end = last_lines(text, lines).rstrip("\n")[-_TAIL_CHARACTERS:]
-    return end.replace("\0", "\N{REPLACEMENT CHARACTER}")  # databases refuse the zero character
-
-
-def earlier(folder: Path) -> str:
-    """Return the part of the log of the trial in `folder` that was moved aside; empty if none."""
-    try:
-        return set_aside(path_of(folder)).read_bytes().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+    return last_lines(text, lines).rstrip("\n")[-_TAIL_CHARACTERS:]
 
 
 def last_lines(text: str, lines: int) -> str:
@@ -101,42 +81,22 @@ def escaped(text: str) -> str:
 
 
 class Follower:
-    """Reads a log as it grows, and continues with a new file in its place; a missing one reads as empty."""
+    """Reads a log as it grows; a missing one reads as empty."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = path_of(folder)
-        self._file: BinaryIO | None = None
+        self._path, self._place = path_of(folder), 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:
         """Return the text written since the last call."""
-        text = self._rest()
-        if self._was_replaced():
-            text += self._rest()  # what was written before it was replaced, and after the reading above
-            self._open()
-            text += self._rest()
-        return text
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _rest(self) -> str:
-        return "" if self._file is None else self._decoder.decode(self._file.read())
-
-    def _was_replaced(self) -> bool:
         try:
-            there = self._path.stat()
-        except OSError:
-            return False
-        return self._file is None or not os.path.samestat(there, os.fstat(self._file.fileno()))
-
-    def _open(self) -> None:
-        self.close()
-        self._decoder.reset()
-        with suppress(FileNotFoundError):
-            self._file = self._path.open("rb")
+            with self._path.open("rb") as log:
+                log.seek(self._place)
+                written = log.read()
+                self._place = log.tell()
+        except FileNotFoundError:
+            return ""
+        return self._decoder.decode(written)
 
 
 def _append(path: Path, mark: str, text: str) -> None:

@@ -217,6 +217,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     if trial is None:
         return None
     checkpoint = forks.value_checkpoint(store, view.row, trial)
+    lead = over(store, holds.best.trial, trial) if badge is Badge.NEWER and holds is not None and holds.best else None
     if confirmed is None:
         words = ["train", "--from", view.row.name, str(trial.number)] if checkpoint is None else checkpoint.again
     else:
@@ -236,7 +237,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         confirmation=longest,
         seeds=0 if (read := longest_read(runs)) is None else read.seeds,
         top=0 if longest is None else _top(view, own, longest),
-        newer_by=_newer_by(store, holds, trial) if badge is Badge.NEWER else "",
+        newer_by="" if lead is None else f" ({lead.verdict})",
         own_budget=own.kl_budget,
         chose="One run of each trial" if own.listed else "One search on one seed",
         launch=tuple(words),
@@ -258,11 +259,6 @@ def _top(view: StudyView, spec: StudySpec, done: Confirmation) -> int:
     confirmed = {one.trial.number for one in done.configurations}
     ranked = enumerate(candidates((*view.trials, *view.confirming), spec), start=1)
     return max((place for place, trial in ranked if trial.number in confirmed), default=0)
-
-
-def _newer_by(store: Store, done: Confirmation | None, trial: TrialRow) -> str:
-    lead = None if done is None or done.best is None else over(store, done.best.trial, trial)
-    return "" if lead is None else f" ({lead.verdict})"
 
 
 def _launch_confirmed(study: str, confirmed: Confirmed) -> list[str]:

@@ -9,7 +9,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import optuna
@@ -48,7 +47,7 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
     name = spec.sampler.name
     if name == "qmc":
         return spread_params(spec.search, spec.seed, number)
-    if name != "random" and not _has_enough(spec, rows):
+    if name != "random" and sum(_teaches(spec, row) for row in rows) < spec.sampler.startup_trials:
         return first_params(spec.search, _leading_values(spec, rows), spec.seed, number)
     return decode(spec.search, _ask(spec, number, as_read(spec, rows)))
 
@@ -118,12 +117,6 @@ def _selected(reports: list[tuple[TrialRow, OptunaReport]]) -> list[tuple[TrialR
     best = heapq.nlargest(BEST_READ, valued, key=lambda pair: ((pair[1].constraint or 0.0) <= 0, pair[1].value or 0.0))
     running = [pair for pair in older if pair[1].state is TrialState.RUNNING]
     return sorted(best + running, key=lambda pair: pair[0].number) + latest
-
-
-def _has_enough(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if at least `startup_trials` trials have a value that the sampler can learn from."""
-    least = spec.sampler.startup_trials
-    return len(list(islice((row for row in rows if _teaches(spec, row)), least))) == least
 
 
 def _teaches(spec: StudySpec, row: TrialRow) -> bool:

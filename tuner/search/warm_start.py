@@ -133,11 +133,6 @@ RECIPES: Mapping[str, PublishedRecipe] = {
 """Published recipes by name."""
 
 
-def recipe_start(name: str, search: Mapping[str, Dimension]) -> ListedTrial:
-    """Return a recipe as a start in a study's ranges."""
-    return moved(RECIPES[name].values, search, name, source=name)
-
-
 def moved(
     values: Mapping[str, HyperValue], search: Mapping[str, Dimension], label: str, *, source: str = ""
 ) -> ListedTrial:

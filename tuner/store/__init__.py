@@ -4,8 +4,6 @@ The controller that holds a study's lease writes; everyone else reads, and place
 that first checks the lease's token, so a controller that lost its lease can write nothing.
 """
 
-from pathlib import Path
-
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -41,55 +39,41 @@ class Store(Studies, Trials, Curves, Orders):
     """A database of studies. Open it with `Store.open`."""
 
     @classmethod
-    def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False, flag: str = "--storage") -> "Store":
-        """Open the store at a URL or path.
-
-        Args:
-            storage: The URL or path.
-            create: Make it first if there is none.
-            flag: What named it on the command line, for errors.
+    def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False) -> "Store":
+        """Open the store at a URL or path; `create`: make it first if there is none.
 
         Raises:
             StoreError: it does not exist, cannot be reached, is not ours, or has another schema version.
         """
         engine = connect.connect(schema.parse_url(storage))
         try:
-            _check(engine, create, flag)
-        except (OSError, SQLAlchemyError) as error:
+            _check(engine, create)
+        except SQLAlchemyError as error:
             engine.dispose()
-            if isinstance(error, connect.NoStoreError):
-                raise StoreError(f"{error}; name another with {flag}") from error
+            raise connect.store_error(engine.url, error) from error
+        except OSError as error:
+            engine.dispose()
             if isinstance(error, StoreError):
                 raise
-            if isinstance(error, SQLAlchemyError):
-                raise connect.failure(engine.url, error) from error
             raise StoreError(f"cannot use the store {error.filename}: {error.strerror}") from error
         return cls(engine)
 
 
-def _check(engine: Engine, create: bool, flag: str) -> None:
+def _check(engine: Engine, create: bool) -> None:
     """Check the store's schema version, creating the store if asked; on any error it is left unchanged."""
     where, version, path = schema.redacted(engine.url), connect.found_version(engine), connect.file_of(engine.url)
     if version is None:
         if create:
-            _create(engine, path)
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            connect.create(engine)
         elif path is None or path.exists():
-            raise connect.NoStoreError(f"{where} is not a PPO Tuner store")
+            raise StoreError(f"{where} is not a PPO Tuner store; name another place")
         else:
             raise StoreError(f"no store at {path}; `ppo-tuner run` creates it, or name another with --storage")
     elif version != schema.SCHEMA_VERSION:
         raise StoreError(
             f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}: "
-            f"name another store with {flag}, or use the version that made this one"
+            "name another store, or use the version that made this one"
         )
-    connect.try_reading(engine)
-
-
-def _create(engine: Engine, path: Path | None) -> None:
-    try:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-    except OSError as error:
-        raise StoreError(f"cannot make the store {path}: {error.filename}: {error.strerror}") from error
-    connect.create(engine)

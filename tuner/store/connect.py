@@ -1,13 +1,12 @@
-"""Connections to the database: inspected read-only first, used only if it holds the store's tables.
+"""Connections to the database, used only if it holds the store's tables.
 
-A file or database that is damaged, not a store, or of another version is refused and left unchanged.
+A file or database that is damaged, not a store, or of another version is refused, and nothing is written to it.
 """
 
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from ppo_core.errors import PPOTunerError, StoreError, StudyError
+from ppo_core.errors import PPOTunerError, StoreError, StudyError, first_line
 from tuner.store import schema
 from tuner.store.rows import Lease
 from tuner.store.schema import SCHEMA_VERSION, meta, metadata, redacted
@@ -27,22 +26,15 @@ LOCK_SECONDS = 10
 """Timeout of a statement that waits for another process's lock; it may be tried again."""
 IDLE_SECONDS = 60
 """PostgreSQL ends a transaction idle for this long, so that a hung process blocks nobody."""
-SETUP_SECONDS = 300
-"""Timeout of the wait for another process to create the store."""
 
 _KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 _SETUP_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
-_SQLITE_HEADER = b"SQLite format 3\x00"
 _READ_VERSION = select(meta.c.value).where(meta.c.key == "schema_version")
 
 
 def _json(value: Any) -> str:
     """Serialize to JSON that every database takes."""
     return json.dumps(schema.storable(value), separators=(",", ":"), allow_nan=False)
-
-
-class NoStoreError(StoreError):
-    """The location holds something other than a store; the caller adds the flag that names another."""
 
 
 def connect(url: URL) -> Engine:
@@ -69,31 +61,34 @@ def found_version(engine: Engine) -> int | None:
     """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing.
 
     Raises:
-        StoreError: it is damaged or not a store.
-        SQLAlchemyError: it cannot be reached.
+        StoreError: it is a folder, damaged or not a store.
+        SQLAlchemyError: it cannot be read.
     """
-    tables, version = (_read_file if engine.dialect.name == "sqlite" else _read_server)(engine)
-    if not tables:
+    path, where = file_of(engine.url), redacted(engine.url)
+    if path is not None and not path.exists():
         return None
-    if meta.name not in tables:
-        raise NoStoreError(f"{redacted(engine.url)} is not a PPO Tuner store")
+    if path is not None and path.is_dir():
+        raise StoreError(f"the store {path} is a folder; name a file in it, such as {path / 'ppo-tuner.db'}")
+    with engine.connect() as connection:
+        tables = inspect(connection).get_table_names()
+        if not tables:
+            return None
+        if meta.name not in tables:
+            raise StoreError(f"{where} is not a PPO Tuner store; name another place")
+        version = connection.scalar(_READ_VERSION)
     if version is None or not version.isdecimal():
-        raise StoreError(f"{redacted(engine.url)} is damaged: it has no schema version")
+        raise StoreError(f"{where} is damaged: it has no schema version")
     return int(version)
 
 
-def _read_server(engine: Engine) -> tuple[list[str], str | None]:
-    """Return the names of a server's tables, and the schema version if there is one."""
-    with engine.connect() as connection:
-        tables = inspect(connection).get_table_names()
-        return tables, connection.scalar(_READ_VERSION) if meta.name in tables else None
-
-
 def create(engine: Engine) -> None:
-    """Create all tables or none; safe if two processes start at once."""
-    if engine.dialect.name == "sqlite":
+    """Create all tables or none; safe if two processes start at once, of which the second waits for the first."""
+    is_sqlite = engine.dialect.name == "sqlite"
+    if is_sqlite:
         _use_wal(engine)
-    with _exclusive(engine) as connection:
+    with engine.begin() as connection:
+        lock = "BEGIN IMMEDIATE" if is_sqlite else f"SELECT pg_advisory_xact_lock({_SETUP_LOCK})"
+        connection.exec_driver_sql(lock)
         if not inspect(connection).has_table(meta.name):
             metadata.create_all(connection)
             connection.execute(meta.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
@@ -113,78 +108,11 @@ def _use_wal(engine: Engine) -> None:
             time.sleep(0.05)
 
 
-@contextmanager
-def _exclusive(engine: Engine) -> Iterator[Connection]:
-    """Open an exclusive transaction; a second process that creates the store waits for the first."""
-    with engine.connect() as connection:
-        if engine.dialect.name == "sqlite":
-            connection.exec_driver_sql(f"PRAGMA busy_timeout={SETUP_SECONDS * 1_000}")
-            connection.rollback()
-        with connection.begin():
-            if engine.dialect.name == "sqlite":
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
-            else:
-                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{SETUP_SECONDS}s'")
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_SETUP_LOCK})")
-            yield connection
-    engine.dispose()  # later connections wait for locks no longer than `LOCK_SECONDS`
-
-
-def try_reading(engine: Engine) -> None:
-    """Read the schema version through an ordinary connection; raises SQLAlchemyError on failure."""
-    with engine.connect() as connection:
-        connection.scalar(_READ_VERSION)
-
-
-def failure(url: URL, error: SQLAlchemyError | sqlite3.Error) -> StoreError:
-    """Return a one-line error for a store that could not be opened."""
-    return StoreError(f"cannot use the store {redacted(url)}: {first_line(error)}")
-
-
-def first_line(error: SQLAlchemyError | sqlite3.Error) -> str:
-    """Return the first line of the database's message."""
-    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def file_of(url: URL) -> Path | None:
     """Return the URL's SQLite file; None for a server, or a `file:` URI that SQLite itself reads."""
     if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
         return None
     return Path(url.database)
-
-
-def _read_file(engine: Engine) -> tuple[list[str], str | None]:
-    """Like `_read_server`, but through a connection that writes nothing, not even a write-ahead log's files."""
-    url, path = engine.url, file_of(engine.url)
-    if path is None:
-        uri = f"{url.database}?mode=ro"
-    elif not path.exists():
-        return [], None
-    elif path.is_dir():
-        raise StoreError(f"the store {path} is a folder; name a file in it, such as {path / 'ppo-tuner.db'}")
-    else:
-        with path.open("rb") as file:
-            header = file.read(100)
-        if not header:
-            return [], None
-        if not header.startswith(_SQLITE_HEADER):
-            raise NoStoreError(f"{path} is not an SQLite database")
-        uri = f"{path.absolute().as_uri()}?{'immutable=1' if _log_is_empty(path) else 'mode=ro'}"
-    try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS)) as connection:
-            tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            query = f"SELECT value FROM {meta.name} WHERE key = 'schema_version'"
-            row = connection.execute(query).fetchone() if meta.name in tables else None
-    except sqlite3.Error as error:
-        raise failure(url, error) from error
-    return tables, None if row is None else row[0]
-
-
-def _log_is_empty(path: Path) -> bool:
-    """Return True if the file holds the whole database: nobody has it open, or it keeps no log."""
-    logs = [path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-journal")]
-    return not any(log.exists() and log.stat().st_size for log in logs)
 
 
 def _set_up_sqlite(engine: Engine) -> None:
@@ -332,7 +260,7 @@ def renew(connection: Connection, lease: Lease) -> None:
 
 def store_error(url: URL, error: SQLAlchemyError) -> StoreError:
     """Return a one-line error without the password."""
-    return StoreError(f"the store {schema.redacted(url)} failed: {first_line(error)}")
+    return StoreError(f"the store {redacted(url)} failed: {first_line(getattr(error, 'orig', None) or error)}")
 
 
 def may_pass(error: SQLAlchemyError) -> bool:

@@ -11,8 +11,6 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 _PROC = Path("/proc")
 _STATE, _STARTED = 0, 19
 """Positions of fields 3 and 22 of `/proc/<pid>/stat` after the command's name; see proc(5)."""
@@ -25,7 +23,7 @@ class ProcessKey:
     host: str
     pid: int
     started: float
-    """Clock ticks since the boot; on a system without `/proc`, seconds since the epoch as the kernel noted once."""
+    """Clock ticks since the boot."""
     space: str
     """Boot and pid namespace of its id; see `pid_space`."""
 
@@ -40,14 +38,13 @@ def this_process() -> ProcessKey:
 def pid_space() -> str:
     """Return the name of this boot and pid namespace, within which process ids are comparable.
 
-    Unique to this call if it cannot be determined.
+    Unique to this call if it cannot be determined, as on a system without `/proc`.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"
     except OSError:
-        # Without /proc (macOS) there are no pid namespaces, and a process that started before a boot is dead.
-        return f"unknown {uuid.uuid4()}" if (_PROC / "self").exists() else f"machine {uuid.getnode():x}"
+        return f"unknown {uuid.uuid4()}"
 
 
 def is_alive(key: ProcessKey) -> bool | None:
@@ -69,12 +66,6 @@ def is_alive(key: ProcessKey) -> bool | None:
 
 def _state_and_start(pid: int) -> tuple[bool, float] | None:
     """Return (is a zombie, start time) of a process, or None if it may not be inspected."""
-    if not (_PROC / "self").exists():
-        try:
-            process = psutil.Process(pid)
-            return process.status() == psutil.STATUS_ZOMBIE, process.create_time()
-        except psutil.Error:
-            return None
     try:
         fields = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

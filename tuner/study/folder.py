@@ -9,14 +9,14 @@ import logging
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from ppo_core import checkpoint
 from ppo_core.errors import StoreError, StudyError
-from tuner.store import Lease, Store, StudyRow
+from tuner.store import Store, StudyRow
 
 _OWNER = "study.json"
 _LOCK = ".lock"
@@ -116,16 +116,12 @@ def _owner(study: StudyRow) -> dict[str, object]:
     return {"study": study.name, "created_at": study.created_at}
 
 
-def _read_owner(folder: Path) -> object:
-    try:
-        return json.loads((folder / _OWNER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 def is_of(folder: Path, study: StudyRow) -> bool:
     """Return True if a folder is marked as the study's."""
-    return _read_owner(folder) == _owner(study)
+    try:
+        return bool(json.loads((folder / _OWNER).read_text(encoding="utf-8")) == _owner(study))
+    except (OSError, ValueError):
+        return False
 
 
 def own_folder(study: StudyRow) -> Path | None:
@@ -133,54 +129,15 @@ def own_folder(study: StudyRow) -> Path | None:
     return Path(study.folder) if study.folder is not None and is_of(Path(study.folder), study) else None
 
 
-def remove(folder: Path, between: Callable[[], None]) -> None:
-    """Delete a folder, trial by trial and the owner's mark last, so that it can be resumed if interrupted.
-
-    `between` is called after each trial. Links are deleted, not their targets.
-
-    Raises:
-        OSError: something could not be removed.
-    """
-    for path in sorted(folder.iterdir()):
-        if path.name not in (_OWNER, _LOCK):
-            _remove(path)
-            between()
-    for name in (_LOCK, _OWNER):
-        (folder / name).unlink(missing_ok=True)
-    if folder.is_symlink():
-        folder.unlink()
-    else:
-        folder.rmdir()
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-        return
-    for step in path.glob("step-*"):
-        if step.is_dir() and not step.is_symlink():
-            checkpoint.remove(step)  # its manifest first: half removed, it must not look complete
-    shutil.rmtree(path)
-
-
 def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Callable[[str], None]) -> None:
     """Delete a study: its folder of checkpoints, unless `keep_files`, and then its rows.
 
-    `tell` is called with notes for the user, one line each.
+    `tell` is called with a note for the user, one line, if the folder stays.
 
     Raises:
         StudyError: a controller holds it.
         StoreError: the store failed, or a file could not be removed; done again, it continues.
     """
-    with _held(store, study) as (lease, study):
-        if not keep_files:
-            _delete_files(store, lease, study, tell)
-        store.delete_study(lease)
-
-
-@contextmanager
-def _held(store: Store, study: StudyRow) -> Iterator[tuple[Lease, StudyRow]]:
-    """Hold the study and its folder, and yield its current row."""
     store.require_free(study.name)  # says who runs it; the lock cannot
     folder = own_folder(study)
     with nullcontext() if folder is None else held_folder(folder):
@@ -188,24 +145,27 @@ def _held(store: Store, study: StudyRow) -> Iterator[tuple[Lease, StudyRow]]:
         try:
             if lease.study_id != study.id:
                 raise StudyError(f'study "{study.name}" was deleted and created again just now')
-            yield lease, store.study(study.name)
+            if folder is not None and not keep_files:
+                _remove(folder)
+            elif not keep_files and study.folder is not None and Path(study.folder).exists():
+                tell(f"{study.folder} stays: it is not marked as this study's")
+            store.delete_study(lease)
         finally:
             store.release(lease)
 
 
-def _delete_files(store: Store, lease: Lease, study: StudyRow, tell: Callable[[str], None]) -> None:
-    if study.folder is None:
-        return
-    folder = own_folder(study)
-    if folder is None:
-        with suppress(OSError):
-            Path(study.folder).rmdir()  # empty, as a deletion that was cut off at its end leaves it
-        if Path(study.folder).exists():
-            tell(f"{study.folder} stays: it is not marked as this study's")
-        return
+def _remove(folder: Path) -> None:
+    """Delete a folder, the owner's mark last, so that a deletion that was cut off can be done again."""
     try:
-        remove(folder, lambda: store.renew(lease))
-    except StoreError:
-        raise
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != _OWNER:
+                path.unlink()
+        (folder / _OWNER).unlink()
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            folder.rmdir()
     except OSError as error:
         raise StoreError(f"cannot remove {error.filename or folder}: {error.strerror or error}") from error

@@ -15,11 +15,11 @@ from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
-from tuner.engine.protocol import WorkerSettings, checked
+from tuner.engine.protocol import WorkerSettings
 from tuner.environment import STUDY_FILE, to_copy
 from tuner.judge.guard import GuardSettings
 from tuner.search import warm_start
-from tuner.search.warm_start import ListedTrial
+from tuner.search.warm_start import ListedTrial, moved
 from tuner.study import study_file, trial_tables
 from tuner.study.study_file import SamplerSpec, Strategy
 
@@ -200,7 +200,7 @@ class StudySpec:
         spec._check(where)
         known = {start.source for start in settled}
         recipes = [name for name in names if name in warm_start.RECIPES and name not in known]
-        starts += [warm_start.recipe_start(name, search) for name in recipes]
+        starts += [moved(warm_start.RECIPES[name].values, search, name, source=name) for name in recipes]
         return spec.with_starts(settled, starts, f"{where}: ")
 
     def to_dict(self) -> dict[str, Any]:
@@ -243,31 +243,16 @@ class StudySpec:
                 starts.append(start)
         return replace(self, starts=tuple(starts), dropped=tuple(dropped))
 
-    def with_trials(self, trials: int) -> "StudySpec":
-        """Return this study with another total of trials; ConfigError if it lists them."""
-        if self.listed:
-            trial_tables.require_total(trials, self.listed)
-        return replace(self, trials=trials)
+    def with_keys(self, keys: Mapping[str, Any], where: str) -> "StudySpec":
+        """Return this study with other values of some keys of its file; in a table only those given are replaced.
 
-    def with_budget(self, budget: object, where: str) -> "StudySpec":
-        """Return this study with another budget, in trials of full length; ConfigError if it is not allowed."""
-        changed = replace(self, budget=declare.number(budget, declare.POSITIVE, where))
-        changed._check_extent(f"{where}: ")
-        return changed
-
-    def with_checkpoint_seconds(self, seconds: float) -> "StudySpec":
-        """Return this study with another longest time between checkpoints; ConfigError if it is not allowed."""
-        name = "checkpoint_seconds"
-        return replace(self, workers=replace(self.workers, checkpoint_seconds=checked(name, seconds, name)))
-
-    def with_kl_budget(self, kl_budget: object, where: str) -> "StudySpec":
-        """Return this study with another KL budget; ConfigError if it is invalid, or over the KL limit."""
-        budget = declare.number(kl_budget, declare.POSITIVE, where)
-        if budget > self.kl_limit:
-            raise ConfigError(
-                f"{where} = {budget:g} is over the KL limit = {self.kl_limit:g}, where trials are stopped"
-            )
-        return replace(self, kl_budget=budget)
+        Raises:
+            ConfigError: one is not allowed; the message begins with `where`.
+        """
+        content = self.to_dict()
+        for key, value in keys.items():
+            content[key] = {**content[key], **value} if isinstance(value, Mapping) else value
+        return replace(StudySpec.from_dict(content, where), dropped=self.dropped)
 
     def config(self, params: Mapping[str, HyperValue]) -> PPOConfig:
         """Return a trial's configuration: declared defaults, task reference, fixed values, then `params`.
@@ -342,7 +327,10 @@ class StudySpec:
     def _may_change(self) -> dict[str, object]:
         """Return what may change between runs, by name."""
         return {
-            **{f"search.{name}": _dimension_text(self.search.get(name)) for name in HYPERPARAMETERS},
+            **{
+                f"search.{name}": self.search[name].text if name in self.search else "not searched"
+                for name in HYPERPARAMETERS
+            },
             **{key: getattr(self, key) for key in ("trials", "budget", "device", "threads", "gpus_per_trial")},
             "kl.budget": self.kl_budget,
             **{f"workers.{key}": f"{value:g}" for key, value in self.workers.to_dict().items()},
@@ -430,10 +418,6 @@ def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     return [f"{name}: {value}, was {old[name]}" for name, value in new.items() if value != old[name]]
-
-
-def _dimension_text(span: Dimension | None) -> str:
-    return "not searched" if span is None else span.text
 
 
 def _values_text(values: Mapping[str, HyperValue]) -> str:

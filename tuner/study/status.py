@@ -118,8 +118,6 @@ class OrderKind:
     trial: Literal["needed", "allowed", "none"]
     """If "allowed", an order without a trial concerns the whole study."""
     doc: str
-    arguments: tuple[str, ...] = ()
-    """Keys of its arguments."""
 
 
 ORDER_KINDS: Mapping[str, OrderKind] = {
@@ -133,14 +131,9 @@ ORDER_KINDS: Mapping[str, OrderKind] = {
         OrderKind("pause", "allowed", "save a trial and pause it; without a trial: the whole study"),
         OrderKind("resume", "allowed", "resume a paused trial; without a trial: the whole study"),
         OrderKind("retry", "allowed", "run a failed trial again; without a trial: all failed ones"),
-        OrderKind("enqueue", "none", "run a configuration of your own next", ("values", "label")),
-        OrderKind(
-            "fork",
-            "needed",
-            "start a new trial from a trial's checkpoint, with changed values",
-            ("values", "episode", "label"),
-        ),
-        OrderKind("set", "none", "change the study's trials, budget, workers or KL budget", ("changes",)),
+        OrderKind("enqueue", "none", "run a configuration of your own next"),
+        OrderKind("fork", "needed", "start a new trial from a trial's checkpoint, with changed values"),
+        OrderKind("set", "none", "change the study's trials, budget, workers or KL budget"),
     )
 }
 

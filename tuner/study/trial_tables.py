@@ -39,7 +39,12 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
     for number, values in enumerate(params):
         if (first := params.index(values)) < number:
             raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; remove one of them")
-    require_total(declare.whole(content.get("trials", len(listed)), None, f"{where}: trials"), listed, f"{where}: ")
+    trials = declare.whole(content.get("trials", len(listed)), None, f"{where}: trials")
+    if trials != len(listed):
+        raise ConfigError(
+            f"{where}: trials = {trials} is not allowed beside [[trial]] tables: leave it out, or list as many "
+            f"(there are {len(listed)})"
+        )
     return listed
 
 
@@ -51,15 +56,6 @@ def response_length(
     default = fixed.get(name, task.reference.get(name, HYPERPARAMETERS[name].default))
     lengths = {trial.params.get(name, default) for trial in listed} or {default}
     return int(lengths.pop() or 0) if name not in search and len(lengths) == 1 else None
-
-
-def require_total(trials: int, listed: Sequence[ListedTrial], where: str = "") -> None:
-    """Raise ConfigError if a study's total differs from its number of listed trials."""
-    if trials != len(listed):
-        raise ConfigError(
-            f"{where}trials = {trials} is not allowed beside [[trial]] tables: leave it out, or list as many "
-            f"(there are {len(listed)})"
-        )
 
 
 def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> list[str]:
