@@ -84,7 +84,7 @@ def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str,
     snapshot, spec, checkpoint = Snapshot.of(view), view.spec, None
     chosen = highlighted(snapshot, ())
     if trial is not None and trial.value_step is not None:
-        chosen = tuple(dict.fromkeys([trial.number, *chosen]))
+        chosen = tuple(dict.fromkeys([*chosen, trial.number]))
         checkpoint = analysis.checkpoint_of(evaluated, trial.number, trial.value_step)
     front = figures.trajectories(
         evaluated, snapshot.trials, analysis.front(evaluated), spec=spec, chosen=chosen, best=checkpoint,
@@ -93,7 +93,7 @@ def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str,
     figure_by_title = {"Reward against KL": (front, sentences.of_front(evaluated, spec.kl_budget))}
     steps = StepCache(CURVES).read(store, [row for row in view.trials if row.number in chosen])
     for metric in CURVES:
-        curves = figures.aligned(steps, metric, sorted(chosen), spec)
+        curves = figures.aligned(steps, metric, chosen, spec)
         figure_by_title[f"{METRICS[metric].label} over episodes"] = curves, ""
     if not importance.refusal(view.trials, spec):
         usable = importance.usable(view.trials, spec)

@@ -34,11 +34,11 @@ class Proposal:
     def sentence(self) -> str:
         """Sentence on the order's effect that names study and trial."""
         target = f'study "{self.study}"' if self.trial is None else f'trial {self.trial} of study "{self.study}"'
-        effect = _EFFECTS.get((self.kind, self.trial is None), ORDER_KINDS[self.kind].doc)
+        effect = EFFECTS.get((self.kind, self.trial is None), ORDER_KINDS[self.kind].doc)
         return f"{self.kind.capitalize()} {target}: {effect}."
 
 
-_EFFECTS = {
+EFFECTS = {
     ("stop", True): "the current run ends once each running trial has finished its step; its trials can be resumed",
     ("stop", False): "it ends after this step, for good, and keeps what it reached",
     ("pause", True): "running trials save and wait, and no other starts",

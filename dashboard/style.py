@@ -4,7 +4,7 @@ The colours are Okabe and Ito's (2008), distinguishable with common colour-visio
 left out because each vanishes on a dark or a light page.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tuner.store import TrialRow
@@ -111,20 +111,16 @@ def ink(colour: str) -> str:
     return INKS.get(colour, "#000000")
 
 
-def looks(trials: Collection[int], others: Collection[int] = ()) -> dict[int, Look]:
-    """Return looks by number, no two alike among the first `DISTINCT`; the `others` take what the trials leave.
+def looks(trials: Iterable[int]) -> dict[int, Look]:
+    """Return looks by number, no two alike among the first `DISTINCT`; one more trial at the end changes none.
 
-    Each has its number's colour, unless a lower number has it already: then the next free one, dashed only once all
+    Each has its number's colour, unless an earlier one has it already: then the next free one, dashed only once all
     colours are taken.
     """
     place_of: dict[int, int] = {}
-    for numbers in (set(trials), set(others) - set(trials)):
+    for number in dict.fromkeys(trials):
         free = [place for place in range(DISTINCT) if place not in place_of.values()]
-        own = {number % HUES: number for number in sorted(numbers, reverse=True) if number % HUES in free}
-        place_of |= {number: place for place, number in own.items()}
-        free = [place for place in free if place not in own]
-        for number in sorted(numbers - place_of.keys()):
-            place_of[number] = free.pop(0) if free else number % DISTINCT
+        place_of[number] = number % HUES if number % HUES in free else next(iter(free), number % DISTINCT)
     every = [Look(colour, dash) for dash in _DASHES for colour in COLOURS]
     return {number: every[place_of[number]] for number in sorted(place_of)}
 

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import analysis, charts, data, safe_text, style
+from dashboard import analysis, data, safe_text, style
 from dashboard.data import Shown, Snapshot
 from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
@@ -127,13 +127,13 @@ def highlighted(snapshot: Snapshot, chosen: Numbers, most: int = style.AT_A_GLAN
     running = [row.number for row in rows if row.status is Status.RUNNING]
     ended = sorted((row for row in rows if row.status is Status.COMPLETED), key=lambda row: -(row.value or -math.inf))
     best = [row.number for row in ended]
-    return tuple(dict.fromkeys([*snapshot.default_trials, *running, *best]))[: style.AT_A_GLANCE]
+    return tuple(sorted([*dict.fromkeys([*snapshot.default_trials, *running, *best])][: style.AT_A_GLANCE]))
 
 
 def looks(snapshot: Snapshot, numbers: Collection[int]) -> dict[int, style.Look]:
-    """Return the looks of trials, the same on all pages: other trials in colour with this choice keep theirs."""
-    shared = highlighted(snapshot, tuple(st.session_state.get(sidebar.TRIALS, ())), charts.MOST_LINES)
-    look_of = style.looks(shared, numbers)
+    """Return the looks of trials, the same on all pages: by the order of choice; others take what it leaves."""
+    shared = highlighted(snapshot, tuple(st.session_state.get(sidebar.TRIALS, ())), style.DISTINCT)
+    look_of = style.looks([*shared, *sorted(numbers)])
     return {number: look_of[number] for number in sorted(numbers)}
 
 

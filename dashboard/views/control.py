@@ -3,28 +3,34 @@
 import functools
 from collections.abc import Sequence
 
+import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import access, data
+from dashboard import access, data, safe_text
 from dashboard.data import Snapshot
-from dashboard.views import action_log, common, new_trial, running
+from dashboard.steering import EFFECTS
+from dashboard.views import common, new_trial, running
 from dashboard.views.control_parts import (
+    arguments_text,
     ask_to_confirm,
     choose_trial,
     draw_pending,
     draw_result,
     order_button,
     show_problem,
+    why_it_waits,
 )
+from ppo_core.output import counted
 from tuner.judge.answer import of_study
 from tuner.judge.results import StudyView
-from tuner.store import Store
-from tuner.study.status import CHANGEABLE_SETTINGS, ORDER_KINDS
+from tuner.store import Order, OrderState, Store, StudyRow
+from tuner.study.status import CHANGEABLE_SETTINGS
 
 STEER, NEW_TRIAL = "Steer", "New trial"
 _STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop study", "retry": "Retry all failed"}
 _TRIAL_BUTTONS = {"stop": "Stop after this step", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
+_STATES = {OrderState.WAITING: "… waiting", OrderState.DONE: "✓ done", OrderState.REFUSED: "✕ refused"}
 MOST_EVENTS = 12
 _NEW_TOKEN = "token to keep"
 """Session key: a token was typed, and the browser has not stored it yet."""
@@ -50,14 +56,13 @@ def _draw(part: str, head: DeltaGenerator, store: Store, snapshot: Snapshot, cho
     with left:
         if part == STEER:
             _study(store, snapshot, head)
+            _settings(store, snapshot.view)
             _trial(store, snapshot.view)
-            with st.expander("Change the study's settings"):
-                _settings(store, snapshot.view)
         else:
             with head:
                 common.draw_status(snapshot.view)
             new_trial.draw(store, snapshot.view)
-        action_log.draw(store, snapshot.view)
+        _action_log(store, snapshot.view)
     with right:
         common.live(snapshot, _what_goes_on)
 
@@ -101,7 +106,7 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
     over = "the study is finished, so no trial runs that could be paused" if view.state == "finished" else None
     for kind, label in _STUDY_BUTTONS.items():
         why_not = over if kind == "pause" else None
-        order_button(row, label, f"study {kind}", ORDER_KINDS[kind].doc, store, view, kind, why_not=why_not)
+        order_button(row, label, f"study {kind}", EFFECTS[kind, True], store, view, kind, why_not=why_not)
     if not was_held:
         _commands(store, view)
 
@@ -109,8 +114,11 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
 def _commands(store: Store, view: StudyView) -> None:
     """Show the commands that run or confirm a stopped study, and watch until it runs."""
     name, is_finished = view.row.name, view.state == "finished"
-    st.write("The search has ended. To carry out actions that wait:" if is_finished else "To resume the study:")
-    common.show_commands(data.command(["run", name]))
+    waiting = len(store.orders(view.row, OrderState.WAITING))
+    if waiting or not is_finished:
+        what = f"carry out the {counted(waiting, 'action')} that wait{'s' if waiting == 1 else ''}"
+        st.write(f"To {what if is_finished else 'resume the study'}, in a terminal:")
+        common.show_commands(data.command(["run", name]))
     if is_finished:
         text, words = _confirm(store, view)
         st.write(text)
@@ -144,25 +152,39 @@ def _trial(store: Store, view: StudyView) -> None:
     if row is not None:
         place = st.container(horizontal=True)
         for kind, label in _TRIAL_BUTTONS.items():
-            order_button(place, label, f"trial {kind}", ORDER_KINDS[kind].doc, store, view, kind, row.number)
+            order_button(place, label, f"trial {kind}", EFFECTS[kind, False], store, view, kind, row.number)
 
 
 def _settings(store: Store, view: StudyView) -> None:
-    spec, workers = view.spec, view.row.workers
+    """Draw a field for each setting, and the command that changes them as typed."""
+    spec, workers, is_finished = view.spec, view.row.workers, view.state == "finished"
     current = {
         "trials": "any" if spec.trials is None else str(spec.trials),
         "budget": "none" if spec.budget is None else f"{spec.budget:g}",
         "workers": "as started" if workers is None else str(workers),
         "kl_budget": f"{spec.kl_budget:g}",
     }
-    with st.form("settings"):
-        texts = {
-            name: st.text_input(f"{name}: {doc}", key=f"set {name}", placeholder=f"{current[name]} (unchanged)").strip()
-            for name, doc in CHANGEABLE_SETTINGS.items()
-        }
-        is_pressed = st.form_submit_button("Change", disabled=not access.may_order())
+    more = "trials" if spec.budget is None else "budget"
+    common.heading("Settings", "A running study takes a change at once, any other at its next run.")
+    if is_finished:
+        st.write(
+            f"The search has ended; a higher {more} lets it go on. Type it here and run the study again, or use the "
+            "command alone:"
+        )
+    columns = st.columns(len(current))
+    texts = {
+        name: columns[place].text_input(name, key=f"set {name}", placeholder=current[name], help=doc).strip()
+        for place, (name, doc) in enumerate(CHANGEABLE_SETTINGS.items())
+    }
+    changes = {name: _number(name, text) for name, text in texts.items() if text}
+    with st.container(horizontal=True):
+        is_pressed = st.button("Change", disabled=not access.may_order())
+        typed = {name: text for name, text in texts.items() if text} or {more: "N"}
+        # `run` changes and goes on at once, but not the KL budget.
+        word = "set" if view.row.is_held or "kl_budget" in typed else "run"
+        options = [part for name, text in typed.items() for part in (f"--{name.replace('_', '-')}", text)]
+        common.show_commands(data.command([word, view.row.name, *options]))
     if is_pressed:
-        changes = {name: _number(name, text) for name, text in texts.items() if text}
         ask_to_confirm(store, view, "set", None, {"changes": changes})
 
 
@@ -172,3 +194,61 @@ def _number(name: str, text: str) -> int | float | str:
         return float(text) if name in ("budget", "kl_budget") else int(text)
     except ValueError:
         return text
+
+
+def _action_log(store: Store, view: StudyView) -> None:
+    """Draw what was asked of the study; it refreshes while a controller runs it."""
+    st.fragment(_log, run_every=common.refresh_every(view))(store, view.row.name)
+
+
+def _log(store: Store, name: str) -> None:
+    with common.problems_shown():
+        study = store.study(name)
+        orders = store.orders(study)
+    common.heading(
+        "Action log", "What was asked here or on the command line, latest first. It waits while nothing runs the study."
+    )
+    if not orders:
+        st.write("No action yet.")
+        return
+    table, text = action_rows(orders, study), st.column_config.TextColumn
+    common.table(
+        table,
+        "orders",
+        {
+            "order": st.column_config.NumberColumn("No.", width=55, pinned=True),
+            "state": text("State", width=85),
+            "what": text("Action", width=150),
+            "outcome": text("Outcome", width=220),
+            "placed": text("Asked", width=110),
+            "by": text("By", width=140),
+        },
+    )
+    st.download_button(
+        "Action log as CSV", lambda: table.to_csv(index=False), f"{safe_text.file_name(name)}-actions.csv", "text/csv",
+        on_click="ignore",
+    )  # fmt: skip
+
+
+def action_rows(orders: Sequence[Order], study: StudyRow) -> pd.DataFrame:
+    """Return the log's cells, latest first, safe to show and to export."""
+    cells = [
+        {
+            "order": order.id,
+            "state": _STATES[order.state],
+            "what": safe_text.cell(_action(order)),
+            "outcome": safe_text.cell(
+                why_it_waits(study) if order.state is OrderState.WAITING else order.outcome or ""
+            ),
+            "placed": common.ago(order.placed_at),
+            "by": safe_text.cell(order.placed_by),
+        }
+        for order in orders
+    ]
+    return pd.DataFrame(cells).iloc[::-1]
+
+
+def _action(order: Order) -> str:
+    trial = "" if order.trial is None else f" trial {order.trial}"
+    arguments = arguments_text(order.arguments)
+    return f"{order.kind}{trial}" + (f" ({arguments})" if arguments else "")

@@ -122,7 +122,7 @@ def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, chosen: common.Numbers,
     spec, front = snapshot.view.spec, analysis.front(evaluated)
     highlighted = common.highlighted(snapshot, chosen, style.DISTINCT)
     if best is not None and not chosen:
-        highlighted = tuple(dict.fromkeys([best.trial, *highlighted]))
+        highlighted = tuple(dict.fromkeys([*highlighted, best.trial]))
     row = st.container(horizontal=True, vertical_alignment="center")
     scale = row.segmented_control(
         "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params",

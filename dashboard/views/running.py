@@ -12,6 +12,7 @@ from dashboard.views.common import ago, heading, looks, table, trial_link
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
 from tuner.judge.rules import KL
+from tuner.search.choose import promotable
 from tuner.store import Store, TrialRow
 from tuner.study.status import Role, Status
 
@@ -134,7 +135,13 @@ def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> No
     heading("What happened", "Trials and confirming runs that started, were paused or ended last.")
     paused = [row.number for row in rows if row.status is Status.PAUSED]
     paused_at = data.curves(store, snapshot, health.READ, numbers=paused).groupby("trial")["at"].max()
-    events = sorted((_event(row, paused_at.get(row.number)) for row in rows), key=lambda event: event[0], reverse=True)
+    line = {row.number: place for place, row in enumerate(promotable(snapshot.view.spec, snapshot.view.trials), 1)}
+    in_line = {number: f"{place} of {len(line)} in line to be promoted" for number, place in line.items()}
+    events = sorted(
+        (_event(row, paused_at.get(row.number), in_line.get(row.number, "")) for row in rows),
+        key=lambda event: event[0],
+        reverse=True,
+    )
     text = st.column_config.TextColumn
     table(
         pd.DataFrame(cells for _, cells in events[:most]),
@@ -148,13 +155,17 @@ def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> No
     )
 
 
-def _event(row: TrialRow, paused_at: float | None) -> tuple[float, dict[str, object]]:
-    """Return when the latest happened to a trial, and its row of the table; `paused_at` is its last report's time."""
+def _event(row: TrialRow, paused_at: float | None, in_line: str) -> tuple[float, dict[str, object]]:
+    """Return when the latest happened to a trial, and its row of the table.
+
+    `paused_at` is its last report's time, `in_line` its place among those that may be promoted, if it is one.
+    """
     verb, at = "ended", row.ended_at or paused_at or row.started_at
     if row.ended_at is None:
         is_queued = row.status is Status.WAITING and not row.attempts
         verb = "paused" if paused_at else "queued" if is_queued else "started"
-    reasons = [what_it_is(row) if row.role is Role.CONFIRM else "", row.reason.message if row.reason else ""]
+    reason = "" if row.reason is None else row.reason.message
+    reasons = [what_it_is(row) if row.role is Role.CONFIRM else "", reason, in_line]
     cells = {
         "trial": row.number,
         "status": style.status_cell(row),

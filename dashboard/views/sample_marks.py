@@ -102,7 +102,8 @@ def extremes(
 def legend(reading: str, low: float, high: float) -> list[Piece]:
     """Return a reading's name and unit, and its lowest and highest value in their colours, with 0 between them."""
     unit = "nats" if reading in NATS else METRICS["eval/reward"].unit
-    pieces: list[Piece] = [(f"{reading} of a token ({unit}), lowest to highest: ", "opacity: 0.7", "")]
+    title = f"{reading} of a token ({unit}), lowest to highest on this page, one scale for all responses: "
+    pieces: list[Piece] = [(title, "opacity: 0.7", "")]
     for value in sorted({low, high} | ({0.0} if low < 0 < high else set())):
         pieces += [(f"\u00a0{value:.2f}\u00a0", _shade(value / max(-low, high)), ""), (" ", "", "")]
     return pieces

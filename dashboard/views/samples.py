@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, diagnosis, safe_text, style
+from dashboard import analysis, data, diagnosis, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.safe_text import Piece
 from dashboard.views import common, sample_marks
@@ -44,14 +44,14 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     """Draw signs of reward hacking, one row per trial, with worsened readings marked."""
     common.heading(
         "Reward hacking: does reward rise while something else worsens?",
-        f"{hacking.RULE} A reason to read the samples above, not a proof.",
+        "A reason to read the samples above, not a proof.",
     )
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
     findings = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
     st.text(diagnosis.describe_hacking(findings))
     columns = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)} | diagnosis.HACKING_TITLES
     common.table(diagnosis.hacking_rows(findings), "hacking", columns, marked=True)
-    st.caption(diagnosis.HACKING_MEANS)
+    st.caption(f"{hacking.RULE} Else it is clean. {diagnosis.HACKING_MEANS}")
 
 
 def fuller_run(store: Store, view: StudyView, trial: TrialRow) -> TrialRow:
@@ -74,7 +74,10 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     )
     shown = [row.number for row in trials]
     with_reference = data.samples(store, snapshot, (*shown, *([] if reference is None else [reference])))
-    samples = with_reference[with_reference["trial"].isin(shown)]
+    episodes = data.curves(store, snapshot, analysis.EVALUATED, numbers=shown, evaluations_only=True)
+    samples = with_reference[with_reference["trial"].isin(shown)].merge(
+        episodes[["trial", "step", "episode"]], how="left", on=["trial", "step"]
+    )
     if samples.empty:
         st.info("These trials have no samples yet. The first evaluation writes them.")
         return
@@ -89,9 +92,8 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         mark = st.selectbox(
             "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", width=200, key="mark",
             bind="query-params",
-            help="A token's reading, orange above 0 and blue below, the deeper, the larger among the responses to one "
-            "prompt; point at a token for all its readings. Or words that were added to another response (underlined) "
-            "and removed from it (struck through).",
+            help="A token's reading, orange above 0 and blue below; point at a token for all its readings. Or words "
+            "added to another response (underlined) and removed from it (struck through).",
         )  # fmt: skip
         prompt = _choose_prompt(prompts)
         more = st.popover("Find, order", icon=":material/search:")
@@ -100,7 +102,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     if not when:
         st.info("Choose at least one evaluation.")
         return
-    step = _choose_step(sorted(int(step) for step in samples["step"].unique())) if AT_STEP in when else 0
+    step = _choose_step(samples) if AT_STEP in when else 0
     looks = common.looks(snapshot, numbers)
     last = {int(number): int(step) for number, step in samples.groupby("trial")["step"].max().items()}
     lines = _lines(samples, when, {row.number: row.value_step or last.get(row.number) for row in trials}, step)
@@ -108,18 +110,21 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     if prompt is not None:
         selected = selected[selected["prompt_index"] == prompt]
     matching = selected[selected["response"].str.contains(wanted or "", case=False, regex=False)]
-    for index in common.paginate(ordered(matching, order), PROMPTS_PER_PAGE, "prompts"):
+    indices = common.paginate(ordered(matching, order), PROMPTS_PER_PAGE, "prompts")
+    on_page = selected[selected["prompt_index"].isin(indices)]
+    tokens: dict[tuple[int, int, int], TokenReadings | None] = {}
+    low = high = 0.0
+    if mark in COLOURED:
+        tokens = {key: data.tokens(store, snapshot, *key) for key in map(_key, on_page.itertuples())}
+        low, high = sample_marks.extremes([*tokens.values()], mark, list(on_page["reward"]))
+    if low or high:
+        st.html(f"<small>{safe_text.marked(sample_marks.legend(str(mark), low, high))}</small>")
+    for index in indices:
         with st.container(border=True):
             st.caption(f"Prompt {index}")
             st.text(safe_text.visible(prompts[index]))
             for line in lines:
-                responses = samples[samples["prompt_index"] == index].merge(line, on=["trial", "step"])
-                tokens: dict[int, TokenReadings | None] = {}
-                low = high = 0.0
-                if mark in COLOURED:
-                    for row in responses.itertuples():
-                        tokens[row.trial] = data.tokens(store, snapshot, row.trial, row.step, index)
-                    low, high = sample_marks.extremes([*tokens.values()], mark, list(responses["reward"]))
+                responses = on_page[on_page["prompt_index"] == index].merge(line, on=["trial", "step"])
                 for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
                     with column:
                         st.html(style.heading(number, looks[number], _run(trial, last.get(trial.number))))
@@ -129,13 +134,10 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
                             if mark in CHANGES:
                                 base = sample_marks.base_of(with_reference, row, mark, reference)
                             is_last = BEST in when and not trial.value_step and row.step == last[trial.number]
-                            _response(
-                                row, *_marked(row, mark, wanted, tokens.get(row.trial), max(-low, high), base), is_last
-                            )
+                            readings = tokens.get(_key(row))
+                            _response(row, *_marked(row, mark, wanted, readings, max(-low, high), base), is_last)
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
-                if low or high:
-                    st.html(f"<small>{safe_text.marked(sample_marks.legend(str(mark), low, high))}</small>")
     matches = f"{len(matching)} of {len(selected)} responses have it. " if wanted else ""
     st.caption(matches + _highest(selected))
 
@@ -146,6 +148,10 @@ _HELP = (
     "repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible characters are "
     "spelled out as ⟨U+…⟩."
 )
+
+
+def _key(row: Any) -> tuple[int, int, int]:
+    return row.trial, row.step, row.prompt_index
 
 
 def ordered(samples: pd.DataFrame, order: str) -> list[int]:
@@ -167,8 +173,9 @@ def _highest(samples: pd.DataFrame) -> str:
     return " ".join(texts)
 
 
-def _choose_step(steps: Sequence[int]) -> int:
+def _choose_step(samples: pd.DataFrame) -> int:
     """Return the chosen step; each trial's last evaluation up to it is shown."""
+    steps = sorted(int(step) for step in samples["step"].unique())
     if len(steps) == 1:
         return steps[0]
     # A step from a link may not be among these trials'.
@@ -183,7 +190,14 @@ def _choose_step(steps: Sequence[int]) -> int:
                 label, icon=f":material/chevron_{icon}:", disabled=not exists, on_click=st.session_state.update,
                 args=({"step": steps[other if exists else place]},),
             )  # fmt: skip
+        st.text(_episodes(samples.loc[samples["step"] == step, "episode"]))
     return step
+
+
+def _episodes(counts: pd.Series) -> str:
+    """Return the episodes of evaluations in words: a range if the trials' batch sizes differ; empty: not known."""
+    ends = [f"{end:,.0f}" for end in sorted({counts.min(), counts.max()}) if not pd.isna(end)]
+    return f"{' to '.join(ends)} episodes" if ends else ""
 
 
 def at_evaluation(samples: pd.DataFrame, when: str, best: Mapping[int, int | None], step: int = 0) -> pd.DataFrame:
@@ -264,7 +278,8 @@ def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool) -> No
     reward, length = METRICS["eval/reward"].unit, METRICS["eval/length"].unit
     why = ", its last (no trained checkpoint counts)" if is_last else ""
     kl = f"KL **{row.kl:.1f}** nats"
-    st.caption(f"**{row.reward:.2f}** {reward} · {kl} · **{row.length:d}** {length} · step {row.step:d}{why}")
+    at = f"step {row.step:d}, {_episodes(pd.Series([row.episode]))}".removesuffix(", ")
+    st.caption(f"**{row.reward:.2f}** {reward} · {kl} · **{row.length:d}** {length} · {at}{why}")
     if len(row.parts) > 1:  # their names are text from outside
         parts = (
             f"{safe_text.one_line(name)} {'–' if part is None else f'{part:.2f}'}" for name, part in row.parts.items()

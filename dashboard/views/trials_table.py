@@ -39,7 +39,7 @@ def draw(snapshot: Snapshot, chosen: common.Numbers) -> None:
         trials = trials.sort_values("number", key=lambda numbers: numbers != best.number, kind="stable")
     # Rows are ticked by place, so a new order needs a new key.
     order = best and best.number if snapshot.view.row.is_held else hash(tuple(trials["number"]))
-    looks = style.looks(common.highlighted(snapshot, chosen, charts.MOST_LINES))
+    looks = common.looks(snapshot, common.highlighted(snapshot, chosen, charts.MOST_LINES))
     table = rows(trials, notes(snapshot.view), looks, with_screening=snapshot.view.spec.pauses_trials)
     styled: Any = table
     if len(table) <= MOST_LIVE:
@@ -166,8 +166,8 @@ def _searched(trials: pd.DataFrame) -> list[str]:
 
 
 def _looks(trials: pd.DataFrame, looks: Mapping[int, style.Look]) -> list[style.Look]:
-    """Return each trial's look: the charts', else its number's."""
-    return [looks.get(number) or style.looks([number])[number] for number in trials["number"]]
+    """Return each trial's look in the charts."""
+    return [looks.get(number, style.Look(style.NEUTRAL, style.SOLID)) for number in trials["number"]]
 
 
 def _coloured(table: pd.DataFrame, looks: Sequence[style.Look]) -> pd.DataFrame:
@@ -181,7 +181,11 @@ def _columns(trials: pd.DataFrame) -> dict[str, Any]:
     statuses = "; ".join(f"{style.kind_label(kind)}: {style.MEANINGS[kind]}" for kind in style.KINDS)
     columns: dict[str, Any] = {
         "number": number("Trial", width=60, pinned=True),
-        "line": text("Line", width=55, help="The trial's colour and line style in every chart."),
+        "line": text(
+            "Line",
+            width=55,
+            help="The trial's colour and line style on every page; grey: not in colour until it is chosen.",
+        ),
         "status": text("Status", width=110 if trials["kind"].ne(style.SCREENED).all() else 130, help=statuses),
         "note": text(
             "Note and reason",

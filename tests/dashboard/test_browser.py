@@ -209,7 +209,7 @@ def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
         visit.page.get_by_role("radio", name="New trial").click()
         visit.sees("This dashboard is read-only")
         visit.page.get_by_role("radio", name="Steer").click()
-        visit.sees("Change the study's settings")
+        visit.sees("Settings")
         assert "token" not in server.output.read_text()
         expect(visit.page.get_by_role("button", name="Retry all failed", exact=True).first).to_be_disabled()
 

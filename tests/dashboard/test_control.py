@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import access, views
-from dashboard.views import action_log, common
+from dashboard.views import common, control
 from tests.dashboard import fake_store
 from tests.dashboard.control_page import TOKEN, badges, orders, page, press, run, texts
 from tests.dashboard.fake_store import CUT, STUDY
@@ -82,7 +82,7 @@ def test_a_trial_that_stands_otherwise_has_the_whole_page_drawn_again(store: Sto
     assert texts(app) == "Trial 2 is interrupted, at 320 of 1,920 episodes."
 
 
-@pytest.mark.parametrize(("finished_at", "words"), [(None, ["run"]), (1.0, ["run", "confirm"])])
+@pytest.mark.parametrize(("finished_at", "words"), [(None, ["run"]), (1.0, ["confirm"])])
 def test_a_study_that_nothing_runs_shows_the_commands_that_go_on_with_it(
     folder: Path, store: Store, looks: dict[str, float | None], finished_at: float | None, words: list[str]
 ) -> None:
@@ -112,7 +112,7 @@ def test_after_a_confirmation_it_is_not_offered_as_new(
     made_study.confirm(store, CUT, Plan(top=1, seeds=3), read)
     app = page(part="Steer")
     assert said in [each.value for each in app.markdown]
-    assert codes(app)[1].split()[1:3] == words
+    assert codes(app)[0].split()[1:3] == words
     [happened] = [each.value for each in app.dataframe if "when" in each.value]
     assert happened["reason"].iloc[0].startswith("confirms trial ")
 
@@ -139,8 +139,20 @@ def test_a_live_study_shows_what_runs_and_waits_and_when_trials_were_paused(fold
     assert runs["kl"].round(1).fillna(-1).tolist() == [9.0, -1, 0.9]
     [happened] = [each.value.set_index("trial") for each in app.dataframe if "when" in each.value]
     assert happened["when"][27].startswith("paused ") and happened["when"][28].startswith("started ")
+    assert happened["reason"][27].endswith("7 of 21 in line to be promoted")
     assert 12 not in happened.index, "it was paused an hour ago"
     assert len(happened) == 12
+
+
+def test_a_finished_study_is_to_be_run_for_actions_that_wait_alone(folder: Path, store: Store, view: StudyView) -> None:
+    lease = store.acquire(STUDY)
+    store.set_finished(lease)
+    store.release(lease)
+    run_it = f"ppo-tuner run {STUDY} --storage sqlite:///{folder / 'store.db'}"
+    assert run_it not in codes(page(part="Steer"))
+    store.place_order(view.row, "set", None, {"changes": {"trials": 20}})
+    app = page(part="Steer")
+    assert "To carry out the 1 action that waits, in a terminal:" in badges(app) and codes(app)[0] == run_it
 
 
 def until_run() -> None:
@@ -224,10 +236,29 @@ def test_settings_are_changed_by_an_order(store: Store) -> None:
 def test_a_budget_may_be_any_number(folder: Path) -> None:
     store = fake_store.build_cut(folder / "store.db", courses=fake_store.CUT_COURSES[:2])
     app = page(part="Steer", study=fake_store.CUT)
-    assert app.text_input(key="set budget").placeholder == "8 (unchanged)"
+    assert app.text_input(key="set budget").placeholder == "8"
     app.text_input(key="set budget").set_value("9.5")
     press(press(app, "Change"), "Do it")
     assert store.orders(store.study(fake_store.CUT))[0].arguments == {"changes": {"budget": 9.5}}
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_held", "command"),
+    [
+        ({}, False, "run reviews-cut --budget N"),
+        ({"budget": "9.5", "workers": "2"}, False, "run reviews-cut --budget 9.5 --workers 2"),
+        ({"kl_budget": "4"}, False, "set reviews-cut --kl-budget 4"),
+        ({"budget": "9.5"}, True, "set reviews-cut --budget 9.5"),
+    ],
+)
+def test_beside_the_settings_is_the_command_that_changes_them_as_typed(
+    folder: Path, typed: dict[str, str], is_held: bool, command: str
+) -> None:
+    fake_store.build_cut(folder / "store.db", courses=fake_store.CUT_COURSES[:2], held=is_held).close()
+    app = page(part="Steer")
+    for name, text in typed.items():
+        app.text_input(key=f"set {name}").set_value(text)
+    assert codes(run(app))[-1] == f"ppo-tuner {command} --storage sqlite:///{folder / 'store.db'}"
 
 
 @pytest.mark.parametrize("token", ["", "another"])
@@ -272,12 +303,12 @@ def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view
     store.decide(lease, store.place_order(view.row, "pause", 2, {}), lambda _: "=cmd() \u202edone")
     store.refuse(lease, store.place_order(view.row, "fork", 0, {"values": {"kl_coef": "<b>"}}), "no")
     store.place_order(view.row, "stop", None, {})
-    held = action_log.rows(orders(store), store.study(STUDY))
+    held = control.action_rows(orders(store), store.study(STUDY))
     assert held["state"].tolist() == ["… waiting", "✕ refused", "✓ done"]
     assert held["what"].tolist() == ["stop", "fork trial 0 (kl_coef = <b>)", "pause trial 2"]
     assert held["outcome"].tolist() == ["the controller has not read it yet", "no", "'=cmd() ⟨U+202E⟩done"]
     store.release(Lease(lease.study_id, lease.token))
-    left = action_log.rows(orders(store), store.study(STUDY))
+    left = control.action_rows(orders(store), store.study(STUDY))
     assert left["outcome"][2].startswith("nothing runs the study; to carry it out: ppo-tuner run reviews")
 
 

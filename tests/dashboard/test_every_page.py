@@ -1,5 +1,6 @@
 """Every page on every kind of store: none, empty, foreign, newer, begun, failed, the whole fake study, a large one."""
 
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -54,6 +55,28 @@ SHOWS = {
     "trial": "echarts_chart",
 }
 """The kind of element that each page is about."""
+
+
+HEADED = r"(?P<colour>#\w{6});[^>]*><b>Trial (?P<trial>\d+)"
+
+
+@pytest.mark.parametrize(
+    ("view", "kind", "pattern"),
+    [
+        ("curves", "echarts_chart", r'"name\W+Trial (?P<trial>\d+)\W+encode[^#(]*color\W+(?P<colour>#\w{6})'),
+        ("reward_kl", "plotly_chart", r"Trial (?P<trial>\d+)\W+u003c.*?line\W+color\W+(?P<colour>#\w{6})"),
+        ("samples", "html", HEADED),
+        ("compare", "html", HEADED),
+    ],
+)
+def test_a_trial_has_the_same_colour_on_every_page(
+    built: Path, monkeypatch: pytest.MonkeyPatch, view: str, kind: str, pattern: str
+) -> None:
+    """In the order of choice: 9 has its own, which 1 and 5 would have as well."""
+    app = page(view, built, monkeypatch, trial=["9", "1", "5"])
+    drawn = [found for one in app.get(kind) for found in re.finditer(pattern, str(one.proto))]
+    colour_of = {(int(found["trial"]), found["colour"]) for found in drawn if found["trial"] in ("9", "1", "5")}
+    assert colour_of == {(9, "#E69F00"), (1, "#0072B2"), (5, "#009E73")}
 
 
 def test_every_page_is_here() -> None:

@@ -45,14 +45,14 @@ def test_no_two_trials_of_a_picture_look_alike_though_their_numbers_would() -> N
     looks = style.looks([49, 1, 25, 2])
     assert list(looks) == [1, 2, 25, 49]
     assert len({(look.colour, look.dash) for look in looks.values()}) == 4
-    assert looks[1] == style.Look("#E69F00", style.SOLID) and looks[25].colour not in ("#E69F00", "#D55E00")
+    assert looks[49] == style.Look("#E69F00", style.SOLID) and looks[25].colour not in ("#E69F00", "#D55E00")
     assert {look.dash for look in style.looks([0, 6, 12, 18, 24, 30]).values()} == {style.SOLID}
     for shown in ([24 * place for place in range(24)], [0, 24, 1], range(100, 124)):
         assert len(set(style.looks(shown).values())) == len(shown)
 
 
-def test_trials_beside_those_in_colour_take_what_these_leave() -> None:
-    looks = style.looks([5, 25], [1, 25])
+def test_a_trial_chosen_last_takes_what_those_before_it_leave() -> None:
+    looks = style.looks([5, 25, 1, 25])
     assert {number: look for number, look in looks.items() if number != 1} == style.looks([5, 25])
     assert looks[1].colour == "#009E73", "trial 5 has the orange, trial 25 the blue"
 

@@ -1,6 +1,8 @@
 """The page Samples: one prompt across trials and evaluations, its tokens, and nothing of it interpreted."""
 
+import itertools
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -70,7 +72,9 @@ def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
 def test_the_page_opens_with_the_checkpoint_to_launch(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("samples", built, monkeypatch, trial=["9", "8"])
     assert [caption for caption in said(app) if "· step 18" in caption], "its best, 12 steps before its end"
-    without = [caption for caption in said(app) if "· step 6, its last (no trained checkpoint counts)" in caption]
+    without = [
+        caption for caption in said(app) if "· step 6, 768 episodes, its last (no trained checkpoint counts)" in caption
+    ]
     assert len(without) == 3, "trial 8 failed"
 
 
@@ -125,10 +129,23 @@ def test_tokens_are_shaded_by_the_chosen_reading_and_say_all_of_them(
     assert all(f"{name} " in response.split("title=")[1] for name in sample_marks.READINGS)
 
 
+def test_all_responses_of_a_page_share_one_scale(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("samples", built, monkeypatch, trial=["0", "1"], mark="KL")
+    [_] = [one for one in app.get("html") if "one scale for all responses" in one.proto.body]
+    shades = [
+        [(float(kl), float(shade)) for shade, kl in re.findall(r'94, 0, ([\d.]+)\)" title="KL ([\d.]+)', response)]
+        for response in marked(app)
+    ]
+    highest = [max(kl for kl, _ in response) for response in shades]
+    assert len(highest) == 6 and min(highest) < 0.9 * max(highest)
+    for kl, shade in itertools.chain(*shades):
+        assert shade == pytest.approx(0.65 * kl / max(highest), abs=0.006)
+
+
 def test_the_colours_have_a_legend(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("samples", built, monkeypatch, trial=["0"], prompt="0", mark="log-ratio", when="last")
     [legend] = [one.proto.body for one in app.get("html") if "lowest to highest" in one.proto.body]
-    assert "log-ratio of a token (nats), lowest to highest: " in legend
+    assert "log-ratio of a token (nats), lowest to highest on this page, one scale for all responses: " in legend
     assert legend.count("background-color: rgba(") == 2
     assert [(text, css[-7:]) for text, css, _ in sample_marks.legend("log-ratio", -0.25, 0.5)[1::2]] == [
         ("\xa0-0.25\xa0", ", 0.33)"),
@@ -136,7 +153,7 @@ def test_the_colours_have_a_legend(built: Path, monkeypatch: pytest.MonkeyPatch)
         ("\xa00.50\xa0", ", 0.65)"),
     ]
     assert [text for text, *_ in sample_marks.legend("advantage", 0.25, 0.5)[::2]] == [
-        "advantage of a token (reward), lowest to highest: ",
+        "advantage of a token (reward), lowest to highest on this page, one scale for all responses: ",
         " ",
         " ",
     ], "no 0, which is not between them"
@@ -211,7 +228,7 @@ def test_steps_go_back_and_forth(built: Path, monkeypatch: pytest.MonkeyPatch) -
     app = page("samples", built, monkeypatch, trial=["0"], when="at step", prompt="0", step="18")
     assert steps_told(app) == [18]
     next(button for button in app.button if button.label == "Previous").click()
-    assert steps_told(shown.run(app)) == [12]
+    assert steps_told(shown.run(app)) == [12] and "768 episodes" in shown.texts(app)
     next(button for button in app.button if button.label == "Next").click()
     assert steps_told(shown.run(app)) == [18]
 
