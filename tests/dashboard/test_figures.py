@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -12,9 +13,11 @@ from dashboard import analysis, figures, importance_figures, sentences, style
 from dashboard.analysis import Checkpoint
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
+from tests.tuner.trial_rows import trial_row
+from tuner.confirm.result import Confirmed, Interval
 from tuner.judge.rules import RULES
 from tuner.search.importance import Importance
-from tuner.study.status import Status
+from tuner.study.status import Origin, Status
 
 NAN = math.nan
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -136,6 +139,23 @@ def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     assert list(figure.layout.xaxis.range) == [0, 12.5]
     assert ways(log_kl=True).layout.shapes[2].x0 == 15, "the guard's limit, where the axis reaches it"
+
+
+def test_the_means_of_fresh_seeds_are_diamonds_with_their_intervals_and_one_legend() -> None:
+    reward, kl = Interval(1.1, 0.2, 1.5, 3), Interval(6.0, 5.0, 7.0, 3)
+    number, reference = (
+        Confirmed(trial_row(place, origin=origin), 1920, {}, {}, {}, reward, kl)
+        for place, origin in ((0, Origin.SAMPLED), (2, Origin.REFERENCE))
+    )
+    figure = ways(confirmed=(number, reference, replace(number, reward=None)))
+    mine, its, legend = [trace for trace in figure.data if trace.marker.symbol == "diamond" and trace.marker.size == 13]
+    assert (mine.x, mine.y, mine.marker.color) == ((6.0,), (1.1,), style.colour(0))
+    assert (mine.error_y.array[0], mine.error_y.arrayminus[0]) == (pytest.approx(0.4), pytest.approx(0.9))
+    assert (mine.error_x.array[0], mine.error_x.arrayminus[0]) == (1.0, 1.0)
+    assert its.marker.color == figures.GREY and its.hovertemplate.startswith("<b>reference (2)</b>, mean of 3 fresh")
+    assert (legend.name, mine.showlegend) == ("mean of fresh seeds, 95% interval", False)
+    assert figure.layout.yaxis.range[0] < 0.2, "the interval is in sight"
+    assert not [trace for trace in ways().data if "fresh seeds" in (trace.name or "")]
 
 
 def test_the_front_tells_its_standard_errors() -> None:
@@ -416,7 +436,7 @@ def test_budget_baseline_and_best_are_drawn_at_their_values() -> None:
     assert (budget.x0, budget.x1, baseline.y0, baseline.y1) == (10, 10, 0.4, 0.4)
     *lines, best = figure.layout.annotations
     assert [line.text for line in lines] == ["KL budget 10", "SFT baseline 0.40"]
-    assert (best.text, best.x, best.y) == ("best: trial 2", 9, 1.3)
+    assert (best.text, best.x, best.y, best.xanchor) == ("best:<br>trial 2", 9, 1.3, "left")
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     low, high = figure.layout.yaxis.range
     assert low < 0.4 and high > 1.4
