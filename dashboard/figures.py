@@ -34,8 +34,8 @@ SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.85, 9))
 """Without its ends, which vanish on a dark or a light page. Differs from the colours of trials."""
 MANY, SMALL, FAINTNESS = 200, 4, 0.4
 """More trials than this are small points, of this size in pixels, and of this opacity."""
-HOLLOW = 100
-"""Added to the number of one of Plotly's symbols, makes it hollow."""
+STAR = {"symbol": "star", "size": 17, "color": style.colour(0), "line": {"color": "#ffffff", "width": 1}}
+"""Marker of the best; its name is in the legend, as beside it there are others."""
 USUAL = 0.95
 """Share of evaluations within a linear KL axis: one blow-up would flatten the rest."""
 
@@ -132,13 +132,12 @@ def searched(trials: pd.DataFrame) -> list[str]:
 def reward_against_kl(
     trials: pd.DataFrame,
     *,
-    kl_budget: float,
-    baseline: float | None,
+    kl_budget: float | None,
     best: int | None,
     chosen: Collection[int] = (),
     best_name: str = "best",
 ) -> go.Figure:
-    """Plot each trial's value against its eval KL, with the front, the budget, and the best trial labelled.
+    """Plot each trial's value against its eval KL, with the front, the budget, and a star at the best trial.
 
     The colour is the value. The chosen trials, or all if they are few, have their numbers and standard errors; of many,
     none has its number.
@@ -171,19 +170,18 @@ def reward_against_kl(
         figure.add_scatter(
             x=front["kl"], y=front["reward"], mode="lines", line=line, showlegend=False, hoverinfo="skip"
         )
-    heights = [*measured["value"], *([] if baseline is None else [baseline])]
-    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
-    _kl_budget(figure, kl_budget, right)
-    if baseline is not None:
-        _baseline(figure, baseline)
+    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * (kl_budget or 0.0)))
+    if kl_budget is not None:
+        _kl_budget(figure, kl_budget, right)
     for row in measured[measured["number"] == best].itertuples():
-        _name(figure, row.kl, row.value, f"{best_name}:<br>trial {row.number:d}", row.kl / right)
+        name = f"{best_name}: trial {row.number:d}"
+        figure.add_scatter(x=[row.kl], y=[row.value], mode="markers", marker=STAR, name=name, hoverinfo="skip")
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
-    return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(heights))
+    return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(list(measured["value"])))
 
 
 def history(order: pd.DataFrame) -> go.Figure:
-    """Plot each trial's value in the order of `analysis.in_order`, coloured by it, and the best so far as steps."""
+    """Plot each trial's value in the order of `analysis.in_order`, coloured by it, and the best that ended as steps."""
     figure, is_many = by_reward(), len(order) > MANY
     add_trials(
         figure,
@@ -197,8 +195,32 @@ def history(order: pd.DataFrame) -> go.Figure:
         marker_coloraxis="coloraxis",
     )
     line = {"color": style.colour(0), "width": 2, "shape": "hv"}
-    figure.add_scatter(x=order["place"], y=order["best"], mode="lines", line=line, name="best so far", hoverinfo="skip")
-    return lay_out(figure, x="Trials in the order they ended", y=METRICS["eval/reward"].title)
+    figure.add_scatter(
+        x=order["place"], y=order["best"], mode="lines", line=line, name="best that ended", hoverinfo="skip"
+    )
+    return lay_out(figure, x="Trials in the order they ended or were screened", y=METRICS["eval/reward"].title)
+
+
+def screening(ranked: pd.DataFrame) -> go.Figure:
+    """Plot the rewards of `analysis.screening` at their places, and above them those at the end of promoted trials."""
+    figure, ended = go.Figure(), ranked.dropna(subset=["end"])
+    figure.add_scatter(
+        x=[x for place in ended["place"] for x in (place, place, None)],
+        y=[y for row in ended.itertuples() for y in (row.reward, row.end, None)],
+        mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip", showlegend=False,
+    )  # fmt: skip
+    colours = ranked["outcome"].map(lambda outcome: style.colour(0) if outcome == "promoted" else GREY)
+    size = SMALL if len(ranked) > MANY else 9
+    for points, y, text in (
+        (ranked.assign(kind=style.SCREENED), "reward", "at screening"),
+        (ended, "end", "of the best checkpoint"),
+    ):
+        hover = f"<br>place %{{x}} at screening, %{{customdata[1]}}<br>eval reward {text} %{{y:.3f}}"
+        add_trials(
+            figure, points, "place", y, hover, ("number", "outcome"), marker_color=colours[points.index],
+            marker_size=size,
+        )  # fmt: skip
+    return lay_out(figure, x="Place at screening", y=METRICS["eval/reward"].title, height=380)
 
 
 def front_of(trials: pd.DataFrame) -> pd.DataFrame:
@@ -223,11 +245,6 @@ def _kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, *
     )
     if log_kl:  # on a log axis a shape takes the value, but an annotation its logarithm
         figure.layout.annotations[-1].x = np.log10(kl)
-
-
-def _baseline(figure: go.Figure, reward: float) -> None:
-    """Draw the SFT policy's eval reward, with its label where hardly a trajectory is."""
-    level_line(figure, reward, f"SFT baseline {reward:.2f}", "bottom left", "dot")
 
 
 def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | None:
@@ -304,17 +321,17 @@ def trajectories(
     if spec.kl_limit <= right:
         _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
     before = evaluated.loc[evaluated["step"] == 0, "reward"]
-    if len(before):
-        _baseline(figure, float(before.mean()))
+    if len(before):  # its label is where hardly a trajectory is
+        level_line(figure, before.mean(), f"SFT baseline {before.mean():.2f}", "bottom left", "dot")
     if best is not None:
-        _star(figure, best, looks, star, right, log_kl)
+        figure.add_trace(_star(best, looks, star, LOG_FLOOR if log_kl else 0.0))
     _add_means(figure, means, looks)
 
     def place(kl: float, reward: float) -> np.ndarray:
         return label_placing.PLOT * (_share(kl, right, log_kl), (reward - heights[0]) / (heights[1] - heights[0]))
 
-    taken = [] if best is None else [label_placing.box_of_name(place(best.kl, best.reward))]
-    taken += [(place(kl.mean, reward.mean), label_placing.ROOM) for _, reward, kl in means]
+    taken = [place(kl.mean, reward.mean) for _, reward, kl in means]
+    taken += [] if best is None else [place(best.kl, best.reward)]
     shown = points[points["trial"].isin(looks)]
     _numbers(figure, shown.assign(x=shown["x"].clip(upper=right)), looks, place, taken, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
@@ -348,7 +365,7 @@ def _numbers(
     points: pd.DataFrame,
     looks: Mapping[int, style.Look],
     place: Callable[[float, float], np.ndarray],
-    taken: Sequence[label_placing.Box],
+    taken: Sequence[np.ndarray],
     log_kl: bool,
 ) -> None:
     """Label trials at their last evaluations, the highest reward first; `place` turns KL and reward into pixels."""
@@ -438,36 +455,17 @@ def _front(x: pd.Series, front: pd.DataFrame, colour: str = GREY, name: str = "O
     )
 
 
-def _star(
-    figure: go.Figure, best: Checkpoint, looks: Mapping[int, style.Look], name: str, right: float, log_kl: bool
-) -> None:
-    """Draw a checkpoint as a star, with its name on the side that has room on a narrow page."""
-    kl = max(best.kl, LOG_FLOOR) if log_kl else best.kl
-    figure.add_scatter(
-        x=[kl],
+def _star(best: Checkpoint, looks: Mapping[int, style.Look], name: str, least_kl: float) -> go.Scatter:
+    """Return a checkpoint as a star."""
+    return go.Scatter(
+        x=[max(best.kl, least_kl)],
         y=[best.reward],
         mode="markers",
-        marker={
-            "symbol": "star",
-            "size": 17,
-            "color": looks[best.trial].colour if best.trial in looks else style.colour(0),
-            "line": {"color": "#ffffff", "width": 1},
-        },
+        marker=STAR | {"color": looks[best.trial].colour if best.trial in looks else style.colour(0)},
         hovertemplate=f"<b>The {name}</b>: trial {best.trial:d}, step {best.step:d}<br>"
         f"eval reward {best.reward:.3f}<br>eval KL {best.kl:.2f} nats per response<extra></extra>",
-        name=name,
+        name=f"{name}: trial {best.trial:d}, step {best.step:d}",
     )
-    text = f"{name}:<br>trial {best.trial:d}, step {best.step:d}"
-    _name(figure, np.log10(kl) if log_kl else kl, best.reward, text, _share(kl, right, log_kl))
-
-
-def _name(figure: go.Figure, x: float, y: float, text: str, share: float) -> None:
-    """Name a point, which is at this share of the horizontal axis."""
-    x_shift, up = label_placing.named(share)
-    figure.add_annotation(
-        x=x, y=y, text=text, ax=x_shift, ay=-up, xanchor="left" if x_shift > 0 else "right",
-        align="left", standoff=6, arrowwidth=1.2, arrowcolor=GREY, font=FONT,
-    )  # fmt: skip
 
 
 def _add_means(
@@ -521,24 +519,13 @@ def fronts(front_by_study: Mapping[str, pd.DataFrame], kl_budget: float) -> go.F
 
 
 def in_common(trials_by_study: Mapping[str, pd.DataFrame], name: str) -> go.Figure:
-    """Plot the values of each study's trials over one hyperparameter; hollow: not trained to the end."""
+    """Plot the values of each study's trials over one hyperparameter, a colour for each study."""
     figure, column = go.Figure(), PARAMS + name
     for place, (study, trials) in enumerate(trials_by_study.items()):
-        points = trials.dropna(subset=[column, "value"])
-        figure.add_scatter(
-            x=points[column],
-            y=points["value"],
-            mode="markers",
-            name=_literal(study),
-            customdata=points[["number", "kind"]],
-            marker={
-                "color": style.colour(place),
-                "size": 9,
-                "symbol": [place if kind == Status.COMPLETED else place + HOLLOW for kind in points["kind"]],
-            },
-            hovertemplate=f"{_literal(study)}, <b>trial %{{customdata[0]}}</b>, %{{customdata[1]}}"
-            f"<br>{title_of(name)}: %{{x:.4~g}}<br>eval reward: %{{y:.3g}}<extra></extra>",
-        )
+        look = {"marker_color": style.colour(place), "marker_size": 9}
+        hover = f", study {_literal(study)}<br>{title_of(name)}: %{{x:.4~g}}<br>eval reward: %{{y:.3g}}"
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=_literal(study), marker_symbol="square", **look)
+        add_trials(figure, trials.dropna(subset=[column, "value"]), column, "value", hover, **look)
     lay_out(figure, x=title_of(name), y=METRICS["eval/reward"].title, showlegend=True)
     return figure.update_xaxes(type="log" if is_log(name, {}) else "linear", exponentformat="e")
 

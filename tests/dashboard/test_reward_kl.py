@@ -47,7 +47,9 @@ def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
     assert best is not None and (best.number, best.value_step) == (5, 12), "the study's own"
     assert any("Trial 5 itself ends over the budget, at a KL of 14.51" in text for text in shown.texts(app))
     [chart] = app.get("plotly_chart")
-    assert {"best checkpoint", "screened"} <= {trace.get("name") for trace in json.loads(chart.proto.spec)["data"]}
+    assert {"best checkpoint: trial 5, step 12", "screened"} <= {
+        trace.get("name") for trace in json.loads(chart.proto.spec)["data"]
+    }
 
 
 def test_what_is_confirmed_has_its_mean_on_the_chart_and_beside_the_star(
