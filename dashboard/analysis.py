@@ -1,8 +1,9 @@
 """Numbers computed from a study's frames: savings from ending trials early, trials by setting, lineage, the front."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,8 @@ from tuner.judge.best import best_rank, is_eligible
 from tuner.judge.paired import ERRORS
 from tuner.judge.results import differences
 from tuner.judge.rules import RULES
+from tuner.judge.scoring import FASTEST, SLOWEST, is_finite, kl_pace, trial_value
+from tuner.search.choose import screening_rank
 from tuner.store import TrialRow
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
@@ -42,7 +45,7 @@ def ended_early(trials: pd.DataFrame, *, is_over: bool) -> pd.DataFrame:
 
     `number`, `kind`, `rule` (its label), `share` (of its episodes that it had run, 0 to 1), `episodes_saved`,
     `seconds_saved` (at the median pace of completed trials, since a short one's is mostly its start; NaN: none
-    completed), `value`, `kl`.
+    completed).
     """
     early = trials[trials["kind"].isin((*SAVING, style.SCREENED) if is_over else SAVING)].sort_values("number")
     completed = trials[(trials["status"] == Status.COMPLETED) & (trials["episodes"] > 0)]
@@ -54,7 +57,7 @@ def ended_early(trials: pd.DataFrame, *, is_over: bool) -> pd.DataFrame:
         episodes_saved=left,
         seconds_saved=left * pace,
     )
-    columns = ["number", "kind", "rule", "share", "episodes_saved", "seconds_saved", "value", "kl"]
+    columns = ["number", "kind", "rule", "share", "episodes_saved", "seconds_saved"]
     return early[columns].reset_index(drop=True)
 
 
@@ -256,14 +259,59 @@ def trained_within(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
     return evaluated[inside & (evaluated["step"] > 0).to_numpy()]
 
 
+def screening(rows: Sequence[TrialRow], steps: pd.DataFrame, spec: StudySpec) -> pd.DataFrame:
+    """Return the trials that were screened, in the order of `screening_rank` over all of them: `place` from 1 on,
+    `number`, `kind`, `score`, `reward` (their value then), `end` (once a promoted one has ended), and `outcome`.
+
+    Args:
+        rows: The study's trials under its own KL budget.
+        steps: Their evaluations, with the columns of `EVALUATED`.
+        spec: The study's.
+    """
+    screened = [row for row in rows if row.counts and row.rung_episode is not None]
+    rungs = {row.number: row.rung_episode for row in screened}
+    evaluations = defaultdict[int, list[dict[str, Any]]](list)
+    for each in steps[steps["episode"] <= steps["trial"].map(rungs)].to_dict("records"):
+        evaluations[each["trial"]].append({str(name): value for name, value in each.items()})
+    then = [replace(row, value=trial_value(evaluations[row.number], spec.kl_budget).value) for row in screened]
+    row_of, promoted = {row.number: row for row in screened}, sum(row.is_promoted for row in screened)
+    columns = ["place", "number", "kind", "score", "reward", "end", "outcome"]
+    cells = [
+        {
+            "place": place,
+            "number": row.number,
+            "kind": style.kind(row),
+            "score": row.rung_score,
+            "reward": row.value,
+            "end": row_of[row.number].value if row.is_promoted and row.status.is_final else None,
+            "outcome": "promoted"
+            if row.is_promoted
+            else "next in line"
+            if place <= promoted  # worse ones were screened, and promoted, before it
+            else _why_not(evaluations[row.number], spec),
+        }
+        for place, row in enumerate(sorted(then, key=screening_rank), 1)
+    ]
+    return pd.DataFrame(cells, columns=columns).astype({"score": float, "reward": float, "end": float})
+
+
+def _why_not(evaluations: Sequence[dict[str, Any]], spec: StudySpec) -> str:
+    """Return what ranked a trial lower than those that were promoted."""
+    last = evaluations[-1] if evaluations else {}
+    if not is_finite(last.get("eval/kl")):
+        return "KL not readable"
+    pace = kl_pace(last["eval/kl"], last["episode"], spec.kl_budget, spec.total_episodes)
+    return "KL rose too slowly" if pace < SLOWEST else "KL rose too fast" if pace > FASTEST else "lower reward"
+
+
 def in_order(rows: Sequence[TrialRow], trials: pd.DataFrame, steps: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
     """Return the trials that ended or were screened and have a value, in the order of their last evaluations: their
-    `place` from 1 on, and the `best` trial's value so far.
+    `place` from 1 on, and the `best` value so far of those that ended, as screened ones are shorter.
     """
     begun = [row.number for row in rows if row.status.is_final or row.is_at_rung]
     ended = trials[trials["number"].isin(begun)].dropna(subset=["value"])
     ended = ended.assign(at=ended["number"].map(steps.groupby("trial")["at"].max())).sort_values("at", kind="stable")
-    values = {row.number: row.value for row in rows if best_rank(row, kl_budget) is not None}
+    values = {row.number: row.value for row in rows if best_rank(row, kl_budget) is not None and not row.is_at_rung}
     best = ended["number"].map(values).astype(float).cummax().ffill()
     return ended.assign(place=range(1, len(ended) + 1), best=best).reset_index(drop=True)
 

@@ -4,7 +4,7 @@ The only text from outside is the names of studies, drawn literally.
 """
 
 import html
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,15 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from dashboard import analysis, charts, safe_text, style
+from dashboard import analysis, charts, label_placing, safe_text, style
 from dashboard.analysis import Checkpoint, rule_label
 from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
 from dashboard.data import PARAMS
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.output import plus_minus
+from ppo_core.output import counted, plus_minus
+from tuner.confirm.result import Confirmed, Interval
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
@@ -33,20 +34,8 @@ SCALE = sample_colorscale("Cividis", np.linspace(0.15, 0.85, 9))
 """Without its ends, which vanish on a dark or a light page. Differs from the colours of trials."""
 MANY, SMALL, FAINTNESS = 200, 4, 0.4
 """More trials than this are small points, of this size in pixels, and of this opacity."""
-HOLLOW = 100
-"""Added to the number of one of Plotly's symbols, makes it hollow."""
-PLOT = np.array([800, 400])
-"""Usual width and height in pixels of the part of a figure that holds its points."""
-NARROW = 250
-"""Its width on a phone."""
-LEFT = 0.4
-"""Share of an axis where a label is better to the right of its point."""
-ROOM = np.array([34, 20])
-"""Width and height in pixels that a trial's number takes."""
-BESIDE = np.array(
-    [(28, 0), (0, 20), (0, -20), (-28, 0), (44, 36), (44, -36), (-44, 36), (-44, -36), (70, 0), (0, 56), (0, -56)]
-)
-"""Places of a number from its point, in pixels to the right and up, the best first."""
+STAR = {"symbol": "star", "size": 17, "color": style.colour(0), "line": {"color": "#ffffff", "width": 1}}
+"""Marker of the best; its name is in the legend, as beside it there are others."""
 USUAL = 0.95
 """Share of evaluations within a linear KL axis: one blow-up would flatten the rest."""
 
@@ -143,13 +132,12 @@ def searched(trials: pd.DataFrame) -> list[str]:
 def reward_against_kl(
     trials: pd.DataFrame,
     *,
-    kl_budget: float,
-    baseline: float | None,
+    kl_budget: float | None,
     best: int | None,
     chosen: Collection[int] = (),
     best_name: str = "best",
 ) -> go.Figure:
-    """Plot each trial's value against its eval KL, with the front, the budget, and the best trial labelled.
+    """Plot each trial's value against its eval KL, with the front, the budget, and a star at the best trial.
 
     The colour is the value. The chosen trials, or all if they are few, have their numbers and standard errors; of many,
     none has its number.
@@ -182,24 +170,18 @@ def reward_against_kl(
         figure.add_scatter(
             x=front["kl"], y=front["reward"], mode="lines", line=line, showlegend=False, hoverinfo="skip"
         )
-    heights = [*measured["value"], *([] if baseline is None else [baseline])]
-    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
-    _kl_budget(figure, kl_budget, right)
-    if baseline is not None:
-        _baseline(figure, baseline)
+    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * (kl_budget or 0.0)))
+    if kl_budget is not None:
+        _kl_budget(figure, kl_budget, right)
     for row in measured[measured["number"] == best].itertuples():
-        # Left of the front there are no points, but at the left edge no room.
-        place = {"ax": 40, "ay": 40, "xanchor": "left"} if row.kl < 0.25 * right else {"ax": -24, "ay": -26}
-        figure.add_annotation(
-            x=row.kl, y=row.value, text=f"{best_name}: trial {row.number:d}", standoff=6, arrowwidth=1.2,
-            arrowcolor=GREY, font=FONT, **({"xanchor": "right"} | place),
-        )  # fmt: skip
+        name = f"{best_name}: trial {row.number:d}"
+        figure.add_scatter(x=[row.kl], y=[row.value], mode="markers", marker=STAR, name=name, hoverinfo="skip")
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
-    return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(heights))
+    return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(list(measured["value"])))
 
 
 def history(order: pd.DataFrame) -> go.Figure:
-    """Plot each trial's value in the order of `analysis.in_order`, coloured by it, and the best so far as steps."""
+    """Plot each trial's value in the order of `analysis.in_order`, coloured by it, and the best that ended as steps."""
     figure, is_many = by_reward(), len(order) > MANY
     add_trials(
         figure,
@@ -213,8 +195,32 @@ def history(order: pd.DataFrame) -> go.Figure:
         marker_coloraxis="coloraxis",
     )
     line = {"color": style.colour(0), "width": 2, "shape": "hv"}
-    figure.add_scatter(x=order["place"], y=order["best"], mode="lines", line=line, name="best so far", hoverinfo="skip")
-    return lay_out(figure, x="Trials in the order they ended", y=METRICS["eval/reward"].title)
+    figure.add_scatter(
+        x=order["place"], y=order["best"], mode="lines", line=line, name="best that ended", hoverinfo="skip"
+    )
+    return lay_out(figure, x="Trials in the order they ended or were screened", y=METRICS["eval/reward"].title)
+
+
+def screening(ranked: pd.DataFrame) -> go.Figure:
+    """Plot the rewards of `analysis.screening` at their places, and above them those at the end of promoted trials."""
+    figure, ended = go.Figure(), ranked.dropna(subset=["end"])
+    figure.add_scatter(
+        x=[x for place in ended["place"] for x in (place, place, None)],
+        y=[y for row in ended.itertuples() for y in (row.reward, row.end, None)],
+        mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip", showlegend=False,
+    )  # fmt: skip
+    colours = ranked["outcome"].map(lambda outcome: style.colour(0) if outcome == "promoted" else GREY)
+    size = SMALL if len(ranked) > MANY else 9
+    for points, y, text in (
+        (ranked.assign(kind=style.SCREENED), "reward", "at screening"),
+        (ended, "end", "of the best checkpoint"),
+    ):
+        hover = f"<br>place %{{x}} at screening, %{{customdata[1]}}<br>eval reward {text} %{{y:.3f}}"
+        add_trials(
+            figure, points, "place", y, hover, ("number", "outcome"), marker_color=colours[points.index],
+            marker_size=size,
+        )  # fmt: skip
+    return lay_out(figure, x="Place at screening", y=METRICS["eval/reward"].title, height=380)
 
 
 def front_of(trials: pd.DataFrame) -> pd.DataFrame:
@@ -235,15 +241,10 @@ def _kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, *
         x=kl,
         line={"color": GREY, "dash": "dash", "width": 1.5} | line,
         annotation={"text": f"{text} {kl:g}", "font": FONT},
-        annotation_position="bottom left" if text == "KL budget" else "bottom right",
+        annotation_position="bottom left" if text == "KL budget" else "top left",
     )
     if log_kl:  # on a log axis a shape takes the value, but an annotation its logarithm
         figure.layout.annotations[-1].x = np.log10(kl)
-
-
-def _baseline(figure: go.Figure, reward: float) -> None:
-    """Draw the SFT policy's eval reward, with its label where hardly a trajectory is."""
-    level_line(figure, reward, f"SFT baseline {reward:.2f}", "bottom left", "dot")
 
 
 def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | None:
@@ -288,6 +289,7 @@ def trajectories(
     spec: StudySpec,
     chosen: Collection[int],
     best: Checkpoint | None = None,
+    confirmed: Sequence[Confirmed] = (),
     star: str = "best checkpoint",
     log_kl: bool = False,
 ) -> go.Figure:
@@ -295,7 +297,8 @@ def trajectories(
 
     The `chosen` trials are in colour, with their numbers where there is room, the others grey. An early end has the
     symbol of its status, with the guard's rule in the tooltip; a screened trial has its screening score. The `best`
-    checkpoint is a star, which `star` names. The range over the budget is shaded.
+    checkpoint is a star, which `star` names; a diamond is the mean of a `confirmed` one's fresh seeds. The range over
+    the budget is shaded.
     """
     figure, looks = go.Figure(), style.looks(chosen)
     floor = LOG_FLOOR if log_kl else -np.inf
@@ -303,7 +306,10 @@ def trajectories(
     points = evaluated.assign(x=evaluated["kl"].clip(lower=floor))
     figure.add_trace(_others(points[~points["trial"].isin(looks)]))
     screened = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
-    heights = _with_margin(list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna()), 0.06)
+    rewards = list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna())
+    means = [(one, one.reward, one.kl) for one in confirmed if one.reward and one.kl]
+    ends = [end for _, reward, _ in means for end in (reward.low, reward.high) if end is not None]
+    heights = _with_margin([*rewards, *ends], 0.06) or [0.0, 1.0]
     for number, look in looks.items():
         line = points[points["trial"] == number]
         if len(line):
@@ -315,12 +321,19 @@ def trajectories(
     if spec.kl_limit <= right:
         _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
     before = evaluated.loc[evaluated["step"] == 0, "reward"]
-    if len(before):
-        _baseline(figure, float(before.mean()))
+    if len(before):  # its label is where hardly a trajectory is
+        level_line(figure, before.mean(), f"SFT baseline {before.mean():.2f}", "bottom left", "dot")
     if best is not None:
-        _star(figure, best, looks, star, right, log_kl)
+        figure.add_trace(_star(best, looks, star, LOG_FLOOR if log_kl else 0.0))
+    _add_means(figure, means, looks)
+
+    def place(kl: float, reward: float) -> np.ndarray:
+        return label_placing.PLOT * (_share(kl, right, log_kl), (reward - heights[0]) / (heights[1] - heights[0]))
+
+    taken = [place(kl.mean, reward.mean) for _, reward, kl in means]
+    taken += [] if best is None else [place(best.kl, best.reward)]
     shown = points[points["trial"].isin(looks)]
-    _numbers(figure, shown.assign(x=shown["x"].clip(upper=right)), looks, right, heights or [0, 1], best, log_kl)
+    _numbers(figure, shown.assign(x=shown["x"].clip(upper=right)), looks, place, taken, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
     return figure.update_yaxes(range=heights).update_xaxes(**axis)
@@ -351,50 +364,24 @@ def _numbers(
     figure: go.Figure,
     points: pd.DataFrame,
     looks: Mapping[int, style.Look],
-    right: float,
-    heights: Sequence[float],
-    best: Checkpoint | None,
+    place: Callable[[float, float], np.ndarray],
+    taken: Sequence[np.ndarray],
     log_kl: bool,
 ) -> None:
-    """Label trials at their last evaluations, the highest reward first.
-
-    A number covers no other label, and the fewest of the lines through `points`; one without room is left out.
-    """
-    low, high = heights
-
-    def place(kl: float, reward: float) -> np.ndarray:
-        return PLOT * (_share(kl, right, log_kl), (reward - low) / (high - low))
-
-    places = points.assign(place=[place(row.x, row.reward) for row in points.itertuples()])
-    drawn = np.array([at for _, line in places.groupby("trial") for at in _along(np.stack(line["place"].tolist()))])
-    taken: list[tuple[np.ndarray, np.ndarray]] = []  # centres and sizes
-    if best is not None:
-        is_left = _share(best.kl, right, log_kl) < LEFT
-        taken.append((place(best.kl, best.reward) + ((99, -44) if is_left else (-99, 12)), np.array([130, 36])))
-    for row in places.groupby("trial").tail(1).sort_values("reward", ascending=False).itertuples():
-        free = [
-            shift
-            for shift in BESIDE
-            if abs(row.place[1] + shift[1] - PLOT[1] / 2) < PLOT[1] / 2
-            and abs(row.place[0] / PLOT[0] * NARROW + shift[0] - NARROW / 2) < (NARROW - ROOM[0] / 2) / 2
-            and all((abs(row.place + shift - other) >= (ROOM + size) / 2).any() for other, size in taken)
-        ]
-        if not free:
-            continue
-        shift = min(free, key=lambda shift: (abs(drawn - row.place - shift) < ROOM / 2).all(axis=1).sum())
-        taken.append((row.place + shift, ROOM))
-        colour = looks[row.trial].colour
+    """Label trials at their last evaluations, the highest reward first; `place` turns KL and reward into pixels."""
+    last = points.groupby("trial").tail(1).sort_values("reward", ascending=False)
+    places = label_placing.beside(
+        {row.trial: place(row.x, row.reward) for row in last.itertuples()},
+        [np.stack([place(row.x, row.reward) for row in line.itertuples()]) for _, line in points.groupby("trial")],
+        taken,
+    )
+    for row in last[last["trial"].isin(places)].itertuples():
+        (right, up), colour = places[row.trial], looks[row.trial].colour
         figure.add_annotation(
-            x=np.log10(row.x) if log_kl else row.x, y=row.reward, text=str(row.trial), ax=shift[0], ay=-shift[1],
+            x=np.log10(row.x) if log_kl else row.x, y=row.reward, text=str(row.trial), ax=right, ay=-up,
             arrowcolor=colour, arrowwidth=1, arrowhead=0, standoff=3, bgcolor=colour, borderpad=1,
             font={"color": style.ink(colour), "size": 12},
         )  # fmt: skip
-
-
-def _along(corners: np.ndarray) -> np.ndarray:
-    """Return points along a line through `corners`, ten to each part."""
-    parts = np.arange(0, len(corners) - 0.95, 0.1)
-    return np.column_stack([np.interp(parts, range(len(corners)), corners[:, side]) for side in (0, 1)])
 
 
 def _share(kl: float, right: float, log_kl: bool) -> float:
@@ -468,34 +455,41 @@ def _front(x: pd.Series, front: pd.DataFrame, colour: str = GREY, name: str = "O
     )
 
 
-def _star(
-    figure: go.Figure, best: Checkpoint, looks: Mapping[int, style.Look], name: str, right: float, log_kl: bool
-) -> None:
-    """Draw a checkpoint as a star, with its name on the side that has room on a narrow page."""
-    kl = max(best.kl, LOG_FLOOR) if log_kl else best.kl
-    figure.add_scatter(
-        x=[kl],
+def _star(best: Checkpoint, looks: Mapping[int, style.Look], name: str, least_kl: float) -> go.Scatter:
+    """Return a checkpoint as a star."""
+    return go.Scatter(
+        x=[max(best.kl, least_kl)],
         y=[best.reward],
         mode="markers",
-        marker={
-            "symbol": "star",
-            "size": 17,
-            "color": looks[best.trial].colour if best.trial in looks else style.colour(0),
-            "line": {"color": "#ffffff", "width": 1},
-        },
+        marker=STAR | {"color": looks[best.trial].colour if best.trial in looks else style.colour(0)},
         hovertemplate=f"<b>The {name}</b>: trial {best.trial:d}, step {best.step:d}<br>"
         f"eval reward {best.reward:.3f}<br>eval KL {best.kl:.2f} nats per response<extra></extra>",
-        name=name,
+        name=f"{name}: trial {best.trial:d}, step {best.step:d}",
     )
-    # Left of the front there are no points.
-    is_left = _share(kl, right, log_kl) < LEFT
-    place = {"ax": 34, "ay": 44, "xanchor": "left"} if is_left else {"ax": -34, "ay": -12, "xanchor": "right"}
-    figure.add_annotation(
-        x=np.log10(kl) if log_kl else kl,
-        y=best.reward,
-        text=f"{name}:<br>trial {best.trial:d}, step {best.step:d}",
-        align="left", standoff=6, arrowwidth=1.2, arrowcolor=GREY, font=FONT, **place,
-    )  # fmt: skip
+
+
+def _add_means(
+    figure: go.Figure, means: Sequence[tuple[Confirmed, Interval, Interval]], looks: Mapping[int, style.Look]
+) -> None:
+    """Draw the mean reward and KL of configurations on fresh seeds, with their intervals."""
+    look: dict[str, Any] = {"symbol": "diamond", "size": 13, "line": {"color": "#ffffff", "width": 1}}
+    for one, reward, kl in means:
+        colour = looks[one.trial.number].colour if one.trial.number in looks else GREY
+        figure.add_scatter(
+            x=[kl.mean], y=[reward.mean], error_x=_bars(kl, colour), error_y=_bars(reward, colour), mode="markers",
+            marker=look | {"color": colour}, showlegend=False,
+            hovertemplate=f"<b>{one.label}</b>, mean of {counted(reward.n, 'fresh seed')} on the test prompts<br>"
+            f"reward {reward.text}<br>KL {kl.text} nats per response<extra></extra>",
+        )  # fmt: skip
+    if means:
+        name = "mean of fresh seeds, 95% interval"
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=look | {"color": GREY})
+
+
+def _bars(interval: Interval, colour: str) -> dict[str, Any]:
+    """Return an interval as Plotly's error bars."""
+    high, low = (0.0 if end is None else abs(end - interval.mean) for end in (interval.high, interval.low))
+    return {"array": [high], "arrayminus": [low], "color": colour, "thickness": 2, "width": 5}
 
 
 def _pruned(trials: pd.DataFrame) -> set[int]:
@@ -525,24 +519,13 @@ def fronts(front_by_study: Mapping[str, pd.DataFrame], kl_budget: float) -> go.F
 
 
 def in_common(trials_by_study: Mapping[str, pd.DataFrame], name: str) -> go.Figure:
-    """Plot the values of each study's trials over one hyperparameter; hollow: not trained to the end."""
+    """Plot the values of each study's trials over one hyperparameter, a colour for each study."""
     figure, column = go.Figure(), PARAMS + name
     for place, (study, trials) in enumerate(trials_by_study.items()):
-        points = trials.dropna(subset=[column, "value"])
-        figure.add_scatter(
-            x=points[column],
-            y=points["value"],
-            mode="markers",
-            name=_literal(study),
-            customdata=points[["number", "kind"]],
-            marker={
-                "color": style.colour(place),
-                "size": 9,
-                "symbol": [place if kind == Status.COMPLETED else place + HOLLOW for kind in points["kind"]],
-            },
-            hovertemplate=f"{_literal(study)}, <b>trial %{{customdata[0]}}</b>, %{{customdata[1]}}"
-            f"<br>{title_of(name)}: %{{x:.4~g}}<br>eval reward: %{{y:.3g}}<extra></extra>",
-        )
+        look = {"marker_color": style.colour(place), "marker_size": 9}
+        hover = f", study {_literal(study)}<br>{title_of(name)}: %{{x:.4~g}}<br>eval reward: %{{y:.3g}}"
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=_literal(study), marker_symbol="square", **look)
+        add_trials(figure, trials.dropna(subset=[column, "value"]), column, "value", hover, **look)
     lay_out(figure, x=title_of(name), y=METRICS["eval/reward"].title, showlegend=True)
     return figure.update_xaxes(type="log" if is_log(name, {}) else "linear", exponentformat="e")
 

@@ -11,12 +11,10 @@ from plotly.subplots import make_subplots
 
 from dashboard import figures, style
 from dashboard.data import PARAMS
-from ppo_core.metrics import METRICS
 from tuner.search.importance import Importance
 from tuner.study.spec import StudySpec
 
 Measure = Literal["value", "kl"]
-TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRICS["eval/kl"].title}
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
 MOST_LINES = 200
 """Most trials in parallel coordinates: more cover each other."""
@@ -78,23 +76,11 @@ def slices(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec, title: s
     return figure.update_layout(margin_l=60).update_xaxes(zeroline=False).update_yaxes(zeroline=False)
 
 
-def slice_points(
-    trials: pd.DataFrame,
-    name: str,
-    measure: Measure,
-    spec: StudySpec,
-    title: str | None = None,
-    *,
-    with_budget: bool = True,
-) -> go.Figure:
-    """Plot each trial's reward or KL over one hyperparameter, coloured by reward, with symbols by status.
-
-    `title` names the measure if it is not a plain evaluation. `with_budget` draws the budget into a KL.
-    """
-    height = title or TITLES[measure]
-    figure = figures.lay_out(figures.by_reward(), x="", y=height, height=360)
-    _add_slice(figure, trials, name, measure, spec, height)
-    if measure == "kl" and with_budget:
+def kl_slice(trials: pd.DataFrame, name: str, spec: StudySpec, title: str, *, with_budget: bool = True) -> go.Figure:
+    """Plot each trial's KL, which `title` names, over a hyperparameter, coloured by reward, with symbols by status."""
+    figure = figures.lay_out(figures.by_reward(), x="", y=title)
+    _add_slice(figure, trials, name, "kl", spec, title)
+    if with_budget:
         figures.level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
     return figure
 

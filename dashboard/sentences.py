@@ -10,7 +10,6 @@ from dashboard.data import PARAMS
 from dashboard.importance_figures import BEST, Measure, number_text
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import counted
-from tuner.study.status import Status
 
 WEAK = 0.3
 """Weakest rank correlation that is mentioned."""
@@ -98,13 +97,31 @@ def of_progress(rises: pd.DataFrame, spent: float) -> str:
 
 def of_history(order: pd.DataFrame) -> str:
     """Describe how often the best value rose from trial to trial (see `analysis.in_order`), and when last."""
-    rises = order[order["best"] > order["best"].shift(fill_value=-math.inf)]
+    rises = order[order["best"] > order["best"].shift().fillna(-math.inf)]
     if rises.empty:
-        return "No trial is within the KL budget yet."
+        return "No trial has ended within the KL budget yet."
     last = rises.iloc[-1]
     return (
-        f"The best value rose {counted(len(rises), 'time')}, last to {last['best']:.3g} with trial "
-        f"{last['number']:.0f}, number {last['place']:.0f} of {len(order):,} to end."
+        f"The best value of trials that ended rose {counted(len(rises), 'time')}, last to {last['best']:.3g} with "
+        f"trial {last['number']:.0f}, number {last['place']:.0f} of {len(order):,} to end."
+    )
+
+
+def of_screening(ranked: pd.DataFrame) -> str:
+    """Say how many trials were promoted, why others were not, and whether the order of `analysis.screening` lasted."""
+    others = ranked.loc[ranked["outcome"] != "promoted", "outcome"].value_counts()
+    why = ", ".join(f"{reason}: {count}" for reason, count in others.items())
+    text = f"{len(ranked) - others.sum()} of {counted(len(ranked), 'screened trial')} were promoted"
+    text += f", {others.sum()} were not ({why})." if why else "."
+    ended = ranked.dropna(subset=["end"])
+    chance = 1.96 / math.sqrt(max(1, len(ended) - 1))  # 95% of shuffled orders lie within it
+    if chance >= 1:
+        return f"{text} Too few of the promoted trials have ended to tell whether screening predicts the end."
+    correlation = ended["place"].rank().corr(ended["end"].rank(ascending=False))
+    return (
+        f"{text} Over the {len(ended)} promoted trials that ended, the rank correlation of their places at screening "
+        f"and at the end is {correlation:+.2f}, {'more' if abs(correlation) > chance else 'no more'} than chance "
+        f"(±{chance:.2f}). All of them did well at screening, so it says little about the others."
     )
 
 
@@ -120,17 +137,15 @@ def of_studies(evaluated: Mapping[str, pd.DataFrame], kl_budget: float) -> str:
 
 
 def of_common(values: Mapping[str, pd.DataFrame], name: str) -> str:
-    """Give each study's best value of a hyperparameter, and explain hollow points."""
-    clauses, is_any_hollow = [], False
+    """Give each study's best value of a hyperparameter."""
+    clauses = []
     for study, trials in values.items():
         points = trials.dropna(subset=[PARAMS + name, "value"])
-        is_any_hollow |= bool((points["kind"] != Status.COMPLETED).any())
         if len(points):
             best = points.loc[points["value"].idxmax(), PARAMS + name]
             text = number_text(float(best)) if isinstance(best, int | float) else str(best)
             clauses.append(f"{safe_text.in_markdown(text)} in {safe_text.in_markdown(study)}")
-    hollow = " Hollow points are trials not trained to the end." if is_any_hollow else ""
-    return f"The best trial has {', '.join(clauses)}.{hollow}" if clauses else ""
+    return f"The best trial has {', '.join(clauses)}." if clauses else ""
 
 
 def _span(points: pd.DataFrame, name: str) -> str:

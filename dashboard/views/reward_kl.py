@@ -1,6 +1,7 @@
 """Reward and KL: every trial's trajectory, and the best checkpoint under a KL budget."""
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 import streamlit as st
@@ -9,7 +10,8 @@ from dashboard import analysis, data, figures, safe_text, sentences, style
 from dashboard.analysis import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.views import common
-from ppo_core.output import plus_minus
+from ppo_core.output import counted, plus_minus
+from tuner.confirm.result import Confirmed
 from tuner.control import forks
 from tuner.judge.answer import of_study
 from tuner.judge.best import RULE, is_sound
@@ -29,8 +31,10 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         common.not_started(snapshot, text, "No evaluation yet")
         return
     chosen = common.started(snapshot, chosen)
-    best = best_checkpoint(snapshot.view, evaluated)
-    _figure(snapshot, evaluated, chosen, best)
+    best, answer = best_checkpoint(snapshot.view, evaluated), of_study(store, snapshot.view)
+    is_own = answer is not None and answer.kl_budget == answer.own_budget
+    confirmed = answer.confirmation.configurations if answer is not None and answer.confirmation and is_own else ()
+    _figure(snapshot, evaluated, chosen, best, confirmed)
     left, right = st.columns(2, gap="medium")
     with left:
         _what_kl_buys(snapshot, evaluated)
@@ -38,10 +42,9 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         if best is None:
             common.heading(f"No trained checkpoint within {snapshot.view.spec.kl_budget:g} nats", RULE)
             return
-        _checkpoint(snapshot, best, evaluated)
-        answer = of_study(store, snapshot.view)
+        _checkpoint(snapshot, best, evaluated, confirmed)
         if answer is not None and answer.number != best.trial:
-            st.text(f"To launch: trial {answer.number} ({answer.badge}), as Overview says.")
+            st.text(f"What to launch is {answer.name}, not this. {answer.certainty}")
 
 
 def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
@@ -85,17 +88,18 @@ def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | No
     return analysis.checkpoint_of(evaluated, best.number, best.value_step)
 
 
-def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame) -> None:
+def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, confirmed: Sequence[Confirmed]) -> None:
     """Draw the best checkpoint, how to get it, and how much luck may be in it."""
     study = snapshot.view.row
     kept = forks.find(snapshot.view.row, best.trial, best.step)
     trial = next(row for row in snapshot.view.trials if row.number == best.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     reward = plus_minus(best.reward, best.reward_se)
-    common.heading(
-        f"Best checkpoint: trial {best.trial}, step {best.step}, reward {reward} at KL {best.kl:.2f}",
-        f"{RULE} It is the highest of {count:,} evaluations within the budget, and the highest of many is partly luck: "
-        f"confirm it on fresh prompts or another seed before you rely on it.",
+    common.heading(f"Best checkpoint: trial {best.trial}, step {best.step}, reward {reward} at KL {best.kl:.2f}", RULE)
+    fresh = next((_on_fresh_seeds(one) for one in confirmed if one.trial.number == best.trial), "")
+    st.text(
+        f"The star is the highest of {count:,} noisy evaluations within the budget, so part of it is luck. "
+        f"{fresh or 'Confirm it on fresh seeds before you rely on it.'}"
     )
     if note := _end_note(snapshot.view, trial):
         st.text(note)
@@ -108,6 +112,15 @@ def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame) -
         common.show_commands(data.train_again(study.name, trial, best.episode))
 
 
+def _on_fresh_seeds(one: Confirmed) -> str:
+    if one.reward is None or one.kl is None:
+        return ""
+    return (
+        f"What to expect is the mean of {counted(one.reward.n, 'fresh seed')} of {one.name} on the test prompts: "
+        f"{one.reward.text} at a KL of {one.kl.text}."
+    )
+
+
 def _end_note(view: StudyView, trial: TrialRow) -> str:
     """Return a caution if the best checkpoint's trial ends over the budget; else empty."""
     if ends_within(trial, view.spec) is not False:
@@ -118,7 +131,13 @@ def _end_note(view: StudyView, trial: TrialRow) -> str:
     )
 
 
-def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, chosen: common.Numbers, best: Checkpoint | None) -> None:
+def _figure(
+    snapshot: Snapshot,
+    evaluated: pd.DataFrame,
+    chosen: common.Numbers,
+    best: Checkpoint | None,
+    confirmed: Sequence[Confirmed],
+) -> None:
     spec, front = snapshot.view.spec, analysis.front(evaluated)
     highlighted = common.highlighted(snapshot, chosen, style.DISTINCT)
     if best is not None and not chosen:
@@ -132,7 +151,14 @@ def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, chosen: common.Numbers,
     over = "" if scale == "log" else figures.over_the_axis(evaluated, snapshot.trials, spec.kl_budget)
     common.figure(
         figures.trajectories(
-            evaluated, snapshot.trials, front, spec=spec, chosen=highlighted, best=best, log_kl=scale == "log"
+            evaluated,
+            snapshot.trials,
+            front,
+            spec=spec,
+            chosen=highlighted,
+            best=best,
+            confirmed=confirmed,
+            log_kl=scale == "log",
         ),
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
@@ -141,10 +167,11 @@ def _figure(snapshot: Snapshot, evaluated: pd.DataFrame, chosen: common.Numbers,
 
 
 def _legend(spec: StudySpec) -> str:
-    paused = "◇ where the strategy paused it, " if spec.pauses_trials else ""
+    paused = "◇ where screening paused it, " if spec.pauses_trials else ""
     return (
         "A line joins a trial's evaluations, starting at the SFT policy; its number is at the last, if there is room. "
-        f"✕ marks where a rule ended it, ■ a person, {paused}▲ where it failed. The star is the best checkpoint. The "
-        "grey steps are the front: the highest reward of any evaluation at no more KL. The dotted upright line, if the "
-        "axis reaches it, is the guard's limit."
+        f"✕ marks where a rule ended it, ■ a person, {paused}▲ where it failed. The grey steps are the front: the "
+        "highest reward of any evaluation at no more KL. The star is the best checkpoint, the highest of many noisy "
+        "evaluations; a large diamond is the mean of a configuration's fresh seeds on the test prompts, "
+        "with its 95% intervals. The dotted upright line, if the axis reaches it, is the guard's limit."
     )

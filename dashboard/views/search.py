@@ -15,8 +15,10 @@ from dashboard.importance_figures import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import KL_UNIT, NOTHING, duration
+from ppo_core.output import NOTHING, duration
+from tuner.judge.scoring import FASTEST, SLOWEST
 from tuner.search import fidelity, importance
+from tuner.search.choose import ONE_IN, SHARE
 from tuner.search.fidelity import Fidelity
 from tuner.search.importance import Importance, Outcome
 from tuner.store import Store, TrialRow
@@ -39,8 +41,13 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         st.caption(text)
     compared = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(compared.trials)
-    ranked = [name for name in _importance(store, compared, point, len(snapshot.view.trials)) if name in names]
-    _linked(store, snapshot, compared, point, list(dict.fromkeys([*ranked, *names])), chosen)
+    important = _importance(store, compared, point, len(snapshot.view.trials))
+    ranked: dict[Outcome, list[str]] = {
+        outcome: sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+        for outcome, order in important.items()
+    }
+    _linked(store, snapshot, compared, point, ranked, chosen)
+    _screening(store, snapshot)
     _ended_early(snapshot)
     _report(store, snapshot)
 
@@ -56,20 +63,20 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
     chosen = st.segmented_control(
         "Compare trials", list(offered), default=next(iter(offered)), required=True, key="read at",
         bind="query-params",
-        help="Most trials of this study were screened, not finished. Values read after different lengths of "
-        f"training are never mixed. {' '.join(f'{name}: {point.doc}' for name, point in offered.items())}",
+        help="Most trials of this study were screened, not finished, and values after different lengths of training do "
+        f"not compare. {' '.join(f'{name}: {point.doc}' for name, point in offered.items())}",
     )  # fmt: skip
     return offered[chosen]
 
 
-def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: int) -> list[str]:
-    """Draw importances and return the hyperparameters in that order; empty if there are too few trials."""
+def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: int) -> dict[Outcome, list[str]]:
+    """Draw importances and return the hyperparameters in that order; none if there are too few trials."""
     view, at_rung = snapshot.view, point.at_rung
     usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
     common.heading("What mattered for reward, and for KL", _importance_help(all_trials - len(usable), at_rung=at_rung))
     if refusal := importance.refusal(view.trials, view.spec, at_rung=at_rung):
         st.info(refusal)
-        return []
+        return {"reward": [], "KL": []}
     key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at_rung}"
     key += f"|{[(row.id, row.attempts, row.value) for row in usable]}"
     with st.spinner("Resampling", show_time=True):
@@ -85,7 +92,7 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
             st.text(importance.certainty(importances[outcome], len(usable), _label))
-    return [item.name for item in importances["reward"]]
+    return {outcome: [item.name for item in items] for outcome, items in importances.items()}
 
 
 def _hyperparameter(label: str, names: Sequence[str], key: str, first: int = 0) -> str:
@@ -126,7 +133,7 @@ class _Linked:
     trials: pd.DataFrame
     """Compared at one point of their training."""
     point: Fidelity
-    names: list[str]
+    ranked: dict[Outcome, list[str]]
     """The searched hyperparameters that vary, the most important first."""
     marked: common.Numbers
     key: str
@@ -139,10 +146,15 @@ class _Linked:
 
 
 def _linked(
-    store: Store, snapshot: Snapshot, compared: Snapshot, point: Fidelity, names: list[str], chosen: common.Numbers
+    store: Store,
+    snapshot: Snapshot,
+    compared: Snapshot,
+    point: Fidelity,
+    ranked: dict[Outcome, list[str]],
+    chosen: common.Numbers,
 ) -> None:
     """Draw the figures of `compared`: the trials of `snapshot`, compared at one point."""
-    key, trials = f"marked {snapshot.view.row.id}", compared.trials
+    key, trials, names = f"marked {snapshot.view.row.id}", compared.trials, ranked["reward"]
     # Trials chosen on other pages are marked at first.
     marked = tuple(number for number in st.session_state.get(key, chosen) if number in set(trials["number"]))
     _bar(key, marked)
@@ -152,7 +164,7 @@ def _linked(
             "differ in a searched hyperparameter."
         )
         return
-    linked = _Linked(trials, point, names, marked, key)
+    linked = _Linked(trials, point, ranked, marked, key)
     spec = snapshot.view.spec
     _every_trial(store, snapshot, linked)
     _slices(spec, linked)
@@ -213,29 +225,34 @@ def _every_trial(store: Store, snapshot: Snapshot, linked: _Linked) -> None:
     left, right = st.columns(2)
     with left:
         front = figures.reward_against_kl(
-            trials, kl_budget=spec.kl_budget, baseline=None, best=best.number if best else None, chosen=linked.marked,
+            trials, kl_budget=None if point.at_rung else spec.kl_budget,
+            best=best.number if best else None, chosen=linked.marked,
             best_name="best at its end" if point.at_rung else "best",
         )  # fmt: skip
+        caption = sentences.of_front(figures.front_of(trials), spec.kl_budget)
         if point.at_rung:
+            low, high = (times * SHARE * spec.kl_budget for times in (SLOWEST, FASTEST))
             front.update_layout(xaxis_title=point.kl, yaxis_title=point.reward)
+            front.add_vrect(low, high, fillcolor=style.colour(0), opacity=0.1, line_width=0, layer="below")
+            caption = f"A KL in the band, about {low:.2g} to {high:.2g} nats, has the full screening score."
         linked.figure(
             front.update_layout(height=380),
             "front of trials",
             "Every trial's value against its eval KL, and the front of them",
-            sentences.of_front(figures.front_of(trials), spec.kl_budget),
+            caption,
         )
     with right:
         linked.figure(
             figures.history(order).update_layout(height=380),
             "history",
-            "Every trial's value in the order they ended, and the best value so far",
+            "Every trial's value in the order they ended, and the best value of those that ended",
             f"{sentences.of_history(order)} A value is that of a trial's best checkpoint.",
         )
 
 
 def _slices(spec: StudySpec, linked: _Linked) -> None:
     """Draw the reward over each hyperparameter."""
-    names, point = linked.names[:MOST_AXES], linked.point
+    names, point = linked.ranked["reward"][:MOST_AXES], linked.point
     trials = importance_figures.of_panels(linked.trials, linked.marked)
     left_out = len(linked.trials["value"].dropna()) - len(trials)
     drawn = f" Drawn: {len(trials)} of them, the best and the marked among them." if left_out else ""
@@ -251,11 +268,9 @@ def _slices(spec: StudySpec, linked: _Linked) -> None:
 def _kl_slice(spec: StudySpec, linked: _Linked) -> None:
     """Draw the KL over one hyperparameter."""
     common.heading("KL over one hyperparameter")
-    name = _hyperparameter("Hyperparameter", linked.names, "setting")
+    name = _hyperparameter("Hyperparameter", linked.ranked["KL"], "setting")
     linked.figure(
-        importance_figures.slice_points(
-            linked.trials, name, "kl", spec, linked.point.kl, with_budget=not linked.point.at_rung
-        ).update_layout(height=430),
+        importance_figures.kl_slice(linked.trials, name, spec, linked.point.kl, with_budget=not linked.point.at_rung),
         "slice of kl",
         f"{linked.point.kl} of every trial over {_label(name)}",
         sentences.of_slice(linked.trials, name, "kl"),
@@ -266,7 +281,7 @@ def _parallel(spec: StudySpec, linked: _Linked) -> None:
     common.heading(
         "All hyperparameters", "Drag along an axis to keep the lines through a part of it; drag its name to move it."
     )
-    names = linked.names
+    names = linked.ranked["reward"]
     axes = st.multiselect(
         "Axes", names, key="axes", bind="query-params", label_visibility="collapsed", format_func=_label,
         placeholder="Axes: all that vary" if len(names) <= MOST_AXES
@@ -301,6 +316,35 @@ def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
         )
 
 
+def _screening(store: Store, snapshot: Snapshot) -> None:
+    """Draw which of the screened trials were promoted, why not, and what became of them."""
+    own = data.snapshot(store, snapshot.view.row.name).view  # the sidebar's KL budget promoted none
+    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
+    ranked = analysis.screening(own.trials, steps, own.spec)
+    if ranked.empty:
+        return
+    common.heading(
+        "Who was promoted, and did screening predict the end?",
+        f"At {SHARE:.0%} of its episodes a trial is ranked by its screening score, then by its reward. The score is 1 "
+        f"if its KL has used {SLOWEST:g} to {FASTEST:g} times its share of the study's KL budget so far; less if it "
+        "rose more slowly, and would not reach the budget, or faster, and would be over it before it has learned much. "
+        f"For every {ONE_IN} trials screened, the best one that waits is promoted; so are more if some of the search "
+        "budget is left at the end.",
+    )
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        common.figure(
+            figures.screening(ranked),
+            key="screening",
+            alt="The reward of each trial at its place at screening, and of promoted trials at their end",
+            caption=sentences.of_screening(ranked),
+        )
+    titles = {"number": "Trial", "outcome": "Outcome", "score": "Score", "reward": "Reward then", "end": "Best reward"}
+    cells = ranked[["place", *titles]].round(2).rename(columns=titles)
+    with right:
+        common.table(cells, key="screened", placeholder="–")
+
+
 def _ended_early(snapshot: Snapshot) -> None:
     common.heading("What ending trials early saved")
     view = snapshot.view
@@ -327,21 +371,13 @@ def _ended_early(snapshot: Snapshot) -> None:
             st.metric(label, value, border=True, height="stretch", help=help_text)
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     columns = {
-        "number": number("Trial", width=60),
-        "kind": text("Status", width=110),
         "rule": text("Ended by"),
         "trials": number("Trials", width=70),
-        "share": number("Ended at", format="percent", help="Share of its episodes it had run."),
+        "share": number("Ended at", format="percent", help="Median share of their episodes that they had run."),
         "episodes_saved": number("Episodes saved", format="localized"),
         "seconds_saved": number("Seconds saved", format="%.0f"),
-        "value": number("Value so far", format="%.3f"),
-        "kl": number(f"KL so far ({KL_UNIT})", format="%.2f"),
     }
-    medians = {"share": number("Median ended at", format="percent")}
-    common.table(analysis.by_rule(early), key="ended by rule", columns=columns | medians)
-    with st.expander("Trial by trial"):
-        cells = early.assign(kind=[style.kind_label(kind) for kind in early["kind"]])
-        common.table(cells, key="ended early", columns=columns)
+    common.table(analysis.by_rule(early), key="ended by rule", columns=columns)
 
 
 def _report(store: Store, snapshot: Snapshot) -> None:

@@ -291,6 +291,51 @@ def test_a_trial_that_failed_or_broke_raises_nothing_and_one_that_runs_counts() 
     assert found[["seconds", "value"]].to_numpy().tolist() == [[14, 0.9]]
 
 
+def test_screened_trials_have_their_places_and_why_they_were_not_promoted() -> None:
+    """Trial 1 was promoted before trial 3 was screened; trial 5 was not screened, and a person asked for trial 7."""
+    at_rung = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_episode": 192, "rung_score": 1.0}
+    rows = [
+        trial_row(0, **at_rung | {"rung_score": 0.4}),
+        trial_row(1, value=1.8, rung_episode=192, rung_score=1.0, is_promoted=True),
+        trial_row(2, **at_rung | {"rung_score": 0.7}),
+        trial_row(3, **at_rung),
+        trial_row(4, **at_rung),
+        trial_row(5, status=Status.PRUNED),
+        trial_row(6, **at_rung | {"rung_score": None}),
+        trial_row(7, **at_rung, origin=Origin.ENQUEUED),
+        trial_row(8, value=1.0, status=Status.RUNNING, rung_episode=192, rung_score=1.0, is_promoted=True),
+    ]
+    steps = read_at(
+        *((number, 3, reward, kl, 1.0) for number, reward, kl in (
+            (0, 0.9, 0.2), (1, 0.5, 1.0), (2, 0.8, 4.0), (3, 0.6, 1.0), (4, 0.3, 1.0), (5, 2.0, 1.0), (7, 2.0, 1.0),
+            (8, 0.4, 1.0),
+        )),
+        (1, 30, 1.8, 8.0, 2.0),
+    )  # fmt: skip
+    found = analysis.screening(rows, steps, CUT_SPEC)
+    assert found[["place", "number", "outcome"]].to_numpy().tolist() == [
+        [1, 3, "next in line"], [2, 1, "promoted"], [3, 8, "promoted"], [4, 4, "lower reward"],
+        [5, 2, "KL rose too fast"], [6, 0, "KL rose too slowly"], [7, 6, "KL not readable"],
+    ]  # fmt: skip
+    assert found["reward"].fillna(-1).tolist() == [0.6, 0.5, 0.4, 0.3, 0.8, 0.9, -1], "then, not at the end"
+    assert found["end"].fillna(-1).tolist() == [-1, 1.8, -1, -1, -1, -1, -1], "trial 8 runs"
+    assert sentences.of_screening(found) == (
+        "2 of 7 screened trials were promoted, 5 were not (next in line: 1, lower reward: 1, KL rose too fast: 1, KL "
+        "rose too slowly: 1, KL not readable: 1). Too few of the promoted trials have ended to tell whether screening "
+        "predicts the end."
+    )
+    assert analysis.screening(rows[5:6], steps, CUT_SPEC).empty
+
+
+def test_whether_screening_predicts_the_end_is_a_rank_correlation_beside_what_chance_reaches() -> None:
+    six = pd.DataFrame({"place": [1, 2, 4, 5, 7, 9], "outcome": "promoted", "end": [1.9, 1.8, 1.7, 1.5, 1.6, 1.4]})
+    text = sentences.of_screening(six)
+    assert text.startswith("6 of 6 screened trials were promoted. Over the 6 promoted trials that ended")
+    assert "is +0.94, more than chance (±0.88)" in text
+    assert "is -0.94, more than chance" in sentences.of_screening(six.assign(end=-six["end"]))
+    assert "is +0.31, no more than" in sentences.of_screening(six.assign(end=[1.9, 1.5, 1.8, 1.4, 1.6, 1.7]))
+
+
 def test_trials_are_in_the_order_of_their_last_evaluations_and_none_over_the_budget_or_failed_is_the_best() -> None:
     rows = [
         row(0, 1.0, 5.0, value_step=3),
@@ -298,9 +343,10 @@ def test_trials_are_in_the_order_of_their_last_evaluations_and_none_over_the_bud
         row(2, 3.0, 5.0, value_step=3, status=Status.FAILED),
         row(3, 1.5, 5.0, value_step=3, status=Status.PAUSED, paused_by=PausedBy.STRATEGY),
         row(4, 0.5, 5.0, value_step=3, status=Status.RUNNING),
-    ]
+    ]  # trial 3 was screened, and is shorter
     trials = pd.DataFrame({"number": range(5), "value": [one.value for one in rows]})
     steps = pd.DataFrame({"trial": [0, 1, 2, 3, 4, 0], "at": [1.0, 4.0, 2.0, 3.0, 6.0, 5.0]})
     found = analysis.in_order(rows, trials, steps, 10)
     assert found[["number", "place"]].to_numpy().tolist() == [[2, 1], [3, 2], [1, 3], [0, 4]]
-    assert found["best"].fillna(-1).tolist() == [-1, 1.5, 1.5, 1.5]
+    assert found["best"].fillna(-1).tolist() == [-1, -1, -1, 1.0]
+    assert sentences.of_history(found).startswith("The best value of trials that ended rose 1 time, last to 1 with")

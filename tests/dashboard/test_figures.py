@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -12,9 +13,11 @@ from dashboard import analysis, figures, importance_figures, sentences, style
 from dashboard.analysis import Checkpoint
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
+from tests.tuner.trial_rows import trial_row
+from tuner.confirm.result import Confirmed, Interval
 from tuner.judge.rules import RULES
 from tuner.search.importance import Importance
-from tuner.study.status import Status
+from tuner.study.status import Origin, Status
 
 NAN = math.nan
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -95,9 +98,9 @@ def test_a_number_covers_no_other_and_no_line_and_one_without_room_is_left_out()
     crowd = labels(figures.trajectories(same, TRIALS, analysis.front(same), spec=SPEC, chosen=range(20)))
     assert len({place[2:] for place in crowd.values()}) == len(crowd) < 20
     starred = figures.trajectories(
-        WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=(0,), best=Checkpoint(1, 5, 320, 1.2, NAN, 10, NAN)
+        WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=(0,), best=Checkpoint(1, 5, 320, 1.2, NAN, 8.5, NAN)
     )
-    assert labels(starred)["0"] == (8, 1.2, 0, -20), "the star's name is to the right"
+    assert labels(starred)["0"] == (8, 1.2, 0, 20), "the star is to the right"
 
 
 def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
@@ -132,10 +135,28 @@ def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -
     figure = ways(best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
     shading, budget, baseline = figure.layout.shapes
     assert (shading.x0, budget.x0, baseline.y0) == (10, 10, pytest.approx(0.4))
-    assert [note.text for note in figure.layout.annotations][-2] == "best checkpoint:<br>trial 0, step 9"
+    star = named(figure, "best checkpoint: trial 0, step 9")
+    assert (star.x, star.y, star.marker.symbol) == ((8,), (1.2,), "star")
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     assert list(figure.layout.xaxis.range) == [0, 12.5]
     assert ways(log_kl=True).layout.shapes[2].x0 == 15, "the guard's limit, where the axis reaches it"
+
+
+def test_the_means_of_fresh_seeds_are_diamonds_with_their_intervals_and_one_legend() -> None:
+    reward, kl = Interval(1.1, 0.2, 1.5, 3), Interval(6.0, 5.0, 7.0, 3)
+    number, reference = (
+        Confirmed(trial_row(place, origin=origin), 1920, {}, {}, {}, reward, kl)
+        for place, origin in ((0, Origin.SAMPLED), (2, Origin.REFERENCE))
+    )
+    figure = ways(confirmed=(number, reference, replace(number, reward=None)))
+    mine, its, legend = [trace for trace in figure.data if trace.marker.symbol == "diamond" and trace.marker.size == 13]
+    assert (mine.x, mine.y, mine.marker.color) == ((6.0,), (1.1,), style.colour(0))
+    assert (mine.error_y.array[0], mine.error_y.arrayminus[0]) == (pytest.approx(0.4), pytest.approx(0.9))
+    assert (mine.error_x.array[0], mine.error_x.arrayminus[0]) == (1.0, 1.0)
+    assert its.marker.color == figures.GREY and its.hovertemplate.startswith("<b>reference (2)</b>, mean of 3 fresh")
+    assert (legend.name, mine.showlegend) == ("mean of fresh seeds, 95% interval", False)
+    assert figure.layout.yaxis.range[0] < 0.2, "the interval is in sight"
+    assert not [trace for trace in ways().data if "fresh seeds" in (trace.name or "")]
 
 
 def test_the_front_tells_its_standard_errors() -> None:
@@ -160,7 +181,7 @@ def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_f
     assert list(log.layout.xaxis.range) == [-1, pytest.approx(math.log10(22))]
     assert list(named(log, "trial 0").x) == [0.1, 4, 8]
     assert (log.layout.shapes[1].x0, log.layout.annotations[0].x) == (10, pytest.approx(1))
-    assert [note.x for note in log.layout.annotations[-2:]] == [pytest.approx(math.log10(8))] * 2, "star and number"
+    assert log.layout.annotations[-1].x == pytest.approx(math.log10(8)), "its number"
 
 
 # What mattered
@@ -190,7 +211,7 @@ def test_importance_bars_have_the_largest_on_top_and_pale_ones_for_chance() -> N
 
 
 def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
-    figure = importance_figures.slice_points(SEARCHED, "learning_rate", "kl", SPEC)
+    figure = importance_figures.kl_slice(SEARCHED, "learning_rate", SPEC, "Eval KL (nats per response)")
     completed, _, pruned, _ = figure.data
     assert (list(completed.x), list(completed.y)) == ([1e-4, 1e-3], [4, 9])
     assert (list(pruned.x), pruned.marker.symbol) == ([1e-2], "x")
@@ -200,7 +221,7 @@ def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
     assert completed.hovertemplate.endswith(
         "<br>Policy learning rate: %{customdata[1]}<br>Eval KL (nats per response): %{y:.3g}<extra></extra>"
     )
-    linear = importance_figures.slice_points(SEARCHED, "cliprange", "value", SPEC)
+    linear = importance_figures.kl_slice(SEARCHED, "cliprange", SPEC, "KL", with_budget=False)
     assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
 
 
@@ -277,7 +298,7 @@ def test_of_many_trials_the_best_and_the_marked_are_lines(monkeypatch: pytest.Mo
 def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "MANY", 2)
     for figure in (
-        importance_figures.slice_points(SEARCHED, "cliprange", "value", SPEC),
+        importance_figures.kl_slice(SEARCHED, "cliprange", SPEC, "KL"),
         importance_figures.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC),
     ):
         completed = points_of(figure, Status.COMPLETED)
@@ -298,7 +319,7 @@ def test_a_hyperparameter_that_no_measured_trial_has_set_is_no_axis() -> None:
 
 
 def test_marking_dims_every_other_trial() -> None:
-    figure = importance_figures.mark(importance_figures.slice_points(SEARCHED, "cliprange", "value", SPEC), [1])
+    figure = importance_figures.mark(importance_figures.kl_slice(SEARCHED, "cliprange", SPEC, "KL"), [1])
     assert [list(trace.selectedpoints) for trace in figure.data if trace.customdata is not None] == [[1], []]
     [lines] = importance_figures.parallel(SEARCHED, ["cliprange"], SPEC, marked=[1]).data
     assert list(lines.dimensions[0]["values"]) == [0, 1, 0] and lines.dimensions[0].constraintrange == (0.9, 1.1)
@@ -316,20 +337,21 @@ def test_two_hyperparameters_colour_the_trials_by_what_they_came_to() -> None:
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
 
 
-def test_across_studies_a_trial_that_was_not_trained_to_the_end_is_hollow() -> None:
+def test_across_studies_a_colour_is_a_study_and_a_symbol_a_status() -> None:
     rate = "params_learning_rate"
     studies = {
         name: pd.DataFrame([trial(0, value=2.0, **{rate: 1e-4}), trial(1, value=0.4, kind="screened", **{rate: 1e-3})])
         for name in ("first", "second")
     }
-    first, second = figures.in_common(studies, "learning_rate").data
-    assert (list(first.marker.symbol), list(second.marker.symbol)) == ([0, 100], [1, 101])
-    assert first.customdata.tolist() == [[0, "completed"], [1, "screened"]]
-    assert sentences.of_common(studies, "learning_rate") == (
-        r"The best trial has 0\.0001 in first, 0\.0001 in second. Hollow points are trials not trained to the end."
-    )
-    whole = {name: frame[:1] for name, frame in studies.items()}
-    assert sentences.of_common(whole, "learning_rate") == r"The best trial has 0\.0001 in first, 0\.0001 in second."
+    figure = figures.in_common(studies, "learning_rate")
+    drawn = [trace for trace in figure.data if trace.customdata is not None]
+    assert [(trace.marker.color, trace.marker.symbol, trace.customdata[0][0]) for trace in drawn] == [
+        (style.colour(0), "diamond-open", 1), (style.colour(0), "circle", 0),
+        (style.colour(1), "diamond-open", 1), (style.colour(1), "circle", 0),
+    ]  # fmt: skip
+    assert drawn[0].hovertemplate.startswith("<b>Trial %{customdata[0]}</b>, screened, study first<br>")
+    assert [trace.name for trace in figure.data if trace.name] == ["first", "screened", "completed", "second"]
+    assert sentences.of_common(studies, "learning_rate") == r"The best trial has 0\.0001 in first, 0\.0001 in second."
 
 
 # Compared curves
@@ -371,12 +393,25 @@ def test_the_history_has_a_point_a_trial_and_the_best_value_so_far_as_steps() ->
     assert (list(points_of(figure, Status.COMPLETED).x), list(points_of(figure, Status.COMPLETED).y)) == ([2], [1.5])
     [screened] = [trace for trace in figure.data if trace.legendgroup == "screened" and trace.customdata is not None]
     assert (screened.customdata[0], screened.marker.symbol) == ([3], "diamond-open")
-    line = named(figure, "best so far")
+    line = named(figure, "best that ended")
     assert (list(line.x), list(line.y), line.line.shape) == ([1, 2, 3], [0.5, 1.5, 1.5], "hv")
     assert sentences.of_history(ORDER) == (
-        "The best value rose 2 times, last to 1.5 with trial 0, number 2 of 3 to end."
+        "The best value of trials that ended rose 2 times, last to 1.5 with trial 0, number 2 of 3 to end."
     )
-    assert sentences.of_history(ORDER.assign(best=NAN)) == "No trial is within the KL budget yet."
+    assert sentences.of_history(ORDER.assign(best=NAN)) == "No trial has ended within the KL budget yet."
+
+
+def test_screening_joins_each_trials_reward_at_its_place_to_that_at_its_end() -> None:
+    columns = ["place", "number", "kind", "reward", "end", "outcome"]
+    ranked = pd.DataFrame(
+        [[1, 4, "completed", 0.7, 1.9, "promoted"], [2, 3, "screened", 0.6, NAN, "lower reward"]], columns=columns
+    )
+    line, screened, _, ended, _ = figures.screening(ranked).data
+    assert (line.x[:2], line.y[:2]) == ((1, 1), (0.7, 1.9)) and len(line.x) == 3
+    assert (list(screened.x), list(screened.y), screened.marker.symbol) == ([1, 2], [0.7, 0.6], "diamond-open")
+    assert list(screened.marker.color) == [style.colour(0), figures.GREY]
+    assert screened.customdata == ([4, "promoted"], [3, "lower reward"])
+    assert (list(ended.x), list(ended.y), ended.marker.symbol) == ([1], [1.9], "circle")
 
 
 ENDED = pd.DataFrame(
@@ -389,8 +424,8 @@ ENDED = pd.DataFrame(
 )
 
 
-def against_kl(best: int | None = 2, chosen: tuple[int, ...] = (), baseline: float | None = 0.4) -> go.Figure:
-    return figures.reward_against_kl(ENDED, kl_budget=10, baseline=baseline, best=best, chosen=chosen)
+def against_kl(best: int | None = 2, chosen: tuple[int, ...] = ()) -> go.Figure:
+    return figures.reward_against_kl(ENDED, kl_budget=10, best=best, chosen=chosen)
 
 
 def points_of(figure: go.Figure, status: Status) -> go.Scatter:
@@ -402,24 +437,29 @@ def test_each_trial_that_ended_with_a_value_is_a_point_with_its_number_status_an
     completed, pruned = (points_of(against_kl(), status) for status in (Status.COMPLETED, Status.PRUNED))
     assert (list(completed.x), list(completed.y)) == ([4, 9], [1.0, 1.3])
     assert (list(pruned.x), list(pruned.y)) == ([25], [1.4])
-    assert list(completed.text) == ["0", ""], "the best is named beside its arrow"
+    assert list(completed.text) == ["0", ""], "the legend names the best"
     assert list(points_of(against_kl(best=0), Status.COMPLETED).text) == ["", "2"]
     assert list(completed.error_y.array) == [0.1, 0.1]
     assert list(completed.marker.color) == [1.0, 1.3]
     assert (completed.marker.symbol, pruned.marker.symbol) == ("circle", "x")
 
 
-def test_budget_baseline_and_best_are_drawn_at_their_values() -> None:
+def test_budget_and_best_are_drawn_at_their_values() -> None:
     figure = against_kl()
-    shading, budget, baseline = figure.layout.shapes
+    shading, budget = figure.layout.shapes
     assert (shading.x0, shading.x1) == (10, pytest.approx(27.5))
-    assert (budget.x0, budget.x1, baseline.y0, baseline.y1) == (10, 10, 0.4, 0.4)
-    *lines, best = figure.layout.annotations
-    assert [line.text for line in lines] == ["KL budget 10", "SFT baseline 0.40"]
-    assert (best.text, best.x, best.y) == ("best: trial 2", 9, 1.3)
+    assert (budget.x0, budget.x1) == (10, 10)
+    assert [note.text for note in figure.layout.annotations] == ["KL budget 10"]
+    best = named(figure, "best: trial 2")
+    assert (best.x, best.y, best.marker.symbol) == ((9,), (1.3,), "star")
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     low, high = figure.layout.yaxis.range
-    assert low < 0.4 and high > 1.4
+    assert low < 1.0 and high > 1.4
+
+
+def test_without_a_budget_none_is_drawn() -> None:
+    figure = figures.reward_against_kl(ENDED, kl_budget=None, best=None)
+    assert not figure.layout.shapes and figure.layout.xaxis.range[1] == pytest.approx(27.5)
 
 
 def test_a_points_trial_reaches_the_browser_as_a_plain_number() -> None:

@@ -10,8 +10,12 @@ from ppo_core.checkpoint import MANIFEST, step_folder
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import GOOD, page
+from tests.tuner import made_study
+from tuner.confirm.plan import Plan
+from tuner.confirm.result import confirmations
 from tuner.control import forks
 from tuner.judge.best import RULE
+from tuner.judge.results import read_study
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +25,11 @@ def test_the_best_checkpoint_is_told_under_the_studys_own_budget(built: Path, mo
     assert app.slider(key="budget").value == 10
     best = "Best checkpoint: trial 9, step 18, reward 1.739 ± 0.035 at KL 9.56"
     assert shown.subheaders(app) == ["What the KL buys", best]
-    assert app.subheader[1].help.startswith(RULE) and "highest of 54 evaluations" in app.subheader[1].help
+    assert app.subheader[1].help == RULE
+    luck = (
+        "The star is the highest of 54 noisy evaluations within the budget, so part of it is luck. Confirm it on fresh"
+    )
+    assert any(text.startswith(luck) for text in shown.texts(app))
     bought = app.dataframe[0].value.set_index("within")
     assert bought.loc[10, ["reward", "trial", "step"]].tolist() == ["1.739 ± 0.035", 9, 18]
     assert bought.index.tolist() == [2.5, 5, 7.5, 10, 20]
@@ -39,7 +47,33 @@ def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
     assert best is not None and (best.number, best.value_step) == (5, 12), "the study's own"
     assert any("Trial 5 itself ends over the budget, at a KL of 14.51" in text for text in shown.texts(app))
     [chart] = app.get("plotly_chart")
-    assert {"best checkpoint", "screened"} <= {trace.get("name") for trace in json.loads(chart.proto.spec)["data"]}
+    assert {"best checkpoint: trial 5, step 12", "screened"} <= {
+        trace.get("name") for trace in json.loads(chart.proto.spec)["data"]
+    }
+
+
+def test_what_is_confirmed_has_its_mean_on_the_chart_and_beside_the_star(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    store = fake_store.build_cut(path, courses=done)
+    made_study.confirm(store, fake_store.CUT, Plan(top=1, seeds=3))
+    [one] = [each for each in confirmations(store, read_study(store, fake_store.CUT))[0].configurations
+             if not each.is_reference]  # fmt: skip
+    assert one.reward is not None and one.kl is not None
+
+    def drawn(**link: str) -> tuple[str, int]:
+        app = page("reward_kl", path, monkeypatch, **link)
+        [chart] = app.get("plotly_chart")
+        means = [trace for trace in json.loads(chart.proto.spec)["data"] if "error_y" in trace]
+        return next(text for text in shown.texts(app) if text.startswith("The star is ")), len(means)
+
+    text, means = drawn()
+    expected = f"of 3 fresh seeds of trial 5 on the test prompts: {one.reward.text} at a KL of {one.kl.text}."
+    assert text.endswith(f"What to expect is the mean {expected}") and means == 2
+    text, means = drawn(budget="3")
+    assert text.endswith("Confirm it on fresh seeds before you rely on it.") and means == 0, "another KL budget"
 
 
 def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,16 @@ def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
     told = [text for text in shown.texts(app) if text.startswith("With 24 trials")]
     assert len(told) == 2 and all("Policy learning rate" in text.split("out from chance")[0] for text in told)
     assert app.selectbox(key="setting").value == "learning_rate", "the one that mattered most comes first"
+    drawn, options = figures_of(app), app.selectbox(key="setting").options
+    ranked = {
+        outcome: [
+            label
+            for title in drawn[f"importance for {outcome}"]["data"][0]["y"][::-1]
+            if (label := title.partition(" (")[0]) in options
+        ]
+        for outcome in ("reward", "KL")
+    }
+    assert options == ranked["KL"] != ranked["reward"] == app.selectbox(key="across").options
 
 
 def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
@@ -54,6 +64,11 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     assert [text for text in shown.texts(rung) if text.startswith("With 25 trials")], "all that came to the rung"
     assert "with their evaluations there" in rung.segmented_control(key="read at").help
     slices = figures_of(rung)
+    band, *others = slices["front of trials"]["layout"]["shapes"]
+    assert ([band["x0"], band["x1"]], others) == (pytest.approx([0.5, 3.0]), []), "the KL budget is for the end"
+    ranked = next(table.value for table in rung.dataframe if "Outcome" in table.value)
+    assert len(ranked) == 25 and ranked["Outcome"].value_counts()["promoted"] == 4
+    assert any(one.value.startswith("4 of 25 screened trials were promoted, 21 were not (") for one in rung.caption)
     assert slices["slices of value"]["layout"]["annotations"][0]["text"] == "Eval reward at screening"
     front = slices["front of trials"]["layout"]
     assert front["yaxis"]["title"]["text"] == "Eval reward at screening"
@@ -88,9 +103,9 @@ def test_what_was_ended_early_and_what_it_saved(built: Path, monkeypatch: pytest
     app = page("search", built, monkeypatch)
     cards = shown.cards(app)
     assert (cards["Ended early"][0], cards["Episodes saved"][0], cards["Time saved"][0]) == ("3", "2,560 (11%)", "33 s")
-    rules, each = (table.value for table in app.dataframe)
+    [rules] = (table.value for table in app.dataframe)
     assert rules[["rule", "trials"]].to_numpy().tolist() == [["KL over the limit", 2], ["Not a number", 1]]
-    assert each["number"].tolist() == [2, 6, 10] and each["kind"][0] == "✕ pruned"
+    assert not [heading for heading in shown.subheaders(app) if "promoted" in heading], "nothing was screened"
 
 
 def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

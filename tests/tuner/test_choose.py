@@ -22,13 +22,13 @@ from tuner.search.choose import (
     New,
     Promote,
     Resume,
-    _rank,
     choose,
     is_finished,
     lengths,
     own_rung,
     promotable,
     promotions,
+    screening_rank,
 )
 from tuner.search.propose import new_trial
 from tuner.store import Store, TrialRow
@@ -296,7 +296,7 @@ def test_a_study_comes_to_an_end_within_its_bounds(strategy: Strategy, bounds: d
     assert len(study.rows) <= bounds.get("trials", 1000)
     assert extent(study.rows, spec).spent <= bounds.get("budget", 1000)
     assert any(row.status is Status.COMPLETED for row in study.rows)
-    best = min((row for row in study.rows if row.rung_episode is not None), key=_rank, default=None)
+    best = min((row for row in study.rows if row.rung_episode is not None), key=screening_rank, default=None)
     assert workers > 1 or best is None or best.is_promoted, "the budget that finishes the best was left"
     assert {row.number for row in promotable(spec, study.rows)} <= {row.number for row in study.rows if row.is_at_rung}
     ended = study.rows[0]

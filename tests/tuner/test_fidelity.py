@@ -61,7 +61,7 @@ def test_a_rung_that_is_later_than_its_share_is_told_as_it_is() -> None:
         return trial_row(number, config={"total_episodes": 512}, rung_episode=2 * batch, rung_score=0.5)
 
     assert fidelity.read_where([paused(0, 64), paused(1, 128)], at, CUT_SPEC) == (
-        "2 trials read at 25% to 50% of their episodes. The rung is at 10%, rounded up to whole iterations and never "
-        "before a trial's second."
+        "2 trials read at 25% to 50% of their episodes. Screening is at 10%, rounded up to whole iterations, and to two "
+        "at least."
     )
     assert fidelity.read_where([paused(0, 64)], fidelity.offered(CUT_SPEC)[-1], CUT_SPEC) == ""

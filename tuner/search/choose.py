@@ -173,7 +173,7 @@ def _may_start(spec: StudySpec, rows: Rows) -> bool:
 
 def promotable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
     """Return the trials paused at screening, best first: by screening score, then value so far, then number."""
-    return sorted((row for row in counted(rows) if row.is_at_rung), key=_rank)
+    return sorted((row for row in counted(rows) if row.is_at_rung), key=screening_rank)
 
 
 def promotions(spec: StudySpec, rows: Rows) -> int:
@@ -189,7 +189,8 @@ def promotions(spec: StudySpec, rows: Rows) -> int:
     return max(0, int(_left(spec, rows) // least))
 
 
-def _rank(row: TrialRow) -> tuple[float, float, int]:
+def screening_rank(row: TrialRow) -> tuple[float, float, int]:
+    """Return the sort key of a trial at screening, best first; its value is the one it had there."""
     score = math.inf if row.rung_score is None else -row.rung_score
     return score, math.inf if row.value is None else -row.value, row.number
 

@@ -100,6 +100,6 @@ def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
         return ""
     least, most, rung = (f"{share:.0%}" for share in (min(shares), max(shares), SHARE))
     place = least if least == most else f"{least} to {most}"
-    why = f" The rung is at {rung}, rounded up to whole iterations and never before a trial's second."
+    why = f" Screening is at {rung}, rounded up to whole iterations, and to two at least."
     whose = "its" if len(shares) == 1 else "their"
     return f"{counted(len(shares), 'trial')} read at {place} of {whose} episodes.{'' if place == rung else why}"
