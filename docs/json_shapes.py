@@ -129,7 +129,7 @@ ANSWER = {
     "trial": "the number of the trial to launch",
     "is_reference": "whether it is the reference",
     "kl_budget": "that it is the answer for",
-    "badge": "`one seed`, `confirmed`, `not distinguishable` or `newer and not confirmed`",
+    "badge": "`one seed`, `confirmed`, `tied on fresh seeds` or `newer and not confirmed`",
     "reward": "eval reward of its best checkpoint within the KL budget",
     "reward_se": "its standard error over the eval prompts",
     "kl": "eval KL of that checkpoint, in nats per response",

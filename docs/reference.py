@@ -160,7 +160,7 @@ def _rules() -> Iterator[str]:
     yield "## Signs"
     yield (
         "What `diagnose` and the dashboard's pages say of a trial. Those of the rollouts are medians of the last "
-        f"{LATEST} steps."
+        f"{LATEST} steps, except where the meaning says otherwise."
     )
     rows = ((sign.label, f"`{sign.metric}`", sign.range, sign.doc, sign.change) for sign in SIGNS.values())
     yield _table(("sign", "metric", "in range", "meaning", "what to change"), rows)

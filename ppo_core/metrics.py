@@ -30,8 +30,8 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """The label with its unit, for axes and tables."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
+        """The label with its unit, unless it ends with that, for axes and tables."""
+        return self.label if self.label.endswith(self.unit) else f"{self.label} ({self.unit})"
 
     def with_unit(self, reading: str) -> str:
         """Return `15 nats per response`, `1 nat per response`; shares have no unit."""

@@ -18,6 +18,7 @@ from tuner.judge import results
 from tuner.judge.answer import Answer, Badge
 from tuner.judge.best import RULE
 from tuner.judge.results import StudyView
+from tuner.judge.rules import RULES
 from tuner.store import TrialRow
 from tuner.study.status import Origin, Status
 
@@ -46,6 +47,24 @@ def draw(
             _next_steps(snapshot, answer, running)
         if answer is not None:
             st.caption(_changed_text(view, answer.trial))
+            _others(view, answer.number)
+
+
+def _others(view: StudyView, number: int) -> None:
+    """Draw how the other trials ended, by count; of those that were ended early, with a link to the latest."""
+    ends: dict[str, list[TrialRow]] = {}
+    for row in view.trials:
+        if row.is_done and row.number != number:
+            rule = RULES.get(row.reason.rule) if row.reason else None
+            how = f"ended by the guard ({rule.label})" if rule else row.status_word
+            ends.setdefault("screened and not promoted" if row.is_at_rung else how, []).append(row)
+    counts = ", ".join(f"{len(rows)} {how}" for how, rows in ends.items())
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if ends:
+            st.caption(f"Of the other {sum(map(len, ends.values()))} trials: {counts}.", width="content")
+        for rows in ends.values():
+            if rows[-1].status in (Status.PRUNED, Status.FAILED):
+                common.trial_link(rows[-1].number, f"Open trial {rows[-1].number}")
 
 
 def draw_changed(view: StudyView, trial: TrialRow) -> None:
@@ -151,7 +170,7 @@ def _heading(answer: Answer) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(f"**Trial {answer.number}{step}**", width="content")
         st.badge(answer.badge.value, color=_COLOURS[answer.badge], help=answer.badge.meaning)
-        common.trial_link(answer.number, "Its page")
+        common.trial_link(answer.number, f"Open trial {answer.number}")
 
 
 def what_to_launch(view: StudyView, answer: Answer) -> None:

@@ -8,6 +8,7 @@ from dashboard import access, data
 from dashboard.data import Snapshot
 from dashboard.views import common, control_parts
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
+from tuner.control import forks
 from tuner.judge.diagnose import (
     Diagnosis,
     course_of,
@@ -46,7 +47,7 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
 
 
 def go_on(store: Store, view: StudyView, trial: TrialRow) -> tuple[str, ...]:
-    """Return the commands that go on with a trial: longer training, and a fork at its last checkpoint.
+    """Return the commands that go on with a trial: training it as here, longer, and a fork at its last checkpoint.
 
     If the guard ended it, these would train what it ended: the first untried change, if any, takes their place.
     """
@@ -55,7 +56,9 @@ def go_on(store: Store, view: StudyView, trial: TrialRow) -> tuple[str, ...]:
         untried = (each for each in diagnoses if tried(view.trials, trial, each, view.spec) is None)
         return tuple(data.command(try_it(view.spec, trial, each)) for each in islice(untried, 1))
     fork = [data.go_on(view.row.name, trial, trial.episodes)] if trial.episodes else []
-    return data.train_for_real(view.row.name, trial), *fork
+    checkpoint = None if trial.is_at_rung else forks.value_checkpoint(store, view.row, trial)
+    again = ["train", "--from", view.row.name, str(trial.number)] if checkpoint is None else checkpoint.again
+    return data.command(again), data.train_for_real(view.row.name, trial), *fork
 
 
 def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, diagnosis: Diagnosis) -> None:

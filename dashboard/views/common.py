@@ -263,13 +263,16 @@ def _about(view: StudyView) -> str:
 
 def trial_link(number: int, label: str) -> None:
     """Draw a link to a trial's page."""
-    st.page_link(
-        st.Page(_trial, url_path="trial"), label=label, icon=":material/search:", query_params={"n": f"{number}"}
-    )
+    page_link("trial", label, n=f"{number}")
 
 
-def _trial() -> None:
-    """Placeholder: `st.page_link` needs a page with this address."""
+def page_link(address: str, label: str, **query: str) -> None:
+    """Draw a link to the page at this address; `label` is our own words."""
+    st.page_link(st.Page(_page, url_path=address), label=label, icon=":material/search:", query_params=query)
+
+
+def _page() -> None:
+    """Placeholder: `st.page_link` needs a page with its address."""
 
 
 def guide(title: str, text: str, commands: list[str], problem: str = "") -> None:

@@ -6,19 +6,22 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, data, safe_text, style
+from dashboard import analysis, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import changes, common
+from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import is_within
-from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
+from ppo_core.output import KL_UNIT, NOTHING, counted, measured, plus_minus, short
+from tuner.confirm.result import Confirmation, confirmations, difference
 from tuner.judge.paired import over, screened_note
-from tuner.judge.results import LONGER, differences
+from tuner.judge.results import LONGER, StudyView, as_view, differences
 from tuner.judge.rules import blame_of
 from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
+from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
-from tuner.study.status import Role
+from tuner.study.status import Origin, Role
 
 LEAST_TRIALS = 2
 MOST_TRIALS = 6
@@ -58,24 +61,32 @@ def tables(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Looks:
     with left:
         _settings(rows, looks)
     with right:
-        _outcomes(snapshot, rows, looks)
+        runs = confirmations(store, as_view(snapshot.view.row, (*snapshot.view.trials, *snapshot.view.confirming)))
+        _outcomes(snapshot, rows, looks, runs)
     with left:
-        _differences(store, rows)
+        _differences(store, rows, runs)
     return looks
 
 
 def _settings(rows: Sequence[TrialRow], looks: Looks) -> None:
-    common.heading("Different settings", "All other settings are equal.")
+    common.heading("Different settings", f"All other settings are equal. In brackets: times trial {rows[0].number}'s.")
     differing = differences(rows)
     if not differing:
         st.info("Their configurations are equal.")
         return
     _table(
         "setting",
-        {title_of(name): [safe_text.cell(short(value, 4)) for value in values] for name, values in differing.items()},
+        {title_of(name): [_setting(value, values[0]) for value in values] for name, values in differing.items()},
         looks,
         [row.number for row in rows],
     )
+
+
+def _setting(value: HyperValue, first: HyperValue) -> str:
+    """Return a value with its ratio to the first trial's, if both are numbers, and more than a hair apart."""
+    text = safe_text.cell(short(value, 4))
+    ratio = f"{value / first:.2g}" if is_number(value) and is_number(first) and first else "1"
+    return text if ratio == "1" else f"{text} (×{ratio})"
 
 
 _WITHIN = {None: NOTHING, True: "yes", False: "no"}
@@ -87,8 +98,12 @@ def ended_within(row: TrialRow, spec: StudySpec) -> bool | None:
     return is_within(row.end_kl, row.end_kl_se, spec.kl_budget) and ends_within(row, spec) if is_read else None
 
 
-def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks) -> None:
-    common.heading("Outcomes", f"One run of each trial. {BEST} is the highest value. {analysis.NOISE}")
+def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, runs: Sequence[Confirmation]) -> None:
+    common.heading(
+        "Outcomes",
+        f"One run of each trial. {BEST} is the highest value. {analysis.NOISE} On fresh seeds: the mean reward and KL "
+        "of the runs that confirm it, on the test prompts, with 95% intervals.",
+    )
     spec, top = snapshot.view.spec, max((row.value for row in rows if row.value is not None), default=None)
     star_of = {row.number: f"{BEST} " for row in rows if row.value is not None and row.value == top}
     outcomes = {
@@ -104,6 +119,17 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks) -> Non
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
     }
+    for run in runs:
+        one_of = {one.trial.number: one for one in run.configurations if one.reward is not None}
+        ones = [one_of.get(row.number) for row in rows]
+        at = f" at {run.total_episodes:,} episodes" if len(runs) > 1 else ""
+        outcomes |= {
+            f"Fresh seeds: reward{at}": ["" if one is None or one.reward is None else one.reward.text for one in ones],
+            f"Fresh seeds: KL{at}": ["" if one is None or one.kl is None else one.kl.text for one in ones],
+            f"Fresh seeds: within budget{at}": [
+                "" if one is None else f"{one.ends_within} of {len(one.rewards)}" for one in ones
+            ],
+        }
     shown = {name: cells for name, cells in outcomes.items() if any(cells)}
     _table("outcome", shown, looks, [row.number for row in rows])
     for row in rows:
@@ -125,22 +151,32 @@ def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, numbers
     )
 
 
-def _differences(store: Store, rows: Sequence[TrialRow]) -> None:
-    """Describe each trial's reward relative to the first."""
+def _differences(store: Store, rows: Sequence[TrialRow], runs: Sequence[Confirmation]) -> None:
+    """Describe each trial's reward relative to the first, in the search and on fresh seeds."""
     base, *others = rows
-    has_difference = False
-    for row in others:
-        difference = over(store, base, row)
-        if difference is None:
-            continue
-        has_difference = True
-        error = "" if difference.se is None else f" ± {difference.se:.3f}"
-        st.text(
-            f"Trial {row.number} against trial {base.number}: {difference.mean:+.3f}{error} reward, "
-            f"{difference.verdict}.{screened_note(base, row)}"
-        )
-    if not has_difference:
-        st.info(f"Trial {base.number} or all the others have no value yet, so there is no difference to show.")
+    lines = [line for row in others if (line := against(store, base, row))]
+    for run in runs:
+        one_of = {one.trial.number: one.rewards for one in run.configurations}
+        for row in others:
+            lead = difference(one_of.get(row.number, {}), one_of.get(base.number, {}), len(one_of) - 1)
+            if lead is not None:
+                lines.append(
+                    f"On {counted(lead.n, 'fresh seed')}, trial {row.number} against trial {base.number}: {lead.text} "
+                    f"reward{'' if lead.low is None else ', with its 95% interval'}."
+                )
+    for line in lines or [f"Trial {base.number} or all the others have no value, so there is no difference to show."]:
+        st.text(line)
+
+
+def against(store: Store, base: TrialRow, row: TrialRow) -> str:
+    """Return a sentence on a trial's value relative to another's; empty if one has none."""
+    lead = over(store, base, row)
+    if lead is None:
+        return ""
+    error = "" if lead.se is None else f" ± {lead.se:.3f}"
+    who = " (the reference)" if base.origin is Origin.REFERENCE else ""
+    text = f"Trial {row.number} against trial {base.number}{who}: {lead.mean:+.3f}{error} reward, {lead.verdict}."
+    return text + screened_note(base, row)
 
 
 def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
@@ -166,21 +202,28 @@ def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow], looks:
     is_forked = any(row.role is Role.FORK for row in rows)
     from_start = " A fork's command trains with its parent's values up to the fork's episode." if is_forked else ""
     common.heading(
-        "Train one of them longer",
-        f"Each command trains that trial's configuration {LONGER} times longer and keeps the model; a schedule "
-        f"over the run's length stretches with it.{from_start}",
+        "Train one of them",
+        f"A trial's first command trains its configuration again as here, the second {LONGER} times longer; both keep "
+        f"the model. A schedule over the run's length stretches with it.{from_start}",
     )
     grid = st.grid(min(MOST_BESIDE, len(rows)), min_column_width=280)
     for row in rows:
         with grid.cell():
             st.html(style.heading(row.number, looks[row.number], style.status_cell(row)))
-            if not blame_of(row.reason):
-                common.show_commands(data.train_for_real(snapshot.view.row.name, row))
-                continue
-            commands = changes.go_on(store, snapshot.view, row)
-            instead = " Try a change of it instead:" if commands else ""
-            st.text(f"The guard ended trial {row.number}, so it is not worth training longer.{instead}")
+            commands = changes.go_on(store, snapshot.view, row)[:2]
+            if blame_of(row.reason):
+                instead = " Try a change of it instead:" if commands else ""
+                st.text(f"The guard ended trial {row.number}, so it is not worth training longer.{instead}")
             common.show_commands(*commands)
+    st.caption(known(snapshot.view, rows))
+
+
+def known(view: StudyView, rows: Sequence[TrialRow]) -> str:
+    """Say for which lengths the trials' results hold."""
+    numbers = {row.number for row in rows}
+    runs = [*rows, *(run for run in view.confirming if run.parent in numbers)]
+    lengths = " and ".join(f"{episodes:,}" for episodes in sorted({run.episodes for run in runs}))
+    return f"The results above are of runs of {lengths} episodes; how longer runs end is not known, so watch their KL."
 
 
 def _listed(numbers: Sequence[int]) -> str:

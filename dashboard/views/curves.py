@@ -1,19 +1,25 @@
-"""Curves: KL, reward and all other metrics over the run."""
+"""Curves: KL, reward and all other metrics over the run, and whether PPO itself is healthy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
+import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, charts
+from dashboard import analysis, charts, data, safe_text
 from dashboard.charts import AXES, WHOLE, Drawing
 from dashboard.data import Snapshot
-from dashboard.views import common, curve_charts, incident, ppo_health
+from dashboard.views import common, curve_charts, incident
 from dashboard.views.curve_charts import DEFAULT_METRICS, WINDOW, ChartData
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
+from ppo_core.output import measured
+from tuner.judge.diagnose import HEALTH_METRICS, LATEST, NEEDED, Course, diagnose, why_nothing, with_repeats
+from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import Store
+from tuner.study.status import Status
 
 GROUPS: Mapping[str, str] = {
     "objective": "KL and reward",
@@ -45,7 +51,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
             metrics, drawing = _controls(snapshot)
         common.live(snapshot, partial(_draw, chosen=chosen, metrics=metrics, drawing=drawing), head)
     else:
-        common.live(snapshot, partial(ppo_health.draw, chosen=chosen), head)
+        common.live(snapshot, partial(_draw_health, chosen=chosen), head)
 
 
 def _draw(store: Store, snapshot: Snapshot, chosen: common.Numbers, metrics: tuple[str, ...], drawing: Drawing) -> None:
@@ -148,3 +154,80 @@ def _beta_button(snapshot: Snapshot) -> None:
             help="KL over training under the lowest, a middle and the highest fixed β of this study, and an adaptive "
             "one. Their other settings differ, too, unless the study lists its trials.",
         )
+
+
+# PPO health: the signs of `tuner.judge.rules` in each trial, and what to change.
+
+
+def _draw_health(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
+    """Draw the signs of the trials in colour, and the diagnosis of each."""
+    numbers = common.highlighted(snapshot, chosen, charts.MOST_LINES)
+    draw_health(courses := courses_of(store, snapshot, numbers))
+    rows, budget = {row.number: row for row in snapshot.view.trials}, snapshot.view.spec.kl_budget
+    lines = []
+    for number, course in courses.items():
+        diagnoses = with_repeats(diagnose(course))
+        for one, is_repeat in diagnoses:
+            what = "The same change." if is_repeat else f"Try {one.advice}."
+            lines.append(f"Trial {number}, {one.rule}: {one.finding} {what}")
+        row = rows[number]
+        if not diagnoses and row.is_done and row.status is not Status.COMPLETED:
+            lines.append(f"Trial {number}, {row.status_word}: {why_nothing(row, budget)}")
+    common.heading("What to change")
+    for line in lines or ["Nothing: every sign that was measured is in its range."]:
+        st.text(safe_text.visible(line))
+
+
+def courses_of(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> dict[int, Course]:
+    """Return what the diagnosis reads of these trials."""
+    steps = data.curves(store, snapshot, NEEDED, numbers=numbers)
+    rows = {row.number: row for row in snapshot.view.trials}
+    return {
+        number: Course(
+            steps[steps["trial"] == number].to_dict("records"),
+            rows[number].config,
+            snapshot.view.spec,
+            rows[number].reason,
+        )
+        for number in numbers
+    }
+
+
+def draw_health(courses: Mapping[int, Course]) -> None:
+    """Draw a table of the trials' signs of health."""
+    common.heading(
+        "PPO health",
+        f"Medians of the last {LATEST} steps. ✓ in range, ▲ out of it, ✕ out of it in a trial that the guard ended, "
+        "– not measured, or too early.",
+    )
+    columns: dict[str, Any] = {
+        "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
+        "health": st.column_config.TextColumn("Problems", width=215),
+    }
+    for metric in HEALTH_METRICS:
+        signs = [sign for sign in map(SIGNS.__getitem__, HEALTH) if sign.metric == metric]
+        limits = [
+            f"{'≥' if sign.breaks_below else '≤'} {sign.limit:g}{sign.relative_to and f' × {sign.relative_to}'}"
+            for sign in signs
+            if not sign.of_whole_run
+        ]
+        title = f"{METRICS[metric].label} {', '.join(limits)}"
+        about = " ".join((METRICS[metric].doc, *dict.fromkeys(f"{sign.label}: {sign.doc}" for sign in signs)))
+        columns[metric] = st.column_config.TextColumn(title, width=8 + 7 * len(title), help=about)
+    common.table(health_rows(courses), "health", columns, marked=True)
+
+
+def health_rows(courses: Mapping[int, Course]) -> pd.DataFrame:
+    """Return one row per trial: its problems, and one column per metric."""
+    rows = []
+    for number, course in courses.items():
+        bad, out = "✕" if course.blame else "▲", [reading.sign.label for reading in course.readings if reading.is_out]
+        problems = dict.fromkeys([*(one.rule for one in diagnose(course)), *out])
+        cells: dict[str, Any] = {"trial": number, "health": f"{bad} {', '.join(problems)}" if problems else "✓ none"}
+        # Of a metric with several signs the one out of range is shown.
+        for reading in sorted(course.readings, key=lambda reading: reading.is_out):
+            mark = bad if reading.is_out else "–" if reading.value is None else "✓"
+            value = "" if reading.value is None else f" {measured(reading.value)}{reading.sign.relative_to and ' ×'}"
+            cells[str(reading.sign.metric)] = mark + value
+        rows.append(cells)
+    return pd.DataFrame(rows, columns=["trial", "health", *HEALTH_METRICS])

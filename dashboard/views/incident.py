@@ -66,11 +66,10 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     incident = _find(snapshot, steps)
     if incident is not None:
         st.text(_text(incident, number), help=_RULE)
-        _panels(snapshot, steps, incident, number)
     else:
         st.text(f"The KL of trial {number} never went over the budget of {spec.kl_budget:g} nats per response.")
-        with st.expander("KL and signals by step"):
-            _panels(snapshot, steps, None, number)
+    with st.container() if incident is not None and incident.moves else st.expander("KL and signals by step"):
+        _panels(snapshot, steps, incident, number)
     if incident is not None and incident.moves:
         number_column = st.column_config.NumberColumn
         common.table(

@@ -1,19 +1,21 @@
-"""Overview: what to launch, curves, progress, running trials, all trials."""
+"""Overview: what to launch, curves, progress, running trials, all trials, and what they cost."""
 
+import math
 from functools import partial
 
+import pandas as pd
 import streamlit as st
 
-from dashboard import data
+from dashboard import analysis, charts, data, sentences
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import answer, common, cost, curve_charts, running, trials_table
+from dashboard.views import answer, common, curve_charts, running, trials_table
 from dashboard.views.common import KeyNumber
 from dashboard.views.curve_charts import DEFAULT_METRICS, ChartData
 from ppo_core.output import counted, duration
 from tuner.judge.answer import of_study
 from tuner.judge.best import best_trial
-from tuner.judge.results import StudyView
+from tuner.judge.results import StudyView, spent
 from tuner.judge.scoring import with_running
 from tuner.store import Store
 from tuner.study.status import Status
@@ -32,7 +34,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     if is_large:
         trials_table.draw(snapshot, chosen)
     if snapshot.view.trials:
-        cost.draw(store, snapshot, _baseline(store, snapshot))
+        _cost(store, snapshot, _baseline(store, snapshot))
 
 
 def _live(store: Store, snapshot: Snapshot, chosen: common.Numbers, ended: int, is_large: bool) -> None:
@@ -122,15 +124,67 @@ def _budget(view: StudyView, screened: str | None) -> KeyNumber:
 
 
 def _device_time(view: StudyView) -> KeyNumber:
-    spent = data.cost(view)
-    notes = [] if spent.seconds_a_trial is None else [f"{spent.seconds_a_trial:,.0f} s per ended trial"]
+    cost = data.cost(view)
+    notes = [] if cost.seconds_a_trial is None else [f"{cost.seconds_a_trial:,.0f} s per ended trial"]
     if view.confirming:
         notes.append(f"{duration(sum(run.seconds for run in view.confirming))} more to confirm")
-    pruned = f" Pruned trials took {spent.pruned_share:.0%} of it." if spent.pruned_share else ""
+    pruned = f" Pruned trials took {cost.pruned_share:.0%} of it." if cost.pruned_share else ""
     return KeyNumber(
         "Device time",
-        duration(3_600 * spent.hours),
+        duration(3_600 * cost.hours),
         ", ".join(notes) or None,
         "Training time of all trials and attempts, without confirming runs; trials that run side by side each count. "
         f"Below: the mean over trials that ended, which screened ones have not; confirming runs.{pruned}",
     )
+
+
+def _cost(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+    """Draw the best value over device time, and device time by outcome; reads the evaluations only when opened."""
+    part = st.expander("Cost: best value over device time, and what the time went into", key="cost", on_change="rerun")
+    if part.open:
+        with part:
+            common.live(snapshot, partial(_draw_cost, baseline=baseline))
+
+
+def _draw_cost(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+    left, right = st.columns(2)
+    with left:
+        st.markdown("**Best value so far, over the device time of the search**")
+        _best_so_far(store, snapshot, baseline)
+    with right:
+        st.markdown("**Where the device time went**")
+        costs, confirming = spent(store, snapshot.view), snapshot.view.confirming
+        uses = dict(costs.by)
+        if confirming:
+            uses["confirming runs"] = len(confirming), sum(run.seconds for run in confirming)
+        total, number = sum(seconds for _, seconds in uses.values()) or 1.0, st.column_config.NumberColumn
+        common.table(
+            pd.DataFrame(
+                [(use, trials, seconds, 100 * seconds / total) for use, (trials, seconds) in uses.items()],
+                columns=["on", "trials", "seconds", "share"],
+            ),
+            "spent",
+            {
+                "on": st.column_config.TextColumn("Spent on", width=165),
+                "trials": number("Trials", format="%d", width=55),
+                "seconds": number("Device s", format="%.0f", width=75, help="Device time used."),
+                "share": st.column_config.ProgressColumn(
+                    "Share", format="%.0f%%", max_value=100, width=95, color="gray", help="Of all device-seconds."
+                ),
+            },
+        )
+        of_what = "the search's time" if confirming else "it"
+        st.caption(f"{costs.evaluations / (costs.seconds or 1.0):.0%} of {of_what} went into evaluations.")
+
+
+def _best_so_far(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+    view = snapshot.view
+    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
+    if steps.empty:
+        st.caption("Starts with the first evaluation.")
+        return
+    best = analysis.best_so_far(view.trials, steps, view.spec)
+    seconds = sum(row.seconds for row in view.trials if row.counts)
+    alt = "The best value within the KL budget over the device time of the search"
+    st.echarts_chart(charts.progress(best, math.ceil(seconds), baseline), key="best so far", height=260, alt=alt)
+    st.caption(sentences.of_progress(best, seconds))

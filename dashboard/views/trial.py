@@ -8,14 +8,17 @@ import streamlit as st
 from dashboard import charts, data, safe_text, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import answer, changes, common, compare, curve_charts, incident, running, samples
+from dashboard.views import answer as settings
+from dashboard.views import changes, common, compare, curve_charts, curves, incident, running, samples
 from dashboard.views.common import KeyNumber
 from dashboard.views.curve_charts import ChartData
 from ppo_core.output import KL_UNIT, NOTHING, duration, measured, plus_minus
-from tuner.confirm.result import confirmations, runs_text
+from tuner.confirm.result import Interval, confirmations, runs_text
 from tuner.files import trial_log
+from tuner.judge.answer import of_study
 from tuner.judge.results import StudyView, as_view
 from tuner.store import Store, TrialRow
+from tuner.study.status import Origin
 
 CHARTS = ("objective/kl_exact", "eval/reward")
 LOG_LINES = 40
@@ -30,9 +33,9 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     row = _row(snapshot, number)
     changes.draw(store, snapshot, number)
     common.heading("Its settings")
-    answer.draw_changed(snapshot.view, row)
+    settings.draw_changed(snapshot.view, row)
     with st.expander("All settings"):
-        common.table(answer.all_settings(snapshot.view, row), key="all settings")
+        common.table(settings.all_settings(snapshot.view, row), key="all settings")
     samples.draw(store, snapshot, (number,))
     compare.lineage(snapshot, [row])
     _commands(store, snapshot, row)
@@ -63,20 +66,29 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
             st.badge("best", color="green")
         if row.label:
             st.text(safe_text.one_line(row.label))
+        answer = of_study(store, snapshot.view)
+        if answer is not None and answer.number == number:
+            st.badge(f"to launch, {answer.badge}", color="green", help=answer.badge.meaning)
+        elif answer is not None:
+            common.trial_link(answer.number, f"To launch: {answer.name} ({answer.badge})")
     if row.reason is not None:
         st.text(safe_text.visible(row.reason.message))
     common.key_numbers(_key_numbers(snapshot, row))
-    for line in confirmed(store, snapshot.view, number):
+    reference = next((each for each in snapshot.view.trials if each.origin is Origin.REFERENCE), row)
+    lines = [] if reference is row else [compare.against(store, reference, row)]
+    for line in filter(None, [*lines, *confirmed(store, snapshot.view, number)]):
         st.text(line)
     curve_charts.apply_pending_zoom()
     drawing = Drawing("episodes", window=curve_charts.window())
-    curves = ChartData.read(store, snapshot, (number,), drawing=drawing, with_others=False)
-    if curves.frame.empty:
+    drawn = ChartData.read(store, snapshot, (number,), drawing=drawing, with_others=False)
+    if drawn.frame.empty:
         st.info(f"Trial {number} has not reported a step yet.")
     else:
         curve_charts.whole_run_button()
-        curve_charts.draw(curves, CHARTS, height=280)
+        curve_charts.draw(drawn, CHARTS, height=280)
         st.caption(curve_charts.POINTS)
+        curves.draw_health(curves.courses_of(store, snapshot, [number]))
+        common.page_link("curves", "Compare it with the other trials", view=curves.VIEWS[1])
         common.heading("What moved first")
         incident.draw(store, snapshot, number)
     _log(snapshot, number)
@@ -117,8 +129,16 @@ def confirmed(store: Store, view: StudyView, number: int) -> list[str]:
                 reached = runs_text(one) if one.reward is None else f"reward {one.reward.text} on the test prompts"
                 kl = "" if one.kl is None else f", KL {one.kl.text}"
                 where = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}, {one.length:,} episodes each"
-                lines.append(f"On fresh seeds: {reached}{kl} ({where}).")
+                lines.append(f"On fresh seeds: {reached}{kl}{_rank(one.over_reference)} ({where}).")
     return lines
+
+
+def _rank(lead: Interval | None) -> str:
+    """Say whether a configuration is better than the reference on fresh seeds; empty if that is not known."""
+    if lead is None or lead.low is None or lead.high is None:
+        return ""
+    how = "better than" if lead.low > 0 else "behind" if lead.high < 0 else "tied with"
+    return f", {how} the reference (difference {lead.text})"
 
 
 def _log(snapshot: Snapshot, number: int) -> None:
@@ -135,8 +155,10 @@ def _log(snapshot: Snapshot, number: int) -> None:
 def _commands(store: Store, snapshot: Snapshot, row: TrialRow) -> None:
     common.heading(
         "Go on with it",
-        "Train its configuration longer, or fork it at a checkpoint; if the guard ended it, try a change instead.",
+        "Train its configuration again as here, or longer, or fork it at a checkpoint; if the guard ended it, try a "
+        "change instead.",
     )
     common.show_commands(
         *changes.go_on(store, snapshot.view, row), data.command(["show", snapshot.view.row.name, str(row.number)])
     )
+    st.caption(compare.known(snapshot.view, [row]))

@@ -95,8 +95,8 @@ class Hyperparameter:
 
     @property
     def title(self) -> str:
-        """The label with its unit, for axes and tables."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
+        """The label with its unit, unless it ends with that, for axes and tables."""
+        return self.label if self.label.endswith(self.unit) else f"{self.label} ({self.unit})"
 
     @property
     def allowed(self) -> str:

@@ -95,6 +95,10 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     )
     [changed] = [one.value for one in app.caption if one.value.startswith("Changed from the reference: ")]
     assert r"Policy learning rate **0\.00036** (was 0\.0001)" in changed
+    others = "Of the other 12 trials: 8 completed, 2 ended by the guard (KL over the limit), 1 failed, 1 ended by the guard (Not a number)."
+    assert others in [one.value for one in app.caption]
+    links = [link.proto.label for link in app.get("page_link")]
+    assert links[:4] == ["Open trial 9", "Open trial 6", "Open trial 8", "Open trial 10"]
     commands = [code.value for code in app.code]
     assert f"ppo-tuner train --from reviews 9 --stop_at_episode 1152 --storage sqlite:///{built}" in commands
     assert trials_table(app)["number"].tolist() == [9, 7, 6, 11, 5, 10, 12, 4, 3, 2, 0, 1, 8, 13], "by value"

@@ -7,8 +7,12 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.dashboard import fake_store, shown
-from tests.dashboard.fake_store import STUDY
+from tests.dashboard.fake_store import CUT, STUDY
 from tests.dashboard.shown import GOOD, page
+from tests.tuner import made_study
+from tuner.confirm.plan import Plan
+from tuner.confirm.result import confirmations, difference
+from tuner.judge.results import read_study
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +39,7 @@ def test_only_the_differing_settings_are_shown(built: Path, monkeypatch: pytest.
     settings = app.dataframe[0].value
     assert settings.to_numpy().tolist() == [
         ["Line", "━━━", "━━━"],
-        ["KL coefficient β (reward per nat)", "0.045", "0.09"],
+        ["KL coefficient β (reward per nat)", "0.045", "0.09 (×2)"],
     ]
 
 
@@ -71,7 +75,7 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     said = [text for text in shown.texts(app) if " against trial 0" in text]
     assert len(said) == 2, "trial 8 has no value"
     assert said[0].startswith(
-        "Trial 7 against trial 0: +0.298 ± 0.049 reward, more than the noise of the prompts (6.0 standard errors, not paired"
+        "Trial 7 against trial 0 (the reference): +0.298 ± 0.049 reward, more than the noise of the prompts (6.0 standard errors, not paired"
     )
     assert any("One run of each trial" in (heading.help or "") for heading in app.subheader)
 
@@ -94,14 +98,44 @@ def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_it
 
 def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch, trial=["7", "0"])
-    where = f"--total_episodes 19200 --storage sqlite:///{built}"
-    assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} {number} {where}" for number in (7, 0)]
+    where = f"--storage sqlite:///{built}"
+    assert shown.codes(app) == [
+        f"ppo-tuner train --from {STUDY} {number} {longer}{where}"
+        for number in (7, 0)
+        for longer in ("", "--total_episodes 19200 ")
+    ]
+    known = "The results above are of runs of 1,920 episodes; how longer runs end is not known, so watch their KL."
+    assert known in [one.value for one in app.caption]
+
+
+def test_what_the_trials_reached_on_fresh_seeds_is_beside_their_outcomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    store = fake_store.build_cut(tmp_path / "store.db", courses=done)
+    made_study.confirm(store, CUT, Plan(top=1, seeds=3))
+    [confirmation] = confirmations(store, read_study(store, CUT))
+    best = confirmation.best
+    assert best is not None and best.reward is not None and best.kl is not None
+    [other] = [one for one in confirmation.configurations if one is not best]
+    lead = difference(other.rewards, best.rewards, 1)
+    assert lead is not None
+    numbers = [str(number) for number in (best.trial.number, other.trial.number, 1)]
+    app = page("compare", tmp_path / "store.db", monkeypatch, trial=numbers)
+    outcomes = app.dataframe[1].value.set_index("outcome")
+    assert outcomes.loc["Fresh seeds: reward"].iloc[[0, 2]].tolist() == [best.reward.text, ""]
+    assert outcomes.loc["Fresh seeds: KL"].iloc[[0, 2]].tolist() == [best.kl.text, ""]
+    assert outcomes.loc["Fresh seeds: within budget"].iloc[[0, 2]].tolist() == [f"{best.ends_within} of 3", ""]
+    told = (
+        f"On 3 fresh seeds, trial {numbers[1]} against trial {numbers[0]}: {lead.text} reward, with its 95% interval."
+    )
+    assert told in shown.texts(app)
 
 
 def test_a_trial_that_the_guard_ended_has_a_change_to_try_instead(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch, trial=["2", "0"])
-    change, longer = shown.codes(app)
-    assert longer.startswith(f"ppo-tuner train --from {STUDY} 0 ")
+    change, again, _ = shown.codes(app)
+    assert again.startswith(f"ppo-tuner train --from {STUDY} 0 ")
     assert change.startswith(f"ppo-tuner enqueue {STUDY} --set ") and "trial 2, " in change
     told = "The guard ended trial 2, so it is not worth training longer. Try a change of it instead:"
     assert told in shown.texts(app)

@@ -84,6 +84,11 @@ def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> No
     assert run(app).dataframe[0].value["trial"].tolist()[:4] == [0, 9, 6, 13], "then the best that ended"
     app.multiselect(key="trial").set_value([5, 2])
     assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
+    told = (
+        "Trial 2, KL too high: KL ended at 29.4 nats/response, over the budget of 10. Try kl_coef = 0.0577 (was 0.011)."
+    )
+    assert told in texts(app), "the fix with its value"
+    assert not any(text.startswith("Trial 5, ") for text in texts(app))
     assert charts(app) == []
 
 

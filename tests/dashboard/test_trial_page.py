@@ -34,6 +34,26 @@ def test_it_is_of_the_best_of_the_first_chosen_or_of_the_one_in_the_link(
     assert next((each.label, each.proto.expanded) for each in app.expander) == ("KL and signals by step", False)
 
 
+def test_it_says_what_to_launch_instead_how_it_compares_with_the_reference_and_how_healthy_it_was(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = page("trial", built, monkeypatch, n="7")
+    links = [(link.proto.label, link.proto.query_string) for link in app.get("page_link")]
+    assert links == [("To launch: trial 9 (one seed)", "n=9"), ("Compare it with the other trials", "view=PPO+health")]
+    assert any(
+        text.startswith("Trial 7 against trial 0 (the reference): +0.298 ± 0.049 reward, more than")
+        for text in texts(app)
+    )
+    assert ":green-badge[to launch, one seed]" in [
+        one.value for one in page("trial", built, monkeypatch, n="9").markdown
+    ]
+    [marks] = [one.value for one in app.dataframe if "health" in one.value]
+    assert marks.iloc[0].to_dict() == {
+        "trial": 7, "health": "✓ none", "policy/approxkl_avg": "–", "policy/clipfrac_avg": "✓ 0.120",
+        "val/ratio": "–", "loss/value_avg": "–", "val/var_explained": "–",
+    }  # fmt: skip
+
+
 def test_a_running_trial_says_how_far_it_is_and_how_long_it_still_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +71,11 @@ def test_it_says_how_the_trial_ended_and_how_to_go_on(built: Path, monkeypatch: 
     assert words == [["enqueue", STUDY], ["enqueue", STUDY], ["show", STUDY]], (
         "no more training of what the guard ended"
     )
-    longer, fork, _ = codes(page("trial", built, monkeypatch, n="0"))[-3:]
+    reference = page("trial", built, monkeypatch, n="0")
+    again, longer, fork, _ = codes(reference)[-4:]
+    assert again == f"ppo-tuner train --from {STUDY} 0 --storage sqlite:///{built}"
+    known = "The results above are of runs of 1,920 episodes; how longer runs end is not known, so watch their KL."
+    assert known in [one.value for one in reference.caption]
     assert longer.startswith(f"ppo-tuner train --from {STUDY} 0 --total_episodes 19200 ")
     assert fork.startswith(f"ppo-tuner fork {STUDY} 0 --at 1920 ")
     assert {"What moved first", "What to change in trial 2", "Samples on the same prompts"} <= set(subheaders(app))
@@ -100,12 +124,12 @@ def test_what_it_reached_on_fresh_seeds_is_told_with_the_runs(tmp_path: Path, mo
     made_study.confirm(store, CUT, Plan(top=1, seeds=3))
     [confirmation] = confirmations(store, read_study(store, CUT))
     best = confirmation.best
-    assert best is not None and best.reward is not None and best.kl is not None
+    assert best is not None and best.reward is not None and best.kl is not None and best.over_reference is not None
     number = best.trial.number
     runs = [str(run.number) for run in read_study(store, CUT).confirming if run.parent == number]
     line = (
-        f"On fresh seeds: reward {best.reward.text} on the test prompts, KL {best.kl.text} "
-        f"(trials {', '.join(runs)}, 1,920 episodes each)."
+        f"On fresh seeds: reward {best.reward.text} on the test prompts, KL {best.kl.text}, better than the reference "
+        f"(difference {best.over_reference.text}) (trials {', '.join(runs)}, 1,920 episodes each)."
     )
     for budget in ("10", "3"):
         assert line in texts(page("trial", tmp_path / "store.db", monkeypatch, n=str(number), budget=budget))

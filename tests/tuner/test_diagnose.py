@@ -81,7 +81,7 @@ def change(one: Diagnosis) -> tuple[str, Any]:
 
 def test_a_healthy_run_trips_no_rule() -> None:
     assert found(steps()) == []
-    assert len(RULES_OF_DIAGNOSIS) == 8
+    assert len(RULES_OF_DIAGNOSIS) == 9
     assert found([]) == [], "nor does a trial without a step"
 
 
@@ -120,10 +120,15 @@ def test_kl_that_stays_at_0_asks_for_a_lower_beta_or_a_higher_rate() -> None:
     assert found(steps(12, **flat)) == [], "too early to say"
 
 
-def test_large_updates_ask_for_fewer_epochs_and_then_for_a_tighter_clip() -> None:
-    for curves in ({"policy__approxkl_avg": lambda share: 0.08}, {"policy__clipfrac_avg": lambda share: 0.4}):
+def test_large_updates_ask_for_fewer_epochs_and_then_for_a_tighter_clip_or_where_many_are_clipped_a_lower_rate() -> (
+    None
+):
+    for curves, second in (
+        ({"policy__approxkl_avg": lambda share: 0.08}, ("cliprange", 0.1)),
+        ({"policy__clipfrac_avg": lambda share: 0.4}, ("learning_rate", 1e-4)),
+    ):
         assert change(only(steps(**curves))) == ("num_ppo_epochs", 2)
-        assert change(only(steps(**curves), num_ppo_epochs=2)) == ("cliprange", 0.1)
+        assert change(only(steps(**curves), num_ppo_epochs=2)) == second
     once = steps(policy__approxkl_avg=lambda share: 0.5 if share == 1 else 0.01)
     assert found(once) == [], "one odd batch says nothing"
 
@@ -153,13 +158,14 @@ def test_a_value_loss_of_several_times_its_first_steps_asks_for_a_lower_value_ra
 LIMITS = {
     "nonfinite": True, "kl_hard": 4, "kl_limit": True, "entropy_collapse": 0.02, "repetition_collapse": 0.8,
     "value_divergence": 100, "sampler_mismatch": 1, "sampled_kl": 4, "nothing_learned": 0.01,
-    "approx_kl": 0.05, "clip_fraction": 0.3, "ratio_high": 1.1, "ratio_low": 0.9, "value_loss": 3, "var_explained": 0,
+    "updates_small": 0.0003, "approx_kl": 0.05, "clip_fraction": 0.3, "ratio_high": 1.1, "ratio_low": 0.9, "value_loss": 3, "var_explained": 0,
     "kl_early": 1, "kl_end": 1, "kl_stuck": 0.1, "kl_unspent": 0.5,
     "longer": 1.5, "shorter": 0.5, "repeats": 0.15, "narrows": 0.5,
 }  # fmt: skip
 BELOW = {
     "entropy_collapse",
     "nothing_learned",
+    "updates_small",
     "ratio_low",
     "var_explained",
     "kl_stuck",

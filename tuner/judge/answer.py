@@ -31,7 +31,7 @@ class Badge(StrEnum):
 
     ONE_SEED = "one seed"
     CONFIRMED = "confirmed"
-    NOT_DISTINGUISHABLE = "not distinguishable"
+    NOT_DISTINGUISHABLE = "tied on fresh seeds"
     NEWER = "newer and not confirmed"
 
     @property

@@ -91,6 +91,11 @@ class Course:
         return kls[-1] if kls else math.nan
 
     @cached_property
+    def highest_kl(self) -> float:
+        """Highest KL of any evaluation or rollout, or NaN."""
+        return max((*values(self.evaluations, "eval/kl"), *values(self.steps, KL)), default=math.nan)
+
+    @cached_property
     def blame(self) -> Blame | None:
         """Kind of problem for which the guard ended it, or None."""
         return blame_of(self.reason)
@@ -111,11 +116,14 @@ class Course:
     def _reading(self, sign: Rule) -> Measurement:
         numbers = values((row for row in self.steps if row["step"] > 0), str(sign.metric))
         is_ended = self.blame is not None and self.reason is not None and self.reason.metric == sign.metric
+        if sign.of_whole_run:
+            has_moved = self.highest_kl >= SIGNS["kl_stuck"].limit * self.spec.kl_budget
+            numbers = [] if has_moved else [number for number in numbers if number]
         first = statistics.median(numbers[:LATEST]) if sign.relative_to and numbers else 1.0
         least = LATEST + 1 if sign.relative_to else sign.steps  # fewer would be compared with themselves
         if len(numbers) < least or first <= 0:
             return Measurement(sign, None, is_ended)
-        value = statistics.median(numbers[-LATEST:]) / first
+        value = max(numbers) if sign.of_whole_run else statistics.median(numbers[-LATEST:]) / first
         return Measurement(sign, value, is_ended or sign.is_broken(value))
 
     @cached_property
@@ -182,8 +190,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
 
 def kl_stuck(course: Course) -> Diagnosis | None:
     """KL that stays near 0 for half of the episodes or more, or for which the guard ended the trial."""
-    sign, kls = SIGNS["kl_stuck"], [*values(course.evaluations, "eval/kl"), *values(course.steps, KL)]
-    highest = max(kls, default=math.nan)
+    sign, highest = SIGNS["kl_stuck"], course.highest_kl
     is_stuck = course.share >= 0.5 and sign.is_broken(highest, course.spec.kl_budget)
     if course.blame != "idle" and not is_stuck:
         return None

@@ -46,6 +46,7 @@ _FASTER: Moves = (("learning_rate", 3.0), ("kl_coef", 0.25))
 _SLOWER: Moves = (("learning_rate", 0.3), ("kl_coef", 4.0))
 _HELD: Moves = (("kl_coef", 2.0), ("learning_rate", 0.5))
 _SMALLER_UPDATES: Moves = (("num_ppo_epochs", 0.5), ("cliprange", 0.5))
+_FEWER_UPDATES: Moves = (("num_ppo_epochs", 0.5), ("learning_rate", 0.5))  # a lower cliprange clips even more
 _SLOWER_CRITIC: Moves = (("value_learning_rate", 0.3), ("vf_coef", 0.3))
 _FASTER_CRITIC: Moves = (("value_learning_rate", 3.0), ("vf_coef", 3.0))
 
@@ -69,6 +70,8 @@ class Rule:
 
     steps: int = 1
     """Fewest readings for a verdict, for a sign of health."""
+    of_whole_run: bool = False
+    """True if a sign of health is the largest reading so far while KL has not moved, not a median of the last steps."""
 
     # Only for rules that end a trial
 
@@ -157,11 +160,17 @@ _ENDING = (
     ),
 )  # fmt: skip
 _HEALTH = (
+    Rule(
+        "updates_small", "Updates too small",
+        "The largest of the run, if KL has not moved either: sound trials here reach 0.02, one with a hundredth of a "
+        "sound learning rate 0.0002. A rollout that gets a single update always reads 0.",
+        "policy/approxkl_avg", 0.0003, _FASTER, breaks_below=True, steps=2, of_whole_run=True,
+    ),
     Rule("approx_kl", _LARGE, "OpenAI Spinning Up ends its epochs at 0.01 to 0.05.", "policy/approxkl_avg", 0.05, _SMALLER_UPDATES),
-    Rule("clip_fraction", _LARGE, "A large part of the tokens no longer learns.", "policy/clipfrac_avg", 0.3, _SMALLER_UPDATES),
+    Rule("clip_fraction", _LARGE, "That many tokens have moved as far as cliprange lets them, and no longer learn.", "policy/clipfrac_avg", 0.3, _FEWER_UPDATES),
     Rule("ratio_high", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 1.1, _SMALLER_UPDATES),
     Rule("ratio_low", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 0.9, _SMALLER_UPDATES, breaks_below=True),
-    Rule("value_loss", "Critic diverges", "Of 510 recorded runs 5 were over it, and their best reward was a quarter of the usual.", VALUE_LOSS, 3.0, _SLOWER_CRITIC, "its first steps"),
+    Rule("value_loss", "Critic diverges", "Of 510 recorded runs 5 were over it, and their best reward was a quarter of the usual.", VALUE_LOSS, 3.0, _SLOWER_CRITIC, "its start"),
     Rule(
         "var_explained", "Critic explains nothing",
         "By definition: under 0 the critic predicts worse than the mean return. Sound trials end at 0.03 to 0.7.",
