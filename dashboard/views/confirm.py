@@ -181,7 +181,7 @@ def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_bu
     figures.lay_out(figure, x="", y="", height=height, margin_t=24)
     for row, panel in enumerate(drawn, 1):
         for config, values, mean in panel.rows:
-            colour = style.NEUTRAL if config.is_reference else looks[config.trial.number].colour
+            colour = looks[config.trial.number].colour
             figure.add_scatter(
                 x=list(values.values()), y=[config.label] * len(values), mode="markers", row=row, col=1,
                 marker={"color": colour, "size": 8, "opacity": 0.65}, customdata=list(values), showlegend=False,

@@ -117,7 +117,7 @@ def _commands(store: Store, view: StudyView) -> None:
     waiting = len(store.orders(view.row, OrderState.WAITING))
     if waiting or not is_finished:
         what = f"carry out the {counted(waiting, 'action')} that wait{'s' if waiting == 1 else ''}"
-        st.write(f"To {what if is_finished else 'resume the study'}, in a terminal:")
+        st.write(f"To {what if is_finished else 'run the study'}, in a terminal:")
         common.show_commands(data.command(["run", name]))
     if is_finished:
         text, words = _confirm(store, view)

@@ -79,7 +79,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         episodes[["trial", "step", "episode"]], how="left", on=["trial", "step"]
     )
     if samples.empty:
-        st.info("These trials have no samples yet. The first evaluation writes them.")
+        st.info("These trials have no samples: a trial writes some at each evaluation.")
         return
     controls = st.container(horizontal=True, vertical_alignment="bottom")
     when = controls.segmented_control(

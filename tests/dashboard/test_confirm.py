@@ -151,7 +151,9 @@ def test_the_figure_has_reward_its_difference_to_the_reference_and_kl() -> None:
     ]
     assert over.levels == {"no difference": 0.0}
     assert kl.levels == {"KL budget 6": 6.0}
-    figure = view.intervals(found, style.looks([5, 7]), 6.0)
+    figure = view.intervals(found, style.looks([0, 5, 7]), 6.0)
+    colours = {(trace.y[0], trace.marker.color) for trace in figure.data}
+    assert colours == {("reference (0)", "#0072B2"), ("trial 5", "#E69F00"), ("trial 7", "#CC79A7")}
     assert [axis.title.text for axis in figure.select_xaxes()] == [reward.title, over.title, kl.title]
     assert [list(trace.x) for trace in figure.data if trace.yaxis == "y3" and len(trace.x) > 1] == [[4.0, 5.0, 6.5]] * 3
     [shaded] = [shape for shape in figure.layout.shapes if shape.type == "rect"]

@@ -259,7 +259,7 @@ def test_without_trials_or_samples_it_says_what_to_wait_for(tmp_path: Path, monk
     fake_store.build(tmp_path / "some.db", courses=(GOOD,)).close()
     shown.change(tmp_path / "some.db", "DELETE FROM ppo_samples")
     app = page("samples", tmp_path / "some.db", monkeypatch)
-    assert "These trials have no samples yet. The first evaluation writes them." in shown.infos(app)
+    assert "These trials have no samples: a trial writes some at each evaluation." in shown.infos(app)
 
 
 def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
