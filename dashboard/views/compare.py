@@ -222,7 +222,7 @@ def known(view: StudyView, rows: Sequence[TrialRow]) -> str:
     """Say for which lengths the trials' results hold."""
     numbers = {row.number for row in rows}
     runs = [*rows, *(run for run in view.confirming if run.parent in numbers)]
-    lengths = " and ".join(f"{episodes:,}" for episodes in sorted({run.episodes for run in runs}))
+    lengths = " and ".join(f"{episodes:,}" for episodes in sorted({run.episodes for run in runs} - {0})) or "no"
     return f"The results above are of runs of {lengths} episodes; how longer runs end is not known, so watch their KL."
 
 

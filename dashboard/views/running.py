@@ -48,7 +48,7 @@ def _card(card: Card, look: style.Look, limit: float) -> None:
         st.badge(f"{glyph} {card.health}", color=colour)
     st.progress(card.progress, text=f"{card.progress:.0%} of its episodes")
     st.text(_card_text(card, limit))
-    trial_link(card.number, "Its page")
+    trial_link(card.number, f"Open trial {card.number}")
 
 
 def _card_text(card: Card, limit: float) -> str:

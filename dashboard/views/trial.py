@@ -66,11 +66,6 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
             st.badge("best", color="green")
         if row.label:
             st.text(safe_text.one_line(row.label))
-        answer = of_study(store, snapshot.view)
-        if answer is not None and answer.number == number:
-            st.badge(f"to launch, {answer.badge}", color="green", help=answer.badge.meaning)
-        elif answer is not None:
-            common.trial_link(answer.number, f"To launch: {answer.name} ({answer.badge})")
     if row.reason is not None:
         st.text(safe_text.visible(row.reason.message))
     common.key_numbers(_key_numbers(snapshot, row))
@@ -78,6 +73,11 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
     lines = [] if reference is row else [compare.against(store, reference, row)]
     for line in filter(None, [*lines, *confirmed(store, snapshot.view, number)]):
         st.text(line)
+    answer = of_study(store, snapshot.view)
+    if answer is not None and answer.number == number:
+        st.badge(f"to launch, {answer.badge}", color="green", help=answer.badge.meaning)
+    elif answer is not None:
+        common.trial_link(answer.number, f"To launch: {answer.name} ({answer.badge})")
     curve_charts.apply_pending_zoom()
     drawing = Drawing("episodes", window=curve_charts.window())
     drawn = ChartData.read(store, snapshot, (number,), drawing=drawing, with_others=False)
@@ -88,7 +88,7 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
         curve_charts.draw(drawn, CHARTS, height=280)
         st.caption(curve_charts.POINTS)
         curves.draw_health(curves.courses_of(store, snapshot, [number]))
-        common.page_link("curves", "Compare it with the other trials", view=curves.VIEWS[1])
+        common.page_link("curves", "PPO health of other trials", view=curves.VIEWS[1])
         common.heading("What moved first")
         incident.draw(store, snapshot, number)
     _log(snapshot, number)

@@ -39,7 +39,7 @@ def test_it_says_what_to_launch_instead_how_it_compares_with_the_reference_and_h
 ) -> None:
     app = page("trial", built, monkeypatch, n="7")
     links = [(link.proto.label, link.proto.query_string) for link in app.get("page_link")]
-    assert links == [("To launch: trial 9 (one seed)", "n=9"), ("Compare it with the other trials", "view=PPO+health")]
+    assert links == [("To launch: trial 9 (one seed)", "n=9"), ("PPO health of other trials", "view=PPO+health")]
     assert any(
         text.startswith("Trial 7 against trial 0 (the reference): +0.298 ± 0.049 reward, more than")
         for text in texts(app)
