@@ -522,9 +522,11 @@ def in_common(trials_by_study: Mapping[str, pd.DataFrame], name: str) -> go.Figu
     """Plot the values of each study's trials over one hyperparameter, a colour for each study."""
     figure, column = go.Figure(), PARAMS + name
     for place, (study, trials) in enumerate(trials_by_study.items()):
-        look = {"marker_color": style.colour(place), "marker_size": 9}
+        look: dict[str, Any] = {"marker_color": style.colour(place), "marker_size": 9}
         hover = f", study {_literal(study)}<br>{title_of(name)}: %{{x:.4~g}}<br>eval reward: %{{y:.3g}}"
-        figure.add_scatter(x=[None], y=[None], mode="markers", name=_literal(study), marker_symbol="square", **look)
+        figure.add_scatter(
+            x=[None], y=[None], mode="markers", name=_literal(study), marker_symbol="square", legendrank=1, **look
+        )
         add_trials(figure, trials.dropna(subset=[column, "value"]), column, "value", hover, **look)
     lay_out(figure, x=title_of(name), y=METRICS["eval/reward"].title, showlegend=True)
     return figure.update_xaxes(type="log" if is_log(name, {}) else "linear", exponentformat="e")

@@ -252,7 +252,6 @@ def pair(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec
         f"<br>{figures.title_of(x)}: %{{customdata[2]}}<br>{figures.title_of(y)}: %{{customdata[3]}}"
         f"<br>{outcome}: %{{customdata[1]:.3g}}",
         ("number", measure, "text_x", "text_y"),
-        marker_symbol=points["kind"].map(lambda kind: style.mark(kind).plotly.removesuffix("-open")),
         marker_size=figures.SMALL if is_many else 14,
         marker_opacity=figures.FAINTNESS if is_many else 1.0,
         marker_color=points[measure],

@@ -111,7 +111,7 @@ def of_screening(ranked: pd.DataFrame) -> str:
     """Say how many trials were promoted, why others were not, and whether the order of `analysis.screening` lasted."""
     others = ranked.loc[ranked["outcome"] != "promoted", "outcome"].value_counts()
     why = ", ".join(f"{reason}: {count}" for reason, count in others.items())
-    text = f"{len(ranked) - others.sum()} of {counted(len(ranked), 'screened trial')} were promoted"
+    text = f"{len(ranked) - others.sum()} of {counted(len(ranked), 'screened trial')} were promoted (blue)"
     text += f", {others.sum()} were not ({why})." if why else "."
     ended = ranked.dropna(subset=["end"])
     chance = 1.96 / math.sqrt(max(1, len(ended) - 1))  # 95% of shuffled orders lie within it

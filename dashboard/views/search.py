@@ -331,7 +331,7 @@ def _screening(store: Store, snapshot: Snapshot) -> None:
         f"For every {ONE_IN} trials screened, the best one that waits is promoted; so are more if some of the search "
         "budget is left at the end.",
     )
-    left, right = st.columns([3, 2], gap="medium")
+    left, right = st.columns(2, gap="medium")
     with left:
         common.figure(
             figures.screening(ranked),

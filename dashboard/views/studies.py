@@ -29,7 +29,10 @@ def page(choice: common.Choice) -> None:
         rows = data.studies(choice.store)
         is_any_held = any(row.is_held for row in rows)
         st.fragment(_table, run_every=REFRESH_SECONDS if is_any_held else None)(choice.store)
-        _several(choice, rows)
+        if len(rows) > 1:
+            _several(choice, rows)
+        else:
+            st.text("Once the store has another study, they are compared here.")
 
 
 def _several(choice: common.Choice, rows: Sequence[StudyRow]) -> None:
@@ -97,7 +100,6 @@ def _best(store: Store, snapshot: Snapshot, points: pd.DataFrame, kl_budget: flo
 
 def _best_columns(kl_budget: float) -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
-    meanings = " ".join(f"{badge.value.capitalize()}: {badge.meaning}" for badge in Badge)
     return {
         "study": _link_column(),
         "task": text("Task", width=85),
@@ -113,11 +115,16 @@ def _best_columns(kl_budget: float) -> dict[str, Any]:
         "kl": number("Its KL", format="%.2f", width=60, help=METRICS["eval/kl"].doc),
         "trial": number("Trial", width=50),
         "step": number("Step", width=50),
-        "certainty": text("Certainty", width=125, help=meanings),
+        "certainty": _certainty_column(),
         "confirmed": text(
             "On fresh seeds [95%]", width=170, help="Reward of the confirmed configuration on the test prompts."
         ),
     }
+
+
+def _certainty_column() -> Any:
+    meanings = " ".join(f"{badge.value.capitalize()}: {badge.meaning}" for badge in Badge)
+    return st.column_config.TextColumn("Certainty", width=130, help=f"Of what to launch. {meanings}")
 
 
 def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
@@ -162,26 +169,29 @@ def _table(store: Store) -> None:
     with common.problems_shown():
         rows = data.studies(store)
         common.heading("All studies")
-        table = table_of([(row, data.view(store, row)) for row in common.paginate(rows, STUDIES_PER_PAGE, "studies")])
-        common.table(table, "all studies", _study_columns(), placeholder="–")
+        listed = [(row, data.view(store, row)) for row in common.paginate(rows, STUDIES_PER_PAGE, "studies")]
+        common.table(table_of(store, listed), "all studies", _study_columns(), placeholder="–")
 
 
-def table_of(studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
+def table_of(store: Store, studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
     """Return one row per study, safe to show and to export; an unreadable study has only its name."""
-    table = pd.DataFrame([_row(row, view) for row, view in studies])
+    table = pd.DataFrame([_row(store, row, view) for row, view in studies])
     has_budget = "spent" in table.columns and table["spent"].fillna("").ne("").any()
     return table if has_budget else table.drop(columns="spent", errors="ignore")
 
 
-def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
+def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, object]:
     if view is None:
         return {"study": _link(row.name), "state": "not readable"}
     best, cost, extent, total = view.best(), data.cost(view), view.extent, data.total(view)
+    answer = of_study(store, view)
     planned = "" if total is None else f" of {total}"
     screened = f", {extent.screened} screened" if extent.screened else ""
     return {
         "study": _link(row.name),
         "state": data.WORDS[data.shown_state(view)],
+        "launch": None if answer is None else answer.name,
+        "certainty": None if answer is None else answer.badge.value,
         "ended": f"{view.ended}{planned}{screened}",
         "spent": "" if extent.budget is None else f"{extent.spent:.1f} of {extent.budget:g}",
         "best": None if best is None else best.value,
@@ -198,16 +208,21 @@ def _study_columns() -> dict[str, Any]:
     return {
         "study": _link_column(),
         "state": text("State", width=115, help="Not responding: its controller has been silent for a minute."),
+        "launch": text("Launch", width=140, help="The configuration to train for real, under the study's KL budget."),
+        "certainty": _certainty_column(),
         "ended": text("Trials ended", width=110, help="And how many were screened."),
         "spent": text("Search budget", width=100, help="In trials of full length; empty: limited by number of trials."),
         "best": number(
-            "Best eval reward", format="%.3f", width=120, help="Eval reward of the best trial within the KL budget."
+            "Best eval reward",
+            format="%.3f",
+            width=120,
+            help="Of the search's best trial within the KL budget: the highest of many, so part of it is luck.",
         ),
         "kl": number("Its KL", format="%.2f", width=65, help=f"KL of the best trial. {METRICS['eval/kl'].doc}"),
         "budget": number("KL budget", format="%g", width=85, help=f"In {METRICS['eval/kl'].unit}."),
         "device": text("Device time", width=95, help="Trials that run side by side each count."),
         "pruned": number(
-            "Pruned", format="%.0f%%", width=70, help="Share of all device time that went into pruned trials."
+            "Time in pruned", format="%.0f%%", width=105, help="Share of the device time spent on pruned trials."
         ),
         "sign": text("Last activity", width=125),
     }

@@ -320,7 +320,7 @@ def test_screened_trials_have_their_places_and_why_they_were_not_promoted() -> N
     assert found["reward"].fillna(-1).tolist() == [0.6, 0.5, 0.4, 0.3, 0.8, 0.9, -1], "then, not at the end"
     assert found["end"].fillna(-1).tolist() == [-1, 1.8, -1, -1, -1, -1, -1], "trial 8 runs"
     assert sentences.of_screening(found) == (
-        "2 of 7 screened trials were promoted, 5 were not (next in line: 1, lower reward: 1, KL rose too fast: 1, KL "
+        "2 of 7 screened trials were promoted (blue), 5 were not (next in line: 1, lower reward: 1, KL rose too fast: 1, KL "
         "rose too slowly: 1, KL not readable: 1). Too few of the promoted trials have ended to tell whether screening "
         "predicts the end."
     )
@@ -330,7 +330,7 @@ def test_screened_trials_have_their_places_and_why_they_were_not_promoted() -> N
 def test_whether_screening_predicts_the_end_is_a_rank_correlation_beside_what_chance_reaches() -> None:
     six = pd.DataFrame({"place": [1, 2, 4, 5, 7, 9], "outcome": "promoted", "end": [1.9, 1.8, 1.7, 1.5, 1.6, 1.4]})
     text = sentences.of_screening(six)
-    assert text.startswith("6 of 6 screened trials were promoted. Over the 6 promoted trials that ended")
+    assert text.startswith("6 of 6 screened trials were promoted (blue). Over the 6 promoted trials that ended")
     assert "is +0.94, more than chance (±0.88)" in text
     assert "is -0.94, more than chance" in sentences.of_screening(six.assign(end=-six["end"]))
     assert "is +0.31, no more than" in sentences.of_screening(six.assign(end=[1.9, 1.5, 1.8, 1.4, 1.6, 1.7]))

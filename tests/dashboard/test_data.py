@@ -230,10 +230,11 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE ppo_studies SET name = '=three'")
     store = fake_store.build(path, courses=(fake_store.COURSES[13],), held=True, name="live")
-    table = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
+    table = studies.table_of(store, [(row, data.view(store, row)) for row in data.studies(store)])
     assert table["study"].tolist() == ["./?study=live", "./?study=%3Dthree"]
     assert table["state"].tolist() == ["▶ running", "✓ finished"]
     assert table["ended"].tolist() == ["0 of 14", "3 of 14"]
+    assert table[["launch", "certainty"]].fillna("").to_numpy().tolist() == [["", ""], ["trial 2", "one seed"]]
     assert table["best"][1] == pytest.approx(1.547, abs=0.001) and table["kl"][1] <= 10
     assert math.isnan(table["best"][0])
     assert table["device"][1] == "61 s"
@@ -258,6 +259,8 @@ def test_studies_are_compared_with_their_own_baselines_and_confirmations(
         return app, table.replace({float("nan"): None}).to_dict("records")
 
     app, (cut, full) = rows()
+    listed = next(each.value for each in app.dataframe if "launch" in each.value).set_index("study")
+    assert listed.loc["./?study=reviews-cut", ["launch", "certainty"]].tolist() == [confirmed.name, "confirmed"]
     assert (cut["study"], cut["task"], cut["trial"]) == ("./?study=reviews-cut", "reviews", 5)
     assert [round(cut[name], 3) for name in ("baseline", "reward", "gain")] == [0.42, 1.744, 1.324]
     assert (cut["certainty"], cut["confirmed"]) == ("confirmed", f"{confirmed.label}: {confirmed.reward.text}")
@@ -273,6 +276,10 @@ def test_studies_are_compared_with_their_own_baselines_and_confirmations(
     assert [row["study"] for row in rows()[1]] == ["./?study=reviews-cut"]
 
 
+def test_one_study_is_compared_with_none(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown.subheaders(shown.page("studies", built, monkeypatch)) == ["All studies"]
+
+
 def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = fake_store.build(path, courses=(QUICK,))
@@ -280,7 +287,7 @@ def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path)
         connection.execute("UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'gone')")
     [row] = data.studies(store)
     assert data.view(store, row) is None
-    assert studies.table_of([(row, None)])["state"].tolist() == ["not readable"]
+    assert studies.table_of(store, [(row, None)])["state"].tolist() == ["not readable"]
 
 
 def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ SHOWS = {
     "reward_kl": "plotly_chart",
     "samples": "text",
     "search": "plotly_chart",
-    "studies": "plotly_chart",
+    "studies": "dataframe",
     "trial": "echarts_chart",
 }
 """The kind of element that each page is about."""

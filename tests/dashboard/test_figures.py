@@ -335,6 +335,8 @@ def test_two_hyperparameters_colour_the_trials_by_what_they_came_to() -> None:
     assert drawn[0].hovertemplate.endswith("<br>reward: %{customdata[1]:.3g}<extra></extra>")
     assert figure.layout.coloraxis.cmax == measured["value"].max()
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
+    screened = importance_figures.pair(SEARCHED.assign(kind="screened"), "learning_rate", "cliprange", "value", SPEC)
+    assert screened.data[0].marker.symbol == "diamond-open", "as the legend has it"
 
 
 def test_across_studies_a_colour_is_a_study_and_a_symbol_a_status() -> None:

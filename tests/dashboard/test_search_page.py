@@ -68,7 +68,9 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     assert ([band["x0"], band["x1"]], others) == (pytest.approx([0.5, 3.0]), []), "the KL budget is for the end"
     ranked = next(table.value for table in rung.dataframe if "Outcome" in table.value)
     assert len(ranked) == 25 and ranked["Outcome"].value_counts()["promoted"] == 4
-    assert any(one.value.startswith("4 of 25 screened trials were promoted, 21 were not (") for one in rung.caption)
+    assert any(
+        one.value.startswith("4 of 25 screened trials were promoted (blue), 21 were not (") for one in rung.caption
+    )
     assert slices["slices of value"]["layout"]["annotations"][0]["text"] == "Eval reward at screening"
     front = slices["front of trials"]["layout"]
     assert front["yaxis"]["title"]["text"] == "Eval reward at screening"
