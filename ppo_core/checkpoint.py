@@ -287,7 +287,7 @@ class CheckpointKeeper:
 
     def _note_saved(self, folder: Path, report: StepReport) -> None:
         if self.is_new_best(report):
-            self._best, self._best_rank = folder, self._rank_of(report)
+            self._best, self._best_rank = folder, _rank(_evaluation(report), report.step, self.kl_budget)
         self._remove_others(_own_front(self.folder, self.front, self._best))
         self._saved_episode = report.episode
         self._saved_at = time.perf_counter()
@@ -298,12 +298,9 @@ class CheckpointKeeper:
         kept = {self._best, always, *front}
         return sum(try_remove(path) for path in complete(self.folder)[:-NEWEST] if path not in kept)
 
-    def _rank_of(self, report: StepReport) -> Rank | None:
-        return _rank(_evaluation(report), report.step, self.kl_budget)
-
     def is_new_best(self, report: StepReport) -> bool:
         """Return True if the step of `report` is better than the best checkpoint so far."""
-        rank = self._rank_of(report)
+        rank = _rank(_evaluation(report), report.step, self.kl_budget)
         return rank is not None and (self._best_rank is None or rank < self._best_rank)
 
 

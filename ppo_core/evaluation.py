@@ -63,13 +63,7 @@ def evaluate_on_test(state: RunState, models: TaskModels, generator: Generator) 
 
 
 def _evaluate(
-    state: RunState,
-    models: TaskModels,
-    generator: Generator,
-    prompts: Sequence[Prompt],
-    key: Key,
-    *,
-    with_values: bool,
+    state: RunState, models: TaskModels, generator: Generator, prompts: Sequence[Prompt], key: Key, *, with_values: bool
 ) -> Evaluation:
     config, task, world = state.config, models.task, state.world
     sampling = replace(

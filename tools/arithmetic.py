@@ -47,9 +47,7 @@ def prompts() -> Prompts:
     rows = [Prompt(f"{a}+{b}=", {"answer": str(a + b)}) for a, b in sums]
     held_out = 2 * HELD_OUT_PROMPTS
     return Prompts(
-        train=tuple(rows[held_out:]),
-        eval=tuple(rows[:HELD_OUT_PROMPTS]),
-        test=tuple(rows[HELD_OUT_PROMPTS:held_out]),
+        train=tuple(rows[held_out:]), eval=tuple(rows[:HELD_OUT_PROMPTS]), test=tuple(rows[HELD_OUT_PROMPTS:held_out])
     )
 
 

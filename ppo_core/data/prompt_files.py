@@ -38,31 +38,27 @@ if TYPE_CHECKING:  # importing them loads torch, or takes a second
 
 def read_parquet(path: Path, suffix: str, source: PromptSource) -> Split:
     """Return a Parquet file's rows, caching nothing."""
-    from datasets import Dataset
-
+    problem = f"{source.where}: {path.name} is not a Parquet file"
     with tempfile.TemporaryDirectory() as cache:
-        load = partial(Dataset.from_parquet, str(path), cache_dir=cache, keep_in_memory=True)
-        return _DatasetSplit(_loaded(load, f"{source.where}: {path.name} is not a Parquet file"), suffix)
+        options = {"cache_dir": cache, "keep_in_memory": True}
+        return _DatasetSplit(_loaded(lambda hf: hf.Dataset.from_parquet(str(path), **options), problem), suffix)
 
 
 def read_saved(folder: Path, source: PromptSource) -> dict[str, Split]:
     """Return the splits of a folder that `datasets` saved; a dataset without splits is "train"."""
-    from datasets import load_from_disk
-
-    loaded = _loaded(partial(load_from_disk, folder), f"{source.where}: the folder is not a whole saved dataset")
-    return _splits(loaded) if isinstance(loaded, dict) else {"train": _DatasetSplit(loaded, "")}
+    problem = f"{source.where}: the folder is not a whole saved dataset"
+    read = _loaded(lambda hf: hf.load_from_disk(folder), problem)
+    return _splits(read) if isinstance(read, dict) else {"train": _DatasetSplit(read, "")}
 
 
 def read_hub(source: PromptSource) -> dict[str, Split]:
     """Return the splits of a hub dataset, from the cache of `datasets` if they are there."""
-    from datasets import load_dataset
-
     problem = f"{source.where}: no such file or folder, and no such dataset on the hub"
-    return _splits(_loaded(partial(load_dataset, source.path, source.config), problem))
+    return _splits(_loaded(lambda hf: hf.load_dataset(source.path, source.config), problem))
 
 
-def _loaded(load: Callable[[], Any], problem: str) -> Any:
-    """Return what `datasets` loads, without its progress bars and logged errors.
+def _loaded(load: Callable[[Any], Any], problem: str) -> Any:
+    """Return what `load` makes of the module `datasets`, without its progress bars and logged errors.
 
     Raises:
         TaskError: it raised any error, which is told in one line after the `problem`.
@@ -73,7 +69,7 @@ def _loaded(load: Callable[[], Any], problem: str) -> Any:
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     datasets.disable_progress_bars()
     try:
-        return load()
+        return load(datasets)
     except Exception as error:  # damaged files, connections, formats: pyarrow, json and datasets have their own classes
         # datasets says "an error occurred", its cause says which
         raise TaskError(f"{problem}: {first_line(error.__cause__ or error)}") from error

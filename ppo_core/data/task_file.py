@@ -127,13 +127,18 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
     if most_prompts is not None:
         declare.whole(most_prompts, declare.AT_LEAST_ONE, f"{prefix}eval.prompts")
     kl_budget = declare.number(table.get("kl_budget", KL_BUDGET), declare.POSITIVE, f"{prefix}kl_budget")
+    kl_limit = table.get("kl_limit", max(KL_LIMIT, 1.5 * kl_budget))
+    if declare.number(kl_limit, declare.POSITIVE, f"{prefix}kl_limit") < kl_budget:
+        raise ConfigError(
+            f"{prefix}kl_limit = {kl_limit:g} is below kl_budget = {kl_budget:g}; good trials would be stopped"
+        )
     return Task(
         name=str(file),
         doc=declare.text(table.get("doc", doc), f"{prefix}doc"),
         reference=reference,
         advised=_advised(table.get("search", {}), f"{prefix}search"),
         kl_budget=kl_budget,
-        kl_limit=_kl_limit(table, kl_budget, prefix),
+        kl_limit=float(kl_limit),
         eval_temperature=sampling.temperature,
         eval_response_length=sampling.response_length,
         eval_seed=declare.whole(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
@@ -200,13 +205,6 @@ def _sampling(evaluation: Mapping[str, Any], reference: Mapping[str, HyperValue]
     given = {key: evaluation[key] for key in ("temperature", "response_length") if key in evaluation}
     with located(f"{prefix}eval."):
         return PPOConfig.from_dict({**reference, **given})
-
-
-def _kl_limit(table: Mapping[str, Any], budget: float, prefix: str) -> float:
-    limit = declare.number(table.get("kl_limit", max(KL_LIMIT, 1.5 * budget)), declare.POSITIVE, f"{prefix}kl_limit")
-    if limit < budget:
-        raise ConfigError(f"{prefix}kl_limit = {limit:g} is below kl_budget = {budget:g}; good trials would be stopped")
-    return limit
 
 
 SUFFIXES = (".toml", ".py")

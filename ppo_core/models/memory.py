@@ -6,9 +6,6 @@ sums over tokens, so the work is simply repeated in smaller pieces, with the sam
 
 import gc
 import logging
-import re
-import resource
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -116,13 +113,11 @@ def peak_mib(device: torch.device) -> float:
     """Return the most memory held so far, in MiB: allocated on the GPU, else resident in this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    with suppress(OSError, AttributeError):  # not Linux; there getrusage counts what the parent held when it forked
-        return int(_HIGH_WATER.search(Path("/proc/self/status").read_text())[1]) / 2**10  # type: ignore[index]
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes / (2**20 if sys.platform == "darwin" else 2**10)
+    with suppress(OSError, IndexError):  # not Linux; getrusage would count what the parent held when it forked
+        _, _, kilobytes = Path("/proc/self/status").read_text().partition("VmHWM:")
+        return int(kilobytes.split()[0]) / 2**10
+    return resident() / 2**20
 
-
-_HIGH_WATER = re.compile(r"VmHWM:\s+(\d+) kB")
 
 CUDA_CONTEXT = 512 * 2**20
 """Approximate bytes of a GPU for CUDA itself and torch's kernels, not counted as allocations."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import ModulesToSaveWrapper, load_peft_weights
 from peft.utils.constants import EMBEDDING_LAYER_NAMES
@@ -29,7 +28,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ppo_core.algorithm.randomness import Purpose, generator
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.errors import ConfigError, nearest
+from ppo_core.errors import ConfigError, first_line, nearest
 from ppo_core.models import quantized
 from ppo_core.models.policy import ActorCritic, SavePolicy
 from ppo_core.rewards.batch import one_line
@@ -79,17 +78,14 @@ def fuse_gelu(model: nn.Module) -> None:
 def quiet_loading() -> Iterator[None]:
     """Silence transformers and the hub's progress bars inside; errors are raised in one line."""
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    had_hub_bars = not are_progress_bars_disabled()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # and the hub's
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         if had_bars:
-            logging.enable_progress_bar()  # and the hub's
-        if had_hub_bars == are_progress_bars_disabled():
-            (enable_progress_bars if had_hub_bars else disable_progress_bars)()
+            logging.enable_progress_bar()
 
 
 def load_pretrained(
@@ -236,8 +232,7 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
             warnings.simplefilter("ignore")  # peft corrects fan_in_fan_out layer by layer, with a warning each time
             adapted = get_peft_model(model, settings)
     except ValueError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"lora_target_modules = {targets!r} is not allowed here: {reason}") from error
+        raise ConfigError(f"lora_target_modules = {targets!r} is not allowed here: {first_line(error)}") from error
     if is_tied and not _has_tied_head(model):
         raise _cannot_save(config, "embeddings and head are one tensor; name it embed_tokens or lm_head")
     _train_in_float32(model)
@@ -331,8 +326,8 @@ def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
 def _new_head(width: int) -> nn.Linear:
     """Return a value head of zeros, so the first values are 0."""
     head = nn.Linear(width, 1)
-    for parameter in head.parameters():
-        nn.init.zeros_(parameter)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
     return head
 
 
@@ -348,7 +343,12 @@ def _critic_source(
             raise ConfigError('value_model_path = "reward_model" is not allowed: the task has no reward model')
         source = reward_model
     else:
-        source = _load_critic(path, config, reference.device)
+        computed = torch.bfloat16 if computes_in_bf16(config, reference.device) else torch.float32
+        options = quantized.in_4_bits(reference.device, computed) if config.load_in_4bit else {}
+        try:
+            source = load_pretrained(critic_kind(path), path, torch.float32, **options)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"value_model_path = {path!r} cannot be loaded: {first_line(error)}") from error
         nn.Module.to(source, reference.device)
     prepare_layers(source)
     size, wanted = (int(cast(nn.Embedding, m.get_input_embeddings()).num_embeddings) for m in (source, reference))
@@ -358,16 +358,6 @@ def _critic_source(
             "critic reads the policy's tokens"
         )
     return source.requires_grad_(False)
-
-
-def _load_critic(path: str, config: PPOConfig, device: torch.device) -> PreTrainedModel:
-    computed = torch.bfloat16 if computes_in_bf16(config, device) else torch.float32
-    options = quantized.in_4_bits(device, computed) if config.load_in_4bit else {}
-    try:
-        return load_pretrained(critic_kind(path), path, torch.float32, **options)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"value_model_path = {path!r} cannot be loaded: {reason}") from error
 
 
 def critic_kind(path: str) -> Any:

@@ -36,10 +36,7 @@ def in_4_bits(device: torch.device, computed: torch.dtype) -> dict[str, Any]:
     """
     require_bitsandbytes("load_in_4bit = true")
     quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=computed,
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=computed
     )
     return {"quantization_config": quantization, "device_map": {"": device}}
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ppo_core.errors import TaskError
 from ppo_core.models.policy import LanguageHead, response_states
 from ppo_core.sampling.cuda_graphs import CapturedDecoding, Decoding, has_fixed_layers
-from ppo_core.sampling.decoding import IS_FIXED, WAY, WAYS, CachedDecoding
+from ppo_core.sampling.decoding import DROPS_ROWS, IS_FIXED, CachedDecoding
 from ppo_core.sampling.sequences import Sequences, position_ids
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ MOST_TOLERANCE = 0.4
 
 @torch.no_grad()
 def decide_decoding(model: PreTrainedModel, which: str, *, fixed: bool | None = None) -> None:
-    """Determine how rows leave the model's cache: in one of two ways or, with a note in the log, not at all.
+    """Determine whether rows can leave the model's cache, with a note in the log if not.
 
     Args:
         model: Loaded, on its device.
@@ -47,13 +47,13 @@ def decide_decoding(model: PreTrainedModel, which: str, *, fixed: bool | None = 
     name = f"{which} ({type(model).__name__})"
     if not agrees(lambda: LanguageHead.of(model)(response_states(model, sequences), 1.0, None)):
         raise TaskError(f"{name} cannot be used: padding before a short row changes its logits")
-    for way in (*WAYS, None):
-        setattr(model, WAY, way)
+    for drops_rows in (True, False):
+        setattr(model, DROPS_ROWS, drops_rows)
         if agrees(lambda: _decoded(model, sequences, CachedDecoding(model, sequences.ids.shape[1]))):
             break
     else:
         raise TaskError(f"{name} cannot be used: decoding with a cache gives other logits than one pass")
-    if way is None:
+    if not drops_rows:
         logger.warning(
             "%s: finished responses stay in the batch until all have finished, because its cache cannot drop rows", name
         )

@@ -1,7 +1,7 @@
 """Decoding with a KV cache, one step after another.
 
-The model prepares a step's inputs as for transformers' `generate`. The way its cache drops rows is determined once per
-loaded model (`ppo_core.sampling.cache_check`), and noted on it.
+The model prepares a step's inputs as for transformers' `generate`. Whether its cache can drop rows is determined once
+per loaded model (`ppo_core.sampling.cache_check`), and noted on it.
 """
 
 import inspect
@@ -70,22 +70,15 @@ class ReservedLayer(DynamicLayer):
         for buffer in self._buffers:
             buffer[: len(rows)] = buffer[rows]
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices` [K], in that order."""
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the rows `beam_idx` [K], in that order."""
         length = self.get_seq_length()
-        self._buffers = tuple(buffer[indices] for buffer in self._buffers)
+        self._buffers = tuple(buffer[beam_idx] for buffer in self._buffers)
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Same as `batch_select_indices`: transformers' name for it in layers with a state."""
-        self.batch_select_indices(beam_idx)
 
-
-WAYS = ("batch_select_indices", "reorder_cache")
-"""Methods of transformers' caches that drop rows; layers with a state have only the second."""
-
-WAY = "_ppo_core_drops_rows_by"
-"""Attribute of a model naming its way to drop rows, or None; copies of the model have it as well."""
+DROPS_ROWS = "_ppo_core_drops_rows"
+"""Attribute of a model, True if its cache can drop rows; copies of the model have it as well."""
 IS_FIXED = "_ppo_core_reads_fixed_buffers"
 """Attribute of a model that can be decoded in buffers of fixed shape (`ppo_core.sampling.cuda_graphs`)."""
 
@@ -109,12 +102,12 @@ class CachedDecoding:
 
     def keep(self, rows: Tensor) -> None:
         """Continue with the rows `rows` [K], in that order; only if it `drops_rows`."""
-        getattr(self._cache, getattr(self._model, WAY, WAYS[0]))(rows)
+        self._cache.reorder_cache(rows)  # type: ignore[arg-type]  # its own type for these numbers
 
     @property
     def drops_rows(self) -> bool:
-        """True if rows may leave before the others, and be repeated: the model has a way to drop rows."""
-        return getattr(self._model, WAY, WAYS[0]) is not None
+        """True if rows may leave before the others, and be repeated."""
+        return bool(getattr(self._model, DROPS_ROWS, True))
 
     def leaving(self, ended: Tensor, count: int) -> Tensor | None:
         """Return the rows to keep: those that have not `ended` [R], `count` of them, once half have; None: all."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from ppo_core.sampling.token_sets import TokenSets, ragged_range
 
@@ -95,10 +96,9 @@ def padded_left(rows: Sequence[Sequence[int]], device: torch.device) -> Sequence
 
     The padding is 0: only the mask is read, and the tokenizer's own pad id may be unknown to the model.
     """
-    width = max(len(ids) for ids in rows)
-    ids = torch.zeros((len(rows), width), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, tokens in enumerate(rows):
-        ids[row, width - len(tokens) :] = torch.tensor(tokens)
-        mask[row, width - len(tokens) :] = 1
-    return Sequences(ids.to(device), mask.to(device), width)
+    tokens = [torch.tensor(row) for row in rows]
+    ids, mask = (
+        pad_sequence(parts, batch_first=True, padding_side="left").to(device)
+        for parts in (tokens, [torch.ones_like(row) for row in tokens])
+    )
+    return Sequences(ids, mask, ids.shape[1])
