@@ -166,7 +166,8 @@ class StudySpec:
         listed = trial_tables.read_listed(content, fixed, where)
         table = declare.table(content.get("search", {}), f"{where}: search")
         asked = study_file.read_search(table, task, f"{where}: search")
-        search, idle = study_file.split_idle(asked, fixed)
+        idle = {name: span for name, span in asked.items() if study_file.why_idle(name, asked, fixed)}
+        search = {name: span for name, span in asked.items() if name not in idle}
         names = trial_tables.read_warm_starts(content, content["name"], where)
         settled, starts = trial_tables.read_starts(content, fixed, search, where)
         kl_budget, kl_limit = study_file.read_kl(

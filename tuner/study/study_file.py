@@ -210,14 +210,6 @@ def choice_pairs(search: Mapping[str, Dimension]) -> Iterator[dict[str, HyperVal
                 yield from ({name: value, other: beside} for value in dimension.values for beside in singles[other])
 
 
-def split_idle(
-    search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]
-) -> tuple[dict[str, Dimension], dict[str, Dimension]]:
-    """Split the search into what is searched, and what would have no effect with the fixed values."""
-    idle = {name: span for name, span in search.items() if why_idle(name, search, fixed)}
-    return {name: span for name, span in search.items() if name not in idle}, idle
-
-
 def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]) -> str | None:
     """Return why searching `name` would have no effect in any trial, or None."""
     deciding = [
