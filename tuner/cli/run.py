@@ -64,6 +64,8 @@ def _file(given: str) -> Path | None:
     if (path / STUDY_FILE).exists():
         return path / STUDY_FILE
     is_name = study_file.NAME[0].fullmatch(given) is not None
+    if path.is_dir() and not is_name:
+        raise ConfigError(f"the folder {path} has no {STUDY_FILE}")
     return path if path.suffix == ".toml" or path.is_file() or not is_name else None
 
 
