@@ -86,6 +86,8 @@ def test_numbers_states_and_values_are_those_of_the_table() -> None:
     assert reference.distributions["batch_size"] == IntDistribution(32, 128, log=True)
     assert study.trials[2].constraints == {"kl": 1.0}
     assert study.trials[6].constraints == {}
+    assert study.trials[2].user_attrs["rule"] == "nonfinite" and study.trials[5].user_attrs["label"] == "mine"
+    assert study.trials[4].user_attrs["config"] == {"lam": 0.5}, "what no parameter says"
     assert reference.duration is not None and reference.duration.total_seconds() == 10.0
 
 
