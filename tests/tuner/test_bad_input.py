@@ -176,7 +176,7 @@ UPKEEP: list[Case] = [
     ("copy made --to guests.db", 1, "guests.db is not a PPO Tuner store; name another with --to"),
     (f"copy made --to mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported"),
     ("delete made", 2, '"made" | on a terminal | --yes'),
-    ("delete held --yes", 1, '"held" is run by process'),
+    ("delete held", 1, '"held" is run by process'),
 ]
 ORDERS: list[Case] = [
     ("stop mad", 1, 'no study "mad"'),
