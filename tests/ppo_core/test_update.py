@@ -97,6 +97,23 @@ def test_metrics_are_not_diluted_by_accumulation(tiny: TaskModels) -> None:
         assert metrics["policy/clipfrac_avg"] == 0
 
 
+@pytest.mark.parametrize("value_model", ["shared", "separate"])
+def test_the_gradient_clip_bites(tiny: TaskModels, value_model: str) -> None:
+    config = replace(BASE, max_grad_norm=1e-3, value_model=value_model)
+    network = build(tiny, config)
+    optimizers = Optimizers(network, config)
+    seen = []
+    for optimizer in optimizers.both:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.step = lambda ps=parameters: seen.append(  # type: ignore[method-assign, assignment]
+            torch.nn.utils.get_total_norm([p.grad for p in ps if p.grad is not None]).item()
+        )
+    _, experience = collect(tiny, network, config)
+    metrics = update(network, optimizers, experience, config).metrics()
+    assert metrics["policy/grad_norm"] > 1e-2 and metrics["value/grad_norm"] > 1e-2, "norms before clipping"
+    assert len(seen) == 8 and max(seen) <= 1e-3 * 1.001
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "cohere", "opt", "lora"])
 def test_weight_decay_leaves_biases_and_norms_alone(tiny: TaskModels, family: str) -> None:
     config = replace(BASE, value_model="separate", learning_rate=0.1, value_learning_rate=0.1, weight_decay=0.5)
