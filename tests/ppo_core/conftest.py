@@ -68,3 +68,11 @@ def tiny_models(tiny_folder: Path) -> TaskModels:
         Prompts.of_texts(prompts[:24], prompts[24:32], prompts[32:]),
         longest_prompt=5,
     )
+
+
+@pytest.fixture
+def models(tiny_folder: Path) -> TaskModels:
+    """The tiny policy with a reward that differs between most responses."""
+    from tests.ppo_core.families import load_models  # which needs this file
+
+    return load_models(tiny_folder, tiny_folder)

@@ -110,14 +110,6 @@ def test_a_group_of_equal_rewards_teaches_nothing(reward: float, group: int) -> 
     assert rloo(rewards, group).tolist() == grpo(rewards, group).tolist() == [0.0] * (2 * group)
 
 
-@given(SEEDS, st.integers(2, 6), st.integers(1, 5))
-def test_group_advantages_sum_to_zero_within_each_group(seed: int, group: int, prompts: int) -> None:
-    rewards = torch.randn(prompts * group, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    for advantages in (rloo(rewards, group), grpo(rewards, group)):
-        assert advantages.shape == rewards.shape
-        assert advantages.view(prompts, group).sum(-1).abs().max().item() < 1e-12
-
-
 def test_a_response_carries_its_advantage_on_each_token() -> None:
     mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     assert broadcast(torch.tensor([2.0, -3.0]), mask).tolist() == [[2, 2, 0], [-3, 0, 0]]

@@ -22,7 +22,7 @@ from ppo_core.models.load import TaskModels
 from ppo_core.rewards.combined import load_reward
 from ppo_core.sampling.sequences import padded_left
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.families import COMMON, load_models
+from tests.ppo_core.families import COMMON
 from tests.ppo_core.test_networks import CONFIG, LORA, NETWORKS, assert_same, copies, save_adapters
 
 pytestmark = pytest.mark.slow
@@ -38,11 +38,6 @@ def classifier_folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Pat
     GPT2ForSequenceClassification(GPT2Config(**COMMON, num_labels=1)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def models(tiny_folder: Path) -> TaskModels:
-    return load_models(tiny_folder, tiny_folder)
 
 
 @pytest.fixture
@@ -84,14 +79,6 @@ def test_a_critic_may_begin_as_any_causal_lm_of_the_policys_tokens(models: TaskM
     assert not trainer.network.value_head.weight.any()
     *_, last = trainer
     assert last.metrics["loss/value_avg"] > 0
-
-
-def test_a_classifier_of_several_labels_lends_its_trunk_alone(models: TaskModels, tmp_path: Path) -> None:
-    three = GPT2ForSequenceClassification(GPT2Config(**COMMON, num_labels=3))
-    three.save_pretrained(tmp_path)
-    network = PPOTrainer(replace(SEPARATE, value_model_path=str(tmp_path)), models).network
-    assert_same(copies(three.transformer), copies(network.critic))
-    assert not network.value_head.weight.any()
 
 
 @pytest.mark.parametrize("task", ["CAUSAL_LM", "SEQ_CLS"])

@@ -94,17 +94,6 @@ def test_moving_between_devices_waits(move: Callable[[Tensor], object]) -> None:
             move(there)
 
 
-def test_reading_in_the_pass_of_the_prompts_is_captured_nevertheless(tmp_path: Path, tiny_folder: Path) -> None:
-    models = family("llama", tmp_path, tiny_folder)
-
-    def reading(module: torch.nn.Module, args: object, output: Tensor) -> None:
-        assert output.shape[1] == 1 or output.sum().item()
-
-    models.reference.model.norm.register_forward_hook(reading)
-    decide_decoding(models.reference, "the policy", fixed=True)
-    assert getattr(models.reference, IS_FIXED)
-
-
 def sampled(models: TaskModels, fixed: CapturedDecoding | None, rows: int, seed: int, **settings: object) -> Rollouts:
     numbers = torch.rand(rows, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     sampling = SamplingSettings(1.5, 20, stop_ids=(1, 4, 8, 12, 17), **settings)  # type: ignore[arg-type]
@@ -156,28 +145,6 @@ def test_a_capture_without_memory_is_not_hidden(
     models = family("llama", tmp_path, tiny_folder)
     with pytest.raises(OutOfMemory, match="out of memory in generation with one row at a time"):
         ChunkRows("generation", 4).run(lambda rows: sampled(models, CapturedDecoding(models.reference), 16, 0))
-
-
-def test_rows_leave_by_halves(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = family("llama", tmp_path, tiny_folder)
-    seen: list[int] = []
-    step = CapturedDecoding._step
-    monkeypatch.setattr(CapturedDecoding, "_step", lambda self, rows: (seen.append(rows), step(self, rows))[1])
-    rollouts = sampled(models, CapturedDecoding(models.reference, captures=False), 16, 0)
-    assert set(seen) <= {16, 8, 4, 2, 1} and 8 in seen
-    assert len(seen) == int(rollouts.lengths.max()) - 1
-
-
-def test_the_buffers_stay_until_more_is_asked_for(tmp_path: Path, tiny_folder: Path) -> None:
-    models = family("llama", tmp_path, tiny_folder)
-    fixed = CapturedDecoding(models.reference, captures=False)
-    sampled(models, fixed, 16, 0)
-    places = [buffer.data_ptr() for layer in fixed._layers for buffer in layer._buffers]
-    sampled(models, fixed, 4, 1)
-    assert [buffer.data_ptr() for layer in fixed._layers for buffer in layer._buffers] == places
-    assert fixed._layers[0]._buffers[0].shape == (16, 1, 128, 16)
-    sampled(models, fixed, 20, 2)
-    assert fixed._layers[0]._buffers[0].shape == (20, 1, 128, 16)
 
 
 @pytest.fixture
@@ -257,14 +224,6 @@ def test_graphs_are_kept_where_their_buffers_are_small(
         held = sum(layer.held_bytes() for layer in generator._captured._layers)
         assert held == (mib / 8 if total > 1 else 0)
     assert found == counts
-
-
-def test_looking_seldom_changes_no_sample(tmp_path: Path, tiny_folder: Path) -> None:
-    models = family("llama", tmp_path, tiny_folder)
-    seldom = CapturedDecoding(models.reference, captures=False)
-    seldom.looks_every = 8
-    ours, plain = sampled(models, seldom, 16, 0), sampled(models, None, 16, 0)
-    assert torch.equal(ours.sequences.ids, plain.sequences.ids) and torch.equal(ours.ended, plain.ended)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

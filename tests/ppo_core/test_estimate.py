@@ -16,7 +16,7 @@ from ppo_core import PPOConfig
 from ppo_core.data.task import Prompts, TaskAssets
 from ppo_core.errors import OutOfMemory
 from ppo_core.models.estimate import ERROR, HEAP, Estimate, Estimator, keys_per_token, per_token
-from ppo_core.models.fits import largest, line, remedy, require, settled, why_not
+from ppo_core.models.fits import largest, remedy, require, settled
 from ppo_core.models.memory import Room
 from ppo_core.models.networks import build_network, prepare_layers
 from ppo_core.models.policy import ActorCritic, response_states
@@ -99,19 +99,6 @@ def test_networks_are_those_that_a_run_builds(tiny_folder: Path, name: str) -> N
     assert (reckon.longest_prompt, reckon.evaluation) == (3, (1, TINY_TASK.eval_response_length))
 
 
-def test_a_gpu_with_room_holds_larger_pieces_of_the_logits(tiny_folder: Path) -> None:
-    rows = 2**20
-    config = replace(CONFIG, total_episodes=rows, batch_size=rows, mini_batch_size=rows, bf16=False)
-
-    def logits(total: int) -> int:
-        found = estimator(tiny_folder, "cuda", total)(config)
-        assert found.phases["policy's pass"]["logits"] % 12 == 0
-        return found.phases["policy's pass"]["logits"] // 12
-
-    small, large, larger = (logits(total) for total in (2**30, 2**45, 2**46))
-    assert 2**24 < small <= 2**25 and 2**27 < large == larger <= 2**28
-
-
 def test_what_each_moment_holds(tiny_folder: Path) -> None:
     reckon = estimator(tiny_folder, "cuda")
     config = replace(CONFIG, bf16=False)
@@ -161,15 +148,6 @@ def test_precision_of_weights_and_moments(tiny_folder: Path) -> None:
     assert small["optimizer moments"] < whole["optimizer moments"]
 
 
-def test_a_file_that_is_converted_is_held_beside_what_it_becomes(tiny_folder: Path, tmp_path: Path) -> None:
-    assert "loading" not in estimator(tiny_folder)(CONFIG).phases, "float32 is read as it was saved"
-    AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((tiny_folder / name).read_bytes())
-    assert "loading" in estimator(tmp_path)(replace(CONFIG, use_peft=True)).phases
-    assert "loading" not in estimator(tmp_path, "cuda")(replace(CONFIG, bf16=False)).phases, "a GPU does not see it"
-
-
 # Does it fit, and what to change.
 
 
@@ -199,19 +177,6 @@ def test_the_least_change_that_fits_is_named() -> None:
     assert changes(20, local_rollout_forward_batch_size=64) == {
         "per_device_train_batch_size": 1, "local_rollout_forward_batch_size": 1}  # fmt: skip
     assert changes(4) is None
-
-
-def test_why_not_is_one_line() -> None:
-    config = PPOConfig(batch_size=8, local_rollout_forward_batch_size=8)
-    assert why_not(config, of_total(90), reckon) is None
-    mib = Room("cpu", "the device", 60, 60, 0)
-    assert why_not(config, mib, reckon) == (
-        "an estimated peak memory of 0 MiB does not fit into the 0 MiB of the device; per_device_train_batch_size = 4 needs 0 MiB"
-    )
-    assert str(why_not(config, of_total(4), reckon)).endswith("use a smaller policy, or a larger device")
-    assert line(reckon(config), of_total(2**31)) == (
-        "estimated peak memory 0 MiB ± 15% (while learning); the device has 2.00 GiB, 2.00 GiB of it free"
-    )
 
 
 def test_gradient_checkpointing_is_on_where_a_gpu_is_too_small_without() -> None:

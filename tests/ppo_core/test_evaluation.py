@@ -1,7 +1,6 @@
 """What an evaluation's samples say of single tokens."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +9,9 @@ from torch import Tensor, nn
 from ppo_core.models.load import TaskModels
 from ppo_core.report import Sample
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import CONFIG, NETWORKS
 
 SPECIAL = {"<pad>", "<eos>", "<unk>"}
-
-
-@pytest.fixture
-def models(tiny_folder: Path) -> TaskModels:
-    return load_models(tiny_folder, tiny_folder)
 
 
 @torch.no_grad()

@@ -175,16 +175,6 @@ def test_rows_leave_in_bfloat16_too(
     assert not [record for record in caplog.records if record.name.startswith("ppo_core")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("name", ["gemma2", "qwen3_5", "falcon_h1", "mamba"])
-def test_it_trains_in_bfloat16(folders: Folders, tiny_folder: Path, name: str, lora: bool) -> None:
-    models = load_models(folders(name, True), tiny_folder, bf16=lora)
-    config = replace(CONFIG, bf16=True, use_peft=lora, lora_target_modules=LORA_TARGETS.get(name) if lora else None)
-    for report in PPOTrainer(replace(config, lora_r=4, response_length=12), models):
-        assert report.metrics.get("sampler/mismatch", 0.0) < 0.5
-
-
 @pytest.fixture(scope="module")
 def capped_folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     """A Gemma 2 whose logits come near its soft cap of 30."""

@@ -270,17 +270,6 @@ def test_a_changed_value_shows_in_the_next_two_steps(tiny: TaskModels, tmp_path:
     assert found != expected
 
 
-def test_another_optimizer_option_holds_although_the_moments_are_the_checkpoints(
-    tiny: TaskModels, tmp_path: Path
-) -> None:
-    parent = run_to_fork(BASE, tiny, tmp_path / "step")
-    forked = fork(replace(BASE, adam_beta1=0.5, weight_decay=0.25), tiny, tmp_path / "step")
-    for mine, theirs in zip(forked.state.optimizers.both, parent.state.optimizers.both, strict=True):
-        assert mine.param_groups[0]["betas"] == (0.5, 0.999) and mine.param_groups[0]["weight_decay"] == 0.25
-        for a, b in zip(mine.state.values(), theirs.state.values(), strict=True):
-            assert torch.equal(a["exp_avg"], b["exp_avg"]) and torch.equal(a["step"], b["step"])
-
-
 def test_rows_that_fitted_into_memory_go_on_unless_other_ones_are_asked_for(tiny: TaskModels, tmp_path: Path) -> None:
     trainer = PPOTrainer(BASE, tiny)
     next(iter(trainer))

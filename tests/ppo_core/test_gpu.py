@@ -15,13 +15,12 @@ from ppo_core.models.policy import LanguageHead, compare, response_states
 from ppo_core.report import StepReport
 from ppo_core.sampling.cuda_graphs import CapturedDecoding
 from ppo_core.sampling.decoding import IS_FIXED
-from ppo_core.sampling.generation import Rollouts, TransformersGenerator, generate
-from ppo_core.sampling.next_token import SamplingSettings
+from ppo_core.sampling.generation import Rollouts, TransformersGenerator
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.command_folder import PARTS, SMALL, fill, process
 from tests.ppo_core.conformance import check_generator
 from tests.ppo_core.families import FAMILIES, load_models, save_family
-from tests.ppo_core.test_cuda_graphs import FIXED
+from tests.ppo_core.test_cuda_graphs import FIXED, sampled
 from tests.ppo_core.test_launched import TORCHRUN, launch, require_alike
 
 pytestmark = [
@@ -61,14 +60,6 @@ def freed() -> Iterator[None]:
 def on_gpu(models: TaskModels, held: FrozenPolicy, folder: Path) -> TaskModels:
     reference, _ = load_policy(str(folder), resolve_device("auto"), held, "the test")
     return replace(models, reference=reference, baseline={})
-
-
-def sampled(models: TaskModels, fixed: CapturedDecoding | None, rows: int, seed: int) -> Rollouts:
-    numbers = torch.rand(rows, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    sampling = SamplingSettings(1.5, 20, stop_ids=(1, 4, 8, 12, 17))
-    prompts = [models.prompts.train[(seed + row) % 24] for row in range(rows)]
-    begin = None if fixed is None else fixed.begin
-    return generate(models.reference, models.tokenizer, prompts, numbers, sampling, chunk_rows=99, begin=begin)
 
 
 @pytest.mark.parametrize("name", sorted(FIXED))

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import HfArgumentParser
 
 from ppo_core import PPOConfig
@@ -117,18 +115,6 @@ def test_trl_hierarchy() -> None:
     assert (sizes.local_batch_size, sizes.batch_size, sizes.mini_batch_size) == (32, 64, 16)
     assert (sizes.local_mini_batch_size, sizes.micro_batches_per_step, sizes.num_mini_batches) == (8, 2, 4)
     assert sizes.gradient_accumulation_steps == 8
-
-
-@given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
-def test_the_hierarchy_is_consistent(p: int, k: int, m: int, w: int) -> None:
-    per_device, world = 2**p, 2**w
-    mini = per_device * 2**k * world
-    batch = mini * 2**m
-    sizes = PPOConfig(batch_size=batch, mini_batch_size=mini, per_device_train_batch_size=per_device).batch_sizes(world)
-    assert per_device * world * sizes.micro_batches_per_step == sizes.mini_batch_size
-    assert sizes.mini_batch_size * sizes.num_mini_batches == sizes.batch_size == batch
-    assert sizes.local_batch_size * world == batch
-    assert sizes.per_device_train_batch_size * sizes.gradient_accumulation_steps * world == batch
 
 
 def test_devices_that_do_not_divide_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,13 +17,7 @@ from ppo_core.sampling.generation import Request, Rollouts, TransformersGenerato
 from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.sampling.sampler_check import is_apart
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies
-
-
-@pytest.fixture
-def models(tiny_folder: Path) -> TaskModels:
-    return load_models(tiny_folder, tiny_folder)
 
 
 @pytest.fixture

@@ -83,16 +83,6 @@ def test_two_processes_train_what_one_does(folder: Path, whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trls_batch_sizes_count_the_processes(folder: Path) -> None:
-    sizes = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "3", "--num_mini_batches", "3")
-    done = launch(TORCHRUN, *PARTS, "--total_episodes", "24", "--response_length", "6", *sizes, "--output", "run")
-    assert done.returncode == 0, done.stderr
-    assert "2 iterations of 12 episodes" in done.stdout, "P x G x W = 2 x 3 x 2"
-    stored = json.loads(Path("run/ppo_config.json").read_text())
-    assert (stored["batch_size"], stored["gradient_accumulation_steps"]) == (12, None)
-
-
-@pytest.mark.slow
 def test_a_process_that_dies_ends_all_and_one_process_resumes(folder: Path, whole: Path) -> None:
     flags = (*PARTS, *SMALL, "--save_every_episodes", "16")
     began = time.monotonic()
@@ -187,21 +177,6 @@ def test_accelerates_flags_for_fsdp_are_followed(monkeypatch: pytest.MonkeyPatch
     assert launched.fsdp() == {"use_fsdp": True, "fsdp_reshard_after_forward": False}
 
 
-@pytest.mark.slow
-def test_a_mistake_is_one_line_and_ends_all(folder: Path) -> None:
-    wrong = launch(TORCHRUN, *PARTS, "--batch_size", "9", "--mini_batch_size", "9")
-    assert wrong.returncode != 0
-    (line,) = [line for line in wrong.stderr.splitlines() if line.startswith("ppo_core: error:")]
-    assert "the number of processes = 2 does not divide mini_batch_size = 9" in line
-
-
-@pytest.mark.slow
-def test_help_is_printed_once(folder: Path) -> None:
-    asked = launch(TORCHRUN, "--help")
-    assert asked.returncode == 0, asked.stderr
-    assert asked.stdout.count("usage:") == 1
-
-
 @pytest.mark.parametrize(
     ("variable", "what"),
     [
@@ -219,34 +194,3 @@ def test_what_launchers_ask_for_and_is_not_done_is_refused(
         rank_zero.drive(lambda: 0)
     with pytest.raises(ConfigError, match=f"{what} is not supported"):  # in a script of one's own
         process_group.joined.__wrapped__()
-
-
-CONFIG_FILE = """
-compute_environment: LOCAL_MACHINE
-deepspeed_config: {zero_stage: 2, zero3_init_flag: false, offload_optimizer_device: none}
-distributed_type: %s
-machine_rank: 0
-mixed_precision: bf16
-num_machines: 1
-num_processes: 2
-use_cpu: false
-"""
-
-
-@pytest.mark.slow
-def test_the_processes_of_accelerates_config_file_are_started_or_it_is_refused(folder: Path) -> None:
-    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--config_file")
-    script = (
-        "from ppo_core import PPOConfig\nfrom ppo_core.trainer import ppo_trainer\nppo_trainer(PPOConfig(), 'reviews')"
-    )
-    Path("train.py").write_text(script)
-    Path("no.yaml").write_text(CONFIG_FILE % "'NO'")
-    for program in (("-m", "ppo_core", *PARTS, *SMALL), ("train.py",)):
-        alone = launch((*launcher, "no.yaml"), *program)
-        assert alone.returncode != 0
-        assert "accelerate launch was asked for several processes and started one" in alone.stderr
-    Path("ds.yaml").write_text(CONFIG_FILE % "DEEPSPEED")
-    fsdp = ("--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "NO_WRAP", "-m", "ppo_core")
-    done = launch((*launcher, "ds.yaml", *fsdp), *PARTS, *SMALL, "--total_episodes", "16", "--output", "run")
-    assert done.returncode == 0, done.stderr
-    assert "2 processes\n" in done.stdout

@@ -20,7 +20,6 @@ from ppo_core.models.policy import compare, response_states, token_readings
 from ppo_core.sampling.generation import Rollouts, generate
 from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import NETWORKS, copies
 
 pytestmark = pytest.mark.slow
@@ -29,11 +28,6 @@ pytestmark = pytest.mark.slow
 GENTLE = {"adam_epsilon": 1.0, "learning_rate": 1.0, "value_learning_rate": 1.0}
 CONFIGS = {name: replace(config, total_episodes=32, **GENTLE) for name, config in NETWORKS.items()}
 WORKS = ["generation", "scoring", "training"]
-
-
-@pytest.fixture
-def models(tiny_folder: Path) -> TaskModels:
-    return load_models(tiny_folder, tiny_folder)
 
 
 def run_out(trainer: PPOTrainer, work: str, rows: int, *, of: str = "policy", spared: int = 0) -> None:

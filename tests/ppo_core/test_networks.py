@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from ppo_core.models.networks import computes_in_bf16
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models, save_family
+from tests.ppo_core.test_trainer import without_seconds
 
 pytestmark = pytest.mark.slow
 
@@ -46,19 +47,10 @@ NETWORKS = {
     "lora_separate": replace(LORA, value_model="separate"),
 }
 ADAPTED = ["lora_shared", "lora_separate"]
-WALL_CLOCK = ("time/", "memory/", "eps")
-
-
-@pytest.fixture
-def models(tiny_folder: Path) -> TaskModels:
-    return load_models(tiny_folder, tiny_folder)
 
 
 def comparable(reports: list[StepReport]) -> list[StepReport]:
-    return [
-        replace(r, metrics={name: value for name, value in r.metrics.items() if not name.startswith(WALL_CLOCK)})
-        for r in reports
-    ]
+    return [without_seconds(report) for report in reports]
 
 
 def copies(module: nn.Module) -> dict[str, Tensor]:
@@ -98,17 +90,6 @@ def test_only_adapters_and_head_learn(models: TaskModels, networks: str) -> None
     trained = trainer.network.trained()
     for name, parameter in trainer.network.named_parameters():
         assert torch.equal(parameter, start[name]) != (name in trained), name
-
-
-def test_a_separate_critic_is_a_second_adapter_on_the_same_weights(models: TaskModels) -> None:
-    trainer = PPOTrainer(NETWORKS["lora_separate"], models)
-    list(trainer)
-    policy = trainer.network.policy.transformer.h[0].attn.c_attn
-    critic = trainer.network.critic.h[0].attn.c_attn
-    assert policy.base_layer.weight.data_ptr() == critic.base_layer.weight.data_ptr()
-    for part in ("lora_A", "lora_B"):
-        mine, its = (getattr(layer, part)["default"].weight for layer in (policy, critic))
-        assert mine.data_ptr() != its.data_ptr() and not torch.equal(mine, its), part
 
 
 @pytest.mark.parametrize("networks", ADAPTED)
@@ -157,11 +138,6 @@ def test_the_modules_that_are_named_are_adapted(models: TaskModels, targets: str
     policy = [name for name in trainer.network.trained() if name.startswith("policy")]
     assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in policy} == adapted
     assert trainer.network.policy.transformer.h[0].attn.c_attn.scaling["default"] == 8 / 4
-
-
-def test_rslora_scales_by_the_root_of_the_rank(models: TaskModels) -> None:
-    trainer = PPOTrainer(replace(LORA, lora_r=16, lora_alpha=32, use_rslora=True), models)
-    assert trainer.network.policy.transformer.h[0].attn.c_attn.scaling["default"] == 32 / 4
 
 
 # Modules that are trained whole beside the adapters
@@ -259,12 +235,6 @@ def test_modules_that_cannot_be_trained_whole_are_refused_in_one_line(
         PPOTrainer(replace(LORA, lora_modules_to_save=asked), models)
     assert str(caught.value).startswith(f"lora_modules_to_save = '{asked}' is not allowed here: {message}")
     assert "\n" not in str(caught.value)
-
-
-def test_a_tied_head_by_a_part_of_its_name_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    models = load_llama(True, tmp_path, tiny_folder)
-    with pytest.raises(ConfigError, match=r"embeddings and head are one tensor; name it embed_tokens or lm_head$"):
-        PPOTrainer(replace(LORA, lora_modules_to_save="head"), models)
 
 
 # A folder of adapters in place of a model
@@ -420,25 +390,6 @@ def test_a_reference_in_bfloat16_begins_with_the_policys_numbers(
     ids = torch.arange(3, 11).view(1, 8)
     with torch.no_grad():
         torch.testing.assert_close(saved(input_ids=ids).logits, policy(input_ids=ids).logits)
-
-
-@pytest.mark.parametrize(("weights", "is_on"), [("float32", False), ("bf16_products", True)])
-def test_a_policy_is_tried_in_the_precision_of_its_passes(
-    tiny_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    weights: Literal["float32", "bf16_products"],
-    is_on: bool,
-) -> None:
-    seen: list[tuple[bool, str]] = []
-    monkeypatch.setattr(
-        "ppo_core.models.load.decide_decoding",
-        lambda model, which: seen.append((torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision())),
-    )
-    folder = save_family("llama", True, tmp_path / "model", tiny_folder)
-    before = torch.get_float32_matmul_precision()
-    load_models(folder, tiny_folder, held=FrozenPolicy(weights))
-    assert seen == [(is_on, "highest")] and torch.get_float32_matmul_precision() == before
 
 
 def test_bf16_is_on_where_a_gpu_computes_in_it(models: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,17 +16,12 @@ from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.models.load import TaskModels
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.families import load_models
+from tests.ppo_core.test_fork import EFFECTS as FORKED
 from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies
 
 pytestmark = pytest.mark.slow
 
 CRITIC_METRICS = {"loss/value_avg", "val/clipfrac_avg", "val/var_explained", "value/grad_norm", "value/lr"}
-
-
-@pytest.fixture
-def models(tiny_folder: Path) -> TaskModels:
-    return load_models(tiny_folder, tiny_folder)
 
 
 @pytest.fixture
@@ -194,70 +188,22 @@ BASE = replace(CONFIG, kl_coef=0.1, response_length=8)
 SLOW = {"adam_epsilon": 1.0, "learning_rate": 1.0, "value_learning_rate": 1.0}
 """Adam's step then follows the gradient's size; else rounding in a gradient near 0 decides its sign."""
 
-EFFECTS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
-    "value_model": ("separate", {}),
-    "use_peft": (True, {}),
-    "lora_r": (2, {"use_peft": True}),
-    "lora_alpha": (4, {"use_peft": True}),
-    "lora_target_modules": ("all-linear", {"use_peft": True}),
-    "use_rslora": (True, {"use_peft": True}),
-    "lora_modules_to_save": ("ln_f", {"use_peft": True}),
-    "bf16": (True, {}),
-    "response_length": (5, {}),
-    "temperature": (0.8, {}),
-    "top_p": (0.8, {}),
-    "top_k": (5, {}),
-    "stop_token": ("none", {}),
-    "stop_token_id": (7, {}),
-    "stop_strings": ("w3", {}),
-    "missing_eos_penalty": (1.0, {}),
-    "overlong_buffer": (4, {}),
-    "overlong_penalty": (3.0, {"overlong_buffer": 4}),
-    "normalize_rewards": ("running", {}),
-    "cliprange_reward": (0.5, {}),
-    "whiten_rewards": (True, {}),
-    "kl_coef": (0.5, {}),
-    "kl_target": (0.5, {}),
-    "kl_controller": ("landing", {"kl_target": 0.5}),
-    "kl_horizon": (1000, {"kl_target": 0.5}),
-    "kl_estimator": ("k3", {}),
-    "use_kl_loss": (True, {"kl_estimator": "k3"}),
-    "kl_clamp": (0.01, {}),
-    "cliprange": (0.05, {}),
-    "cliprange_high": (0.01, {}),
-    "dual_clip": (1.06, {"cliprange": 0.05}),
-    "log_ratio_clamp": (0.01, {}),
-    "max_approxkl": (1e-6, {}),
-    "cliprange_value": (0.01, {}),
-    "vf_coef": (1.0, {}),
-    "entropy_coef": (0.1, {}),
-    "advantage_estimator": ("rloo", {"num_generations": 4}),
-    "num_generations": (4, {}),
-    "gamma": (0.9, {}),
-    "lam": (0.5, {}),
-    "whiten_advantages": (False, {}),
-    "batch_size": (8, {}),
-    "mini_batch_size": (16, {}),
-    "num_mini_batches": (4, {"mini_batch_size": None}),
-    "num_ppo_epochs": (3, {}),
-    "learning_rate": (2e-2, {}),
-    "value_learning_rate": (2e-2, {}),
-    "lr_scheduler_type": ("cosine", {}),
-    "value_lr_scheduler_type": ("constant", {}),
-    "warmup_ratio": (0.5, {}),
-    "value_warmup_ratio": (0.5, {}),
-    "min_lr_rate": (0.5, {}),
-    "max_grad_norm": (0.01, {}),
-    "value_max_grad_norm": (0.01, {}),
-    "adam_beta1": (0.5, {}),
-    "adam_beta2": (0.9, {}),
-    "adam_epsilon": (1e-3, {}),
-    "weight_decay": (0.1, {}),
-    "critic_warmup": (1, {}),
-    "total_episodes": (64, {}),
-    "seed": (1, {}),
+EFFECTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    **{name: effect for name, effect in FORKED.items() if name != "eval_every_episodes"},
+    "critic_warmup": ({}, {"critic_warmup": 1}),
+    "value_model": ({}, {"value_model": "separate"}),
+    "use_peft": ({}, {"use_peft": True}),
+    "lora_r": ({"use_peft": True}, {"lora_r": 2}),
+    "lora_alpha": ({"use_peft": True}, {"lora_alpha": 4}),
+    "lora_target_modules": ({"use_peft": True}, {"lora_target_modules": "all-linear"}),
+    "use_rslora": ({"use_peft": True}, {"use_rslora": True}),
+    "lora_modules_to_save": ({"use_peft": True}, {"lora_modules_to_save": "ln_f"}),
+    "bf16": ({}, {"bf16": True}),
+    "advantage_estimator": ({"num_generations": 4}, {"advantage_estimator": "rloo"}),
+    "num_generations": ({}, {"num_generations": 4}),
+    "batch_size": ({}, {"batch_size": 8}),
 }
-"""A value that changes what is learned, and beside what."""
+"""As test_fork.EFFECTS, and what a checkpoint fixes."""
 
 NO_EFFECT: Mapping[str, Any] = {
     "per_device_train_batch_size": 4,
@@ -290,9 +236,9 @@ def test_every_option_is_tried_here_or_stands_for_another() -> None:
 
 @pytest.mark.parametrize("name", EFFECTS)
 def test_an_option_changes_what_is_learned(models: TaskModels, name: str) -> None:
-    value, beside = EFFECTS[name]
-    base = replace(BASE, **beside)
-    assert not torch.equal(learned(models, replace(base, **{name: value})), learned(models, base))
+    before, change = EFFECTS[name]
+    base = replace(BASE, **before)
+    assert not torch.equal(learned(models, replace(base, **change)), learned(models, base))
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)

@@ -1,6 +1,5 @@
 """A run of several processes is the run of one: the same steps, samples and weights, and checkpoints of either."""
 
-import gc
 import os
 import threading
 import weakref
@@ -200,35 +199,6 @@ def test_an_error_of_one_processs_task_is_raised_in_all_before_a_checkpoint_is_r
     monkeypatch.setattr(process_group, "joined", lambda: own.world)
     monkeypatch.setattr(trainer_module, "load_task", load)
     assert run_threads(2, refused) == ["rank 1 does not see the policy"] * 2
-
-
-def test_what_is_left_of_an_earlier_trainer_is_freed_before_another_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = threading.local()
-
-    class Left:
-        """In a cycle of references, as a sharded module is."""
-
-        def __init__(self) -> None:
-            self.own = self
-
-    left = weakref.ref(Left())
-
-    def load(*_: object) -> TaskModels:
-        assert left() is None
-        raise TaskError("enough")
-
-    def train(world: World) -> None:
-        own.world = world
-        with pytest.raises(TaskError, match="enough"):
-            ppo_trainer(PPOConfig(**BASE), "reviews", device="cpu")
-
-    monkeypatch.setattr(process_group, "joined", lambda: own.world)
-    monkeypatch.setattr(trainer_module, "load_task", load)
-    gc.disable()
-    try:
-        run_threads(2, train)
-    finally:
-        gc.enable()
 
 
 def test_gradient_checkpointing_is_decided_for_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:

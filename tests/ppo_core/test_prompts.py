@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers.normalizers import Replace
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -85,15 +84,6 @@ def test_what_is_left_out_is_told_by_reason_with_its_first_line(
     )
     kept = sorted(prompt.columns["answer"] for part in (prompts.train, prompts.eval, prompts.test) for prompt in part)
     assert kept == list(range(16))
-
-
-def test_a_text_that_the_tokenizer_makes_nothing_of_is_empty(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    tokenizer.backend_tokenizer.normalizer = Replace("~", "")
-    path = write_lines(tmp_path / "rows.jsonl", [*numbered(16), {"prompt": "~"}])
-    _, told = read_prompts(PromptSource(str(path)), tokenizer)
-    assert told[0] == "prompts: 1 of 17 rows left out: 1 empty (line 17 first)"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,21 +98,6 @@ def test_every_kind_of_file_gives_the_same_prompts_and_stays_alone(
     assert not list(datasets_cache.rglob("*.arrow"))
 
 
-def test_a_damaged_file_is_told_once_and_the_librarys_own_logging_is_as_before(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "rows.parquet").write_text("no")
-    logger = logging.getLogger("datasets")
-    logger.addHandler(caplog.handler)
-    try:
-        with pytest.raises(TaskError, match=r"rows\.parquet is not a Parquet file: "):
-            read(tokenizer, tmp_path / "rows.parquet")
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert not caplog.records
-    assert datasets.logging.get_verbosity() == logging.WARNING and not datasets.are_progress_bars_disabled()
-
-
 def test_values_are_plain_python(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     day = datetime.date(2024, 2, 29)
     rows = [
@@ -204,25 +188,6 @@ def test_a_folders_files_are_splits_by_their_names(tokenizer: PreTrainedTokenize
     assert "1 empty (line 2 of test_en.jsonl first)" in told
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet"])
-@pytest.mark.parametrize("second", ["eval", "validation"])
-def test_a_folder_of_three_files_is_three_splits(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, suffix: str, second: str
-) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    parts = {"train": ROWS[:6], second: ROWS[6:9], "test": ROWS[9:]}
-    for name, rows in parts.items():
-        write_rows(folder / f"{name}{suffix}", rows)
-    splits, _ = read(tokenizer, folder)
-    texts = {name: [row["question"] for row in rows] for name, rows in splits.items()}
-    assert texts == {
-        "train": [row["question"] for row in ROWS[:6]],
-        "eval": [row["question"] for row in ROWS[6:9]],
-        "test": [row["question"] for row in ROWS[9:]],
-    }
-
-
 def test_splits_may_be_files_of_their_own_with_any_characters_in_their_names(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
@@ -236,13 +201,6 @@ def test_splits_may_be_files_of_their_own_with_any_characters_in_their_names(
     assert "1 repeating another prompt (line 6 of all.jsonl first)" in told
     drawn, _ = read(tokenizer, train, eval=str(eval_), test=1)  # what has no file is drawn from the first
     assert (len(drawn["train"]), len(drawn["eval"]), len(drawn["test"])) == (4, 4, 1)
-
-
-def test_a_split_that_has_no_rows_is_named_by_its_own_file(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    for name, rows in (("all", ROWS), ("none", [{"question": "", "answer": 0}])):
-        write_rows(tmp_path / f"{name}.jsonl", rows)
-    with pytest.raises(TaskError, match=r"none\.jsonl\": no rows are left for test"):
-        read(tokenizer, tmp_path / "all.jsonl", test=str(tmp_path / "none.jsonl"))
 
 
 def test_a_dataset_of_the_hub_is_read_by_its_id(

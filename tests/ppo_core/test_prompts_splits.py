@@ -1,16 +1,12 @@
 """Splits are disjoint, complete, and decided by nothing but the seed and the order of the rows."""
 
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
-from ppo_core.data.prompt_files import read_prompts
 from ppo_core.data.prompts import PromptRow, PromptSource, SplitChoice
 from ppo_core.data.splits import SplitPlan, draw, make_plan, rows_of
 from ppo_core.errors import TaskError
@@ -51,28 +47,6 @@ def test_a_row_more_or_less_moves_at_most_one_over_each_border(
     assert len(moved) <= 2
     order = [row for name in ("test", "eval") for row in before[name] if row != gone]
     assert [row for name in ("test", "eval") for row in after[name]][: len(order)] == order
-
-
-@given(st.lists(st.text(), min_size=8), st.integers(0, 2**32), st.integers(1, 3), st.floats(0.2, 0.4))
-def test_any_texts_are_in_one_split_or_left_out_and_told(
-    tiny_folder: Path, texts: list[str], seed: int, eval: int, test: float
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
-    sure = {text for text in texts if any(letter.isalnum() for letter in text)}
-    assume(len(sure) > 6)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "rows.jsonl")
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        source = PromptSource(str(path), seed=seed, eval=eval, test=test)
-        prompts, told = read_prompts(source, tokenizer)
-        assert read_prompts(source, tokenizer) == (prompts, told)
-    splits = [[prompt.text for prompt in part] for part in (prompts.train, prompts.eval, prompts.test)]
-    kept = {text for part in splits for text in part}
-    assert sum(map(len, splits)) == len(kept)
-    assert sure <= kept <= {text for text in texts if text.strip()}
-    if len(kept) < len(texts):
-        assert told[0].startswith(f"prompts: {len(texts) - len(kept)} of {len(texts)} rows left out: ")
-    assert told[-1].startswith("prompts: {} train, {} eval, {} test".format(*map(len, splits)))
 
 
 def test_another_seed_draws_other_rows_and_the_draw_is_no_slice() -> None:

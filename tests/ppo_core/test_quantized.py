@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from ppo_core import PPOConfig
-from ppo_core.data.task import Prompts
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.models import quantized
 from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy
 from ppo_core.models.networks import sharing_weights
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.conftest import TINY_TASK
-from tests.ppo_core.families import PROMPTS, mean_number, save_family
+from tests.ppo_core.families import load_models, save_family
 from tests.ppo_core.test_networks import CONFIG, LORA, assert_same, comparable, copies
 
 with_bitsandbytes = pytest.mark.skipif(
@@ -34,11 +30,9 @@ EIGHT_BIT = replace(CONFIG, optim="adamw_8bit", learning_rate=1e-3, value_learni
 
 
 def load(folder: Path, tokenizer_folder: Path, *, bf16: bool = False) -> TaskModels:
-    """Return a task whose policy has 4-bit weights, loaded as a task's is."""
-    model, _ = load_policy(str(folder), CPU, FrozenPolicy("bf16" if bf16 else "float32", in_4bit=True), 'task "tiny"')
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    prompts = Prompts.of_texts(PROMPTS[:24], PROMPTS[24:32], PROMPTS[32:])
-    return TaskModels(TINY_TASK, model, tokenizer, mean_number, prompts, longest_prompt=5)
+    """Return a task whose policy has 4-bit weights."""
+    held = FrozenPolicy("bf16" if bf16 else "float32", in_4bit=True)
+    return load_models(folder, tokenizer_folder, held=held)
 
 
 def state_before_step(models: TaskModels, config: PPOConfig, step: int) -> PPOTrainer:
@@ -153,38 +147,6 @@ def test_a_run_on_4_bit_weights_resumes_bit_for_bit_and_not_on_whole_ones(
         CheckpointError, match="is of load_in_4bit = True and cannot continue with False: the frozen weig"
     ):
         whole.restore(tmp_path / "step")
-
-
-@with_bitsandbytes
-def test_adapters_on_4_bit_weights_load_with_peft_on_those_and_on_whole_ones(tiny_folder: Path, tmp_path: Path) -> None:
-    folder = save_family("llama", False, tmp_path / "base", tiny_folder)
-    trainer = PPOTrainer(replace(IN_4_BITS, lora_modules_to_save="lm_head"), load(folder, tiny_folder))
-    list(trainer)
-    trainer.save_model(tmp_path / "saved")
-    ids = torch.arange(3, 11).view(1, 8)
-    options = quantized.in_4_bits(CPU, torch.float32)
-    with torch.no_grad():
-        trained = trainer.network.policy(input_ids=ids).logits
-        small, whole = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more).eval() for more in (options, {})
-        )
-        quantized.keep_gradients(small)
-        before = small(input_ids=ids).logits
-        assert (PeftModel.from_pretrained(small, tmp_path / "saved")(input_ids=ids).logits - trained).abs().max() < 1e-4
-        on_whole = PeftModel.from_pretrained(whole, tmp_path / "saved")(input_ids=ids).logits
-    assert 1e-3 < (on_whole - trained).abs().max() < 0.5 * (before - trained).abs().max()
-
-
-@with_bitsandbytes
-def test_a_critic_of_a_path_has_4_bit_weights_too_and_its_score_head(tiny_folder: Path, tmp_path: Path) -> None:
-    folder = save_family("llama", False, tmp_path / "base", tiny_folder)
-    judge = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
-    judge.save_pretrained(tmp_path / "judge")
-    config = replace(IN_4_BITS, value_model="separate", value_model_path=str(tmp_path / "judge"))
-    network = PPOTrainer(config, load(folder, tiny_folder)).network
-    assert network.critic is not None and network.value_head is not None
-    assert len(quantized.scales(network.critic)) > 0
-    assert torch.equal(network.value_head.weight, judge.score.weight.float())
 
 
 # 8-bit AdamW

@@ -221,11 +221,6 @@ def test_ctrl_c_ends_a_process_whose_server_says_nothing(server: Server) -> None
     assert len(server.asked) == 2
 
 
-def test_a_server_that_is_not_encrypted_is_no_answer_over_https(server: Server) -> None:
-    message = refused(replace(server.part, where=server.url.replace("http:", "https:"), retries=0))
-    assert message.startswith(f'reward part "judge": {server.host} cannot be reached (SSLError: ')
-
-
 # --- trying again
 
 

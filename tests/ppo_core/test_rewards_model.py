@@ -26,7 +26,7 @@ from transformers import (
 
 from ppo_core import PPOConfig
 from ppo_core.data.task import Prompt, RewardPart, Scored
-from ppo_core.errors import OutOfMemory, RewardError, TaskError
+from ppo_core.errors import RewardError, TaskError
 from ppo_core.models.load import TaskModels
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.model import RewardModel
@@ -264,13 +264,6 @@ def test_what_is_too_long_loses_its_start_and_is_told_once(part: RewardPart, cap
     ]
 
 
-def test_a_long_chat_is_cut_to_the_positions(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    tokenizer.chat_template = TEMPLATE
-    part = save(tmp_path / "chat", tokenizer, gpt2())
-    scores = RewardModel(part, CPU)(Batch([chat("w5 " * 20)], ["w6 w7"], [], [False])).scores
-    assert scores == pytest.approx(expected(part, [ids("w5 " * 8 + "<eos> w2 w6 w7")]), abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("model", "longest"),
     [
@@ -309,31 +302,7 @@ def test_rows_are_halved_when_memory_runs_out(part: RewardPart, monkeypatch: pyt
     assert sizes == [6, 3, 1, 1, 1, 1, 1, 1]
 
 
-def test_not_even_one_row_is_an_error_that_names_the_work(part: RewardPart, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = RewardModel(part, CPU)
-
-    def full(**_: Any) -> Any:
-        raise torch.OutOfMemoryError("no more")
-
-    monkeypatch.setattr(model.model, "forward", full)
-    with pytest.raises(OutOfMemory, match="out of memory in scoring by taste with one row at a time"):
-        model(batch(*ROWS))
-
-
 # --- loading
-
-
-def test_half_precision_is_read_as_float32_on_a_cpu(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    part = save(tmp_path / "half", tokenizer, gpt2().to(torch.bfloat16))
-    assert RewardModel(part, CPU).model.dtype == torch.float32
-
-
-def test_without_a_padding_token_the_end_of_text_pads(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    tokenizer.pad_token = None
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
-    part = save(tmp_path / "unpadded", tokenizer, gpt2(pad_token_id=None))
-    scores = RewardModel(part, CPU)(batch("w3| w4 w5", "w6|")).scores
-    assert scores == pytest.approx(expected(part, [ids("w3 w4 w5"), ids("w6")]), abs=1e-5)
 
 
 def test_a_score_that_is_not_finite_names_its_sample(part: RewardPart) -> None:

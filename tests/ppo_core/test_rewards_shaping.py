@@ -104,17 +104,6 @@ def test_dense_rewards_are_scaled_and_shifted_on_the_last_token() -> None:
     assert shaped.sum(-1).equal(RewardStatistics("running").shape(torch.tensor([6.0, 2.0])))
 
 
-@pytest.mark.parametrize("mode", ["running", "reference", "none"])
-def test_dense_rewards_add_up_to_the_shaped_sums(mode: Normalization) -> None:
-    dense, flat = RewardStatistics(mode), RewardStatistics(mode)
-    generator = torch.Generator().manual_seed(2)
-    for _ in range(3):
-        rewards = torch.randn(2, 3, generator=generator, dtype=torch.float64)
-        shaped = dense.shape_dense(rewards, MASK[:2])
-        assert torch.allclose(shaped.sum(-1), flat.shape((rewards * MASK[:2]).sum(-1)), rtol=0, atol=1e-12)
-        assert (shaped[1, 1:] == 0).all()
-
-
 def test_what_stands_on_the_last_token_of_no_tokens_is_dropped() -> None:
     added = on_last_token(torch.ones(3, 3) * MASK, torch.tensor([10.0, 20.0, 30.0]), MASK)
     assert added.tolist() == [[1, 1, 11], [21, 0, 0], [0, 0, 0]]

@@ -53,13 +53,6 @@ def test_prompts_are_padded_left_and_positions_come_from_the_mask(tiny: TaskMode
     assert position_ids(prompts.attention_mask).tolist() == [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 0, 1]]
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
-def test_the_sampler_uses_exactly_the_distribution_that_is_trained(tiny: TaskModels, temperature: float) -> None:
-    rollouts = sample(tiny, PROMPTS * 4, temperature=temperature)
-    trained = trained_logprobs(tiny, rollouts.sequences, temperature)
-    assert (trained - rollouts.sampler_logprobs).abs().max().item() < 1e-5
-
-
 def test_frequencies_follow_the_softmax(tiny: TaskModels) -> None:
     rows = 20_000
     rollouts = sample(tiny, ["w1 w2"] * rows, length=1, temperature=1.3)
@@ -68,34 +61,6 @@ def test_frequencies_follow_the_softmax(tiny: TaskModels) -> None:
     expected = (logits / 1.3).softmax(-1)
     counts = torch.bincount(rollouts.sequences.response_ids[:, 0], minlength=len(expected)) / rows
     assert (counts - expected).abs().max().item() < 4 * (0.25 / rows) ** 0.5
-
-
-def test_padding_a_batch_changes_nothing(tiny: TaskModels) -> None:
-    together = sample(tiny, PROMPTS)
-    for row, prompt in enumerate(PROMPTS):
-        numbers = torch.rand(3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[row : row + 1]
-        alone = sample_by(tiny, [prompt], numbers, SamplingSettings(1.0, 8, **with_ends(tiny, {})))
-        assert alone.responses[0] == together.responses[row]
-        length = int(alone.lengths[0])
-        assert torch.allclose(alone.sampler_logprobs[0, :length], together.sampler_logprobs[row, :length], atol=1e-5)
-
-
-def test_chunks_change_no_sample(tiny: TaskModels) -> None:
-    whole, pieces = sample(tiny, PROMPTS * 3), sample(tiny, PROMPTS * 3, chunk=2)
-    assert whole.responses == pieces.responses
-    assert torch.equal(whole.lengths, pieces.lengths)
-
-
-def test_a_response_ends_with_its_first_eos_and_nothing_counts_after_it(tiny: TaskModels) -> None:
-    rollouts = sample(tiny, PROMPTS * 30, length=12)
-    assert 0 < rollouts.ended.sum() < len(rollouts.ended)
-    for ids, mask, ended in zip(
-        rollouts.sequences.response_ids.tolist(), rollouts.sequences.response_mask.tolist(), rollouts.ended, strict=True
-    ):
-        length = int(sum(mask))
-        assert mask == [1.0] * length + [0.0] * (len(mask) - length)
-        assert (1 in ids[:length]) == bool(ended)
-        assert not ended or ids[:length].index(1) == length - 1
 
 
 def test_several_eos_ids_all_end_a_response(tiny: TaskModels) -> None:
@@ -142,14 +107,6 @@ def test_eos_is_what_generation_config_and_tokenizer_name_together(
     assert eos_ids(tiny.reference, tiny.tokenizer) == ids
     tiny.tokenizer.eos_token = None
     assert eos_ids(tiny.reference, tiny.tokenizer) == [i for i in ids if i != 1 or declared == [7, 1, 7]]
-
-
-def test_texts_join_to_the_whole(tiny: TaskModels) -> None:
-    rollouts = sample(tiny, PROMPTS)
-    for row, (prompt, response) in enumerate(zip(rollouts.prompts, rollouts.responses, strict=True)):
-        used = rollouts.sequences.ids[row][rollouts.sequences.attention_mask[row].bool()]
-        assert prompt.text == PROMPTS[row]
-        assert prompt.text + response == tiny.tokenizer.decode(used, skip_special_tokens=True)
 
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

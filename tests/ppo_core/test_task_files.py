@@ -4,26 +4,18 @@ import json
 import re
 import subprocess
 import sys
-from logging import Handler, getLogger
 from pathlib import Path
 
 import pytest
-import torch
-from huggingface_hub.utils import are_progress_bars_disabled
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
-from transformers.utils import logging as transformers_logging
 
-from ppo_core import PPOConfig
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.prompts import PromptSource
 from ppo_core.data.task import Advised, Prompt, RewardPart, TaskAssets
 from ppo_core.data.task_file import get_task, make_task
 from ppo_core.errors import TaskError
-from ppo_core.models.load import FrozenPolicy, load_policy, load_task
-from ppo_core.trainer import ppo_trainer
+from ppo_core.models.load import load_task
 from tests.ppo_core.conformance import WORDS
-from tests.ppo_core.families import GATED
 
 REWARD = """
 def wanted(prompts, responses, word):
@@ -151,51 +143,12 @@ def test_eval_and_test_prompts_may_be_files_beside_the_task(folder: Path, in_tab
     assert len(splits.train) == 80
 
 
-def test_a_task_in_python_names_its_three_files_too(folder: Path) -> None:
-    (folder / "eval.csv").write_text("prompt,word\nw1,w1\nw2,w2\n")
-    text = PYTHON.replace('prompts="prompts.jsonl"', 'prompts="prompts.jsonl", eval_prompts="eval.csv"')
-    assert [prompt.text for prompt in prepared(write(folder, text, "task.py")).prompts.eval] == ["w1", "w2"]
-
-
 def test_what_was_left_out_of_the_prompts_is_told(folder: Path) -> None:
     with (folder / "prompts.jsonl").open("a") as file:
         file.write("no JSON\n")
     told: list[tuple[str, float]] = []
     get_task(write(folder, PLAIN)).prepare(lambda what, share: told.append((what, share)))
     assert [(share, "1 of 81" in what) for what, share in told if "unreadable" in what] == [(1.0, True)]
-
-
-@pytest.mark.parametrize("bars", [True, False])
-def test_loading_shows_no_bars_and_notes_and_leaves_transformers_as_it_was(
-    folder: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bars: bool
-) -> None:
-    config = LlamaConfig(**GATED, num_labels=1)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder / "judge")
-    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(folder / "judge")
-    path = write(folder, (PLAIN + "eval = { response_length = 9 }\n").replace("reward.py:wanted", "judge"))
-    notes: list[str] = []
-    handler = Handler()
-    monkeypatch.setattr(handler, "handle", lambda record: notes.append(record.getMessage()))
-    monkeypatch.setattr(getLogger("transformers"), "handlers", [handler])
-    before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    try:
-        (transformers_logging.enable_progress_bar if bars else transformers_logging.disable_progress_bar)()
-        transformers_logging.set_verbosity_info()
-        capfd.readouterr()
-        ppo_trainer(
-            PPOConfig(value_model="separate", value_model_path=str(folder / "judge"), response_length=9),
-            path,
-            device="cpu",
-        )
-        assert (capfd.readouterr(), notes) == (("", ""), [])
-        assert transformers_logging.get_verbosity() == transformers_logging.INFO
-        assert transformers_logging.is_progress_bar_enabled() == bars == (not are_progress_bars_disabled())
-        with pytest.raises(TaskError):
-            load_policy(str(folder / "nothing"), torch.device("cpu"), FrozenPolicy(), "a test")
-        assert transformers_logging.get_verbosity() == transformers_logging.INFO, "after an error, too"
-    finally:
-        transformers_logging.set_verbosity(before[0])
-        (transformers_logging.enable_progress_bar if before[1] else transformers_logging.disable_progress_bar)()
 
 
 # Python files
@@ -217,21 +170,6 @@ def test_an_edited_task_is_loaded_again(folder: Path) -> None:
         folder, PYTHON + "\nfrom dataclasses import replace\nTASK = replace(TASK, eval_response_length=5)\n", "task.py"
     )
     assert load_task(path, "cpu").task.eval_response_length == 5
-
-
-def test_a_python_file_may_name_a_function_of_its_own_by_text(folder: Path) -> None:
-    path = write(folder, PYTHON.replace("reward=wanted", 'reward="task.py:wanted"'), "task.py")
-    by_text = prepared(path).rewards
-    path = write(folder, PYTHON, "task.py")
-    assert by_text == prepared(path).rewards == (RewardPart("wanted", "function", f"{path}:wanted"),)
-
-
-def test_the_same_in_toml_and_in_python_is_the_same_task(folder: Path) -> None:
-    toml = write(folder, PLAIN + "kl_budget = 4\nreference = { response_length = 6 }\n")
-    python = write(folder, PYTHON.replace("reward=wanted", 'reward="reward.py:wanted"'), "other.py")
-    one, two = get_task(toml), get_task(python)
-    assert (one.reference, one.kl_budget, one.doc) == (two.reference, two.kl_budget, two.doc)
-    assert prepared(toml) == prepared(python)
 
 
 WORKER = """
@@ -358,18 +296,3 @@ def test_a_policy_without_a_tokenizer_says_what_to_do(folder: Path) -> None:
         prepared(path)
     assert re.match(f'{path}: the tokenizer of policy "{folder}/empty" cannot be loaded .*; a pol', str(caught.value))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("key", "changed"), [("policy", '"model"'), ("reward", '"reward.py:wanted"')])
-def test_a_hub_that_does_not_answer_is_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, changed: str
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
-    assert changed in PLAIN
-    path = write(folder, PLAIN.replace(changed, '"not-here"'))
-    with pytest.raises(TaskError) as caught:
-        prepared(path)
-    assert str(caught.value).startswith(
-        f"{path}: {key} = 'not-here': folder not-here not found, and the hub cannot be reached: "
-    )

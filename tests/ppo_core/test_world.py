@@ -23,7 +23,6 @@ from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic, PolicyReading
 from ppo_core.sampling.generation import Rollouts
 from ppo_core.sampling.sequences import Sequences
-from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conformance import check_world
 from tests.ppo_core.test_update import BASE, collect
 from tests.ppo_core.worlds import run_gloo, run_threads
@@ -187,21 +186,6 @@ def test_gradients_of_all_processes_add_up_to_the_whole_mini_batchs(tiny: TaskMo
 def _noted(network: ActorCritic, into: dict[str, Tensor]) -> StepNorms:
     into |= {name: p.grad.clone() for name, p in network.trained().items() if p.grad is not None}
     return StepNorms(torch.zeros(()), torch.zeros(()))
-
-
-def test_an_iteration_reports_the_same_batch_however_it_is_spread(tiny: TaskModels) -> None:
-    """The first one: what processes learn is not shared yet."""
-    config = replace(BASE, total_episodes=16, eval_every_episodes=16, num_ppo_epochs=1, normalize_rewards="running")
-
-    def first(world: World) -> dict[str, float]:
-        _, report = PPOTrainer(config, tiny, world=world)
-        kinds = ("objective/", "response/", "sampler/", "val/var_explained", "val/num", "policy/entropy")
-        return {name: value for name, value in report.metrics.items() if name.startswith(kinds)}
-
-    expected = first(ONE_PROCESS)
-    assert len(expected) > 25
-    for found in run_threads(2, first):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 # Memory

@@ -1,26 +1,23 @@
-"""What every engine must do: each check raises AssertionError.
+"""What every engine must do: each check raises AssertionError. The trials are of `tests.tuner.quick_trainer`."""
 
-Engines are given trials of `trainer`, below, which trains nothing: what it reports follows from its configuration.
-"""
-
-import json
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
+
 from ppo_core import checkpoint
-from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.task import OnProgress as TaskProgress
-from ppo_core.data.task import Prompts, Task, TaskAssets
 from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
-from ppo_core.report import SplitReading, StepReport
+from ppo_core.report import SplitReading
+from tests.tuner.quick_study import MODULE
+from tests.tuner.test_worker import trial_spec
+from tests.waiting import until
 from tuner.engine.base import EngineNeeds, JobId, MakeEngine
 from tuner.engine.protocol import (
     Ended,
@@ -37,100 +34,10 @@ from tuner.engine.protocol import (
     TrialSpec,
     WorkerSettings,
 )
-from tuner.study.spec import StudySpec
 
-_STUDY: Mapping[str, Any] = {
-    "name": "testing",
-    "task": "tests.tuner.conformance:TASK",
-    "trainer": "tests.tuner.conformance:trainer",
-    "trials": 6,
-    "search": {"learning_rate": {"low": 1e-6, "high": 1e-3, "scale": "log"}},
-}
-
-# A task and a trainer that train nothing
-
-STEPS = 6
-"""Of a trial of `trainer`; step 0 and each third one are evaluations."""
-MISBEHAVE_AT = 2
-"""The step at which a trial with `vf_coef` = RAISES or DIES does so."""
-RAISES, DIES = 0.25, 0.5
-_STATE = "state.json"
+STEPS = list(range(11))
+"""Of a trial; each third one and the last are evaluations."""
 _WAIT_SECONDS = 120.0
-
-
-def _prepare(progress: TaskProgress | None) -> TaskAssets:
-    if progress is not None:
-        progress("counting to one", 1.0)
-    return TaskAssets("", (), Prompts((), (), ()))
-
-
-TASK = Task(
-    name="testing",
-    doc="Trains nothing.",
-    reference={"total_episodes": 16 * STEPS, "batch_size": 16, "eval_every_episodes": 48},
-    advised={},
-    kl_budget=10.0,
-    kl_limit=15.0,
-    eval_temperature=1.0,
-    eval_response_length=4,
-    eval_seed=0,
-    prepare=_prepare,
-)
-
-
-class CountingTrainer:
-    """Reports its step as its score, for STEPS steps; `vf_coef` says whether it misbehaves."""
-
-    def __init__(self, config: PPOConfig, resume_from: Path | None) -> None:
-        self._config = config
-        self._step = -1
-        if resume_from is not None:
-            checkpoint.verify(resume_from)
-            self._step = int(json.loads((resume_from / _STATE).read_text()))
-
-    def __iter__(self) -> Iterator[StepReport]:
-        while self._step < STEPS:
-            self._step += 1
-            self._misbehave()
-            report = StepReport(
-                self._step, 16 * self._step, {"objective/scores": float(self._step), "pid": os.getpid()}
-            )
-            yield self.evaluated(report) if self._step % 3 == 0 else report
-
-    def evaluated(self, report: StepReport) -> StepReport:
-        """Return the report with an evaluation."""
-        return replace(report, metrics={**report.metrics, "eval/reward": float(self._step), "eval/kl": 1.0})
-
-    def tested(self) -> SplitReading:
-        """Return the step as the reward on 8 test prompts."""
-        return SplitReading(8, float(self._step), 0.5, 1.0, 0.1)
-
-    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the step."""
-
-        def write(path: Path) -> None:
-            path.write_text(json.dumps(self._step))
-
-        checkpoint.write(folder, {_STATE: write}, state={"step": self._step}, extra=extra)
-
-    def save_model(self, folder: Path) -> None:
-        """Write nothing."""
-
-    def _misbehave(self) -> None:
-        if self._step == MISBEHAVE_AT and self._config.vf_coef == RAISES:
-            raise RuntimeError("raised as asked")
-        if self._step == MISBEHAVE_AT and self._config.vf_coef == DIES:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def trainer(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> CountingTrainer:
-    """Return a trainer of `TASK`."""
-    return CountingTrainer(config, resume_from)
-
-
-# Engines
 
 
 def check_engine(make_engine: MakeEngine, folder: Path) -> None:
@@ -138,7 +45,7 @@ def check_engine(make_engine: MakeEngine, folder: Path) -> None:
 
     Args:
         make_engine: Returns the engine to check, as `tuner.control.run.run_study` calls it.
-        folder: An empty one, where its trials may write.
+        folder: An empty one, where its trials may write; QUICK_FOLDER of its workers.
     """
     checks: Sequence[Callable[[_Driver], None]] = (
         _prepares,
@@ -167,28 +74,13 @@ class _Driver:
     def __init__(self, engine: Any, folder: Path) -> None:
         self.engine, self.folder = engine, folder
 
-    def start(self, number: int = 0, **changes: Any) -> TrialSpec:
-        values = {**TASK.reference, "vf_coef": changes.pop("vf_coef", 0.1)}
-        config = PPOConfig.from_dict(values, "testing").to_dict()
-        guard = StudySpec.from_dict(_STUDY, "testing").guard
-        where = self.folder / str(number)
-        job = TrialSpec(
-            number,
-            config,
-            "tests.tuner.conformance:TASK",
-            "tests.tuner.conformance:trainer",
-            "cpu",
-            1,
-            where,
-            guard,
-            10.0,
-        )
-        job = replace(job, **changes)
+    def start(self, number: int = 0, trainer: str = "factory", **changes: Any) -> TrialSpec:
+        job = trial_spec(self.folder / str(number), trainer, number=number, device="cpu", **changes)
         self.engine.start(job)
         return job
 
     def hear(self, jobs: int = 1, answers: Mapping[int, NextMove] | None = None) -> dict[JobId, list[Message]]:
-        """NextMove each step as given by its number, else GO_ON, until so many jobs have ended; return what each said."""
+        """Answer each step as given by its number, else GO_ON, until so many jobs have ended; return what each said."""
         said: dict[JobId, list[Message]] = {}
         deadline = time.monotonic() + _WAIT_SECONDS
         while jobs:
@@ -218,10 +110,10 @@ def _steps(said: Sequence[Message]) -> list[int]:
 
 
 def _prepares(driver: _Driver) -> None:
-    driver.engine.start(PrepareTask("tests.tuner.conformance:TASK", driver.folder))
+    driver.engine.start(PrepareTask(f"{MODULE}:TASK", driver.folder))
     said = driver.hear()
     assert list(said) == [None], f"a task's preparation is the job None, not {list(said)}"
-    assert said[None] == [Progress("counting to one", 1.0), Prepared()], said
+    assert said[None] == [Progress("counting to two", 0.5), Progress("counting to two", 1.0), Prepared()], said
 
 
 def _runs_to_the_end(driver: _Driver) -> None:
@@ -231,7 +123,7 @@ def _runs_to_the_end(driver: _Driver) -> None:
         assert driver.engine.free == 0, "a job that runs takes up its room"
         said = driver.hear()
         assert list(said) == [number], f"messages of trial {number} came as those of {list(said)}"
-        assert _steps(said[number]) == list(range(STEPS + 1)), "steps are missing, or out of order"
+        assert _steps(said[number]) == STEPS, "steps are missing, or out of order"
         assert said[number][-1] == Ended(), f"the last message is {said[number][-1]}"
 
 
@@ -248,7 +140,7 @@ def _waits_for_answers(driver: _Driver) -> None:
 def _evaluates_when_asked(driver: _Driver) -> None:
     driver.start()
     said = [message for message in driver.hear(answers={1: NextMove.EVALUATE})[0] if isinstance(message, Stepped)]
-    assert [message.report.step for message in said] == [0, 1, 1, *range(2, STEPS + 1)], "the step is reported again"
+    assert [message.report.step for message in said] == [0, 1, 1, *STEPS[2:]], "the step is reported again"
     assert said[2].is_again and said[2].report.is_evaluation, "it is reported again with its evaluation"
 
 
@@ -260,35 +152,36 @@ def _saves_leaves_and_resumes(driver: _Driver) -> None:
     assert saved and saved[-1] == 4, f"it leaves a checkpoint of that step, and not {saved}"
     newest = checkpoint.latest(job.folder)
     driver.start(resume_from=newest)
-    assert _steps(driver.hear()[0]) == [5, 6], "it resumes after the checkpoint that it is given"
+    assert _steps(driver.hear()[0]) == STEPS[5:], "it resumes after the checkpoint that it is given"
 
 
 def _reads_a_checkpoint_on_the_test_prompts(driver: _Driver) -> None:
-    trial = driver.start()
+    trial = driver.start(trainer="tested")
     driver.hear(answers={4: NextMove.LEAVE})
     newest = checkpoint.latest(trial.folder)
     assert newest is not None, "a trial that is left has a checkpoint"
     job = ReadTest(0, trial.config, trial.task, trial.trainer, trial.device, trial.threads, trial.folder, newest)
     driver.engine.start(job)
     assert driver.engine.free == 0, "a job that runs takes up its room"
-    assert driver.hear() == {0: [Read(SplitReading(8, 4.0, 0.5, 1.0, 0.1))]}, "it is read as it was saved"
+    assert driver.hear() == {0: [Read(SplitReading(4, 4.0, 0.5, 1.6, 0.25))]}, "it is read as it was saved"
     driver.engine.start(replace(job, checkpoint=newest.parent / "step-000099"))
     assert isinstance(driver.hear()[0][-1], Failed), "what cannot be read is reported"
 
 
 def _says_what_failed(driver: _Driver) -> None:
-    driver.start(vf_coef=RAISES)
+    driver.start(trainer="out_of_memory")
     failed = driver.hear()[0][-1]
-    assert isinstance(failed, Failed) and "raised as asked" in failed.message, f"an error is reported, not {failed}"
-    assert "RuntimeError" in failed.traceback, "with its traceback"
+    assert isinstance(failed, Failed) and failed.out_of_memory, f"an error is reported, not {failed}"
+    assert failed.message == "OutOfMemoryError: tried to allocate 20.5 MiB" and "quick_trainer.py" in failed.traceback
     driver.start(1)
     assert driver.hear()[1][-1] == Ended(), "another trial runs after an error"
 
 
 def _says_what_died(driver: _Driver) -> None:
-    driver.start(vf_coef=DIES)
+    (driver.folder.parent / "kills").write_text("1")
+    driver.start(trainer="killed")
     said = driver.hear()[0]
-    assert isinstance(said[-1], Lost) and _steps(said) == [0, 1], f"a process that died is Lost, not {said[-1]}"
+    assert isinstance(said[-1], Lost) and _steps(said) == STEPS[:5], f"a process that died is Lost, not {said[-1]}"
     driver.start(1)
     assert driver.hear()[1][-1] == Ended(), "another trial runs after a process died"
 
@@ -299,11 +192,12 @@ def _runs_several_at_once(driver: _Driver) -> None:
     driver.start(0)
     driver.start(1)
     said = driver.hear(2)
-    assert said[0][-1] == said[1][-1] == Ended() and _steps(said[0]) == _steps(said[1]) == list(range(STEPS + 1))
+    assert said[0][-1] == said[1][-1] == Ended() and _steps(said[0]) == _steps(said[1]) == STEPS
     driver.engine.resize(1)
     assert driver.engine.free == 1, "an engine that is set to one job has room for one"
     for workers in (0, -1):
-        _require_refused(partial(driver.engine.resize, workers), f"{workers} jobs at a time")
+        with pytest.raises(ConfigError):
+            driver.engine.resize(workers)
 
 
 def _wakes(driver: _Driver) -> None:
@@ -319,24 +213,6 @@ def _ends_all_when_closed(make_engine: MakeEngine, folder: Path) -> None:
         engine = stack.enter_context(make_engine(EngineNeeds(1, (), WorkerSettings())))
         driver = _Driver(engine, folder)
         driver.start()
-        pid = int(driver.until_a_step().report.metrics["pid"])
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while pid != os.getpid() and _is_running(pid):
-        assert time.monotonic() < deadline, f"process {pid} outlives its engine"
-        time.sleep(0.01)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _require_refused(work: Callable[[], object], what: str) -> None:
-    try:
-        work()
-    except ConfigError:
-        return
-    raise AssertionError(f"{what} is refused with ConfigError")
+        pid = int(driver.until_a_step().report.metrics["quick/pid"])
+    if pid != os.getpid():
+        until(lambda: not psutil.pid_exists(pid))

@@ -9,8 +9,24 @@ import pytest
 from tests.tuner import made_study
 from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke
+from tests.tuner.quick_study import quick_spec, run
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner.cli import main as cli
 from tuner.store import Store
+
+
+@pytest.fixture(autouse=True)
+def quick_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder by whose files the quick trainers are told how to misbehave."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a quick study that ran through; no test changes it."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    run(folder, quick_spec())
+    return folder
 
 
 @pytest.fixture

@@ -14,11 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.report import StepReport
-from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer, wait_at_gate
+from tests.tuner.quick_trainer import QuickTrainer, made_by, wait_at_gate
 
 MODULE = __name__
 VOICES = ("print", "stderr", "logging", "warnings", "descriptor", "child", "library")
@@ -39,10 +37,7 @@ class ChattyTrainer(QuickTrainer):
         return super().advance()
 
 
-def chatty(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> ChattyTrainer:
-    return ChattyTrainer(config, resume_from)
+chatty = made_by(ChattyTrainer)
 
 
 class FailingTrainer(QuickTrainer):
@@ -53,10 +48,7 @@ class FailingTrainer(QuickTrainer):
         raise RuntimeError("no more")
 
 
-def failing(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> FailingTrainer:
-    return FailingTrainer(config, resume_from)
+failing = made_by(FailingTrainer)
 
 
 class LoadingTrainer(QuickTrainer):
@@ -91,18 +83,7 @@ class SavingTrainer(QuickTrainer):
         super().save(folder, extra)
 
 
-def saving(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> SavingTrainer:
-    return SavingTrainer(config, resume_from)
-
-
-def unguarded(config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None) -> Any:
-    """Never begin, as a rank that nothing ends when its worker is dead."""
-    for guard in psutil.Process().children():
-        guard.kill()
-    (Path(os.environ[FOLDER_VARIABLE]) / f"rank-{os.getpid()}").touch()
-    time.sleep(600)
+saving = made_by(SavingTrainer)
 
 
 class NursingTrainer(QuickTrainer):
@@ -119,7 +100,4 @@ class NursingTrainer(QuickTrainer):
         return replace(report, metrics=report.metrics | children)
 
 
-def nursing(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> NursingTrainer:
-    return NursingTrainer(config, resume_from)
+nursing = made_by(NursingTrainer)

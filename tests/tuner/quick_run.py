@@ -6,15 +6,13 @@ Reward and KL grow with the steps and the learning rate: at 1e-3 a run of four s
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.task import OnProgress, Prompts, Task, TaskAssets
+from ppo_core.data.task import OnProgress, Prompts, TaskAssets
 from ppo_core.report import Sample, StepReport
+from tests.tuner import quick_trainer as quick_trainers
 
 NAME = f"{__name__}:TASK"
 TRAINER = f"{__name__}:quick_trainer"
@@ -43,46 +41,34 @@ def prepare(progress: OnProgress | None) -> TaskAssets:
     return TaskAssets("", "", Prompts(("a",), ("b",), ("c",)))
 
 
-TASK = Task(
+TASK = replace(
+    quick_trainers.TASK,
     name=NAME,
-    doc="Nothing.",
     reference={"total_episodes": 256, "learning_rate": 2e-4, "batch_size": 64, "temperature": 0.9},
     advised={},
-    kl_budget=10.0,
-    kl_limit=15.0,
-    eval_temperature=1.0,
     eval_response_length=24,
-    eval_seed=0,
     prepare=prepare,
 )
 
 
-class QuickTrainer:
+class QuickTrainer(quick_trainers.QuickTrainer):
     """Steps that are a function of the configuration alone."""
 
-    def __init__(self, config: PPOConfig, step: int) -> None:
-        self.config = config
-        self.step = step
+    @property
+    def kl(self) -> float:
+        return 1000 * self.config.learning_rate * self.step
 
-    def __iter__(self) -> Iterator[StepReport]:
-        while self.step < self.config.num_iterations():
-            self.step += 1
-            self._interrupt_once()
-            report = StepReport(self.step, self.step * self.config.batch_sizes(1).batch_size, self._metrics())
-            yield self.evaluated(report) if self.step % 2 == 0 else report
-
-    def _metrics(self) -> dict[str, float]:
-        kl = 1000 * self.config.learning_rate * self.step
-        return {"objective/scores": kl / 2, "objective/kl_exact": kl, "val/var_explained": float("nan")}
+    def advance(self) -> StepReport:
+        self.step += 1
+        self._interrupt_once()
+        metrics = {"objective/scores": self.kl / 2, "objective/kl_exact": self.kl, "val/var_explained": float("nan")}
+        report = StepReport(self.step, self.step * self.config.batch_sizes(1).batch_size, metrics)
+        return self.evaluated(report) if self.step % 2 == 0 else report
 
     def evaluated(self, report: StepReport) -> StepReport:
-        kl = 1000 * self.config.learning_rate * self.step
-        metrics = {"eval/reward": 0.25 + kl / 2, "eval/reward_se": 0.05, "eval/kl": kl, "eval/kl_se": 0.1}
-        samples = (Sample(0, "b", " fine", 0.5, kl, 2),)
+        metrics = {"eval/reward": 0.25 + self.kl / 2, "eval/reward_se": 0.05, "eval/kl": self.kl, "eval/kl_se": 0.1}
+        samples = (Sample(0, "b", " fine", 0.5, self.kl, 2),)
         return replace(report, metrics=report.metrics | metrics, samples=samples)
-
-    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        checkpoint.write(folder, {}, state={"step": self.step}, extra=extra)
 
     def save_model(self, folder: Path) -> None:
         folder.mkdir()
@@ -101,4 +87,4 @@ def quick_trainer(
 ) -> QuickTrainer:
     """The factory."""
     assert task_name == NAME
-    return QuickTrainer(config, -1 if resume_from is None else checkpoint.verify(resume_from)["state"]["step"])
+    return QuickTrainer(config, resume_from)

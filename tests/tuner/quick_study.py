@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tests.processes import end_family
 from tuner.confirm.plan import Plan
 from tuner.control.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
 from tuner.control.run import run_study
-from tuner.store import Store, TrialRow
+from tuner.store import Order, Store, TrialRow
 from tuner.store.connect import Database
 from tuner.study.spec import StudySpec
 
@@ -70,6 +70,17 @@ def storage(folder: Path) -> str:
     return os.environ.get(STORAGE_VARIABLE) or f"sqlite:///{folder / 'store.db'}"
 
 
+def opened(folder: Path) -> closing[Store]:
+    """Open the store of the tests in `folder`, and close it in the end."""
+    return closing(Store.open(storage(folder)))
+
+
+def placed(folder: Path, kind: str, trial: int | None = None, **arguments: Any) -> Order:
+    """Place an order by a connection of its own."""
+    with opened(folder) as store:
+        return store.place_order(store.study(NAME), kind, trial, arguments)
+
+
 def run(folder: Path, spec: StudySpec, **keywords: Any) -> tuple[bool, list[Event]]:
     """Run a study in this process; return whether it finished, and what it told."""
     events: list[Event] = []
@@ -84,27 +95,20 @@ def run(folder: Path, spec: StudySpec, **keywords: Any) -> tuple[bool, list[Even
 
 def rows(folder: Path, name: str = NAME) -> list[TrialRow]:
     """Return the study's trials."""
-    store = Store.open(storage(folder))
-    try:
+    with opened(folder) as store:
         return store.trials(store.study(name))
-    finally:
-        store.close()
 
 
 def stored_spec(folder: Path, name: str = NAME) -> dict[str, Any]:
     """Return the study as it is stored."""
-    store = Store.open(storage(folder))
-    try:
+    with opened(folder) as store:
         return store.study(name).spec
-    finally:
-        store.close()
 
 
 def curves(folder: Path, name: str = NAME) -> dict[int, list[tuple[Any, ...]]]:
     """Return all that each trial reported, by number: equal for equal runs."""
     metrics = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
-    store = Store.open(storage(folder))
-    try:
+    with opened(folder) as store:
         numbers = {row.id: row.number for row in store.trials(store.study(name))}
         found: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers.values()}
         for step in store.steps(numbers, metrics):
@@ -113,8 +117,6 @@ def curves(folder: Path, name: str = NAME) -> dict[int, list[tuple[Any, ...]]]:
         for sample in store.samples(numbers):
             found[numbers[sample["trial_id"]]].append((sample["step"], sample["response"], sample["reward"]))
         return found
-    finally:
-        store.close()
 
 
 def outcomes(folder: Path, name: str = NAME) -> list[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,11 +113,19 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def factory(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> QuickTrainer:
-    """A trainer without faults."""
-    return QuickTrainer(config, resume_from)
+def made_by(trainer: type[QuickTrainer]) -> Callable[..., QuickTrainer]:
+    """Return the factory of a kind of trainer, as a study names one."""
+
+    def make(
+        config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+    ) -> QuickTrainer:
+        return trainer(config, resume_from)
+
+    return make
+
+
+factory = made_by(QuickTrainer)
+"""Of a trainer without faults."""
 
 
 class GatedTrainer(QuickTrainer):
@@ -136,8 +144,7 @@ def wait_at_gate() -> None:
         time.sleep(0.01)
 
 
-def gated(config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None) -> GatedTrainer:
-    return GatedTrainer(config, resume_from)
+gated = made_by(GatedTrainer)
 
 
 class GatedSaveTrainer(QuickTrainer):
@@ -151,10 +158,7 @@ class GatedSaveTrainer(QuickTrainer):
         super().save(folder, extra)
 
 
-def gated_save(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> GatedSaveTrainer:
-    return GatedSaveTrainer(config, resume_from)
+gated_save = made_by(GatedSaveTrainer)
 
 
 class CrampedTrainer(QuickTrainer):
@@ -175,10 +179,7 @@ def _write_nothing(path: Path) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def cramped(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> CrampedTrainer:
-    return CrampedTrainer(config, resume_from)
+cramped = made_by(CrampedTrainer)
 
 
 class ThreadedTrainer(QuickTrainer):
@@ -200,10 +201,7 @@ def _torch_threads() -> float:
     return float(torch.get_num_threads())
 
 
-def threaded(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> ThreadedTrainer:
-    return ThreadedTrainer(config, resume_from)
+threaded = made_by(ThreadedTrainer)
 
 
 class ReadTrainer(QuickTrainer):
@@ -217,8 +215,7 @@ class ReadTrainer(QuickTrainer):
         return SplitReading(4, float(self.step), 0.5, self.kl, 0.25)
 
 
-def tested(config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None) -> ReadTrainer:
-    return ReadTrainer(config, resume_from)
+tested = made_by(ReadTrainer)
 
 
 class UntestedTrainer(QuickTrainer):
@@ -228,10 +225,7 @@ class UntestedTrainer(QuickTrainer):
         return None
 
 
-def untested(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> UntestedTrainer:
-    return UntestedTrainer(config, resume_from)
+untested = made_by(UntestedTrainer)
 
 
 class RaisingTrainer(QuickTrainer):
@@ -243,10 +237,7 @@ class RaisingTrainer(QuickTrainer):
         return super().advance()
 
 
-def raising(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> RaisingTrainer:
-    return RaisingTrainer(config, resume_from)
+raising = made_by(RaisingTrainer)
 
 
 class StumblingTrainer(QuickTrainer):
@@ -260,10 +251,7 @@ class StumblingTrainer(QuickTrainer):
         return super().advance()
 
 
-def stumbling(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> StumblingTrainer:
-    return StumblingTrainer(config, resume_from)
+stumbling = made_by(StumblingTrainer)
 
 
 class CornerTrainer(RaisingTrainer, GatedTrainer):
@@ -275,10 +263,7 @@ class CornerTrainer(RaisingTrainer, GatedTrainer):
         return super().advance()
 
 
-def corner(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> CornerTrainer:
-    return CornerTrainer(config, resume_from)
+corner = made_by(CornerTrainer)
 
 
 class OutOfMemoryError(RuntimeError):
@@ -304,10 +289,7 @@ class KilledTrainer(QuickTrainer):
         return super().advance()
 
 
-def killed(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> KilledTrainer:
-    return KilledTrainer(config, resume_from)
+killed = made_by(KilledTrainer)
 
 
 class CutOffTrainer(QuickTrainer):
@@ -322,10 +304,7 @@ class CutOffTrainer(QuickTrainer):
         return super().advance()
 
 
-def cut_off(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> CutOffTrainer:
-    return CutOffTrainer(config, resume_from)
+cut_off = made_by(CutOffTrainer)
 
 
 class UnsavedTrainer(QuickTrainer):
@@ -340,10 +319,7 @@ class UnsavedTrainer(QuickTrainer):
         super().save(folder, extra)
 
 
-def unsaved(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> UnsavedTrainer:
-    return UnsavedTrainer(config, resume_from)
+unsaved = made_by(UnsavedTrainer)
 
 
 class PoisonedTrainer(QuickTrainer):
@@ -365,10 +341,7 @@ class PoisonedTrainer(QuickTrainer):
         return super().advance()
 
 
-def poisoned(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> PoisonedTrainer:
-    return PoisonedTrainer(config, resume_from)
+poisoned = made_by(PoisonedTrainer)
 
 
 class UnevaluableTrainer(QuickTrainer):
@@ -386,10 +359,7 @@ class UnevaluableTrainer(QuickTrainer):
         return super().evaluated(report)
 
 
-def unevaluable(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> UnevaluableTrainer:
-    return UnevaluableTrainer(config, resume_from)
+unevaluable = made_by(UnevaluableTrainer)
 
 
 def _folder() -> Path:

@@ -44,8 +44,8 @@ class Nodes:
         wanted = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_name": name} | resources
         self._nodes[name] = self._cluster.add_node(**wanted)
 
-    def add_process(self, name: str, *before: str, gpus: int = 0, **env: str) -> None:
-        """Add a node with one CPU by `ray start`, run by another command or with more in its environment."""
+    def add_process(self, name: str, gpus: int) -> None:
+        """Add a node with one CPU and GPUs that it only counts, by `ray start`."""
         program = str(Path(sys.executable).with_name("ray"))
         resources = ["--num-cpus=1", f"--num-gpus={gpus}", f"--object-store-memory={STORE_BYTES}"]
         start = [program, "start", f"--address={self.address}", f"--node-name={name}", *resources, "--block"]
@@ -53,11 +53,7 @@ class Nodes:
         def came() -> bool:
             if name not in self._started or self._started[name].poll() is not None:  # on a busy machine Ray gives up
                 self._started[name] = subprocess.Popen(
-                    [*before, *start],
-                    env=os.environ | env,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
+                    start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
                 )
             return name in self.alive()
 

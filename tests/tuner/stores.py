@@ -12,9 +12,8 @@ from sqlalchemy import create_engine, inspect, select, text
 from tuner.store import Store
 from tuner.store.schema import metadata
 
-KINDS = ("sqlite", "postgresql")
 CASES = ("sqlite", pytest.param("postgresql", marks=pytest.mark.postgres))
-"""The kinds, as cases of a test."""
+"""The kinds of databases, as cases of a test."""
 
 
 @functools.cache
@@ -25,7 +24,7 @@ def postgres() -> PostgresServer:
 
 
 def empty(kind: str, folder: Path) -> str:
-    """Return the URL of an empty database of a kind of `KINDS`."""
+    """Return the URL of an empty database of a kind of `CASES`."""
     if kind == "sqlite":
         return f"sqlite:///{folder / 'store.db'}"
     url: str = postgres().get_uri()

@@ -11,9 +11,9 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.report import StepReport
-from tests.tuner.quick_study import NAME, curves, outcomes, quick_spec, rows, run, storage
+from tests.tuner.quick_study import NAME, curves, opened, outcomes, quick_spec, rows, run
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
+from tuner.control.events import StudyWarned, TrialStarted
 from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
 from tuner.judge.next_move import judge, why_paused
@@ -31,7 +31,7 @@ from tuner.search.choose import (
     screening_rank,
 )
 from tuner.search.propose import new_trial
-from tuner.store import Store, TrialRow
+from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, PausedBy, Reason, Role, Status
 from tuner.study.study_file import STRATEGIES, Strategy
@@ -175,14 +175,6 @@ def test_a_number_of_trials_alone_finishes_one_in_six_of_them_and_one_at_least()
     assert next_of(twelve, make_spec(trials=12)) is None
 
 
-def test_full_starts_only_what_its_budget_has_room_for() -> None:
-    spec = make_spec("full", budget=2.5)
-    assert next_of([finished(0)], spec) == "new"
-    assert next_of([finished(0), finished(1)], spec) is None
-    assert is_finished(spec, [finished(0), finished(1)])
-    assert not is_finished(spec, [finished(0)])
-
-
 @pytest.mark.parametrize(("total", "rung", "whole"), [(1000, 128, 1024), (2000, 256, 2048)])
 def test_what_rounds_a_trial_up_to_whole_batches_is_not_charged(total: int, rung: int, whole: int) -> None:
     fixed = {"total_episodes": total}
@@ -312,15 +304,6 @@ def test_a_study_comes_to_an_end_within_its_bounds(strategy: Strategy, bounds: d
     assert own_rung(spec, asked) is None
 
 
-def test_a_choice_depends_on_the_trials_alone() -> None:
-    spec = make_spec(search=WIDE, sampler={"name": "tpe"})
-    study = Simulated(spec, 1)
-    study.run()
-    for count in range(len(study.rows)):
-        rows = [replace(row) for row in study.rows[:count]]
-        assert choose(spec, rows, ()) == choose(spec, study.rows[:count], ())
-
-
 def test_the_guard_comes_first_and_what_it_ends_is_evaluated_once_more() -> None:
     row = trial_row(0, config=CONFIG, status=Status.RUNNING)
     bare = {"objective/kl_exact": 90.0}
@@ -341,9 +324,8 @@ def without_rung_evaluations(found: list[tuple[Any, ...]]) -> list[tuple[Any, ..
 
 def at_rung(folder: Path, row: TrialRow) -> float:
     """Return the best reward that a trial's evaluations had read when it came to its rung."""
-    store = Store.open(storage(folder))
-    before = [one for one in evaluations_of(store, row) if one["episode"] <= 32]
-    store.close()
+    with opened(folder) as store:
+        before = [one for one in evaluations_of(store, row) if one["episode"] <= 32]
     return trial_value(before, 10.0).value or 0.0
 
 
@@ -453,43 +435,3 @@ def test_a_trial_that_a_kill_left_at_its_rung_rests_there(tmp_path: Path) -> Non
     assert finished and not any(isinstance(event, TrialStarted) for event in events)
     assert outcomes(tmp_path / "again") == outcomes(undisturbed)
     assert [r.rung_score for r in rows(tmp_path / "again")] == [r.rung_score for r in rows(undisturbed)]
-
-
-def test_a_study_keeps_its_strategy(tmp_path: Path) -> None:
-    run(tmp_path, cut_spec(trials=2), workers=1)
-    stored = Store.open(storage(tmp_path))
-    spec = StudySpec.from_dict(stored.study(NAME).spec, "stored")
-    stored.close()
-    (line,) = cut_spec(strategy="full").changes_to(spec).refused
-    assert "give the study another name" in line
-
-
-def test_a_trial_that_a_person_resumes_past_its_rung_runs_to_its_end() -> None:
-    row = replace(screened(0, 0.5), status=Status.WAITING, paused_by=None, is_promoted=True)
-    stepped = Stepped(StepReport(4, 256, {"objective/kl_exact": 1.0}), 1.0, 1.0, None)
-    assert judge(make_spec(), row, stepped).action is NextMove.GO_ON
-
-
-def test_what_stopped_says_how_far_the_study_is(tmp_path: Path) -> None:
-    _, events = run(tmp_path, cut_spec(trials=None, budget=3), timeout=1e-9)
-    assert isinstance(events[-1], StudyStopped)
-    assert events[-1].extent.text == "0 trials ended, 0.0 of 3 full trials spent"
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"strategy": "early"}, '"early_cut"'),
-        ({"budget": 0.5}, "at least 1"),
-        ({"budget": -1}, "budget = -1"),
-        ({"trials": 0}, "trials = 0"),
-        ({"trial": [{"lam": 0.9}], "strategy": "early_cut", "search": None, "sampler": None}, "needs a [search]"),
-    ],
-)
-def test_what_is_not_allowed_is_one_line(changes: dict[str, Any], said: str) -> None:
-    content = {"name": "made", "task": "reviews", "budget": 4, "search": SEARCH} | changes
-    if changes.get("trial"):
-        content.pop("budget")
-    with pytest.raises(Exception, match="made: ") as raised:
-        StudySpec.from_dict({key: value for key, value in content.items() if value is not None}, "made")
-    assert said in str(raised.value) and "\n" not in str(raised.value)

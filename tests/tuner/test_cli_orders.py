@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from ppo_core import checkpoint
-from ppo_core.config.hyperparameters import PPOConfig
 from tests.tuner.invoke import Invoke, one_error
-from tests.tuner.quick_study import controller, quick_spec, run, storage
-from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP, QuickTrainer
+from tests.tuner.quick_study import controller, quick_spec, storage
+from tests.tuner.quick_trainer import GATED_STEP
 from tests.tuner.test_survival import wait_at_gate
 from tuner.study.spec import StudySpec
 
@@ -27,7 +25,6 @@ ORDER_KEYS = {
 def folder(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, where the quick studies and the commands find the same store."""
     monkeypatch.setenv("PPO_TUNER_STORAGE", storage(own_folder))
-    monkeypatch.setenv(FOLDER_VARIABLE, str(own_folder))
     monkeypatch.setattr("tuner.cli.steer.POLL_SECONDS", 0.02)
     monkeypatch.setattr("tuner.cli.logs.POLL_SECONDS", 0.02)
     return own_folder
@@ -127,13 +124,6 @@ def _as_ordered(ppo_tuner: Invoke) -> None:
     ]
     assert placed[3]["arguments"] == {"values": {"cliprange": "0.15"}, "label": "[b]mine"}
     assert placed[5]["arguments"] == {"changes": {"trials": 3, "kl_budget": 8.0}}
-    table = ppo_tuner("show", "quick")[1]
-    assert all(text in table for text in ("cliprange=0.15", "label=[b]mine", "added as trial 2", "kl_budget=8"))
-    status, stdout, _ = ppo_tuner("show", "quick")
-    assert status == 0
-    assert re.search(r"^ +2 +enqueued: \[b\]mine ", stdout, re.MULTILINE)
-    assert re.search(r"^ +3 +fork of 0 ", stdout, re.MULTILINE)
-    assert '(enqueued as "[b]mine")' in " ".join(ppo_tuner("show", "quick", "2")[1].split())
 
 
 def test_a_paused_study_goes_on_and_is_stopped_by_command(ppo_tuner: Invoke, folder: Path) -> None:
@@ -177,59 +167,3 @@ def test_an_order_waits_for_the_next_run_and_the_command_names_it(ppo_tuner: Inv
     assert outcomes == ["trial 0 is stopped", "added as trial 1", "workers is now 1"]
     statuses = [trial["status"] for trial in data(ppo_tuner, "show", "quick")["trials"]]
     assert statuses == ["stopped", "completed", "completed"]
-
-
-def test_show_lists_the_latest_orders_unless_all_are_asked_for(ppo_tuner: Invoke, folder: Path) -> None:
-    run(folder, quick_spec(trials=1))
-    assert "Orders" not in ppo_tuner("show", "quick")[1]
-    assert data(ppo_tuner, "show", "quick")["orders"] == []
-    for workers in range(1, 13):
-        assert ppo_tuner("set", "quick", "--workers", str(workers))[0] == 0
-
-    def listed(*flags: str) -> list[int]:
-        return [int(workers) for workers in re.findall(r"workers=(\d+)", ppo_tuner("show", "quick", *flags)[1])]
-
-    assert listed() == [*range(3, 13)] and listed("--all") == [*range(1, 13)]
-
-
-# Forks
-
-
-def test_a_fork_is_its_parent_up_to_its_step_and_then_goes_its_own_way(ppo_tuner: Invoke, folder: Path) -> None:
-    search = {"learning_rate": {"low": 9e-5, "high": 1.1e-4}, "cliprange": {"low": 0.1, "high": 0.3}}
-    run(folder, quick_spec(trials=2, search=search, kl={"budget": 2.0, "limit": 15.0}), workers=1)
-    parent_folder = folder / "runs" / "quick" / "1"
-    kept, *_, last = checkpoint.complete(parent_folder)
-    step, episode = checkpoint.step_of(kept), 16 * checkpoint.step_of(kept)
-    assert 0 < step < checkpoint.step_of(last)
-    argv = ("fork", "quick", "1", "--at", str(episode), "--set", "cliprange=0.29", "--label", "wider")
-    assert ppo_tuner(*argv)[0] == 0
-    assert ppo_tuner("run", "quick")[0] == 0
-    assert (
-        data(ppo_tuner, "show", "quick")["orders"][0]["outcome"]
-        == f"added as trial 2, forked from trial 1 at episode {episode}"
-    )
-
-    parent, fork = (data(ppo_tuner, "show", "quick", number) for number in ("1", "2"))
-    assert (fork["origin"], fork["parent"], fork["fork_step"], fork["label"]) == ("forked", 1, step, "wider")
-    assert fork["status"] == "completed"
-    assert fork["config"] == parent["config"] | {"cliprange": 0.29}
-    names = ("step", "episode", "objective/scores", "objective/kl_exact", "eval/reward")
-
-    def curve(trial: dict[str, Any]) -> list[tuple[Any, ...]]:
-        return [tuple(row[name] for name in names) for row in trial["steps"]]
-
-    assert curve(fork)[: step + 1] == curve(parent)[: step + 1]
-    by_hand = list(QuickTrainer(PPOConfig.from_dict(fork["config"]), kept))
-    metrics = [tuple(report.metrics.get(name) for name in names[2:4]) for report in by_hand]
-    assert [row[:4] for row in curve(fork)[step + 1 :]] == [  # by hand nothing watches the KL budget
-        (report.step, report.episode, *values) for report, values in zip(by_hand, metrics, strict=True)
-    ]
-    assert curve(fork)[step + 1 :] != curve(parent)[step + 1 :]
-
-    told = " ".join(ppo_tuner("show", "quick", "2")[1].split())
-    assert f'Trial 2 of study "quick" (forked from trial 1 at step {step} as "wider")' in told
-    assert re.search(r"^ +2 +fork of 1: wider ", ppo_tuner("show", "quick")[1], re.MULTILINE)
-    compared = ppo_tuner("compare", "quick", "1", "2")[1]
-    assert re.search(r"^ *label +fork of 1: wider *$", compared, re.MULTILINE)
-    assert ppo_tuner("show", "quick", "1")[1].lstrip().startswith('Trial 1 of study "quick" (sampled)')

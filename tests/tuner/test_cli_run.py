@@ -34,7 +34,7 @@ from tuner.control.events import (
     TrialStepped,
 )
 from tuner.judge.scoring import Extent
-from tuner.store import Outcome, Store
+from tuner.store import Outcome
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role, Status
 
@@ -86,16 +86,6 @@ def test_on_a_terminal_what_runs_is_seen_and_the_end_is_short(own_folder: Path) 
     assert process.returncode == 0
     assert re.search(r"trial 0 +step 1/4", seen) and "best      within the KL budget of" in seen
     assert len(seen[seen.index("To launch: ") :].splitlines()) <= 24
-
-
-@pytest.mark.parametrize(("search", "said"), [({"lam": "advised"}, "KL at 5.1"), ({"kl_coef": "advised"}, "")])
-def test_the_first_line_says_where_beta_lands_the_kl(search: dict[str, str], said: str) -> None:
-    out = io.StringIO()
-    content = {"name": "s", "task": "reviews", "trials": 2, "search": search, "kl": {"budget": 6, "limit": 15}}
-    with StudyProgress(Console(file=out, width=200)) as progress:
-        progress(StudyStarted(StudySpec.from_dict(content, "s"), Extent(0, 0, 2, 0.0, None), ()))
-    first = out.getvalue().splitlines()[0]
-    assert first.endswith(said) and ("lands" in first) is bool(said)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -199,37 +189,6 @@ def test_interrupted_run_exits_130_and_goes_on(
     status, stdout, _ = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///other.db")
     assert status == 0
     assert "trial 0 resumes after step 2" in stdout
-
-
-def test_where_only_paused_trials_are_left_the_advice_resumes_them(
-    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (own_folder / "quick.toml").write_text(QUICK_STUDY)
-    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
-    assert ppo_tuner("run", "quick.toml", "--trials", "1")[0] == 130
-    assert ppo_tuner("pause", "quick", "0")[0] == 0
-    status, _, stderr = ppo_tuner("run", "quick.toml", "--trials", "1")
-    assert status == 0
-    assert stderr == (
-        "ppo-tuner: only paused trials are left (0): 0 of 1 trial ended; to resume: "
-        "ppo-tuner resume quick 0 && ppo-tuner run quick.toml --trials 1\n"
-    )
-    for command in (("resume", "quick", "0"), ("run", "quick.toml", "--trials", "1")):
-        status, stdout, stderr = ppo_tuner(*command)
-        assert (status, stderr) == (0, "")
-    assert "trial 0 resumes after step 2" in stdout
-
-
-def test_the_time_between_checkpoints_is_the_studys_from_then_on(
-    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (own_folder / "quick.toml").write_text(QUICK_STUDY)
-    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
-    status, _, stderr = ppo_tuner("run", "quick.toml", "--checkpoint-seconds", "2.5")
-    assert status == 130 and "ppo-tuner run quick.toml --checkpoint-seconds 2.5" in stderr
-    store = Store.open("runs/ppo-tuner.db")
-    assert store.study("quick").spec["workers"]["checkpoint_seconds"] == 2.5
-    store.close()
 
 
 def test_the_command_that_resumes_repeats_the_flags_on_workers(

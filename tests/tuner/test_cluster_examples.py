@@ -43,26 +43,7 @@ def test_the_manifest_runs_a_study_that_we_read_by_a_command_that_we_take(tmp_pa
     program, *words = shlex.split(script.partition(" && exec ")[2])
     args = build_parser()[0].parse_args(words)
     assert (program, args.command, args.engine) == ("ppo-tuner", "run", "ray")
-
-
-def test_all_containers_have_one_image_and_what_they_mount_is_there() -> None:
-    found = manifest()
-    cluster = found["RayJob"]["spec"]["rayClusterSpec"]
-    pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
-    containers = [(pod, container) for pod in pods for container in pod["containers"]]
-    assert len({container["image"] for _, container in containers}) == 1
-    for pod, container in containers:
-        volumes = {volume["name"] for volume in pod["volumes"]}
-        assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == {
-            "runs": "/work", "study": "/study"
-        }  # fmt: skip
-        assert volumes == {"runs", "study"}, "all see the runs folder at one path"
-        assert container["envFrom"] == [{"secretRef": {"name": found["Secret"]["metadata"]["name"]}}]
-        names = {volume.get("configMap", {}).get("name") for volume in pod["volumes"]}
-        assert found["ConfigMap"]["metadata"]["name"] in names
-    assert found["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"  # no trial runs beside the controller
-    version = cluster["rayVersion"]
+    version = found["RayJob"]["spec"]["rayClusterSpec"]["rayVersion"]
     assert f"ray=={version}\n" in (REPOSITORY / "constraints.txt").read_text()
     assert f"FROM rayproject/ray:{version}-" in (EXAMPLES / "Dockerfile").read_text()
 

@@ -15,14 +15,13 @@ from optuna.trial import TrialState
 
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner.invoke import Invoke
-from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.quick_study import NAME, controller, curves, opened, placed, quick_spec, rows, run, storage
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.confirm import result as confirmed
 from tuner.confirm.plan import Plan, candidates, cost_line, due_step, missing
-from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, difference, t_interval
+from tuner.confirm.result import Confirmation, Confirmed, confirmations, difference, t_interval
 from tuner.control.events import StudyWarned
-from tuner.judge.results import as_view, read_study
+from tuner.judge.results import read_study
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
@@ -169,10 +168,6 @@ def test_t_intervals_are_those_of_the_tables() -> None:
     assert pair is not None and (pair.mean, pair.low) == (1.5, 0.0), "a KL is never negative"
 
 
-def test_an_interval_has_no_negative_zero() -> None:
-    assert Interval(-0.001, None, None, 1).text == "0.00"
-
-
 def test_differences_are_paired_by_seed_and_wider_among_several() -> None:
     """t(1 - 0.05 / 6, 2) = 7.6489."""
     one, other = {1: 2.0, 2: 3.0, 3: 5.0, 9: 0.0}, {1: 1.0, 2: 1.0, 3: 2.0, 8: 9.0}
@@ -259,11 +254,8 @@ def spec(trainer: str = "tested", **changes: Any) -> StudySpec:
 
 
 def found(folder: Path) -> list[Confirmation]:
-    store = Store.open(storage(folder))
-    try:
+    with opened(folder) as store:
         return confirmations(store, read_study(store, NAME))
-    finally:
-        store.close()
 
 
 def test_a_study_is_confirmed_on_all_workers_and_only_once(tmp_path: Path) -> None:
@@ -272,6 +264,11 @@ def test_a_study_is_confirmed_on_all_workers_and_only_once(tmp_path: Path) -> No
     assert run(tmp_path, spec(), plan=PLAN, is_file=False)[0]
     added = rows(tmp_path)[len(before) :]
     assert [(row.role, row.status, row.seed) for row in added] == [(Role.CONFIRM, Status.COMPLETED, s) for s in (6,) * 3 + (7,) * 3]  # fmt: skip
+    with opened(tmp_path) as store:
+        view = read_study(store, NAME)
+    assert (len(view.trials), len(view.confirming)) == (4, 6)
+    assert {to_optuna(row, view.spec).state for row in view.confirming} == {TrialState.FAIL}
+    assert view.extent.text == "4 of 4 trials ended, 6 of 6 confirming runs ended"
     (one,) = found(tmp_path)
     assert one.is_whole and one.baseline is not None and one.baseline.reward == -1.0, "of a trainer that made no step"
     assert {c.trial.number: c.reward.mean for c in one.configurations if c.reward is not None} == {
@@ -285,34 +282,13 @@ def test_a_study_is_confirmed_on_all_workers_and_only_once(tmp_path: Path) -> No
 
 
 def read_best(folder: Path) -> int | None:
-    store = Store.open(storage(folder))
-    try:
+    with opened(folder) as store:
         best = read_study(store, NAME).best()
-        return None if best is None else best.number
-    finally:
-        store.close()
-
-
-def test_the_search_learns_nothing_from_what_confirms_it(tmp_path: Path) -> None:
-    run(tmp_path, spec())
-    run(tmp_path, spec(), plan=PLAN, is_file=False)
-    view = as_view_of(tmp_path)
-    assert len(view.trials) == 4 and len(view.confirming) == 6
-    assert {to_optuna(row, view.spec).state for row in view.confirming} == {TrialState.FAIL}
-    assert view.extent.text == "4 of 4 trials ended, 6 of 6 confirming runs ended"
-
-
-def as_view_of(folder: Path) -> Any:
-    store = Store.open(storage(folder))
-    try:
-        row = store.study(NAME)
-        return as_view(row, store.trials(row))
-    finally:
-        store.close()
+    return None if best is None else best.number
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         run(tmp_path / name, spec())
@@ -322,32 +298,11 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, monkeypatch: pytest.
         with controller(tmp_path / "killed", spec(), **plan) as running:
             running.read_until(lambda line, wanted=wanted: line.startswith(wanted))  # type: ignore[misc]
             running.kill()
-    run(tmp_path / "killed", spec(), plan=PLAN, is_file=False)
+    run(tmp_path / "killed", spec())  # told `run`, not `confirm`
     assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
     assert found(tmp_path / "killed") == [replace(one, baseline=other.baseline, configurations=tuple(
         replace(mine, trial=theirs.trial) for mine, theirs in zip(one.configurations, other.configurations, strict=True)
     )) for one, other in zip(found(tmp_path / "whole"), found(tmp_path / "killed"), strict=True)]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_another_hosts_controller_goes_on_with_what_confirms_and_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was told `run`, not `confirm`, and shares the folder and the store."""
-    (tmp_path / "whole").mkdir()
-    run(tmp_path / "whole", spec())
-    run(tmp_path / "whole", spec(), plan=PLAN, is_file=False)
-    (tmp_path / "moved").mkdir()
-    run(tmp_path / "moved", spec())
-    plan = {"plan": {"top": 2, "seeds": 2}, "is_file": False}
-    with controller(tmp_path / "moved", spec(), host="one", **plan) as running:
-        running.read_until(lambda line: line.startswith("TrialStepped 5"))
-        running.kill()
-    with controller(tmp_path / "moved", spec(), role="second", host="two", clock=120.0) as running:
-        running.read_until(lambda line: line == "ReadingOnTest")
-        assert running.process.wait(60) == 0
-    (one,), (other,) = found(tmp_path / "whole"), found(tmp_path / "moved")
-    assert other.is_whole and [c.rewards for c in other.configurations] == [c.rewards for c in one.configurations]
 
 
 def test_runs_whose_checkpoints_are_gone_are_named_where_they_cannot_be_read(tmp_path: Path) -> None:
@@ -364,9 +319,7 @@ def test_runs_whose_checkpoints_are_gone_are_named_where_they_cannot_be_read(tmp
         assert f"ppo-tuner confirm {NAME} --seeds 6" in told[0]
 
 
-def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
     for name in ("part", "untested", "memory"):
         (tmp_path / name).mkdir()
     run(tmp_path / "part", spec(), timeout=1e-6)
@@ -378,7 +331,6 @@ def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(
     with pytest.raises(StudyError, match=r'study "quick" cannot be confirmed: the task .* has no test prompts$'):
         run(tmp_path / "untested", spec("untested"), plan=PLAN, is_file=False)
     assert len(rows(tmp_path / "untested")) == 4, "nothing was added"
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     run(tmp_path / "memory", spec())
     (tmp_path / "no_memory").touch()
     with pytest.raises(
@@ -396,9 +348,7 @@ def forked(folder: Path) -> StudySpec:
         (0, 96, {"learning_rate": 2.4e-4, "cliprange": 0.3}),
         (1, 144, {"learning_rate": 2.42e-4, "cliprange": 0.25}),
     ):
-        store = Store.open(storage(folder))
-        store.place_order(store.study(NAME), "fork", parent, {"values": values, "episode": episode})
-        store.close()
+        placed(folder, "fork", parent, values=values, episode=episode)
         assert run(folder, one)[0]
     assert [(row.role, row.value_step) for row in rows(folder)] == [
         (Role.SEARCH, 10), (Role.FORK, 10), (Role.FORK, 10)
@@ -420,23 +370,6 @@ def test_forks_are_confirmed_from_the_start_with_their_parents_values_first(tmp_
         0: 4.0, 1: 9.6, 2: 9.68
     }  # fmt: skip
     assert run(tmp_path, one, plan=PLAN, is_file=False)[0] and len(rows(tmp_path)) == 9, "each once"
-
-
-@pytest.mark.slow
-def test_a_kill_in_any_stage_of_a_confirming_run_loses_nothing(tmp_path: Path) -> None:
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-        one = forked(tmp_path / name)
-    plan = Plan(top=1, seeds=1)
-    run(tmp_path / "whole", one, plan=plan, is_file=False)
-    for wanted in ("TrialStepped 3 4", "TrialStepped 3 7", "TrialStepped 3 10"):
-        given = {"plan": {"top": 1, "seeds": 1}, "is_file": False, "workers": 1}
-        with controller(tmp_path / "killed", one, **given) as running:
-            running.read_until(lambda line, wanted=wanted: line == wanted)  # type: ignore[misc]
-            running.kill()
-    run(tmp_path / "killed", one, plan=plan, is_file=False)
-    assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
-    assert rows(tmp_path / "killed")[3].attempts > 1
 
 
 # The command

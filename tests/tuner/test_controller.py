@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,20 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError, TaskError
-from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, quick_table, rows, run, storage
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.quick_study import (
+    MODULE,
+    curves,
+    opened,
+    outcomes,
+    placed,
+    quick_spec,
+    quick_table,
+    rows,
+    run,
+)
 from tuner.control.events import (
     Event,
     Preparing,
-    StudyPaused,
     StudyStarted,
     StudyStopped,
     StudyStopping,
@@ -30,10 +37,9 @@ from tuner.control.events import (
     TrialStepped,
 )
 from tuner.control.retry import TrialWatch
-from tuner.control.run import run_study
 from tuner.judge.best import best_trial
 from tuner.judge.scoring import Extent
-from tuner.store import Store, TrialRow
+from tuner.store import TrialRow
 from tuner.study import folder as study_folder
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
@@ -43,10 +49,6 @@ COMPLETED, PRUNED, FAILED = Status.COMPLETED, Status.PRUNED, Status.FAILED
 
 def of_kind(events: list[Event], kind: type) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
-
-
-def paths_in(folder: Path) -> dict[str, Any]:
-    return {"storage": storage(folder), "runs_folder": folder / "runs"}
 
 
 def test_a_study_runs_to_its_total_with_the_right_states_and_values(tmp_path: Path) -> None:
@@ -90,13 +92,6 @@ def test_a_stop_by_the_guard_is_recorded_with_its_evidence(tmp_path: Path) -> No
     assert checkpoint.latest(tmp_path / "runs/quick/5") == tmp_path / "runs/quick/5/step-000006"
 
 
-def test_the_last_checkpoint_of_each_ended_trial_is_kept_and_the_best_within_the_studys_budget(tmp_path: Path) -> None:
-    run(tmp_path, quick_spec(trials=1, kl={"budget": 3.0, "limit": 15.0}))  # 0.4 nats a step, evaluated at 6 and 9
-    folder = tmp_path / "runs/quick/0"
-    assert checkpoint.latest(folder) == folder / "step-000010"
-    assert checkpoint.best(folder, 3.0) == folder / "step-000006"
-
-
 def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -> None:
     run(tmp_path, quick_spec(trials=2))
     before = outcomes(tmp_path)
@@ -106,19 +101,8 @@ def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -
     assert best is not None
     assert events == [StudyStarted(quick_spec(trials=2), Extent(2, 0, 2, 2.0, None), (), best)]
     assert outcomes(tmp_path) == before
-    store = Store.open(storage(tmp_path))
-    assert store.study("quick").finished_at is not None and not store.study("quick").is_held
-    store.close()
-
-
-def test_more_trials_go_on_with_the_study_and_are_told(tmp_path: Path) -> None:
-    run(tmp_path, quick_spec(trials=2))
-    before, best = curves(tmp_path), best_trial(rows(tmp_path), quick_spec().kl_budget)
-    finished, events = run(tmp_path, quick_spec(trials=2), trials=3)
-    assert finished
-    assert events[0] == StudyStarted(quick_spec(trials=3), Extent(2, 0, 3, 2.0, None), ("trials: 3, was 2",), best)
-    assert [event.row.number for event in of_kind(events, TrialEnded)] == [2]
-    assert {number: curve for number, curve in curves(tmp_path).items() if number < 2} == before
+    with opened(tmp_path) as store:
+        assert store.study("quick").finished_at is not None and not store.study("quick").is_held
 
 
 def test_a_spec_that_would_mix_two_experiments_is_refused(tmp_path: Path) -> None:
@@ -131,17 +115,11 @@ def test_a_spec_that_would_mix_two_experiments_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_study_without_trials_takes_any_spec(tmp_path: Path) -> None:
-    with pytest.raises(TaskError):
+    with pytest.raises(TaskError, match=r"^the words are missing$"):
         run(tmp_path, quick_spec(task=f"{MODULE}:BROKEN_TASK"))
+    assert rows(tmp_path) == []
     finished, events = run(tmp_path, quick_spec(trials=1, seed=6))
     assert finished and events[0] == StudyStarted(quick_spec(trials=1, seed=6), Extent(0, 0, 1, 0.0, None), ())
-
-
-def test_a_task_that_cannot_be_prepared_is_the_tasks_own_error(tmp_path: Path) -> None:
-    with pytest.raises(TaskError) as caught:
-        run(tmp_path, quick_spec(task=f"{MODULE}:BROKEN_TASK"))
-    assert str(caught.value) == "the words are missing"
-    assert rows(tmp_path) == []
 
 
 def test_a_trial_that_raises_fails_and_the_others_go_on(tmp_path: Path) -> None:
@@ -171,22 +149,16 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_trial_that_gets_on_between_its_failures_uses_up_no_retries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_that_gets_on_between_its_failures_uses_up_no_retries(tmp_path: Path) -> None:
     """It saves at steps 0, 3, 6 and 9."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     assert run(tmp_path, quick_spec("stumbling", trials=1))[0]
     (row,) = rows(tmp_path)
     assert (row.status, row.attempts, row.retries) == (COMPLETED, 5, 1)
 
 
 @pytest.mark.slow
-def test_a_corner_that_cannot_run_does_not_end_a_study_that_is_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corner_that_cannot_run_does_not_end_a_study_that_is_well(tmp_path: Path) -> None:
     """Trial 1 is beyond where the others fail, and has not ended."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
 
     def open_gate(event: Event) -> None:
         if isinstance(event, TrialEnded) and event.row.number == 3:
@@ -195,14 +167,13 @@ def test_a_corner_that_cannot_run_does_not_end_a_study_that_is_well(
     table = {key: value for key, value in quick_table("corner").items() if key not in ("search", "sampler", "trials")}
     trials = [{"cliprange": value} for value in (0.1, 0.3, 0.11, 0.12)]
     spec = StudySpec.from_dict({**table, "trial": trials}, "test")
-    assert run_study(spec, workers=2, on_event=open_gate, **paths_in(tmp_path))
+    assert run(tmp_path, spec, workers=2, on_event=open_gate)[0]
     assert [row.status for row in rows(tmp_path)] == [FAILED, COMPLETED, FAILED, FAILED]
 
 
 @pytest.fixture
 def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that says how often a host cannot be reached; trials wait only a moment for it."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 0.01)
     monkeypatch.setattr("tuner.control.retry.LONGEST_OUTAGE_WAIT", 0.02)
     return tmp_path / "kills"
@@ -251,30 +222,14 @@ def test_orders_are_obeyed_while_an_outage_is_waited_for(
     def order(event: Event) -> None:
         if isinstance(event, StudyWarned) and "trying again" in event.message:
             seen.extend(rows(tmp_path))
-            place_order(tmp_path, kind, 0)
+            placed(tmp_path, kind, 0)
 
     spec = quick_spec("cut_off", trials=2)
-    assert run_study(spec, workers=1, on_event=order, **paths_in(tmp_path)) is (kind == "stop")
+    assert run(tmp_path, spec, workers=1, on_event=order)[0] is (kind == "stop")
     assert [row.status for row in rows(tmp_path)] == [status, COMPLETED]
     (waited,) = seen
     assert waited.status is Status.WAITING and waited.reason is not None
     assert (waited.reason.rule, waited.reason.message) == ("outage", "RuntimeError: no answer")
-
-
-@pytest.mark.slow
-def test_a_paused_study_waits_for_no_outage(tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, limit=3600.0))
-    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 3600.0)
-    outage.write_text("1")
-
-    def order(event: Event) -> None:
-        if isinstance(event, StudyWarned) and "trying again" in event.message:
-            place_order(tmp_path, "pause", None)
-        elif isinstance(event, StudyPaused):
-            place_order(tmp_path, "stop", None)
-
-    assert not run_study(quick_spec("cut_off", trials=2), workers=1, on_event=order, **paths_in(tmp_path))
-    assert [row.status for row in rows(tmp_path)] == [Status.WAITING]
 
 
 @pytest.mark.slow
@@ -329,42 +284,6 @@ def test_checkpoints_that_cannot_be_looked_through_end_no_run(tmp_path: Path, mo
     assert kept == {n: sorted(path.name for path in (whole / f"runs/quick/{n}").glob("step-*")) for n in (0, 1)}
 
 
-def place_order(folder: Path, kind: str, trial: int | None) -> None:
-    store = Store.open(storage(folder))
-    store.place_order(store.study("quick"), kind, trial, {})
-    store.close()
-
-
-def test_another_controller_is_refused_while_one_lives(tmp_path: Path) -> None:
-    refused: list[str] = []
-
-    def try_another(event: Event) -> None:
-        if isinstance(event, TrialStarted) and not refused:
-            with pytest.raises(StudyError) as caught:
-                run(tmp_path, quick_spec(trials=1))
-            refused.append(str(caught.value))
-
-    assert run_study(quick_spec(trials=1), **paths_in(tmp_path), on_event=try_another)
-    assert refused[0].startswith(f'study "quick" is run by process {os.getpid()} on ')
-
-
-def test_a_folder_in_use_by_a_study_of_another_store_is_refused(tmp_path: Path) -> None:
-    with study_folder.held_folder(tmp_path / "runs/quick"), pytest.raises(StudyError) as caught:
-        run(tmp_path, quick_spec(trials=1))
-    assert str(tmp_path / "runs/quick") in str(caught.value)
-    assert run(tmp_path, quick_spec(trials=1))[0]
-
-
-def test_checkpoints_of_another_stores_study_are_never_gone_on_with(tmp_path: Path) -> None:
-    run(tmp_path, quick_spec(trials=2))
-    (tmp_path / "store.db").rename(tmp_path / "old.db")
-    folder = tmp_path / "runs/quick"
-    kept = checkpoint.complete(folder / "1")
-    with pytest.raises(StudyError, match="holds checkpoints of a study of that name in another store"):
-        run(tmp_path, quick_spec(trials=1))
-    assert checkpoint.complete(folder / "1") == kept != []
-
-
 def test_a_run_that_its_folder_refuses_leaves_all_judgements(tmp_path: Path) -> None:
     run(tmp_path, quick_spec(trials=2))
     before = outcomes(tmp_path)
@@ -379,15 +298,8 @@ def test_a_run_that_its_folder_refuses_leaves_all_judgements(tmp_path: Path) -> 
     assert [(row.kl or 9.0) <= 2.0 for row in rows(tmp_path)] == [True, True]
 
 
-def test_the_time_limit_stops_before_the_first_trial(tmp_path: Path) -> None:
-    finished, events = run(tmp_path, quick_spec(), timeout=1e-9)
-    assert not finished
-    assert events[-1] == StudyStopped(Extent(0, 0, 6, 0.0, None), "the time limit of 1e-09 s has passed")
-    assert of_kind(events, TrialStarted) == [] and rows(tmp_path) == []
-
-
 def is_stopping(folder: Path) -> bool:
-    with closing(Store.open(storage(folder))) as store:
+    with opened(folder) as store:
         return store.study("quick").is_stopping
 
 
@@ -396,7 +308,6 @@ def is_stopping(folder: Path) -> bool:
 def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_signal: bool
 ) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     run(tmp_path / "unbroken", quick_spec(trials=2))
     clock = time.monotonic
     events: list[Event] = []
@@ -416,7 +327,7 @@ def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     spec = quick_spec("gated", trials=2)
     why = "interrupted" if by_signal else "the time limit of 5000 s has passed"
     before = signal.getsignal(signal.SIGINT)
-    assert not run_study(spec, **paths_in(tmp_path), workers=2, timeout=5000, on_event=listen)
+    assert not run(tmp_path, spec, workers=2, timeout=5000, on_event=listen)[0]
     assert signal.getsignal(signal.SIGINT) is before
     assert events[-1] == StudyStopped(Extent(0, 0, 2, pytest.approx(1.4, abs=0.5), None), why)
     assert stopping == [True] and not is_stopping(tmp_path)
@@ -447,7 +358,7 @@ def test_a_trial_saves_as_often_as_the_study_or_the_run_says(
         if isinstance(event, TrialStepped) and event.report.step == 6:
             saved.extend(path.name for path in checkpoint.complete(tmp_path / "runs/quick/0"))
 
-    run_study(quick_spec(trials=1, workers=table), **paths_in(tmp_path), **keywords, on_event=listen)
+    run(tmp_path, quick_spec(trials=1, workers=table), **keywords, on_event=listen)
     assert "step-000005" in saved  # no evaluation is due there; step 6 may be saved by now, too
 
 
@@ -459,25 +370,6 @@ def test_with_one_worker_the_sampler_proposes_the_same_after_a_break(tmp_path: P
     assert outcomes(tmp_path) == outcomes(tmp_path / "unbroken")
 
 
-@pytest.mark.slow
-def test_a_trial_that_is_taken_up_keeps_its_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.engine.local.cores", lambda: 4)
-    seen: list[tuple[int, float]] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, TrialStepped):
-            seen.append((event.number, event.report.metrics["quick/threads"]))
-            if len(seen) == 2:
-                signal.raise_signal(signal.SIGINT)
-
-    spec = quick_spec("threaded", trials=1)
-    paths = paths_in(tmp_path)
-    assert not run_study(spec, **paths, workers=2, on_event=listen)
-    assert run_study(spec, **paths, workers=1, trials=2, on_event=listen)
-    assert set(seen) == {(0, 2.0), (1, 4.0)}
-    assert [row.threads for row in rows(tmp_path)] == [2, 4]
-
-
 def test_two_studies_run_in_one_store_at_the_same_time(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -485,9 +377,7 @@ def test_two_studies_run_in_one_store_at_the_same_time(tmp_path: Path) -> None:
     finished: list[bool] = []
 
     def other() -> None:
-        spec = quick_spec(name="other")
-        where: dict[str, Any] = {"storage": storage(tmp_path), "runs_folder": tmp_path / "runs"}
-        finished.append(run_study(spec, **where, workers=1, on_event=lambda _: None))
+        finished.append(run(tmp_path, quick_spec(name="other"), workers=1)[0])
 
     thread = threading.Thread(target=other)
     thread.start()

@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from sqlalchemy import insert
 
 from ppo_core.errors import StoreError, StudyError
-from ppo_core.metrics import METRICS
 from tests.tuner import made_study, quick_study, stores
-from tests.tuner.exported import CONFIG, HOSTILE, SPEC, clear, everything
-from tests.tuner.invoke import REPOSITORY, Invoke, one_error
+from tests.tuner.exported import everything
+from tests.tuner.invoke import REPOSITORY, Invoke
 from tuner.control.events import Event, TrialStarted, TrialStepped
 from tuner.control.run import run_study
-from tuner.store import OrderState, Store, schema
+from tuner.store import Store
 from tuner.store.bulk import copy_study
-from tuner.study.status import ORDER_KINDS, Origin, Status, Wanted
+from tuner.study.status import Status
 
 
 @pytest.fixture
@@ -35,9 +31,11 @@ def copy(source: Store, target: Store, name: str = "made") -> dict[str, int]:
     return copy_study(source, source.study("made"), target, name)
 
 
-@pytest.mark.postgres
-def test_it_crosses_to_postgresql_and_back(store: Store, other: Store, tmp_path: Path) -> None:
-    server = Store.open(stores.empty("postgresql", tmp_path), create=True)
+@pytest.mark.parametrize("kind", stores.CASES)
+def test_a_copy_and_a_copy_of_it_hold_all_that_a_study_has(
+    kind: str, store: Store, other: Store, tmp_path: Path
+) -> None:
+    server = Store.open(stores.empty(kind, tmp_path), create=True)
     copy(store, server)
     assert everything(server) == everything(store)
     copy(server, other)
@@ -162,21 +160,8 @@ def test_the_command_copies_and_says_where_checkpoints_stay(ppo_tuner: Invoke, o
     store.close()
 
 
-def test_a_copy_to_a_store_of_another_version_is_refused(ppo_tuner: Invoke, own_folder: Path, made: str) -> None:
-    older = Store.open("older.db", create=True)
-    with older._engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE ppo_meta SET value = '3'")
-    older.close()
-    before = (own_folder / "older.db").read_bytes()
-    status, out, err = ppo_tuner("copy", made, "--to", "older.db")
-    assert (status, out) == (1, "")
-    assert "has schema version 3" in one_error(err) and "name another store" in one_error(err)
-    assert (own_folder / "older.db").read_bytes() == before
-
-
 @pytest.mark.slow
-def test_a_run_of_the_copy_goes_on_from_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUICK_FOLDER", str(tmp_path))
+def test_a_run_of_the_copy_goes_on_from_the_checkpoints(tmp_path: Path) -> None:
     spec = quick_study.quick_spec(trials=1, workers={"checkpoint_seconds": 0})
 
     def interrupt(event: Event) -> None:
@@ -194,111 +179,3 @@ def test_a_run_of_the_copy_goes_on_from_the_checkpoints(tmp_path: Path, monkeypa
     assert first.trials(first.study(quick_study.NAME))[0].status is Status.RUNNING
     for opened in (first, second):
         opened.close()
-
-
-# Any study
-
-json_text = st.text(st.characters(exclude_categories=()), max_size=8)  # halves of characters, too
-number = st.floats(allow_nan=False) | st.sampled_from([0.1, 5e-324, 1e16, 1e300])
-finite = st.floats(allow_nan=False, allow_infinity=False)
-whole = st.integers(0, 2**31 - 1)
-text = st.text(max_size=12) | st.sampled_from(HOSTILE)
-values = st.none() | finite | st.booleans() | json_text | st.integers()
-reasons = st.none() | st.fixed_dictionaries(
-    {"rule": json_text, "message": json_text, "evidence": st.lists(st.dictionaries(json_text, finite), max_size=2)},
-    optional={"value": finite, "step": whole, "metric": json_text},
-)
-TOKEN_LISTS = ("logprobs", "log_ratios", "kls", "advantages", "values")
-tokens = st.none() | st.fixed_dictionaries(
-    {"texts": st.lists(json_text), **{name: st.lists(st.none() | finite) for name in TOKEN_LISTS}}
-)
-optional_numbers = st.fixed_dictionaries(
-    dict.fromkeys(("value", "value_se", "kl", "violation", "ended_at"), st.none() | number)
-)
-trial_rows = st.fixed_dictionaries(
-    {
-        "origin": st.sampled_from([*Origin]),
-        "status": st.sampled_from([*Status]),
-        "wanted": st.none() | st.sampled_from([*Wanted]),
-        "reason": reasons,
-        "params": st.dictionaries(json_text, values, max_size=3),
-        "label": text,
-        "fork_step": st.none() | whole,
-        "episodes": whole,
-        "attempts": whole,
-        "threads": whole,
-        "seconds": finite,
-        "started_at": finite,
-    }
-)
-step_rows = st.fixed_dictionaries(
-    {
-        "episode": whole,
-        "at": finite,
-        "extra": st.none() | st.dictionaries(json_text, finite | st.sampled_from(["nan", "inf", "-inf"]), max_size=2),
-        **{METRICS[name].column: st.none() | number for name in ("eval/reward", "objective/kl_exact", "lr")},
-    }
-)
-sample_rows = st.fixed_dictionaries(
-    {
-        "step": whole,
-        "prompt": text,
-        "response": text,
-        "reward": st.none() | number,
-        "kl": st.none() | number,
-        "length": whole,
-        "parts": st.dictionaries(json_text, st.none() | finite, max_size=2),
-        "tokens": tokens,
-    }
-)
-order_rows = st.fixed_dictionaries(
-    {
-        "kind": st.sampled_from([*ORDER_KINDS]),
-        "arguments": st.dictionaries(json_text, values, max_size=2),
-        "placed_by": text,
-        "placed_at": finite,
-        "state": st.sampled_from([*OrderState]),
-        "outcome": st.none() | text,
-        "decided_at": st.none() | finite,
-    }
-)
-times = st.fixed_dictionaries(dict.fromkeys(("finished_at", "paused_at"), st.none() | finite))
-whole_trials = st.tuples(
-    trial_rows, optional_numbers, st.lists(step_rows, max_size=3), st.lists(sample_rows, max_size=3)
-)
-
-
-@pytest.fixture(scope="module")
-def two_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Store]]:
-    folder = tmp_path_factory.mktemp("any")
-    pair = Store.open(str(folder / "a.db"), create=True), Store.open(str(folder / "b.db"), create=True)
-    yield pair
-    for store in pair:
-        store.close()
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(times, st.lists(whole_trials, max_size=3), st.lists(order_rows, max_size=2))
-def test_any_study_is_copied_whole(
-    two_stores: tuple[Store, Store],
-    study: dict[str, Any],
-    trials: list[tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]],
-    orders: list[dict[str, Any]],
-) -> None:
-    first, second = two_stores
-    clear(first, second)
-    with first._engine.begin() as connection:
-        connection.execute(insert(schema.studies).values(id=1, name="made", spec=SPEC, created_at=0.1, **study))
-        for number, (trial, numbers, steps, samples) in enumerate(trials):
-            row = {"id": number + 1, "study_id": 1, "number": number, "config": CONFIG, **trial, **numbers}
-            connection.execute(insert(schema.trials).values(row))
-            for step, values in enumerate(steps):
-                connection.execute(insert(schema.steps).values(trial_id=number + 1, step=step, **values))
-            for prompt, values in enumerate(samples):
-                connection.execute(insert(schema.samples).values(trial_id=number + 1, prompt_index=prompt, **values))
-        for number, order in enumerate(orders):
-            connection.execute(
-                insert(schema.orders).values(id=number + 1, study_id=1, key=str(number), trial=None, **order)
-            )
-    copy(first, second)
-    assert everything(second) == everything(first)

@@ -14,7 +14,7 @@ from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
 from tests.tuner import engine_trainers
 from tests.tuner.conformance import check_engine
-from tests.tuner.quick_study import MODULE, quick_spec
+from tests.tuner.quick_study import MODULE
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
@@ -26,8 +26,7 @@ from tuner.judge.next_move import answer, guarded
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def engine(tmp_path: Path) -> Iterator[LocalEngine]:
     with LocalEngine(EngineNeeds(2)) as made:
         yield made
 
@@ -116,38 +115,6 @@ def test_a_worker_whose_evaluation_raised_runs_no_other_trial(engine: LocalEngin
     assert reading(run_out(engine)[1], "quick/pid") != reading(said, "quick/pid")
 
 
-def test_a_task_that_cannot_be_prepared_fails_with_its_own_words(engine: LocalEngine, tmp_path: Path) -> None:
-    engine.start(PrepareTask(f"{MODULE}:BROKEN_TASK", tmp_path))
-    (failed,) = run_out(engine)[None]
-    assert isinstance(failed, Failed) and failed.message == "the words are missing" and failed.is_for_user
-
-
-def test_a_killed_worker_is_lost_by_name_after_all_it_said_and_replaced(engine: LocalEngine, tmp_path: Path) -> None:
-    (tmp_path / "kills").write_text("1")
-    engine.start(trial_spec(tmp_path / "0", "killed"))
-    said = run_out(engine)[0]
-    assert steps(said) == [0, 1, 2, 3, 4] and said[-1] == Lost("killed by SIGKILL")
-    engine.start(trial_spec(tmp_path / "1", number=1))
-    again = run_out(engine)[1]
-    assert again[-1] == Ended() and reading(again, "quick/pid") != reading(said, "quick/pid")
-
-
-def test_a_worker_that_died_between_two_jobs_is_not_missed(engine: LocalEngine, tmp_path: Path) -> None:
-    engine.start(trial_spec(tmp_path / "0"))
-    dead = psutil.Process(int(reading(run_out(engine)[0], "quick/pid")))
-    kill(dead)
-    engine.start(trial_spec(tmp_path / "1", number=1))
-    assert run_out(engine)[1][-1] == Ended()
-
-
-def test_a_terminal_cannot_interrupt_a_worker_from_its_first_moment(engine: LocalEngine, tmp_path: Path) -> None:
-    engine.start(trial_spec(tmp_path / "0"))
-    (child,) = workers()
-    assert os.getsid(child.pid) == child.pid
-    said = run_out(engine)[0]
-    assert said[-1] == Ended() and reading(said, "quick/pid") == child.pid
-
-
 @pytest.mark.parametrize("reap", [lambda _: multiprocessing.active_children(), lambda pid: os.waitpid(pid, 0)])
 def test_what_others_may_have_reaped_is_not_signalled(
     engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reap: Callable[[int], Any]
@@ -174,7 +141,6 @@ def test_without_pidfds_dead_workers_are_noticed_and_busy_ones_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tuner.engine.process._pidfd", lambda pid: None)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "kills").write_text("1")
     with LocalEngine(EngineNeeds(1)) as engine:
         engine.start(trial_spec(tmp_path / "0", "killed"))
@@ -185,32 +151,10 @@ def test_without_pidfds_dead_workers_are_noticed_and_busy_ones_ended(
     assert not worker.is_running()
 
 
-def test_closing_ends_a_worker_in_the_middle_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with LocalEngine(EngineNeeds(1)) as engine:
-        engine.start(trial_spec(tmp_path / "0", "gated"))
-        pid = to_gate(engine, 0).pid
-        assert psutil.pid_exists(pid)
-    assert not psutil.pid_exists(pid)
-
-
-def test_wake_ends_a_wait(engine: LocalEngine) -> None:
-    engine.wake()
-    assert list(engine.events(SECONDS)) == []
-
-
 @pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
 def test_workers_share_the_cores(workers: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.engine.local.cores", lambda: 8)
     assert threads_per_worker(workers) == threads
-
-
-def test_the_guards_settings_reach_the_worker(engine: LocalEngine, tmp_path: Path) -> None:
-    guard = quick_spec(kl={"budget": 1.0, "limit": 1.5}).guard
-    engine.start(trial_spec(tmp_path / "0", guard=guard))
-    said = run_out(engine)[0]
-    reasons = {message.report.step: message.reason for message in said if isinstance(message, Stepped)}
-    assert [step for step, reason in reasons.items() if reason] == [6]
 
 
 # How many, and where
@@ -262,7 +206,6 @@ def test_fewer_workers_let_those_that_run_finish_and_more_start_at_once(engine: 
 def test_each_worker_has_a_gpu_of_its_own_which_the_next_takes_over_when_it_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
     with LocalEngine(EngineNeeds(2, gpus=("4", "7"))) as engine:
         for number in (0, 1):
@@ -279,8 +222,7 @@ def test_each_worker_has_a_gpu_of_its_own_which_the_next_takes_over_when_it_dies
     assert "GPU 7" in (tmp_path / "1" / "log.txt").read_text()
 
 
-def test_workers_that_share_gpus_are_spread_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_workers_that_share_gpus_are_spread_evenly(tmp_path: Path) -> None:
     with LocalEngine(EngineNeeds(4, gpus=("4", "7"), trials_per_gpu=2)) as engine:
         for number in range(4):
             engine.start(own_spec(tmp_path / str(number), "loading", number=number))
@@ -315,16 +257,6 @@ def test_a_gpu_is_shared_evenly_beside_the_contexts_of_its_workers() -> None:
         gpu.memory_share(2 * gib, 4)
 
 
-def test_numbers_of_workers_that_cannot_be_are_refused(engine: LocalEngine) -> None:
-    with pytest.raises(ConfigError, match="workers 0 is not allowed; expected at least 1"):
-        engine.resize(0)
-    with pytest.raises(ConfigError, match="workers 3 is not allowed; expected at most 2"):
-        LocalEngine(EngineNeeds(3, gpus=("0", "1")))
-    with pytest.raises(ConfigError, match="workers 7 is not allowed; expected at most 6"):
-        LocalEngine(EngineNeeds(7, gpus=("0", "1"), trials_per_gpu=3))
-    assert engine.free == 2
-
-
 def test_only_gpus_that_torch_does_not_see_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         gpu, "_SEES_A_GPU", "import os, sys; sys.exit(os.environ['CUDA_VISIBLE_DEVICES'] not in ('0', '1'))"
@@ -345,13 +277,6 @@ def test_gpus_for_which_torch_does_not_answer_are_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(gpu, "_SEES_SECONDS", 0.0)
     with pytest.raises(ConfigError, match="torch does not answer within 0 s which GPUs it sees"):
         gpu.visible_gpus()
-
-
-def test_a_worker_keeps_what_it_loaded_from_trial_to_trial(engine: LocalEngine, tmp_path: Path) -> None:
-    for number in range(3):
-        engine.start(own_spec(tmp_path / str(number), "loading", number=number))
-        said = run_out(engine)[number]
-        assert said[-1] == Ended() and reading(said, "quick/loads") == 1.0
 
 
 def test_the_local_engine_does_what_the_controller_relies_on(tmp_path: Path) -> None:

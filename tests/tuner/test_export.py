@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from docs import json_shapes
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.metrics import METRICS
-from tests.tuner import stores
-from tests.tuner.exported import FORMATS, HOSTILE, everything, files
+from tests.tuner.exported import FORMATS, everything, files
 from tuner.exchange import SUFFIXES, export_folder
 from tuner.exchange.export_folder import export_study
-from tuner.store import Store, schema
-from tuner.store.bulk import snapshot
+from tuner.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -94,35 +91,6 @@ def test_texts_that_are_empty_are_told_from_values_that_are_not_there(store: Sto
     export_study(store, "made", tmp_path / "a", "csv")
     last = (tmp_path / "a" / "trials.csv").read_text().splitlines()[-1]
     assert last.endswith(',,"",1,2,"pause","fork",3,,,,,,,,false,0')  # from ended_at to retries
-
-
-def test_other_tools_read_it(store: Store, tmp_path: Path) -> None:
-    for fmt in FORMATS:
-        export_study(store, "made", tmp_path / fmt, fmt)
-    with (tmp_path / "csv" / "samples.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["response"] for row in rows if row["trial"] == "0" and row["step"] == "9"] == list(HOSTILE)
-    from pyarrow import parquet
-
-    lines = parquet.read_table(tmp_path / "parquet" / "steps.parquet").to_pylist()
-    assert [line["step"] for line in lines if line["trial"] == 3] == [0, 1, 2, 3, 4]
-    assert json.loads(lines[3]["extra"]) == {"own/tone": 1.5, "val/var_explained": "nan"}
-    table = parquet.read_table(tmp_path / "parquet" / "trials.parquet")
-    assert table["number"].to_pylist() == list(range(8)) and table["kl"].to_pylist()[4] == 3.0
-    about = json.loads((tmp_path / "csv" / "study.json").read_text())
-    assert about["schema_version"] == schema.SCHEMA_VERSION and about["spec"] == store.study("made").spec
-    assert about["created_at"] == store.study("made").created_at and len(about["orders"]) == 2
-
-
-def test_a_snapshot_sees_one_moment(tmp_path: Path) -> None:
-    for kind in stores.KINDS:
-        made = Store.open(stores.empty(kind, tmp_path), create=True)
-        with snapshot(made) as connection:
-            before = connection.execute(select(schema.studies)).all()
-            made.create_study("late", {})
-            assert connection.execute(select(schema.studies)).all() == before == []
-        assert [study.name for study in made.studies()] == ["late"]
-        made.close()
 
 
 def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,17 +16,14 @@ from ppo_core.errors import ConfigError
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import trial_row
-from tuner.confirm.result import Confirmation, Confirmed, Interval
 from tuner.exchange import TRAINERS
 from tuner.exchange.launch_config import LaunchConfig, launch_config
 from tuner.exchange.table import effective
 from tuner.exchange.table import write as write_table
 from tuner.exchange.trainers import TARGETS, read, write
-from tuner.judge import answer
 from tuner.judge.results import read_study
 from tuner.store import Store, schema
 from tuner.study.spec import StudySpec
-from tuner.study.status import Role
 
 OTHERS = ("trl", "openrlhf", "verl")
 REVIEWS = get_task("reviews")
@@ -264,58 +261,6 @@ def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tm
     with_store.close()
 
 
-def test_how_far_a_trial_was_trained_is_said(tmp_path: Path) -> None:
-    store = stored(tmp_path, {})
-    with store._engine.begin() as connection:
-        values = {"value_step": 0, "status": "paused", "episodes": 256}
-        connection.execute(update(schema.trials).where(schema.trials.c.number == 2).values(**values))
-    found = launch_config(store, read_study(store, "made"), 2)
-    assert found is not None and found.facts[2] == (
-        "It was trained for 256 of 256 episodes (paused), so how the whole run ends is not known."
-    )
-    assert found.facts[3].startswith("That is the SFT policy") and len(found.facts) == 4
-    with store._engine.begin() as connection:
-        values = {"role": Role.FORK, "parent": 1, "fork_step": 4}
-        connection.execute(update(schema.trials).where(schema.trials.c.number == 2).values(**values))
-    fork = launch_config(store, read_study(store, "made"), 2)
-    assert fork is not None and fork.facts[-1].startswith(
-        "It is a fork: it resumed from a checkpoint of trial 1 (step 4)"
-    )
-    assert fork.facts[-1].endswith("ppo-tuner train --from made 2")
-    store.close()
-
-
-def test_a_confirmation_says_which_to_launch_and_at_which_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = stored(tmp_path, {})
-    view = read_study(store, "made")
-    reward = Interval(1.5, 1.25, 1.75, 3)
-    seeds = {8: 128, 9: 192, 10: 64}
-    launch = Confirmed(
-        view.trials[3],
-        512,
-        dict.fromkeys(seeds, 1.5),
-        dict.fromkeys(seeds, 5.0),
-        seeds,
-        reward,
-        Interval(5.0, 4.0, 6.0, 3),
-        ends_within=2,
-    )
-    found = Confirmation(512, 64, None, (launch,))
-    unread = Confirmation(1024, 0, None, (replace(launch, reward=None),))
-    monkeypatch.setattr(answer, "confirmations", lambda *_: [found, unread])
-    view = replace(view, trials=view.trials[:2] + view.trials[3:])
-    told = launch_config(store, view, None)
-    assert told is not None and told.trial.number == 3 and told.config.total_episodes == 512
-    assert "(confirmed). Reward 1.50 [1.25, 1.75] on the test prompts at a KL of 5.00 [" in told.facts[1]
-    assert any(one.startswith("2 of 3 runs ended within the KL budget") for one in told.facts)
-    assert told.facts[-1].endswith("train --from made 3 --total_episodes 512 --stop_at_episode 192")
-    by_number = launch_config(store, view, 2)
-    assert by_number is not None and by_number.trial.number == 2 and by_number.config.total_episodes == 256
-    store.close()
-
-
 # The command
 
 
@@ -332,8 +277,6 @@ def test_the_command_prints_or_writes_the_same_file(ppo_tuner: Invoke, made: str
 def test_bad_input_is_one_line(ppo_tuner: Invoke, made: str, own_folder: Path) -> None:
     (own_folder / "there.yaml").write_text("kept")
     for words, status, told in (
-        ("mad --to trl", 1, 'no study "mad"'),
-        ("made 99 --to trl", 1, '"made" has no trial 99'),
         (
             "made --to tlr",
             2,

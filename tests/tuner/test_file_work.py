@@ -10,11 +10,10 @@ import psutil
 import pytest
 
 from tests.tuner.quick_study import NAME, curves, quick_spec, rows, run, storage
-from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
+from tests.tuner.quick_trainer import GATED_STEP
 from tests.tuner.test_orders import place
 from tests.waiting import SECONDS, until
 from tuner.control.events import Event, OrderDecided, TrialEnded, TrialStepped
-from tuner.control.run import run_study
 from tuner.files.file_work import FileWork
 from tuner.store import OrderState, Store
 from tuner.study.status import Status
@@ -129,13 +128,7 @@ def test_steps_orders_and_the_lease_do_not_wait_for_files(
                 blocked.note("3 steps")
 
     monkeypatch.setattr(Store, "renew", noted_renew)
-    finished = run_study(
-        quick_spec(trials=2),
-        storage=storage(tmp_path),
-        runs_folder=tmp_path / "runs",
-        workers=1,
-        on_event=listen,
-    )
+    finished, _ = run(tmp_path, quick_spec(trials=2), workers=1, on_event=listen)
     assert finished and blocked.was_passed
     assert [row.status for row in rows(tmp_path)] == [Status.COMPLETED] * 4
     assert sorted(order.kind for order in store.orders(store.study(NAME))) == ["enqueue", "fork"]
@@ -146,7 +139,6 @@ def test_steps_orders_and_the_lease_do_not_wait_for_files(
 
 
 def test_a_trial_steps_while_another_ones_checkpoint_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     blocked = Blocked(monkeypatch, "ppo_core.checkpoint.latest", {"trial 1 ended"})
     workers: dict[int, int] = {}
 
@@ -165,13 +157,7 @@ def test_a_trial_steps_while_another_ones_checkpoint_is_hashed(tmp_path: Path, m
 
     opener = threading.Thread(target=open_gate)
     opener.start()
-    finished = run_study(
-        quick_spec("gated", trials=2),
-        storage=storage(tmp_path),
-        runs_folder=tmp_path / "runs",
-        workers=2,
-        on_event=listen,
-    )
+    finished, _ = run(tmp_path, quick_spec("gated", trials=2), workers=2, on_event=listen)
     opener.join()
     assert finished and blocked.was_passed
     assert [row.attempts for row in rows(tmp_path)] == [2, 1]

@@ -13,13 +13,10 @@ import pytest
 from ppo_core import output
 from ppo_core.errors import StoreError
 from tests.tuner import quick_study
-from tests.tuner.quick_study import quick_spec
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.quick_study import opened, placed, quick_spec
 from tuner.cli.progress import StudyProgress
 from tuner.control.events import Event, StudyWarned, TrialStarted
 from tuner.control.retry import TrialWatch
-from tuner.control.run import run_study
-from tuner.store import Store
 from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
@@ -28,7 +25,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that makes the disk of `cramped` trainers full; they try again without a wait."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 0.0)
     (tmp_path / "full").touch()
     return tmp_path / "full"
@@ -44,9 +40,8 @@ def run_cramped(folder: Path, at_first: Callable[[], object]) -> tuple[bool, lis
             if "trying again" in event.message:
                 at_first()
 
-    keywords = {"storage": quick_study.storage(folder), "runs_folder": folder / "runs", "workers": 1}
     spec = quick_spec("cramped", trials=2)
-    return run_study(spec, **keywords, checkpoint_seconds=1e9, on_event=on_event), told
+    return quick_study.run(folder, spec, workers=1, checkpoint_seconds=1e9, on_event=on_event)[0], told
 
 
 @pytest.fixture(scope="module")
@@ -71,20 +66,17 @@ def test_orders_reach_a_trial_that_waits_for_room(
     tmp_path: Path, full: Path, unbroken: Path, kind: str, status: Status
 ) -> None:
     def order() -> None:
-        store = Store.open(quick_study.storage(tmp_path))
-        if store.trial(store.study("quick"), 0).status is Status.WAITING:
-            store.place_order(store.study("quick"), kind, 0, {})
-        else:  # trial 1 waits
-            full.unlink()
-        store.close()
+        with opened(tmp_path) as store:
+            if store.trial(store.study("quick"), 0).status is Status.WAITING:
+                store.place_order(store.study("quick"), kind, 0, {})
+            else:  # trial 1 waits
+                full.unlink()
 
     run_cramped(tmp_path, order)
     first, second = quick_study.rows(tmp_path)
     assert (first.status, first.wanted, second.status) == (status, None, Status.COMPLETED)
     if kind == "pause":
-        store = Store.open(quick_study.storage(tmp_path))
-        store.place_order(store.study("quick"), "resume", 0, {})
-        store.close()
+        placed(tmp_path, "resume", 0)
         assert run_cramped(tmp_path, full.unlink)[0]
         assert quick_study.curves(tmp_path) == quick_study.curves(unbroken)
 
@@ -95,9 +87,7 @@ def test_a_run_without_room_stops_in_good_order_and_the_next_goes_on(
 ) -> None:
     def order() -> None:
         if how == "order":
-            store = Store.open(quick_study.storage(tmp_path))
-            store.place_order(store.study("quick"), "stop", None, {})
-            store.close()
+            placed(tmp_path, "stop")
 
     with monkeypatch.context() as patched:
         limit = 3600.0 if how == "order" else 0.0
@@ -128,9 +118,7 @@ def test_notes_that_cannot_be_written_fail_nothing(
             for name, stub in (("write_text", full), ("mkdir", full), ("open", read_only)):
                 monkeypatch.setattr(Path, name, stub)
 
-    spec = quick_spec("raising", trials=6)
-    keywords = {"storage": quick_study.storage(tmp_path), "runs_folder": tmp_path / "runs", "workers": 1}
-    finished = run_study(spec, **keywords, on_event=begin)
+    finished, _ = quick_study.run(tmp_path, quick_spec("raising", trials=6), workers=1, on_event=begin)
     monkeypatch.undo()
     assert finished
     failed = [row for row in quick_study.rows(tmp_path) if row.status is Status.FAILED]

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,7 +18,6 @@ from ppo_core.report import StepReport
 from ppo_core.rewards import endpoint
 from tests.processes import spawned
 from tests.tuner.quick_study import ROOT, quick_spec, rows, run
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import at_gate, engine, heard, own_spec, reading, run_out, to_gate, workers
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
@@ -115,10 +113,7 @@ class Clock:
         return self.now
 
 
-def test_a_worker_that_is_silent_for_too_long_is_killed_and_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_worker_that_is_silent_for_too_long_is_killed_and_replaced(tmp_path: Path) -> None:
     clock = Clock()
     with LocalEngine(EngineNeeds(1, settings=SETTINGS), clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
@@ -135,8 +130,7 @@ def test_a_worker_that_is_silent_for_too_long_is_killed_and_replaced(
         assert run_out(engine)[1][-1] == Ended()
 
 
-def test_a_long_save_is_not_a_hang_until_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_long_save_is_not_a_hang_until_its_own_limit(tmp_path: Path) -> None:
     clock = Clock()
     with LocalEngine(EngineNeeds(1, settings=SETTINGS), clock=clock) as engine:
         engine.start(own_spec(tmp_path / "0", "saving"))
@@ -152,8 +146,7 @@ def test_a_long_save_is_not_a_hang_until_its_own_limit(tmp_path: Path, monkeypat
         assert isinstance(lost, Lost) and "saving a checkpoint" in lost.how and "save_seconds" in lost.how
 
 
-def test_a_worker_that_spoke_while_others_were_heard_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_worker_that_spoke_while_others_were_heard_lives(tmp_path: Path) -> None:
     clock = Clock()
     with LocalEngine(EngineNeeds(2, settings=SETTINGS), clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
@@ -170,8 +163,7 @@ def test_a_worker_that_spoke_while_others_were_heard_lives(tmp_path: Path, monke
         assert said[0][-1] == said[1][-1] == Ended()
 
 
-def test_a_stopped_worker_is_noticed_by_the_wait_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_stopped_worker_is_noticed_by_the_wait_itself(tmp_path: Path) -> None:
     with LocalEngine(EngineNeeds(1)) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         stopped = to_gate(engine, 0)
@@ -199,10 +191,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unkillable")
-def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_trial(tmp_path: Path) -> None:
     clock = Clock()
     with LocalEngine(EngineNeeds(2, gpus=("4", "7"), settings=SETTINGS), clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
@@ -225,53 +214,7 @@ def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_tria
 
 
 @pytest.mark.usefixtures("unkillable")
-def test_workers_that_cannot_be_killed_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    engine, clock = LocalEngine(EngineNeeds(3)), Clock()
-    for number in range(3):
-        engine.start(own_spec(tmp_path / str(number), "nursing", number=number))
-
-    def wait(_: object, seconds: float = 0.0) -> list[object]:
-        clock.now += seconds
-        return []
-
-    monkeypatch.setattr("tuner.engine.process._EXIT_SECONDS", 5.0)
-    monkeypatch.setattr("tuner.engine.process._KILL_SECONDS", 20.0)
-    monkeypatch.setattr("tuner.engine.process.connection", SimpleNamespace(wait=wait))
-    monkeypatch.setattr("tuner.engine.process.time", SimpleNamespace(monotonic=clock), raising=False)
-    before = clock.now
-    engine.close()
-    assert clock.now - before == 25.0 and len(engine.notices) == 3
-
-
-def test_a_rank_that_outlives_its_killed_worker_keeps_their_gpus_from_the_next_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("tuner.engine.process._KILL_SECONDS", 1.0)
-    clock = Clock()
-    with LocalEngine(EngineNeeds(1, gpus=("4", "7"), gpus_per_trial=2, settings=SETTINGS), clock=clock) as engine:
-        engine.start(own_spec(tmp_path / "0", "unguarded", ranks=2))
-        found = until(lambda: len(found := list(tmp_path.glob("rank-*"))) == 2 and found)
-        ranks = [psutil.Process(int(path.name.removeprefix("rank-"))) for path in found]
-        try:
-            worker = ranks[0].parent()
-            clock.now += 51.0
-            ((_, lost),) = engine.events(SECONDS)
-            assert isinstance(lost, Lost) and not is_alive(worker)
-            assert all(map(is_alive, ranks)) and engine.is_exhausted
-            (line,) = engine.notices
-            assert f"process {worker.pid} on GPU 4,7 cannot be killed" in line
-        finally:
-            for rank in ranks:
-                rank.kill()
-
-
-@pytest.mark.usefixtures("unkillable")
-def test_a_study_without_a_place_left_ends_and_its_next_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_study_without_a_place_left_ends_and_its_next_run_goes_on(tmp_path: Path) -> None:
     spec = quick_spec("gated", trials=1, workers={"step_seconds": 1.0, "first_step_seconds": 60.0})
     finished, events = run(tmp_path, spec, workers=1)
     assert not finished
@@ -284,33 +227,6 @@ def test_a_study_without_a_place_left_ends_and_its_next_run_goes_on(
     finished, events = run(tmp_path, spec, workers=1)
     assert finished and next(event.resumed_step for event in events if isinstance(event, TrialStarted)) == 6
     assert [row.status for row in rows(tmp_path)] == [Status.COMPLETED]
-
-
-UNKILLABLE = r"""
-import os, pathlib, pickle, signal, sys
-from tuner.engine import process
-from tuner.engine.base import EngineNeeds
-from tuner.engine.local import LocalEngine
-if __name__ == "__main__":
-    os.killpg = signal.pidfd_send_signal = lambda *_: None
-    process._EXIT_SECONDS = process._KILL_SECONDS = 0.0
-    with LocalEngine(EngineNeeds(1)) as engine:
-        engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))
-        ((_, message),) = engine.events(240.0)
-    print(int(message.report.metrics["quick/pid"]), *engine.notices, sep="\n")
-"""
-
-
-def test_a_controller_ends_though_a_worker_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (tmp_path / "controller.py").write_text(UNKILLABLE)
-    (tmp_path / "spec").write_bytes(pickle.dumps(own_spec(tmp_path / "0", "nursing")))
-    command = [sys.executable, str(tmp_path / "controller.py"), str(tmp_path / "spec")]
-    with spawned(command, stdout=subprocess.PIPE, text=True) as controller:
-        assert controller.stdout is not None
-        pid, line = controller.stdout.readline().strip(), controller.stdout.readline()
-        assert f"process {pid} cannot be killed" in line
-        assert controller.wait(SECONDS) == 0
 
 
 # Ends
@@ -341,12 +257,6 @@ def test_a_dead_worker_is_noticed_at_once_and_its_children_end_with_it(engine: L
     family = nursing(engine, tmp_path)
     family[0].kill()
     assert heard(engine) == [(0, Lost("killed by SIGKILL"))]
-    assert_dead(family)
-
-
-def test_closing_ends_the_workers_children_too(tmp_path: Path) -> None:
-    with LocalEngine(EngineNeeds(1)) as engine:
-        family = nursing(engine, tmp_path)
     assert_dead(family)
 
 
@@ -391,22 +301,3 @@ def test_interrupts_of_the_terminal_do_not_reach_a_workers_children(engine: Loca
     family = nursing(engine, tmp_path)
     assert {os.getpgid(process.pid) for process in family} == {family[0].pid}
     assert {os.getsid(process.pid) for process in family} == {family[0].pid}
-
-
-def test_a_group_keeps_its_id_until_its_guard_has_ended_it(engine: LocalEngine, tmp_path: Path) -> None:
-    engine.start(trial_spec(tmp_path / "0", "gated"))
-    worker = to_gate(engine, 0)
-    worker.kill()
-    os.waitpid(worker.pid, 0)  # as if something else had reaped it
-    os.killpg(worker.pid, 0)  # or ProcessLookupError
-    ((job, lost),) = heard(engine)
-    assert job == 0 and isinstance(lost, Lost)
-    until(lambda: not is_group(worker.pid))
-
-
-def is_group(number: int) -> bool:
-    try:
-        os.killpg(number, 0)
-    except ProcessLookupError:
-        return False
-    return True

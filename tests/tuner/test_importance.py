@@ -2,14 +2,13 @@
 
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.dashboard.fake_store import CUT, SPEC, build_cut
-from tests.tuner.invoke import Invoke, process
+from tests.dashboard.fake_store import SPEC
+from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import trial_row
 from tuner.search import importance
@@ -114,22 +113,3 @@ def test_the_command_tells_both_with_how_sure_it_is_or_why_it_cannot(ppo_tuner: 
     data = json.loads(ppo_tuner("importance", NAME, "--json", *where)[1])
     assert {one["name"] for one in data["reward"]} == {"learning_rate", "cliprange"} and data["trials"] >= 10
     assert math.isclose(sum(one["share"] for one in data["KL"]), 1.0)
-
-
-def test_where_trials_are_paused_the_command_says_at_which_part_of_their_episodes(own_folder: Path) -> None:
-    build_cut(own_folder / "store.db").close()
-    done = process("importance", CUT, "--storage", f"sqlite:///{own_folder / 'store.db'}")
-    out = done.stdout
-    assert (
-        done.returncode == 0 and not done.stderr and out.startswith("25 trials read at 10% to 13% of their episodes.")
-    )
-    assert "What mattered for reward, at screening" in out
-    assert len(re.findall(r"^ hyperparameter +share +likely +chance +verdict *$", out, re.MULTILINE)) == 2
-    assert (
-        len(
-            re.findall(
-                r"^ learning_rate +█* +\d+% +\d+% to \d+% +\d+% +(?:matters|may be chance) *$", out, re.MULTILINE
-            )
-        )
-        == 2
-    )

@@ -10,7 +10,6 @@ from ppo_core.errors import ConfigError
 from tests.tuner import quick_study
 from tuner.control.events import StudyStarted
 from tuner.control.orders import enqueued_params
-from tuner.control.run import run_study
 from tuner.search.warm_start import ListedTrial
 from tuner.study.spec import StudySpec
 
@@ -111,9 +110,3 @@ def test_what_an_enqueued_trial_leaves_out_is_the_studys_own() -> None:
     study = spec()
     params = enqueued_params(study, [], {"lam": 0.9})
     assert params == {"lam": 0.9} and study.config(params).kl_coef == 0.05, "trial 0's is 0.01"
-
-
-def test_another_total_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^trials = 2 is not allowed beside \[\[trial\]\] tables"):
-        run_study(spec(), storage=str(tmp_path / "s.db"), runs_folder=tmp_path, trials=2, on_event=print)
-    assert not list(tmp_path.iterdir())

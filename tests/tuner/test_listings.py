@@ -3,14 +3,12 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.tuner.invoke import Invoke
 from tuner.store import Store
-from tuner.study.spec import StudySpec
 
 
 @pytest.fixture
@@ -33,17 +31,6 @@ def test_a_trial_is_running_only_while_a_controller_lives(ppo_tuner: Invoke, mad
     assert said() == ["interrupted"] * 4
     store.acquire(made)  # by this process, which lives
     assert said() == ["running"] * 4
-
-
-def test_more_trials_than_are_asked_for_now_are_all_counted(ppo_tuner: Invoke, made: str, store: Store) -> None:
-    assert "7 of 8 trials ended" in ppo_tuner("show", made)[1]
-    lease = store.acquire(made)
-    spec = StudySpec.from_dict(store.study(made).spec, "made")
-    store.update_study(lease, spec=replace(spec, trials=2).to_dict())
-    assert "7 trials ended, 2 asked for" in ppo_tuner("show", made)[1]
-    assert "7 (2 asked)" in ppo_tuner("list")[1]
-    (study,) = json.loads(ppo_tuner("list", "--json")[1])
-    assert (study["finished"], study["trials"]) == (7, 2)
 
 
 def test_of_a_study_with_many_trials_the_best_the_latest_and_the_unended_are_listed(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.errors import ConfigError, StudyError
+from ppo_core.errors import StudyError
 from tests.tuner import made_study, stores
 from tuner.cli import manage
 from tuner.store import Store
@@ -100,13 +100,6 @@ def test_delete_asks_on_a_terminal(
     assert store.studies() == [] and capsys.readouterr().out == 'deleted study "made"\n'
 
 
-def test_delete_is_refused_where_nobody_can_be_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("made\n"))
-    with pytest.raises(ConfigError, match="without one, give --yes"):
-        delete(store, yes=False)
-    assert store.study("made")
-
-
 def test_delete_keeps_files_where_told_to(store: Store, tmp_path: Path) -> None:
     assert delete(store, keep_files=True) == 0
     assert store.studies() == [] and (tmp_path / "runs" / "made" / "0" / "step-000012" / "weights.bin").exists()
@@ -123,13 +116,6 @@ def test_a_folder_that_is_not_the_studys_stays(
     assert delete(store) == 0
     assert store.studies() == [] and (folder / "0" / "step-000012" / "weights.bin").exists()
     assert capsys.readouterr().err == f"ppo-tuner: {folder} stays: it is not marked as this study's\n"
-
-
-def test_a_study_that_is_held_is_left_alone(store: Store, tmp_path: Path) -> None:
-    store.acquire("made")
-    with pytest.raises(StudyError, match='study "made" is run by process'):
-        delete(store, yes=False)  # not even asked
-    assert store.study("made") and (tmp_path / "runs" / "made" / "study.json").exists()
 
 
 def test_a_folder_that_is_in_use_is_left_alone_and_so_is_the_lease(store: Store, tmp_path: Path) -> None:
@@ -154,8 +140,3 @@ def test_a_deletion_that_was_cut_off_can_be_done_again(
     assert delete(store) == 0
     assert store.studies() == []
     assert not (tmp_path / "runs" / "made").exists()
-
-
-def test_a_study_that_is_not_there_is_named(store: Store) -> None:
-    with pytest.raises(StudyError, match=r'no study "mode" in .*; did you mean "made"'):
-        manage.delete(args(store, "mode", yes=True, keep_files=False))

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,21 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
-from ppo_core.errors import ConfigError
-from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage, stored_spec
+from tests.tuner.quick_study import (
+    NAME,
+    controller,
+    curves,
+    opened,
+    placed,
+    quick_spec,
+    rows,
+    run,
+    storage,
+    stored_spec,
+)
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
-from tests.tuner.trial_rows import trial_row
+from tests.waiting import until
 from tuner.confirm.plan import Plan
 from tuner.control.events import (
     Event,
@@ -30,8 +39,6 @@ from tuner.control.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.control.orders import check_trial_order, enqueued_params
-from tuner.control.run import run_study
 from tuner.judge.results import value_sources
 from tuner.judge.scoring import judged_again
 from tuner.search.optuna_trials import to_optuna
@@ -48,21 +55,9 @@ def place(store: Store, kind: str, trial: int | None = None, **arguments: Any) -
     return store.place_order(store.study(NAME), kind, trial, arguments)
 
 
-def placed(folder: Path, kind: str, trial: int | None = None, **arguments: Any) -> Order:
-    """Place an order while nothing runs the study."""
-    store = Store.open(storage(folder))
-    try:
-        return place(store, kind, trial, **arguments)
-    finally:
-        store.close()
-
-
 def decided(folder: Path) -> list[Order]:
-    store = Store.open(storage(folder))
-    try:
+    with opened(folder) as store:
         return store.orders(store.study(NAME))
-    finally:
-        store.close()
 
 
 def run_with(folder: Path, actions: dict[tuple[int, int], Action], **keywords: Any) -> tuple[bool, list[Event]]:
@@ -79,32 +74,11 @@ def run_with(folder: Path, actions: dict[tuple[int, int], Action], **keywords: A
 
     try:
         spec = keywords.pop("spec", quick_spec())
-        finished = run_study(
-            spec,
-            storage=storage(folder),
-            runs_folder=folder / "runs",
-            on_event=on_event,
-            **({"workers": 1, "checkpoint_seconds": 1e9} | keywords),
-        )
+        finished, _ = run(folder, spec, on_event=on_event, **({"workers": 1, "checkpoint_seconds": 1e9} | keywords))
     finally:
         store.close()
     assert not actions
     return finished, events
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for a state; the deadline is only for what never comes."""
-    deadline = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken")
-    run(folder, quick_spec())
-    return folder
 
 
 def test_a_running_trial_ends_where_it_is_and_keeps_its_value_so_far(tmp_path: Path) -> None:
@@ -144,56 +118,29 @@ def test_a_paused_study_waits_and_goes_on_from_its_checkpoints(tmp_path: Path, u
         if isinstance(event, TrialStepped) and (event.number, event.report.step) == (2, 5):
             placed(tmp_path, "pause")
 
-    finished = run_study(
-        quick_spec(), storage=storage(tmp_path), runs_folder=tmp_path / "runs", workers=2, on_event=resume_when_idle
-    )
+    finished, _ = run(tmp_path, quick_spec(), workers=2, on_event=resume_when_idle)
     assert finished and seen == [True]
     assert curves(tmp_path) == curves(unbroken)
 
 
-def test_a_stopped_study_leaves_its_trials_to_the_next_run(tmp_path: Path, unbroken: Path) -> None:
-    finished, events = run_with(tmp_path, {(2, 4): lambda store: place(store, "stop")})
-    assert not finished
-    assert any(isinstance(event, StudyStopped) and event.why == "stopped by an order" for event in events)
-    go_on(tmp_path, quick_spec())
-    assert curves(tmp_path) == curves(unbroken)
-
-
-def test_an_enqueued_configuration_runs_next_and_comes_on_top_of_the_total(tmp_path: Path) -> None:
-    values = {"learning_rate": "2e-4", "cliprange": 0.25}
-    finished, _ = run_with(tmp_path, {(1, 2): lambda store: place(store, "enqueue", values=values, label="mine")})
-    assert finished
-    found = rows(tmp_path)
-    assert len(found) == 7
-    asked = found[2]
-    assert (asked.origin, asked.label, asked.status) == (Origin.ENQUEUED, "mine", Status.COMPLETED)
-    assert (asked.config["learning_rate"], asked.config["cliprange"]) == (2e-4, 0.25)
-    assert [row.origin for row in found].count(Origin.SAMPLED) == 5
-    (order,) = decided(tmp_path)
-    assert order.outcome == "added as trial 2"
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"learning_rate": 2.0}, r"learning_rate = 2.0 is not allowed; expected a number in \[0, 1\]"),
-        ({"lerning_rate": 1e-4}, r'unknown hyperparameter "lerning_rate"; did you mean "learning_rate"'),
-        ({"total_episodes": 64}, r"total_episodes is the same in all trials"),
-        ({"cliprange": "wide"}, r"cliprange = 'wide' is not allowed; expected a number"),
-        ({"seed": 3}, r"seed is the same in all trials"),
-        ({"batch_size": 32, "mini_batch_size": 64}, r"mini_batch_size = 64"),
-        ({}, r"trial 0 has these values already"),
-    ],
-)
-def test_a_configuration_that_cannot_run_is_refused(tmp_path: Path, values: dict[str, object], message: str) -> None:
+def test_what_cannot_be_carried_out_is_refused_and_ends_no_run(tmp_path: Path) -> None:
+    """Each with its reason; the last ones are orders that no command places."""
     run(tmp_path, quick_spec(trials=1))
-    with pytest.raises(ConfigError, match=message):
-        enqueued_params(quick_spec(), rows(tmp_path), values)
-    placed(tmp_path, "enqueue", values=values)
-    run(tmp_path, quick_spec(trials=1))
-    (order,) = decided(tmp_path)
-    assert order.state is OrderState.REFUSED and order.outcome is not None
-    assert len(rows(tmp_path)) == 1
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("enqueue", {"values": {"learning_rate": 2.0}}, "learning_rate = 2.0 is not allowed"),
+        ("enqueue", {"values": {"total_episodes": 64}}, "total_episodes is the same in all trials"),
+        ("enqueue", {"values": {"batch_size": 32, "mini_batch_size": 64}}, "mini_batch_size = 64"),
+        ("enqueue", {"values": {}}, "trial 0 has these values already"),
+        ("enqueue", {"values": [1]}, "it cannot be carried out: AttributeError"),
+        ("set", {"changes": 3}, "it cannot be carried out: AttributeError"),
+        ("fork", {"values": {"cliprange": 0.25}}, "fork names no trial"),
+        ("dance", {}, 'unknown order "dance"'),
+    ]
+    for kind, arguments, _ in refused:
+        placed(tmp_path, kind, **arguments)
+    assert run(tmp_path, quick_spec(trials=1))[0] and len(rows(tmp_path)) == 1
+    for order, (_, _, reason) in zip(decided(tmp_path), refused, strict=True):
+        assert order.state is OrderState.REFUSED and str(order.outcome).startswith(reason)
 
 
 def test_an_enqueued_trial_may_have_values_of_its_own_whatever_the_study_searches_and_fixes(tmp_path: Path) -> None:
@@ -201,7 +148,10 @@ def test_an_enqueued_trial_may_have_values_of_its_own_whatever_the_study_searche
     run(tmp_path, spec)
     values = {"cliprange": 0.5, "lam": 0.8, "vf_coef": 0.3, "lr_scheduler_type": "cosine"}
     placed(tmp_path, "enqueue", values=values)
-    run(tmp_path, spec)
+    assert decided(tmp_path)[0].state is OrderState.WAITING
+    for _ in range(2):
+        run(tmp_path, spec)
+    assert [row.origin for row in rows(tmp_path)] == [Origin.REFERENCE, Origin.SAMPLED, Origin.ENQUEUED]
     asked = rows(tmp_path)[2]
     assert (asked.status, asked.params) == (
         Status.COMPLETED,
@@ -213,24 +163,6 @@ def test_an_enqueued_trial_may_have_values_of_its_own_whatever_the_study_searche
     assert spec.search["cliprange"].high < 0.5 and rows(tmp_path)[0].config["lam"] == 0.9
 
 
-def test_orders_wait_for_a_controller_and_are_carried_out_once(tmp_path: Path) -> None:
-    run(tmp_path, quick_spec(trials=2))
-    placed(tmp_path, "enqueue", values={"cliprange": 0.15})
-    assert decided(tmp_path)[0].state is OrderState.WAITING
-    for _ in range(2):
-        run(tmp_path, quick_spec(trials=2))
-    assert [row.origin for row in rows(tmp_path)] == [Origin.REFERENCE, Origin.SAMPLED, Origin.ENQUEUED]
-
-
-def test_an_order_placed_twice_under_one_key_is_one(tmp_path: Path) -> None:
-    run(tmp_path, quick_spec(trials=1))
-    store = Store.open(storage(tmp_path))
-    study = store.study(NAME)
-    first = store.place_order(study, "stop", None, {}, key="k")
-    assert store.place_order(study, "stop", None, {}, key="k").id == first.id
-    store.close()
-
-
 def test_the_total_and_the_workers_change_while_it_runs(tmp_path: Path) -> None:
     change = {"trials": 4, "workers": 2}
     finished, events = run_with(tmp_path, {(1, 2): lambda store: place(store, "set", changes=change)})
@@ -239,9 +171,8 @@ def test_the_total_and_the_workers_change_while_it_runs(tmp_path: Path) -> None:
     assert (order.spec.trials, order.extent.total) == (4, 4)
     pids = {event.report.metrics["quick/pid"] for event in events if isinstance(event, TrialStepped)}
     assert len(pids) == 2
-    store = Store.open(storage(tmp_path))
-    assert (store.study(NAME).spec["trials"], store.study(NAME).workers) == (4, 2)
-    store.close()
+    with opened(tmp_path) as store:
+        assert (store.study(NAME).spec["trials"], store.study(NAME).workers) == (4, 2)
 
 
 def test_another_kl_budget_judges_all_trials_anew(tmp_path: Path) -> None:
@@ -261,7 +192,7 @@ def test_another_kl_budget_renews_the_screening_score_of_a_trial_that_a_person_r
     run(tmp_path, spec)
     screened = rows(tmp_path)[0]
     resumed = replace(screened, status=Status.WAITING, paused_by=None, is_promoted=True, value=None, violation=None)
-    with closing(Store.open(storage(tmp_path))) as store:
+    with opened(tmp_path) as store:
         wider = replace(spec, kl_budget=20.0)
         found = judged_again(store, [screened, resumed, replace(resumed, rung_episode=None)], wider)
     assert [round(row.rung_score or 0, 9) for row in (screened, *found)] == [0.8, 0.4, 0.4]
@@ -277,12 +208,9 @@ def test_what_a_running_trial_ran_is_not_counted_as_spent_after_another_kl_budge
 
 def settings(folder: Path) -> tuple[int, float]:
     """The stored total of trials and KL budget."""
-    store = Store.open(storage(folder))
-    try:
+    with opened(folder) as store:
         spec = store.study(NAME).spec
         return spec["trials"], spec["kl"]["budget"]
-    finally:
-        store.close()
 
 
 def notes(events: list[Event]) -> list[str]:
@@ -339,8 +267,7 @@ def test_a_flag_is_a_later_word_than_an_order(tmp_path: Path) -> None:
     assert settings(tmp_path)[0] == 3
 
 
-def test_failed_trials_are_tried_again_from_their_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_failed_trials_are_tried_again_from_their_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "kills").write_text("3")
     run(tmp_path, quick_spec("killed", trials=2), workers=1)
     assert rows(tmp_path)[0].status is Status.FAILED
@@ -353,7 +280,7 @@ def test_failed_trials_are_tried_again_from_their_checkpoints(tmp_path: Path, mo
     assert again.violation is not None
 
 
-def test_a_wish_outlives_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wish_outlives_the_controller(tmp_path: Path) -> None:
     with controller(tmp_path, quick_spec("gated"), workers=1) as first:
         first.read_until(lambda line: line == "TrialStepped 0 6")
         while not list(tmp_path.glob("waiting-*")):
@@ -362,23 +289,10 @@ def test_a_wish_outlives_the_controller(tmp_path: Path, monkeypatch: pytest.Monk
         first.read_until(lambda line: line.startswith("OrderDecided"))
         first.kill()
     (tmp_path / "gate").touch()
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     finished, events = run(tmp_path, quick_spec("gated"), workers=1)
     assert finished
     assert rows(tmp_path)[0].status is Status.STOPPED
     assert 0 not in [event.row.number for event in events if isinstance(event, TrialStarted)]
-
-
-def test_a_stop_is_for_this_run_though_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time
-
-    def an_hour_earlier(store: Store) -> None:
-        monkeypatch.setattr(time, "time", lambda: now() - 3600)
-        place(store, "stop")
-
-    finished, _ = run_with(tmp_path, {(1, 4): an_hour_earlier})
-    assert not finished
-    assert [order.state for order in decided(tmp_path)] == [OrderState.DONE]
 
 
 def test_a_stop_for_an_earlier_run_is_refused_though_the_clock_was_set_back_since(
@@ -397,11 +311,8 @@ def test_a_stop_for_an_earlier_run_is_refused_though_the_clock_was_set_back_sinc
 # Orders between the answer that a worker got and its last word
 
 
-def run_while_saving(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, first: str, later: list[str], trial: int | None = 0
-) -> tuple[bool, list[Event]]:
+def run_while_saving(folder: Path, first: str, later: list[str], trial: int | None = 0) -> tuple[bool, list[Event]]:
     """Run one trial; order `first` of it (`trial` None: of the study), and `later` of the trial while it saves."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
     waiting = [*later]
 
     def while_it_saves(event: Event) -> None:
@@ -418,14 +329,9 @@ def run_while_saving(
             placed(folder, "resume")
 
     seen: list[Event] = []
-    finished = run_study(
-        quick_spec("gated_save", trials=1),
-        storage=storage(folder),
-        runs_folder=folder / "runs",
-        workers=1,
-        checkpoint_seconds=1e9,
-        on_event=while_it_saves,
-    )
+    finished = run(
+        folder, quick_spec("gated_save", trials=1), workers=1, checkpoint_seconds=1e9, on_event=while_it_saves
+    )[0]
     return finished, seen
 
 
@@ -439,19 +345,17 @@ def run_while_saving(
     ],
 )
 def test_what_is_ordered_while_a_worker_saves_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, later: list[str], status: Status
+    tmp_path: Path, first: str, later: list[str], status: Status
 ) -> None:
     kind, _, about_study = first.partition(" ")
-    run_while_saving(tmp_path, monkeypatch, kind, later, None if about_study else 0)
+    run_while_saving(tmp_path, kind, later, None if about_study else 0)
     (row,) = rows(tmp_path)
     assert (row.status, row.wanted) == (status, None)
     assert [order.state for order in decided(tmp_path)][: 1 + len(later)] == [OrderState.DONE] * (1 + len(later))
 
 
-def test_a_pause_taken_back_while_a_worker_saves_goes_on_from_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path
-) -> None:
-    finished, events = run_while_saving(tmp_path, monkeypatch, "pause", ["resume"])
+def test_a_pause_taken_back_while_a_worker_saves_goes_on_from_there(tmp_path: Path, unbroken: Path) -> None:
+    finished, events = run_while_saving(tmp_path, "pause", ["resume"])
     assert finished
     assert [event.resumed_step for event in events if isinstance(event, TrialStarted)] == [None, GATED_STEP]
     assert curves(tmp_path)[0] == curves(unbroken)[0]
@@ -505,14 +409,7 @@ def run_at_gate(
         if isinstance(event, StudyPaused):
             placed(folder, "resume")
 
-    finished = run_study(
-        spec,
-        storage=storage(folder),
-        runs_folder=folder / "runs",
-        on_event=on_event,
-        timeout=600,
-        **({"workers": 2} | keywords),
-    )
+    finished, _ = run(folder, spec, on_event=on_event, timeout=600, **({"workers": 2} | keywords))
     return finished, events
 
 
@@ -574,6 +471,7 @@ def test_an_order_of_the_last_moment_is_carried_out_before_the_study_counts_as_f
         return real(store, *arguments)
 
     monkeypatch.setattr(Store, "set_finished", with_an_order)
+    monkeypatch.setattr("tuner.control.controller.LOOK_SECONDS", 1e9)
     assert run(tmp_path, quick_spec(trials=1))[0]
     assert [order.state for order in decided(tmp_path)] == [OrderState.DONE]
     assert [row.status for row in rows(tmp_path)] == [Status.COMPLETED] * 2
@@ -598,28 +496,6 @@ def test_a_paused_trial_is_judged_by_its_evaluations_so_far(tmp_path: Path) -> N
     assert (waiting.status, waiting.value, waiting.kl, waiting.violation) == (Status.WAITING, None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "status", "message"),
-    [
-        ("stop", Status.COMPLETED, "trial 0 is completed; stop does not apply to it"),
-        ("pause", Status.PAUSED, "trial 0 is paused already"),
-        ("resume", Status.COMPLETED, "only a paused trial can be resumed"),
-    ],
-)
-def test_a_trial_in_the_wrong_state_refuses(kind: str, status: Status, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_trial_order(kind, trial_row(0, status=status))
-
-
-def test_an_order_that_comes_with_the_last_report_is_still_obeyed(tmp_path: Path) -> None:
-    values = {"cliprange": 0.15}
-    finished, _ = run_with(
-        tmp_path, {(1, 10): lambda store: place(store, "enqueue", values=values)}, spec=quick_spec(trials=2)
-    )
-    assert finished
-    assert [row.origin for row in rows(tmp_path)] == [Origin.REFERENCE, Origin.SAMPLED, Origin.ENQUEUED]
-
-
 def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) -> None:
     change = {"workers": 3}
     order = {(1, 2): lambda store: place(store, "set", changes=change)}
@@ -628,23 +504,3 @@ def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) 
     (decided_order,) = decided(tmp_path)
     assert decided_order.state is OrderState.REFUSED
     assert decided_order.outcome == "workers = 3 is not allowed; expected at most 2, one per GPU"
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
-    [
-        ("enqueue", {"values": [1]}, "it cannot be carried out: AttributeError"),
-        ("set", {"changes": 3}, "it cannot be carried out: TypeError"),
-        ("fork", {"values": {"cliprange": 0.25}}, "fork names no trial"),
-        ("dance", {}, 'unknown order "dance"'),
-    ],
-)
-def test_an_order_that_no_command_places_ends_no_run(
-    tmp_path: Path, kind: str, arguments: dict[str, Any], message: str
-) -> None:
-    run(tmp_path, quick_spec(trials=1))
-    placed(tmp_path, kind, **arguments)
-    assert run(tmp_path, quick_spec(trials=1))[0]
-    (order,) = decided(tmp_path)
-    assert order.state is OrderState.REFUSED and str(order.outcome).startswith(message)
-    assert len(rows(tmp_path)) == 1

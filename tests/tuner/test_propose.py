@@ -73,16 +73,6 @@ def test_a_proposal_depends_on_the_seed_the_number_and_the_history_alone() -> No
     assert ninth(make_spec("random"), {**history, 3: 1.0}) == ninth(make_spec("random"), history)
 
 
-def test_proposals_differ_and_make_valid_configurations() -> None:
-    rows: list[TrialRow] = []
-    proposals: list[Params] = []
-    for number in range(12):
-        proposals.append(propose(SPEC, rows, number))
-        SPEC.config(proposals[-1])
-        rows.append(ended(running(number, proposals[-1]), "completed", float(number)))
-    assert len({tuple(params.values()) for params in proposals}) == 12
-
-
 def began(*hows: str) -> list[TrialRow]:
     """The trials of a study that ended in these ways."""
     params = [{**INSIDE, "learning_rate": 1e-4 * (number + 1)} for number in range(len(hows))]
@@ -278,55 +268,6 @@ def test_the_sampler_goes_where_the_value_is_and_flees_where_trials_broke() -> N
     assert sorted(learn(spec, "nonfinite"))[10] < border
 
 
-# A toy: at a rate r the KL after a share t of a trial is (2 t r / 1e-4)² nats, and the reward sqrt(KL). The best
-# checkpoint within the budget of 10 nats counts; the guard ends a trial at 15.
-
-TOY = {"search": {"learning_rate": "advised"}, "kl": {"budget": 10.0, "limit": 15.0}}
-TOY_RUNG = 0.1
-
-
-def toy(number: int, rate: float, until: str) -> TrialRow:
-    """A trial of the toy that rests at its rung, or went on from there to its end, or to the guard's."""
-    pace = 2.0 * rate / 1e-4
-    early, end = min(pace * TOY_RUNG, math.sqrt(10.0)), min(1.0, math.sqrt(15.0) / pace)
-    value = math.sqrt(min((pace * end) ** 2, 10.0))
-    x = (pace * TOY_RUNG) ** 2 / 10.0 / TOY_RUNG
-    made = {
-        "screened": trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=early, episodes=192),
-        "end": trial_row(number, value=value, is_promoted=True, episodes=1920),
-        "guard": pruned(number, "kl_limit", 15.0, value=value, is_promoted=True, episodes=round(1920 * end)),
-    }[until]
-    return replace(made, params={"learning_rate": rate}, rung_score=min(1.0, x / 0.5, 3.0 / x))
-
-
-def rates(low: float, high: float, count: int) -> list[float]:
-    return [low * (high / low) ** (n / (count - 1)) for n in range(count)]
-
-
-def proposed_rate(rows: list[TrialRow]) -> float:
-    """The median of what is proposed next, by five seeds."""
-    specs = [make_spec(startup_trials=1, seed=seed, **TOY) for seed in range(5)]
-    return statistics.median(
-        float(propose(spec, rows, len(rows))["learning_rate"])  # type: ignore[arg-type]
-        for spec in specs
-    )
-
-
-def test_poor_trials_that_were_finished_do_not_outrank_those_at_a_rung_that_promise_more() -> None:
-    """Slow ones were finished when there were no better ones; the fast ones that rest now come near the budget."""
-    rows = [toy(n, 3e-5 * 1.1**n, "end") for n in range(3)]
-    rows += [toy(3 + n, rate, "screened") for n, rate in enumerate(rates(1e-5, 1.5e-3, 24))]
-    assert proposed_rate(rows) > 3e-4
-
-
-def test_what_the_guard_ended_late_does_not_outrank_those_at_a_rung_that_promise_more() -> None:
-    """Trials so fast that they had no checkpoint in between, and are worth little within the budget."""
-    rows = [toy(0, 1e-4, "end")]
-    rows += [replace(toy(1 + n, rate, "guard"), value=0.3) for n, rate in enumerate(rates(1e-3, 2.9e-3, 3))]
-    rows += [toy(4 + n, rate, "screened") for n, rate in enumerate(rates(1e-5, 4e-4, 20))]
-    assert 2e-4 < proposed_rate(rows) < 7e-4
-
-
 def test_a_paused_trial_is_read_as_its_value_so_far_and_its_share_of_the_usual_gain() -> None:
     spec = make_spec(search={"learning_rate": "advised"})
     params, screened = {"learning_rate": 1e-4}, {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY}
@@ -374,14 +315,6 @@ def test_whatever_the_trials_had_the_sampler_searches_all_dimensions_jointly() -
     assert [trial.state for trial in seen] == [TrialState.COMPLETE] * 4
 
 
-def test_trials_without_a_value_in_some_dimension_are_no_obstacle() -> None:
-    rows = [trial_row(n, params={"learning_rate": 1e-6, "gamma": 0.5 + n / 10}) for n in range(4)]
-    proposal = propose(SPEC, rows, 4)
-    failed = [trial_row(n, status=Status.FAILED, params={"learning_rate": 1e-4}) for n in range(4)]
-    assert proposal == propose(SPEC, failed, 4)
-    SPEC.config(proposal)
-
-
 def after(*told: TrialRow) -> list[Params]:
     """What studies of some seeds propose after three completed trials and these."""
     params: Params = {**make_spec(search=SMALL).reference_params(), "vf_coef": 0.7}
@@ -420,16 +353,6 @@ def test_a_waiting_trial_counts_as_one_that_runs_and_a_paused_one_by_its_value_s
     assert paused == after(*[pruned(rule="halving", value=0.5)] * 9) == after(*[trial_row(value=0.5)] * 9) != runs
 
 
-def test_other_ranges_change_proposals() -> None:
-    rows = [trial_row(n, params={"learning_rate": 1e-4 * 1.2**n, "lam": 0.9}, value=n, kl=n) for n in range(12)]
-    searched = {"search": {"learning_rate": "advised", "lam": "advised"}}
-    spec = make_spec(**searched)
-    narrow = make_spec(**searched | {"search": {"learning_rate": {"low": 2e-4, "high": 5e-4}, "lam": "advised"}})
-    narrowed = propose(narrow, rows, 12)
-    assert narrowed != propose(spec, rows, 12)
-    assert 2e-4 <= float(narrowed["learning_rate"]) <= 5e-4  # type: ignore[arg-type]
-
-
 # Lists of values
 
 LISTS: dict[str, Any] = {
@@ -456,17 +379,6 @@ def test_a_list_of_values_is_searched_in_the_fields_types(sampler: str) -> None:
         rows.append(trial_row(number, params=params, config=config, value=float(number % 5)))
     for name in ("lr_scheduler_type", "whiten_rewards", "kl_coef"):
         assert len({row.params[name] for row in rows if name in row.params}) > 1, name
-
-
-def test_the_sampler_learns_which_of_a_list_is_good() -> None:
-    spec = make_spec(search={"lr_scheduler_type": ["linear", "cosine", "constant"], "lam": "advised"})
-    kinds = ("linear", "cosine", "constant")
-    rows = [
-        trial_row(n, params={"lr_scheduler_type": kinds[n % 3], "lam": 0.9 + n / 1000}, value=float(n % 3 == 1))
-        for n in range(24)
-    ]
-    proposed = [propose(replace(spec, seed=seed), rows, 24)["lr_scheduler_type"] for seed in range(12)]
-    assert proposed.count("cosine") >= 9
 
 
 def test_a_trial_whose_value_is_none_of_the_list_teaches_nothing() -> None:

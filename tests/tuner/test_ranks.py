@@ -13,23 +13,16 @@ from typing import Any
 import psutil
 import pytest
 
-from ppo_core import checkpoint
-from ppo_core.distributed.rank_zero import NextMove
-from ppo_core.distributed.world import World
-from ppo_core.errors import ConfigError, NoRoomError
+from ppo_core.errors import ConfigError
 from tests.ppo_core.command_folder import EXHAUST_AT, KILL_RANK, REPOSITORY, fill
-from tests.ppo_core.worlds import run_gloo
 from tests.processes import spawned
 from tests.waiting import until
 from tuner.control.run import _most_workers
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
-from tuner.engine.protocol import Stepped, TrialSpec, WorkerSettings
-from tuner.engine.run_trial import run_trial
-from tuner.judge.guard import GuardSettings
-from tuner.study.spec import PPO_TRAINER, StudySpec
+from tuner.engine.protocol import WorkerSettings
+from tuner.study.spec import StudySpec
 
-FOLDER = "RANKS_TEST_FOLDER"
 STUDY = """
 name = "{name}"
 trials = {trials}
@@ -176,55 +169,6 @@ def test_memory_that_runs_out_in_one_process_is_the_trials_error_as_with_one(fol
     said = (folder / "full.txt").read_text()
     assert trial["status"] == "failed" and trial["reason"]["rule"] == "out_of_memory", said
     assert "CUDA out of memory." in trial["reason"]["message"] and "silent for" not in said
-
-
-TASK = """
-policy = "policy"
-prompts = { path = "prompts.jsonl" }
-reward = [{ where = "rewards.py:count" }]
-eval = { response_length = 6 }
-"""
-
-
-def trial_without_room(world: World) -> list[str]:
-    """Run a trial whose second checkpoint finds no room; return how it ended, and what was asked and written."""
-    folder = Path(os.environ[FOLDER])
-    sizes = {"total_episodes": 32, "batch_size": 8, "mini_batch_size": 8, "response_length": 6, "num_ppo_epochs": 1}
-    spec = TrialSpec(
-        0, sizes, f"{folder}/task.toml", PPO_TRAINER, "cpu", 1, folder / f"of {world.size}",
-        GuardSettings(kl_limit=1000.0), 100.0, checkpoint_seconds=0.0, ranks=world.size,
-    )  # fmt: skip
-    write, said, written = checkpoint.write, [], []
-
-    def refused(path: Path, *args: Any, **more: Any) -> None:
-        written.append(path.name)
-        if written == ["step-000000", "step-000001"]:
-            raise NoRoomError("the disk is full")
-        write(path, *args, **more)
-
-    def ask(message: Stepped) -> NextMove:
-        said.append(f"step {message.report.step}")
-        return NextMove.GO_ON
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(checkpoint, "write", refused)
-        try:
-            return [type(run_trial(spec, ask)).__name__, *said, *written]
-        except NoRoomError as error:
-            return [str(error), *said, *written]
-
-
-@pytest.mark.slow
-def test_all_processes_end_where_rank_0_finds_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER, str(folder))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # accelerate asks for it, and meets nobody there
-    monkeypatch.setenv("MASTER_PORT", "1")
-    (folder / "task.toml").write_text(TASK)
-    first, other = run_gloo(2, trial_without_room)
-    assert first == ["the disk is full", "step 0", "step 1", "step-000000", "step-000001"]
-    assert other == ["the disk is full"], "rank 0 alone asks and writes"
-    newest = checkpoint.latest(folder / "of 2")
-    assert newest is not None and newest.name == "step-000000"
 
 
 def test_gpus_are_shared_out_in_whole_groups() -> None:

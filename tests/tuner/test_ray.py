@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,11 +17,9 @@ from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
 from tests.processes import free_port
 from tests.tuner.conformance import check_engine
-from tests.tuner.quick_study import controller, curves, outcomes, quick_spec, rows, run, write_study
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.quick_study import controller, curves, outcomes, placed, quick_spec, rows, write_study
 from tests.tuner.ray_nodes import ROOT, Nodes, nodes
 from tests.tuner.test_hang_timeout import Clock
-from tests.tuner.test_orders import placed
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
 from tuner.engine.base import Engine, EngineNeeds
@@ -37,17 +34,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 @pytest.fixture(autouse=True)
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the nodes inherit."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that ran through, on this machine without Ray."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    run(folder, quick_spec())
-    return folder
 
 
 @pytest.fixture
@@ -226,41 +214,6 @@ def test_what_jobs_wait_for_is_told_once_and_idle_actors_are_ended(tmp_path: Pat
         until(lambda: heard(engine, 4))
 
 
-# Nodes that do not see the runs folder
-
-
-def require_mounts() -> None:
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting needs root")
-
-
-def add_without(cluster: Nodes, name: str, folder: Path) -> None:
-    """Add a node that sees an empty folder in place of this one."""
-    mount = f'mount -t tmpfs none {folder} && exec "$@"'
-    cluster.add_process(name, "unshare", "--mount", "sh", "-c", mount, "sh")
-
-
-@pytest.fixture
-def apart(tmp_path: Path) -> Iterator[Nodes]:
-    """Two nodes that see neither the controller's runs folder nor each other's."""
-    require_mounts()
-    (tmp_path / "runs").mkdir()
-    with nodes() as made:
-        for name in ("first", "second"):
-            add_without(made, name, tmp_path / "runs")
-        yield made
-
-
-def test_nodes_that_do_not_see_the_runs_folder_are_named_at_the_start(apart: Nodes, tmp_path: Path) -> None:
-    with controller(tmp_path, quick_spec(), ray=apart.address) as started:
-        assert started.end() == 1
-    (line,) = [line for line in started.errors.read_text().splitlines() if line.startswith("ppo_core.errors.TaskError")]
-    assert re.search(
-        r"node (first|second) on \S+ does not see the controller's runs folder \S+/runs; run the study in a", line
-    )
-    assert all(row.attempts == 0 for row in rows(tmp_path))
-
-
 # What a node lacks
 
 
@@ -269,27 +222,6 @@ def refused(folder: Path, address: str, spec: StudySpec) -> str:
     with controller(folder, spec, ray=address, cwd=folder) as started:
         assert started.end() == 1
     return started.errors.read_text().splitlines()[-1]
-
-
-def test_a_node_with_other_sources_is_named(two: Nodes, tmp_path: Path) -> None:
-    for package in ("ppo_core", "tuner"):
-        shutil.copytree(ROOT / package, tmp_path / "other" / package)
-    with (tmp_path / "other" / "tuner" / "status.py").open("a") as file:
-        file.write("# later\n")
-    two.add_process("third", PYTHONPATH=f"{tmp_path / 'other'}:{ROOT}")
-    line = refused(tmp_path, two.address, quick_spec())
-    assert re.search(
-        r"node third on \S+ has ppo-tuner 0\.1\.0, sources \w{8}, and the controller 0\.1\.0, sources ", line
-    )
-
-
-def test_a_node_without_the_task_is_named(two: Nodes, tmp_path: Path) -> None:
-    require_mounts()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "task.py").write_text("from tests.tuner.quick_trainer import TASK\n")
-    add_without(two, "third", tmp_path / "mine")
-    line = refused(tmp_path, two.address, replace(quick_spec(), task=str(tmp_path / "mine" / "task.py")))
-    assert re.search(r"node third on \S+: task file \S+/mine/task.py not found", line), line
 
 
 def test_a_gpu_that_torch_does_not_see_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import random
 import shlex
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from ppo_core.config.kl_budget import Point, front
 from ppo_core.report import SplitReading
 from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
-from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.quick_study import NAME, controller, curves, opened, quick_spec, rows, run, storage
 from tuner.control import forks
 from tuner.control.events import Event, ReadingOnTest, StudyWarned
 from tuner.judge import results
@@ -54,12 +52,9 @@ def view(store: Store) -> StudyView:
 
 def readings(folder: Path) -> dict[tuple[int, int], OnTest]:
     """Return what was evaluated on the test prompts, by trial and step."""
-    store = Store.open(storage(folder))
-    try:
+    with opened(folder) as store:
         found = {(row.number, step): store.on_test(row.id, step) for row in rows(folder) for step in range(11)}
         return {key: on_test for key, on_test in found.items() if on_test is not None}
-    finally:
-        store.close()
 
 
 def evaluated(curve: list[Any]) -> list[Any]:
@@ -84,13 +79,6 @@ def test_the_answer_is_the_checkpoint_that_the_value_was_read_at(view: StudyView
     assert answer is not None
     assert (best.number, answer.step, answer.episode) == (number, step, 16 * step)
     assert answer.kept.path == finished.absolute() / "runs" / NAME / str(number) / f"step-{step:06d}"
-
-
-def test_the_command_that_makes_it_again_stops_where_it_was_read(view: StudyView, store: Store) -> None:
-    for step, flags in ((6, ["--stop_at_episode", "96"]), (10, [])):
-        answer = forks.value_checkpoint(store, view.row, replace(view.trials[1], value_step=step))
-        assert answer is not None and answer.again == ["train", "--from", NAME, "1", *flags]
-    assert forks.value_checkpoint(store, view.row, replace(view.trials[1], value_step=None)) is None, "it has no value"
 
 
 @pytest.mark.slow
@@ -138,18 +126,14 @@ def test_another_answer_is_read_too(tmp_path: Path) -> None:
     done, events = run(tmp_path, spec(trials=6))
     assert done and kinds(events).count("ReadingOnTest") == 1
     assert len(readings(tmp_path)) == 2 and first in readings(tmp_path)
-    store = Store.open(storage(tmp_path))
-    lowest = results.front(store, results.read_study(store, NAME))[0].budget
-    store.close()
+    with opened(tmp_path) as store:
+        lowest = results.front(store, results.read_study(store, NAME))[0].budget
     done, events = run(tmp_path, spec(trials=6, kl={"budget": lowest, "limit": 15.0}))
     assert done and kinds(events) == ["StudyStarted", "Preparing", "Preparing", "ReadingOnTest"], "no trial runs for it"
     assert len(readings(tmp_path)) == 3
 
 
-def test_a_controller_that_is_killed_while_it_reads_leaves_that_to_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_controller_that_is_killed_while_it_reads_leaves_that_to_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "hold").touch()
     with controller(tmp_path, spec(), workers=1) as running:
         running.read_until(lambda line: line == "ReadingOnTest")
@@ -183,10 +167,7 @@ def test_a_checkpoint_that_is_not_here_is_not_read(tmp_path: Path) -> None:
     assert kinds(run(tmp_path, spec())[1]) == ["StudyStarted"] and readings(tmp_path) == {}
 
 
-def test_a_reading_that_fails_is_told_and_tried_again_in_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_reading_that_fails_is_told_and_tried_again_in_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "no_memory").touch()
     done, events = run(tmp_path, spec())
     assert done and readings(tmp_path) == {}
@@ -200,19 +181,18 @@ def test_a_reading_that_fails_is_told_and_tried_again_in_the_next_run(
 def test_a_trial_that_is_replayed_loses_the_reading_of_a_later_step_alone(tmp_path: Path) -> None:
     run(tmp_path, spec())
     ((number, step),) = readings(tmp_path)
-    store = Store.open(storage(tmp_path))
-    lease, row = store.acquire(NAME), rows(tmp_path)[number]
-    store.begin_attempt(lease, row, step)
-    assert list(readings(tmp_path)) == [(number, step)], "it goes on from there"
-    store.add_test_reading(lease, row.id, step, SplitReading(4, 99.0, 0.0, 0.0, 0.0), None)
-    assert readings(tmp_path)[number, step].reward == step, "the first reading stays"
-    store.add_test_reading(lease, row.id, 0, SplitReading(4, 0.5, 0.0, 0.0, 0.0), None)
-    store.begin_attempt(lease, row, step - 1)
-    assert list(readings(tmp_path)) == [(number, 0)]
-    store.begin_attempt(lease, row, None)
-    assert list(readings(tmp_path)) == [(number, 0)], "that of the SFT policy stays"
-    store.release(lease)
-    store.close()
+    with opened(tmp_path) as store:
+        lease, row = store.acquire(NAME), rows(tmp_path)[number]
+        store.begin_attempt(lease, row, step)
+        assert list(readings(tmp_path)) == [(number, step)], "it goes on from there"
+        store.add_test_reading(lease, row.id, step, SplitReading(4, 99.0, 0.0, 0.0, 0.0), None)
+        assert readings(tmp_path)[number, step].reward == step, "the first reading stays"
+        store.add_test_reading(lease, row.id, 0, SplitReading(4, 0.5, 0.0, 0.0, 0.0), None)
+        store.begin_attempt(lease, row, step - 1)
+        assert list(readings(tmp_path)) == [(number, 0)]
+        store.begin_attempt(lease, row, None)
+        assert list(readings(tmp_path)) == [(number, 0)], "that of the SFT policy stays"
+        store.release(lease)
 
 
 # The front
@@ -252,16 +232,6 @@ def test_any_budget_finds_the_best_of_all_evaluations(store: Store, view: StudyV
         assert best is not None and (best.number, best.value_step) == (point.trial, point.step)
         answer = forks.value_checkpoint(store, view.row, best)
         assert answer is not None and answer.kept.path == point.path
-
-
-def test_a_study_that_is_gone_on_with_drops_what_later_trials_beat(tmp_path: Path) -> None:
-    """Trial after trial in runs of their own: what is kept is the same as in one run."""
-    for trials in (2, 3, 6):
-        run(tmp_path, spec(trials=trials), workers=1)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    run(whole, spec(trials=6), workers=1)
-    assert on_disk(tmp_path) == on_disk(whole)
 
 
 def test_of_the_front_the_checkpoints_that_are_here_are_kept() -> None:

@@ -136,19 +136,6 @@ def test_a_disk_that_fails_is_waited_for(store: Store) -> None:
     assert told == ["disk I/O error", "over"] and steps(store) == [0]
 
 
-def test_a_store_that_may_not_be_written_is_waited_for(store: Store) -> None:
-    lease = with_a_trial(store)
-
-    def set_read_only(on: bool) -> None:
-        with store._engine.connect() as connection:
-            connection.exec_driver_sql(f"PRAGMA query_only={int(on)}")
-
-    set_read_only(True)
-    told = troubles(store, lambda: set_read_only(False))
-    add_step(store, lease, 0)
-    assert told == ["attempt to write a readonly database", "over"] and steps(store) == [0]
-
-
 def test_a_file_that_has_gone_is_waited_for_and_not_made_anew(store: Store, path: Path) -> None:
     lease = with_a_trial(store)
     store.close()  # its last connection; the next one opens the file

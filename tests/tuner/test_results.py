@@ -119,13 +119,6 @@ def test_sources_of_a_fork_are_its_parents_but_for_what_it_changed(view: StudyVi
         assert results.value_sources(trial, view.spec, [*view.trials, fork]) == expected
 
 
-def test_sources_of_the_reference_trial(view: StudyView) -> None:
-    sources = results.value_sources(view.trials[0], view.spec)
-    expected = {"learning_rate": "task", "batch_size": "task", "kl_coef": "TRL", "lam": "TRL", "entropy_coef": "study"}
-    assert {name: sources[name] for name in expected} == expected
-    assert "searched" not in sources.values()
-
-
 def test_differences_leave_out_what_is_equal(view: StudyView) -> None:
     chosen = [view.trials[n] for n in (0, 2, 3)]
     assert results.differences(chosen) == {
@@ -135,15 +128,6 @@ def test_differences_leave_out_what_is_equal(view: StudyView) -> None:
         "kl_target": [8.5, 8.5, 6.0],
     }
     assert results.differences(chosen[:1]) == {}
-
-
-def test_states_of_a_study(store: Store, view: StudyView) -> None:
-    assert view.state == "unfinished"
-    lease = store.acquire(made_study.NAME)
-    store.set_finished(lease)
-    assert results.read_study(store, made_study.NAME).state == "running"  # by this process
-    store.release(lease)
-    assert results.read_study(store, made_study.NAME).state == "finished"
 
 
 def test_json_has_no_number_that_is_not_one() -> None:
@@ -198,21 +182,3 @@ def test_trial_shape(store: Store, view: StudyView) -> None:
         "values": [],
     }
     assert (detail["samples"][-1]["parts"], detail["samples"][-1]["tokens"]) == ({}, None)
-
-
-def test_best_and_comparison_shapes(store: Store, view: StudyView) -> None:
-    best = results.best_data(store, view, view.trials[2], 10.0)
-    assert (best["number"], best["value"], best["kl"], best["kl_budget"]) == (2, 2.0, 9.0, 10.0)
-    assert (best["baseline"], best["improvement"], best["kl_se"]) == (0.25, 1.75, 0.2)
-    assert best["improvement_se"] == pytest.approx(0.04)  # of 1.75 + 0.04 and 1.75 - 0.04, over two prompts
-    assert best["ends_within_budget"] is True
-    assert {name: value for name, value in best["test"].items() if name != "at"} == {
-        "step": 4, "prompts": 2, "reward": 1.75, "reward_se": 0.05, "kl": 8.5, "kl_se": None, "why_not": None
-    }  # fmt: skip
-    other = results.best_data(store, view, view.trials[3], 10.0)
-    assert (other["test"], other["test_why_not"]) == (None, "the checkpoint is not kept here")
-    assert best["config"]["kl_coef"] == 0.1
-    comparison = results.comparison_data(store, view, [view.trials[2], view.trials[3]])
-    assert [trial["number"] for trial in comparison["trials"]] == [2, 3]
-    assert comparison["differences"]["kl_target"] == [8.5, 6.0]
-    assert [set(found) for found in comparison["over_first"]] == [{"mean", "se", "prompts"}]

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from ppo_core import checkpoint
-from tests.tuner.quick_study import NAME, quick_spec, run, storage
+from tests.tuner.quick_study import NAME, opened, quick_spec, run
 from tests.tuner.trial_rows import trial_row
 from tuner.control.session import open_study
 from tuner.files.retention import Saved, kept_at_rung, spare
 from tuner.files.trial_files import TrialFiles
-from tuner.store import Store
 from tuner.study.status import PausedBy, Role, Status
 
 AT_RUNG = dict[str, Any](status=Status.PAUSED, paused_by=PausedBy.STRATEGY)
@@ -80,9 +79,8 @@ def test_a_study_keeps_its_answer_of_a_trial_at_a_rung_that_loses_its_others(
     monkeypatch.setattr("tuner.judge.next_move.own_rung", lambda *_: 48)
     spec = quick_spec(trials=4, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
     assert run(tmp_path, spec, workers=1)[0]
-    store = Store.open(storage(tmp_path))
-    rows = store.trials(store.study(NAME))
-    store.close()
+    with opened(tmp_path) as store:
+        rows = store.trials(store.study(NAME))
     assert all(row.is_at_rung for row in rows)
     best = max(rows, key=lambda row: row.value or 0.0)
     left = on_disk(tmp_path)
@@ -104,12 +102,10 @@ def test_what_a_kill_left_half_removed_is_none_and_goes_at_the_next_run(
 
     before = on_disk(tmp_path)
     assert halves() > 0 and all(steps for steps in before.values())
-    store = Store.open(storage(tmp_path))
-    with open_study(store, spec, folder) as study:
+    with opened(tmp_path) as store, open_study(store, spec, folder) as study:
         files = TrialFiles(study)
         with files.work:
             files.tidy()
             while files.work.is_busy:
                 files.work.collect()
-    store.close()
     assert halves() == 0 and on_disk(tmp_path) == before

@@ -201,16 +201,6 @@ def test_the_place_of_a_failure_is_the_innermost_line_that_is_no_librarys() -> N
     assert Failed.of(caught(lambda: bytearray(-1))).cause.startswith(f"ValueError at {__file__}:")
 
 
-def test_memory_that_runs_out_in_different_places_is_one_cause() -> None:
-    def first() -> None:
-        raise MemoryError
-
-    def second() -> None:
-        raise MemoryError
-
-    assert Failed.of(caught(first)).cause == Failed.of(caught(second)).cause == "MemoryError"
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -10,7 +10,6 @@ from optuna.trial import TrialState
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import extent, rung_score, trial_value, violation
-from tuner.search import optuna_trials
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
@@ -109,32 +108,6 @@ def test_the_state_table(row: TrialRow, state: TrialState, value: float | None, 
 
 
 SCREENED = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_score": 0.7}
-
-
-OF_THE_TABLE = {
-    "waiting, running": trial_row(status=Status.WAITING, value=None, kl=None),
-    "screened": trial_row(kl=5.0, **SCREENED),
-    "paused, not evaluated": trial_row(status=Status.PAUSED, value=None, kl=None),
-    "paused by a person": trial_row(status=Status.PAUSED, kl=5.0),
-    "completed": trial_row(kl=5.0),
-    "pruned: broken": pruned(rule="nonfinite", kl=5.0, reading=None),
-    "pruned: other rules": pruned(rule="kl_limit", kl=5.0, reading=20.0),
-    "stopped by a person": trial_row(status=Status.STOPPED, kl=5.0, reason=PERSON),
-    "failed": trial_row(status=Status.FAILED),
-    "any, not of the search": trial_row(origin=Origin.FORKED, role=Role.FORK),
-}
-
-
-def test_the_table_that_the_docs_show_holds() -> None:
-    lines = [line for line in (optuna_trials.__doc__ or "").splitlines() if line.startswith("| ")][1:]
-    rows = {cells[0]: cells[1:] for line in lines for cells in [[cell.strip() for cell in line.strip("|").split("|")]]}
-    assert set(rows) == set(OF_THE_TABLE)
-    for status, (state, value, constraint) in rows.items():
-        seen = to_optuna(OF_THE_TABLE[status], SPEC)
-        assert seen.state.name == state, status
-        assert (seen.value is not None) == bool(value), status
-        assert (seen.constraint is not None) == bool(constraint), status
-        assert seen.constraint is None or (seen.constraint > 0) == (constraint == "1"), status
 
 
 def test_how_far_a_study_is() -> None:

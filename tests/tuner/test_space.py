@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import optuna
 import pytest
 from hypothesis import given, settings
@@ -99,13 +97,6 @@ def test_people_see_every_value_in_a_range_that_contains_it() -> None:
             "gamma": FloatDistribution(0.99, 0.99),
         },
     )
-
-
-@pytest.mark.parametrize("encode", [for_sampler, for_people])
-def test_optuna_takes_what_is_encoded(encode: Callable[..., tuple[dict[str, object], dict[str, object]]]) -> None:
-    params, distributions = encode(SEARCH, {"kl_coef": 0.5, "batch_size": 64, "lam": 0.1})
-    trial = optuna.trial.create_trial(value=0.0, params=params, distributions=distributions)  # type: ignore[arg-type]
-    assert trial.params == params
 
 
 def test_a_list_is_a_categorical_dimension_for_the_sampler_and_for_people() -> None:

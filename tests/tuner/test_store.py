@@ -67,25 +67,6 @@ def test_a_dead_processs_lease_is_taken_over_at_once_and_can_write_no_more(store
     assert store.study("a").is_held
 
 
-def test_a_dead_process_that_nobody_has_reaped_is_dead(store: Store) -> None:
-    store.acquire("a")
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    zombie = psutil.Process(child.pid)
-    while zombie.status() != psutil.STATUS_ZOMBIE:
-        pass
-    found = processes._state_and_start(child.pid)
-    assert found is not None and found[0]
-    pretend(store, lease_pid=child.pid, lease_pid_started=found[1])
-    assert not store.study("a").is_held
-    child.wait()
-
-
-def test_a_later_process_of_the_same_id_does_not_hold_the_lease(store: Store) -> None:
-    store.acquire("a")
-    pretend(store, lease_pid_started=processes.this_process().started - 1)
-    assert not store.study("a").is_held
-
-
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_living_processs_lease_holds_when_the_clock_is_set(
     store: Store, monkeypatch: pytest.MonkeyPatch, hours: int
@@ -209,16 +190,6 @@ def test_an_attempt_drops_what_lies_after_its_checkpoint(store: Store) -> None:
     assert store.last_step(trial.id) is None and store.trial(store.study("a"), 0).episodes == 0
 
 
-def test_an_outcome_comes_back_as_it_was_stored(store: Store) -> None:
-    lease = store.acquire("a")
-    reason = Reason("kl_limit", "too far", "objective/kl_exact", 20.0, 15.0, 3, 9, ({"step": 9.0}, {"step": 10.0}))
-    trial = add_trial(store, lease)
-    store.finish_trial(lease, trial.id, Outcome(Status.PRUNED, reason, 1.5, 0.25, 20.0, 0.7))
-    row = store.trial(store.study("a"), 0)
-    assert (row.status, row.reason, row.value, row.kl, row.violation) == (Status.PRUNED, reason, 1.5, 20.0, 0.7)
-    assert row.ended_at is not None and row.config == {"seed": 1} and row.params == {"lam": 0.9}
-
-
 def test_numbers_that_are_not_finite_leave_their_columns_empty(store: Store) -> None:
     lease = store.acquire("a")
     trial = add_trial(store, lease)
@@ -285,14 +256,6 @@ def test_known_trials_are_read_again_but_for_what_never_changes_of_them(store: S
     assert all(one is other for one, other in zip(store.trials(study, known=known), (again, new), strict=True))
     store.release(lease)
     assert [row.is_interrupted for row in store.trials(store.study("a"), known=known)] == [True, True]
-
-
-def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:
-    store.create_study("reviews", {})
-    with pytest.raises(StudyError, match=r'no study "review" in .*; available: a, reviews; did you mean "reviews"\?'):
-        store.study("review")
-    with pytest.raises(StudyError, match='study "a" has no trial 3; it has no trials yet'):
-        store.trial(store.study("a"), 3)
 
 
 def test_a_process_is_known_by_what_no_clock_changes() -> None:

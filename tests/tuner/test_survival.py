@@ -1,6 +1,5 @@
 """Workers and controllers that are killed, interrupted or doubled: nothing is lost, and nothing is done twice."""
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from sqlalchemy import create_engine, inspect, text
 
 from ppo_core import checkpoint
 from ppo_core.errors import StudyError
-from tests.tuner.quick_study import Controller, controller, curves, outcomes, quick_spec, rows, run, storage
-from tests.tuner.quick_trainer import FOLDER_VARIABLE, STATE
+from tests.tuner.quick_study import Controller, controller, curves, opened, outcomes, quick_spec, rows, run, storage
+from tests.tuner.quick_trainer import STATE
 from tests.tuner.stores import content, pretend
 from tests.waiting import SECONDS
 from tuner.control.events import StudyWarned, TrialStarted
@@ -20,14 +19,6 @@ from tuner.control.run import run_study
 from tuner.store import LEASE_SECONDS, Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that ran through."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    run(folder, quick_spec())
-    return folder
 
 
 def assert_dead(processes: list[psutil.Process]) -> None:
@@ -54,10 +45,7 @@ def go_on(folder: Path, spec: StudySpec) -> dict[int, int | None]:
 
 
 @pytest.mark.parametrize("kills", [1, 2])
-def test_a_killed_workers_trial_is_taken_up_and_ends_as_if_unbroken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path, kills: int
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_killed_workers_trial_is_taken_up_and_ends_as_if_unbroken(tmp_path: Path, unbroken: Path, kills: int) -> None:
     (tmp_path / "kills").write_text(str(kills))
     finished, _ = run(tmp_path, quick_spec("killed"), workers=1)
     assert finished
@@ -66,9 +54,8 @@ def test_a_killed_workers_trial_is_taken_up_and_ends_as_if_unbroken(
 
 
 def test_after_an_unexpected_error_the_trial_is_resumed_in_a_fresh_worker_and_ends_as_if_unbroken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path
+    tmp_path: Path, unbroken: Path
 ) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "kills").write_text("2")
     finished, events = run(tmp_path, quick_spec("poisoned"), workers=1)
     assert finished
@@ -81,10 +68,7 @@ def test_after_an_unexpected_error_the_trial_is_resumed_in_a_fresh_worker_and_en
     assert "retry 1 of 2" in told[0] and "retry 2 of 2" in told[1]
 
 
-def test_a_trial_that_raises_time_after_time_fails_and_costs_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_trial_that_raises_time_after_time_fails_and_costs_no_other(tmp_path: Path) -> None:
     (tmp_path / "kills").write_text("3")
     finished, _ = run(tmp_path, quick_spec("poisoned", trials=2), workers=1)
     assert finished
@@ -95,8 +79,7 @@ def test_a_trial_that_raises_time_after_time_fails_and_costs_no_other(
     assert "quick_trainer.py" in (tmp_path / "runs/quick/0/error.txt").read_text()
 
 
-def test_a_trial_whose_worker_dies_time_after_time_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_trial_whose_worker_dies_time_after_time_fails(tmp_path: Path) -> None:
     (tmp_path / "kills").write_text("3")
     finished, _ = run(tmp_path, quick_spec("killed", trials=2), workers=1)
     assert finished
@@ -129,19 +112,6 @@ def test_a_study_survives_kill_after_kill(tmp_path: Path, unbroken: Path) -> Non
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
 
 
-@pytest.mark.slow
-def test_no_worker_outlives_a_controller_killed_in_the_middle_of_a_step(tmp_path: Path, unbroken: Path) -> None:
-    with controller(tmp_path, quick_spec("gated")) as killed:
-        workers = wait_at_gate(killed, tmp_path)
-        assert len(workers) == 2
-        killed.kill()
-    assert_dead(workers)
-    (tmp_path / "gate").touch()
-    resumed = go_on(tmp_path, quick_spec("gated"))
-    assert (resumed[0], resumed[1]) == (6, 6)
-    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
-
-
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, unbroken: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as killed:
         wait_at_gate(killed, tmp_path)
@@ -169,28 +139,16 @@ def test_a_trial_without_any_checkpoint_begins_again(tmp_path: Path, unbroken: P
 
 
 @pytest.mark.slow
-def test_a_second_controller_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    with controller(tmp_path, quick_spec("gated")) as first:
-        wait_at_gate(first, tmp_path)
-        with pytest.raises(StudyError, match=f"is run by process {first.process.pid} on "):
-            run(tmp_path, quick_spec("gated"))
-        (tmp_path / "gate").touch()
-        assert first.end() == 0
-    assert [row.attempts for row in rows(tmp_path)] == [1] * 6
-
-
-@pytest.mark.slow
 def test_a_second_controller_is_refused_by_the_folder_where_the_first_ones_lease_looks_dead(tmp_path: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as first:
         wait_at_gate(first, tmp_path)
-        store = Store.open(storage(tmp_path))
-        pretend(store, lease_pid_started=0.0)
-        assert not store.study("quick").is_held
-        before = content(store)
-        with pytest.raises(StudyError, match="in use by another controller"):
-            run(tmp_path, quick_spec("gated", trials=7))
-        assert content(store) == before
-        store.close()
+        with opened(tmp_path) as store:
+            pretend(store, lease_pid_started=0.0)
+            assert not store.study("quick").is_held
+            before = content(store)
+            with pytest.raises(StudyError, match="in use by another controller"):
+                run(tmp_path, quick_spec("gated", trials=7))
+            assert content(store) == before
         (tmp_path / "gate").touch()
         assert first.end() == 0, first.errors.read_text()
     assert [row.attempts for row in rows(tmp_path)] == [1] * 6
@@ -229,25 +187,24 @@ def test_a_controller_that_was_halted_beyond_its_lease_writes_nothing_more(tmp_p
         while halted.status() != psutil.STATUS_STOPPED:
             assert first.process.poll() is None
         (tmp_path / "gate").touch()
-        store = Store.open(storage(tmp_path))
-        renewed = store.study("quick").lease_renewed_at
-        assert renewed is not None
-        pretend(store, lease_pid_space="another host's", lease_renewed_at=renewed - LEASE_SECONDS - 1)
-        finished = run_study(
-            quick_spec("gated"),
-            storage=storage(tmp_path),
-            runs_folder=tmp_path / "other runs",
-            workers=2,
-            on_event=lambda event: None,
-        )
-        assert finished
-        before = database(tmp_path)
-        halted.resume()
-        assert first.end() not in (0, 3)
-        assert "lost the study's lease" in first.errors.read_text()
-        assert_dead(workers)
-        assert database(tmp_path) == before
-        store.close()
+        with opened(tmp_path) as store:
+            renewed = store.study("quick").lease_renewed_at
+            assert renewed is not None
+            pretend(store, lease_pid_space="another host's", lease_renewed_at=renewed - LEASE_SECONDS - 1)
+            finished = run_study(
+                quick_spec("gated"),
+                storage=storage(tmp_path),
+                runs_folder=tmp_path / "other runs",
+                workers=2,
+                on_event=lambda event: None,
+            )
+            assert finished
+            before = database(tmp_path)
+            halted.resume()
+            assert first.end() not in (0, 3)
+            assert "lost the study's lease" in first.errors.read_text()
+            assert_dead(workers)
+            assert database(tmp_path) == before
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
 
 
@@ -278,9 +235,8 @@ def test_ctrl_c_saves_what_runs_and_the_next_run_goes_on(
     assert interrupted.errors.read_text() == ""
     assert_dead(workers)
     assert [(row.number, row.status) for row in rows(tmp_path)] == [(0, Status.RUNNING), (1, Status.RUNNING)]
-    store = Store.open(storage(tmp_path))
-    assert not store.study("quick").is_held and store.study("quick").lease_pid is None
-    store.close()
+    with opened(tmp_path) as store:
+        assert not store.study("quick").is_held and store.study("quick").lease_pid is None
     resumed = go_on(tmp_path, quick_spec("gated"))
     assert (resumed[0], resumed[1]) == (7, 7)
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
@@ -300,8 +256,3 @@ def test_a_second_ctrl_c_ends_at_once_without_a_traceback(tmp_path: Path, unbrok
     (tmp_path / "gate").touch()
     assert run(tmp_path, quick_spec("gated"))[0]
     assert curves(tmp_path) == curves(unbroken)
-
-
-@pytest.fixture(autouse=True)
-def quick_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, os.fspath(tmp_path))

@@ -1,41 +1,31 @@
 """Trials' logs: what reaches them, how they are bounded, and the command that prints them."""
 
 import argparse
-import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ppo_core.errors import StudyError
 from tests.tuner import engine_trainers, made_study
 from tests.tuner.quick_study import MODULE
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tests.tuner.test_engine import run_out, to_gate
+from tests.tuner.test_engine import own_spec, run_out, to_gate
 from tests.tuner.test_worker import trial_spec
 from tuner.cli import logs
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
 from tuner.engine.protocol import Ended, Failed, Lost, Prepared, PrepareTask
 from tuner.files import trial_log
-from tuner.store import Lease, NewTrial, Outcome, Store
-from tuner.study.status import Origin, Status
+from tuner.store import Store
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def engine(tmp_path: Path) -> Iterator[LocalEngine]:
     with LocalEngine(EngineNeeds(1)) as made:
         yield made
-
-
-def own_spec(folder: Path, trainer: str, **changes: Any) -> Any:
-    return replace(trial_spec(folder, **changes), trainer=f"{engine_trainers.MODULE}:{trainer}")
 
 
 def log_of(folder: Path) -> str:
@@ -187,68 +177,3 @@ def test_a_log_is_printed_whole_or_its_end_escaped(
     assert whole[0].endswith(" begins") and whole[1:] == ["one", "\\x1b[2Jtwo", "three"]
     assert logs.logs(arguments(store, lines=2)) == 0
     assert capsys.readouterr().out == "\\x1b[2Jtwo\nthree\n"
-
-
-def test_following_prints_what_comes_until_the_trial_ends(
-    study: tuple[Store, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store, folder = study
-    path = trial_log.path_of(folder / "7")
-    path.parent.mkdir()
-    path.write_text("one\ntwo\n")
-    follow = trial_log.Follower.read
-    seen = []
-
-    def poll(seconds: float) -> None:
-        assert seconds == logs.POLL_SECONDS
-        seen.append(capsys.readouterr().out)
-
-    def read_before_more_comes(follower: trial_log.Follower) -> str:
-        text = follow(follower)
-        with path.open("a") as log:
-            log.write(f"more {len(seen)}\n")
-        if len(seen) == 1:
-            row = store.study(made_study.NAME)
-            store.finish_trial(Lease(row.id, 2), store.trial(row, 7).id, Outcome(Status.COMPLETED))
-        return text
-
-    monkeypatch.setattr("time.sleep", poll)
-    monkeypatch.setattr(trial_log.Follower, "read", read_before_more_comes)
-    assert logs.logs(arguments(store, follow=True, lines=1)) == 0
-    assert seen == ["two\n", "more 0\n"] and capsys.readouterr().out == "more 1\n"
-
-
-def test_a_log_that_is_not_there_is_told_in_one_line(
-    study: tuple[Store, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store, folder = study
-    row = store.study(made_study.NAME)
-    lease = Lease(row.id, 2)
-    with pytest.raises(StudyError, match=r"^trial 7 of study \"made\" has no log at .*/7/log.txt: it was removed, or"):
-        logs.logs(arguments(store))
-    waiting = NewTrial(8, Origin.ENQUEUED, config={}, params={}, threads=1, status=Status.WAITING)
-    store.add_trial(lease, waiting)
-    with pytest.raises(StudyError, match=r'^trial 8 of study "made" has not started yet$'):
-        logs.logs(arguments(store, 8))
-
-    def start(_: float) -> None:
-        trial_log.note(folder / "8", "started")
-        store.finish_trial(lease, store.trial(row, 8).id, Outcome(Status.COMPLETED))
-
-    monkeypatch.setattr("time.sleep", start)
-    assert logs.logs(arguments(store, 8, follow=True)) == 0
-    out, err = capsys.readouterr()
-    assert err == 'trial 8 of study "made" has not started yet; waiting for it\n' and out.endswith(" started\n")
-
-
-def test_a_study_whose_folder_is_elsewhere_says_where(
-    study: tuple[Store, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, _ = study
-    lease = Lease(store.study(made_study.NAME).id, 2)
-    store.update_study(lease, folder=str(tmp_path / "gone"))
-    with pytest.raises(StudyError, match=f"/gone, is not here; {os.uname().nodename} ran it"):
-        logs.logs(arguments(store))
-    store.update_study(lease, folder=None)
-    with pytest.raises(StudyError, match='study "made" has no logs: no controller has run it yet'):
-        logs.logs(arguments(store))
