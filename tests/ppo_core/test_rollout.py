@@ -213,3 +213,20 @@ def test_rows_crop_to_what_they_use(tiny: TaskModels) -> None:
     assert short.ids.tolist() == [[8, 9]]
     assert short.prompt_width == 1
     assert short.response_ids.tolist() == [[9]]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_the_sampler_uses_exactly_the_distribution_that_is_trained(tiny: TaskModels, temperature: float) -> None:
+    rollouts = sample(tiny, PROMPTS * 4, temperature=temperature)
+    trained = trained_logprobs(tiny, rollouts.sequences, temperature)
+    assert (trained - rollouts.sampler_logprobs).abs().max().item() < 1e-5
+
+
+def test_padding_a_batch_changes_nothing(tiny: TaskModels) -> None:
+    together = sample(tiny, PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        numbers = torch.rand(3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[row : row + 1]
+        alone = sample_by(tiny, [prompt], numbers, SamplingSettings(1.0, 8, **with_ends(tiny, {})))
+        assert alone.responses[0] == together.responses[row]
+        length = int(alone.lengths[0])
+        assert torch.allclose(alone.sampler_logprobs[0, :length], together.sampler_logprobs[row, :length], atol=1e-5)

@@ -301,3 +301,9 @@ def test_interrupts_of_the_terminal_do_not_reach_a_workers_children(engine: Loca
     family = nursing(engine, tmp_path)
     assert {os.getpgid(process.pid) for process in family} == {family[0].pid}
     assert {os.getsid(process.pid) for process in family} == {family[0].pid}
+
+
+def test_closing_ends_the_workers_children_too(tmp_path: Path) -> None:
+    with LocalEngine(EngineNeeds(1)) as engine:
+        family = nursing(engine, tmp_path)
+    assert_dead(family)

@@ -256,3 +256,16 @@ def test_a_second_ctrl_c_ends_at_once_without_a_traceback(tmp_path: Path, unbrok
     (tmp_path / "gate").touch()
     assert run(tmp_path, quick_spec("gated"))[0]
     assert curves(tmp_path) == curves(unbroken)
+
+
+@pytest.mark.slow
+def test_no_worker_outlives_a_controller_killed_in_the_middle_of_a_step(tmp_path: Path, unbroken: Path) -> None:
+    with controller(tmp_path, quick_spec("gated")) as killed:
+        workers = wait_at_gate(killed, tmp_path)
+        assert len(workers) == 2
+        killed.kill()
+    assert_dead(workers)
+    (tmp_path / "gate").touch()
+    resumed = go_on(tmp_path, quick_spec("gated"))
+    assert (resumed[0], resumed[1]) == (6, 6)
+    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
