@@ -8,7 +8,6 @@ yes-or-no questions use gloo.
 import functools
 import os
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -19,8 +18,6 @@ from ppo_core.distributed.world import ONE_PROCESS, World
 from ppo_core.errors import ConfigError
 
 T = TypeVar("T")
-LONGEST_WAIT = timedelta(days=7)
-"""Timeout of collective calls: the other processes wait while rank 0 prepares a task or pushes a model."""
 
 
 class ProcessGroup:
@@ -75,7 +72,7 @@ def joined() -> World:
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     if not distributed.is_initialized():
         on_gpus = torch.cuda.is_available()
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=LONGEST_WAIT)
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
     return ProcessGroup()
 
 

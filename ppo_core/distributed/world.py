@@ -6,9 +6,11 @@ collective: every process calls the same ones in the same order, else the others
 and results are on the same one. `ppo_core.distributed.process_group` has the one over torch.distributed.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -105,17 +107,48 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, PPOTunerError | None]:
         return None, error
 
 
+WAIT = "wait"
+"""Broadcast by rank 0 while it has no answer yet."""
+WAIT_SECONDS = 60.0
+"""Interval at which rank 0 tells the others to wait on, well within torch's timeout of a collective call."""
+
+
 def run_on_rank_zero(world: World, work: Callable[[], T]) -> T:
     """Run `work` in rank 0, and return its result in all processes, or raise our own error in all.
 
-    It may take any time (see `process_group.LONGEST_WAIT`), but must not call the world.
+    It may take any time, but must not call the world.
     """
     if world.size == 1:
         return work()
-    result, error = world.broadcast(_attempt(work) if world.rank == 0 else (None, None))
+    answer: Any = WAIT
+    if world.rank == 0:
+        with _others_waiting(world):
+            answer = _attempt(work)
+        world.broadcast(answer)
+    while answer == WAIT:
+        answer = world.broadcast(answer)
+    result, error = answer
     if error is not None:
         raise error
     return cast(T, result)
+
+
+@contextmanager
+def _others_waiting(world: World) -> Iterator[None]:
+    """Tell the other processes to wait until the work inside is done."""
+    done = threading.Event()
+
+    def tell() -> None:
+        while not done.wait(WAIT_SECONDS):
+            world.broadcast(WAIT)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -126,9 +159,21 @@ def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(scalars, total.unbind(), strict=True))
 
 
+BUCKET = 2**24
+"""Numbers summed at once: enough for the network, and little beside the gradients themselves."""
+
+
 @torch.no_grad()
 def add_up_in_place(world: World, tensors: Sequence[Tensor]) -> None:
     """Replace each tensor by its sum over all processes, which have the same shapes in the same order."""
-    if world.size > 1:
-        for tensor in tensors:
-            tensor.copy_(world.sum(tensor))
+    if world.size == 1:
+        return
+    bucket: list[Tensor] = []
+    for position, tensor in enumerate(tensors):
+        bucket.append(tensor)
+        is_last = position == len(tensors) - 1
+        if is_last or sum(each.numel() for each in bucket) + tensors[position + 1].numel() > BUCKET:
+            total = world.sum(torch.cat([each.flatten() for each in bucket]))
+            for each, part in zip(bucket, total.split([each.numel() for each in bucket]), strict=True):
+                each.copy_(part.view_as(each))
+            bucket = []

@@ -1,5 +1,6 @@
 """What is of the whole rollout batch does not depend on how many processes hold its rows."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,7 +16,8 @@ from ppo_core.algorithm.rollout_metrics import critic_metrics, part_metrics, rol
 from ppo_core.algorithm.scores import Normalization, RewardStatistics, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.data.task import Prompt, Scored
-from ppo_core.distributed.world import ONE_PROCESS, World, run_on_rank_zero
+from ppo_core.distributed import world as worlds_module
+from ppo_core.distributed.world import ONE_PROCESS, WAIT, World, run_on_rank_zero
 from ppo_core.errors import ConfigError, OutOfMemory
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
@@ -25,7 +27,7 @@ from ppo_core.sampling.generation import Rollouts
 from ppo_core.sampling.sequences import Sequences
 from tests.ppo_core.conformance import check_world
 from tests.ppo_core.test_update import BASE, collect
-from tests.ppo_core.worlds import run_gloo, run_threads
+from tests.ppo_core.worlds import Result, ThreadWorld, run_gloo, run_threads
 
 # Conformance
 
@@ -60,6 +62,25 @@ def test_an_error_of_ours_in_rank_0_is_raised_in_all_and_they_stay_in_step() -> 
         return run_on_rank_zero(world, lambda: str(caught.value))
 
     assert run_threads(2, decide) == ["no such flag"] * 2
+
+
+def test_the_others_are_told_to_wait_for_as_long_as_rank_0_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worlds_module, "WAIT_SECONDS", 0.01)
+    told = threading.Semaphore(0)
+
+    class Listening(ThreadWorld):
+        def broadcast(self, value: Result) -> Result:
+            found = super().broadcast(value)
+            if self.rank == 1 and found is WAIT:
+                told.release()
+            return found
+
+    def decide(world: World) -> bool:
+        assert isinstance(world, ThreadWorld)
+        world = Listening(world.meeting, world.rank)
+        return run_on_rank_zero(world, lambda: all(told.acquire(timeout=60) for _ in range(3)))
+
+    assert run_threads(2, decide) == [True, True]
 
 
 # A batch spread over two processes is as the whole
@@ -99,7 +120,9 @@ def batch_of(world: World) -> tuple[Rollouts, PolicyReading, Scored]:
     )
     mismatch = drawn(B, T, seed=7) * MASK
     count = B // world.size
-    rollouts = Rollouts(sequences, own(logprobs + mismatch), own(LENGTHS < T), (Prompt("p"),) * count, ("r",) * count)
+    rollouts = Rollouts(
+        sequences, own(logprobs + mismatch), own(LENGTHS < T), (Prompt("p"),) * count, ("r",) * count, 0
+    )
     scores = drawn(B, seed=8)
     parts = {name: own(scores * factor).tolist() for name, factor in (("one", 1.0), ("two", 0.1))}
     return rollouts, reading, Scored(own(scores).tolist(), parts)

@@ -50,7 +50,7 @@ class ThreadWorld:
         return found
 
     def sum(self, tensor: Tensor) -> Tensor:
-        return torch.stack(self._everyones(tensor.clone())).sum(0)
+        return torch.stack(self._everyones(tensor)).sum(0)
 
     def gather(self, tensor: Tensor) -> Tensor:
         return torch.cat(self._everyones(tensor))
