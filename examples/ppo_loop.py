@@ -86,7 +86,7 @@ def ppo() -> Iterator[tuple[float, float]]:
                 for parameters, _ in rates:
                     clip_grad_norm_(parameters, MAX_GRAD_NORM)
                 optimizer.step()
-        generator.update_weights()
+        generator.update_weights(iteration + 1)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import ONE_PROCESS, World, run_on_rank_zero, together
-from ppo_core.errors import CheckpointError, first_line
+from ppo_core.errors import CheckpointError
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
@@ -70,7 +70,7 @@ class RunState:
     step: int = -1
     """PPO iterations learned from; -1 before the SFT policy was evaluated."""
     optimizer_steps: int = 0
-    """Number of optimizer steps."""
+    """Number of optimizer steps; serves as the weights' version."""
 
     @classmethod
     def begin(cls, config: PPOConfig, models: TaskModels, world: World = ONE_PROCESS) -> "RunState":
@@ -176,8 +176,10 @@ class RunState:
             weights = load_file(folder / NETWORK_FILE, device=str(device))
             _require_shapes(self.network.trained(), weights)
             moments = torch.load(folder / OPTIMIZERS_FILE, map_location=device, weights_only=True, mmap=is_sharded)
+            self.optimizers.require_own(moments)
         except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{folder} does not fit this run's networks: {first_line(error)}") from error
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(f"{folder} does not fit this run's networks: {reason}") from error
         before = PPOConfig(**{name: value for name, value in state["config"].items() if name in HYPERPARAMETERS})
         return _Saved(state, before, _changed(before, self.config, folder), weights, moments)
 

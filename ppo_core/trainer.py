@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from ppo_core.algorithm.experience import Experience, build_experience, read_policy, token_kl
 from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
 from ppo_core.algorithm.rollout_metrics import critic_metrics, part_metrics, rollout_metrics
-from ppo_core.algorithm.schedule import lr_factor
+from ppo_core.algorithm.schedule import lr_factor, lr_factors
 from ppo_core.algorithm.scores import score_spread, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig
@@ -134,8 +134,8 @@ def _set_rates(state: RunState) -> dict[str, float]:
 def _last_and_ahead(state: RunState) -> tuple[float, float]:
     """Return the policy's learning rate in the iteration before, and the sum of those of this and all later ones."""
     config, late = state.config, state.config.critic_warmup
-    kind, total, here = config.lr_scheduler_type, state.iterations - late, state.step - late
-    factors = [lr_factor(kind, i, total, config.warmup_ratio, config.min_lr_rate) for i in range(total)]
+    factors = lr_factors(config.lr_scheduler_type, state.iterations - late, config.warmup_ratio, config.min_lr_rate)
+    here = state.step - late
     return config.learning_rate * factors[max(0, here - 1)], config.learning_rate * sum(factors[here:])
 
 
@@ -207,7 +207,7 @@ class PPOTrainer:
                 experience, metrics = score(state, self.models, rollouts)
         with _timed(seconds, "update"):
             metrics |= learn(state, experience, metrics["objective/kl_exact"])
-        self.generator.update_weights()
+        self.generator.update_weights(state.optimizer_steps)
         total = sum(seconds.values())
         metrics |= seconds | {
             "eps": state.sizes.batch_size / total,
@@ -256,7 +256,7 @@ class PPOTrainer:
         See `RunState.restore` for the effect of differing configs, and for errors.
         """
         self.state.restore(folder)
-        self.generator.update_weights()
+        self.generator.update_weights(self.state.optimizer_steps)
 
     def checkpoint_bytes(self) -> int:
         """Return the approximate size of a checkpoint in bytes."""

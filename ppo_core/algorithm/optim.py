@@ -99,8 +99,14 @@ class Optimizers:
             if parameter in optimizer.state
         }
 
+    def require_own(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise ValueError if a checkpoint's moments belong to other weights."""
+        unknown = state.keys() - self._names.values()
+        if unknown:
+            raise ValueError(f"it holds the moments of other weights, such as {min(unknown)}")
+
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load the moments of a checkpoint of the same weights; betas, epsilon and weight decay stay this run's."""
+        """Load a checkpoint's moments (see `require_own`); betas, epsilon and weight decay stay this run's."""
         for optimizer in self.both:
             own = optimizer.state_dict()
             own["state"] = {

@@ -1,9 +1,10 @@
 """Learning-rate schedules: each iteration's factor on the peak rate (like TRL, one step per rollout batch)."""
 
+import functools
 import math
-from typing import assert_never
+from typing import Literal, assert_never
 
-from ppo_core.config.hyperparameters import Schedule
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
 def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, min_lr_rate: float = 0.0) -> float:
@@ -22,6 +23,12 @@ def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, m
     if iteration < warmup:
         return (iteration + 1) / (warmup + 1)
     return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
+
+
+@functools.lru_cache(maxsize=8)  # asked for at each iteration
+def lr_factors(kind: Schedule, total: int, warmup_ratio: float, min_lr_rate: float) -> tuple[float, ...]:
+    """Return the factors of a whole schedule (see `lr_factor`)."""
+    return tuple(lr_factor(kind, iteration, total, warmup_ratio, min_lr_rate) for iteration in range(total))
 
 
 def _decay(kind: Schedule, progress: float) -> float:

@@ -16,7 +16,7 @@ from ppo_core.data.prompts import prompt_lengths
 from ppo_core.data.task import Prompts, Reward, Scored, Task
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import process_group
-from ppo_core.errors import TaskError, first_line
+from ppo_core.errors import TaskError
 from ppo_core.models import quantized
 from ppo_core.models.networks import computes_in_bf16, load_pretrained, prepare_layers, quiet_loading
 from ppo_core.models.policy import LanguageHead, response_states
@@ -67,7 +67,7 @@ class TaskModels:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device that accelerate finds (`auto`), prepared; the CPU for `cpu`, or instead of Apple's MPS.
+    """Return the device that accelerate finds (`auto`), prepared; the CPU for `cpu`, or if that device lacks float64.
 
     Raises:
         ConfigError: another name, or a launch of more processes than there are GPUs.
@@ -80,10 +80,10 @@ def resolve_device(device: str) -> torch.device:
     if accelerator.type == "cuda":
         accelerator = torch.device("cuda", torch.cuda.current_device())  # torch reads a GPU's share only by its index
     prepare_device(accelerator)
-    if accelerator.type == "mps":
-        logger.warning("running on the CPU: the sampler needs float64, which Apple's mps does not have")
-        return torch.device("cpu")
-    return accelerator
+    if _has_float64(accelerator):
+        return accelerator
+    logger.warning("running on the CPU: the sampler needs float64, which the device %s does not have", accelerator)
+    return torch.device("cpu")
 
 
 def prepare_device(device: torch.device) -> None:
@@ -92,6 +92,16 @@ def prepare_device(device: torch.device) -> None:
         torch.set_float32_matmul_precision("high")  # TF32 in what is left of float32 products: reward models
         # cuDNN plans attention anew for every shape, and here nearly every pass has a width of its own.
         torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _has_float64(device: torch.device) -> bool:
+    if device.type in ("cpu", "cuda"):
+        return True
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):  # Apple's MPS raises the first, Intel GPUs without float64 the second
+        return False
+    return True
 
 
 Weights = Literal["float32", "bf16", "bf16_products"]
@@ -178,7 +188,8 @@ def load_policy(
             tokenizer = AutoTokenizer.from_pretrained(path)
         model = load_pretrained(AutoModelForCausalLM, path, dtype, held.attention, **options)
     except (OSError, ValueError, ImportError) as error:
-        raise TaskError(f"{of}: cannot load the policy {path}: {first_line(error)}") from error
+        reason = str(error).strip().splitlines()[0]
+        raise TaskError(f"{of}: cannot load the policy {path}: {reason}") from error
     freeze_policy(model, device, held, f"{of}: the policy {path}")
     return model, tokenizer
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ppo_core.errors import first_line, is_out_of_memory
-from ppo_core.models.memory import free, room
+from ppo_core.errors import is_out_of_memory
+from ppo_core.models.memory import free, peak_mib, room
 from ppo_core.models.networks import sharing_weights
 from ppo_core.sampling.decoding import CachedDecoding, ReservedLayer, reserved_cache, step_logits
 
@@ -38,8 +38,10 @@ TOKENS_STEP = 128
 """Buffers are sized in multiples of this, so that prompts of similar widths share graphs."""
 MASKED = -1e30
 """Added to the attention scores of masked columns: finite in float32 and bfloat16."""
-MOST_KEPT = 0.1
-"""Share of the device's memory that buffers may keep between two batches, beside what learning takes."""
+SMALL = 0.1
+"""Share of the device's memory that buffers may keep between two batches before an iteration's use is known."""
+MOST_FILLED = 0.9
+"""Share of the device's memory for an iteration plus the buffers; responses may still grow longer."""
 
 
 class CapturedDecoding:
@@ -56,6 +58,9 @@ class CapturedDecoding:
         self.looks_every = LOOKS_EVERY if captures else 1
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         """Graphs by rows and columns."""
+        self._beside: float | None = None
+        """Peak bytes of iterations that learned after the buffers were released; None: none yet."""
+        self._is_given_back = False
         self._is_first = True
         self.release()
 
@@ -87,10 +92,22 @@ class CapturedDecoding:
         self._rows, self._tokens = rows, tokens
 
     def end(self) -> None:
-        """Keep the buffers if they are small, else release them."""
-        if sum(layer.held_bytes() for layer in self._layers) > MOST_KEPT * room(self._model.device).total:
+        """Keep the buffers if they fit beside the memory for learning, else release them."""
+        held, memory = sum(layer.held_bytes() for layer in self._layers), room(self._model.device)
+        if self._beside is None:
+            most = SMALL * memory.total
+        else:
+            most = MOST_FILLED * memory.total - memory.process - self._beside
+        if held > most:
+            self._is_given_back = True
             self.release()
             free()
+
+    def learned(self) -> None:
+        """Record an iteration's peak memory, if the buffers were released before it learned."""
+        if self._is_given_back:
+            self._is_given_back = False
+            self._beside = peak_mib(self._model.device) * 2**20
 
     def release(self) -> None:
         """Free the buffers and all graphs."""
@@ -128,7 +145,8 @@ class CapturedDecoding:
             if is_out_of_memory(error):
                 raise
             self._captures = False
-            logger.warning("decodes without captured graphs, because a step cannot be captured: %s", first_line(error))
+            reason = str(error).partition("\n")[0]
+            logger.warning("decodes without captured graphs, because a step cannot be captured: %s", reason)
         return self._captures
 
     def _step(self, rows: int) -> Tensor:

@@ -46,6 +46,8 @@ class Rollouts:
     prompts: tuple[Prompt, ...]
     responses: tuple[str, ...]
     """Texts without special tokens."""
+    weight_version: int
+    """Version of the sampling weights, as given to the generator."""
 
     @property
     def lengths(self) -> Tensor:
@@ -67,8 +69,8 @@ class Generator(Protocol):
         """
         ...
 
-    def update_weights(self) -> None:
-        """Take over the policy's changed weights."""
+    def update_weights(self, version: int) -> None:
+        """Take over the policy's changed weights; `version` labels later samples."""
         ...
 
 
@@ -83,9 +85,15 @@ class TransformersGenerator:
     """
 
     def __init__(
-        self, network: ActorCritic, tokenizer: PreTrainedTokenizerBase, chunk: ChunkRows, *, fixed: bool | None = None
+        self,
+        network: ActorCritic,
+        tokenizer: PreTrainedTokenizerBase,
+        chunk: ChunkRows,
+        *,
+        fixed: bool | None = None,
     ) -> None:
         self._network, self._tokenizer, self._chunk = network, tokenizer, chunk
+        self._weight_version = 0
         # Copies and captured graphs need whole weights that stay in place.
         policy, on_gpu = network.policy, network.policy.device.type == "cuda" and not network.is_sharded
         self._casts = CastWeights(policy) if network.bf16 and (on_gpu or fixed) else None
@@ -93,10 +101,13 @@ class TransformersGenerator:
         fixed = on_gpu and getattr(policy, IS_FIXED, False) if fixed is None else fixed
         self._captured = CapturedDecoding(self._model, captures=on_gpu) if fixed else None
 
-    def update_weights(self) -> None:
-        """Refresh cached casts of the weights."""
+    def update_weights(self, version: int) -> None:
+        """Label later samples with `version`, and refresh cached casts of the weights."""
+        self._weight_version = version
         if self._casts is not None:
             self._casts.refresh()
+        if self._captured is not None:
+            self._captured.learned()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
         """Return one response per request, some rows at a time, fewer when memory runs out."""
@@ -105,8 +116,12 @@ class TransformersGenerator:
 
         def attempt(rows: int) -> Rollouts:
             try:
-                begin = None if self._captured is None else self._captured.begin
-                return generate(self._model, self._tokenizer, prompts, numbers, sampling, chunk_rows=rows, begin=begin)
+                return generate(
+                    self._model, self._tokenizer, prompts, numbers, sampling,
+                    chunk_rows=rows,
+                    weight_version=self._weight_version,
+                    begin=None if self._captured is None else self._captured.begin,
+                )  # fmt: skip
             except BaseException:
                 if self._captured is not None:
                     self._captured.release()  # an interrupted pass may leave the buffers in any state
@@ -132,6 +147,7 @@ def generate(
     settings: SamplingSettings,
     *,
     chunk_rows: int,
+    weight_version: int = 0,
     begin: BeginDecoding | None = None,
 ) -> Rollouts:
     """Return one response per prompt; `uniforms` [B, T] in [0, 1) decides every token, T is `response_length`.
@@ -163,7 +179,7 @@ def generate(
     )
     ended = torch.cat([part.ended for part in parts])[back]
     texts = response_texts(tokenizer, sequences)
-    return Rollouts(sequences, logprobs, ended, tuple(prompts), texts)
+    return Rollouts(sequences, logprobs, ended, tuple(prompts), texts, weight_version)
 
 
 class _Chunk:
@@ -225,8 +241,8 @@ def _prompt_logits(decoding: Decoding, prompt: Sequences, positions: Tensor) -> 
         distinct, copies = rows.unique(dim=0, return_inverse=True)
         if len(distinct) < len(rows):
             numbers = torch.arange(len(rows), device=rows.device)
-            one_each = numbers[: len(distinct)].scatter(0, copies, numbers)
-            logits = decoding.logits(prompt.ids[one_each], prompt.attention_mask[one_each], positions[one_each])
+            first = numbers.new_full((len(distinct),), len(rows)).scatter_reduce(0, copies, numbers, "amin")
+            logits = decoding.logits(prompt.ids[first], prompt.attention_mask[first], positions[first])
             decoding.keep(copies)
             return logits[copies]
     return decoding.logits(prompt.ids, prompt.attention_mask, positions)

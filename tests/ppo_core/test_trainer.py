@@ -201,13 +201,14 @@ def test_a_device_without_float64_is_left_for_the_cpu(
     monkeypatch.setattr("accelerate.Accelerator.device", torch.device("mps"))
     assert resolve_device("auto") == torch.device("cpu")
     assert len(caplog.messages) == 1 and "mps" in caplog.messages[0]
-    monkeypatch.setattr("accelerate.Accelerator.device", torch.device("meta"))
+    monkeypatch.setattr("accelerate.Accelerator.device", torch.device("meta"))  # has every type
     assert resolve_device("auto") == torch.device("meta")
 
 
 def test_a_gpu_is_named_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.Accelerator.device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr("ppo_core.models.load._has_float64", lambda device: True)
     switched: list[object] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", switched.append)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switched.append)
