@@ -194,7 +194,7 @@ TASK_KEYS = {
 REWARD_KEYS = {
     "where": "a reward model's path or hub id, `package.module:function`, `file.py:function`, or a URL",
     "name": "what metrics and errors call it",
-    "kind": "`model`, `function` or `endpoint`; unless given, what `where` looks like",
+    "kind": "`model`, `function` or `http`; unless given, what `where` looks like",
     "weight": "its weight in the sum",
     "append_eos": "whether a model reads its EOS after a response that ended by itself",
     "timeout, retries": "of a request to a URL: 30 s, and 2 more attempts; then a study "
