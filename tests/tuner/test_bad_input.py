@@ -115,7 +115,7 @@ STUDIES: list[Case] = [
     ("run mad", 1, '"mad" is not a study file here, and no study "mad" in | store.db; available: made | "made"?'),
     ("run x --storage none.db", 1, '"x" is not a study file here, and no store at none.db'),
     ("run folder", 1, '"folder" is not a study file here'),
-    ("run ''", 2, "cannot read the study file .: Is a directory"),
+    ("run ''", 2, "the folder . has no study.toml"),
     ("run syntax.toml", 2, "syntax.toml | not valid TOML | line 4"),
     ("run binary.toml", 2, "binary.toml | UTF-8"),
     ("run empty.toml", 2, "empty.toml | name is missing"),

@@ -31,7 +31,7 @@ def test_each_trial_is_a_run_that_goes_on_after_an_interruption(
     monkeypatch.setenv(INTERRUPT_ONCE, str(own_folder / "interrupted"))
     again = ("run", "--report_to", "tensorboard", "quick.toml")
     status, _, stderr = ppo_tuner(*again)
-    assert status == 130 and stderr.rstrip().endswith("run quick.toml --report_to tensorboard")
+    assert status == 130 and stderr.rstrip().endswith("run --report_to tensorboard quick.toml")
     assert ppo_tuner(*again)[0] == 0
     for number in range(3):
         steps, texts = read(own_folder / "runs" / "quick" / "trackers" / f"trial-{number}")

@@ -5,6 +5,7 @@ import re
 
 from ppo_core.errors import nearest
 from tuner.environment import STORAGE_VARIABLE
+from tuner.exchange import TRAINERS
 
 STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
@@ -25,6 +26,13 @@ def trial_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a trial number: a whole number of at least 0")
     return int(text)
+
+
+def trainer(text: str) -> str:
+    """Return the target of a configuration, one of `TRAINERS`."""
+    if text not in TRAINERS:
+        raise _refusal(text, f"one of {', '.join(TRAINERS)}{nearest(text, TRAINERS)}")
+    return text
 
 
 def gpus(text: str) -> tuple[str, ...]:
