@@ -227,17 +227,17 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
 
 def _why_finished(view: StudyView) -> str:
     """Say why nothing is left to run, and what a higher budget would allow."""
-    extent = view.extent
-    if extent.budget is None:
+    tally = view.tally
+    if tally.budget is None:
         why = "All trials have ended."
     else:
-        why = f"The budget is spent: {extent.spent:.1f} of {extent.budget:g} full-length trials."
-        if extent.budget - extent.spent >= 0.05:
+        why = f"The budget is spent: {tally.spent:.1f} of {tally.budget:g} full-length trials."
+        if tally.budget - tally.spent >= 0.05:
             why = f"{why[:-1]}; the rest is too little to finish another trial."
-    if not extent.screened:
+    if not tally.screened:
         return why
-    more = "" if extent.budget is None else "; a higher budget finishes more of them (Control)"
-    return f"{why} {extent.screened} trial{'s are' if extent.screened > 1 else ' is'} screened{more}."
+    more = "" if tally.budget is None else "; a higher budget finishes more of them (Control)"
+    return f"{why} {tally.screened} trial{'s are' if tally.screened > 1 else ' is'} screened{more}."
 
 
 def _of_state(snapshot: Snapshot) -> list[Advice]:

@@ -218,7 +218,7 @@ def draw_status(view: StudyView, read_at: float | None = None) -> None:
         st.text(status_text(view, time.time() if read_at is None else read_at), help=_about(view))
     if state in ("running", "stopping") and not view.confirming:
         text = time_left(view) if state == "running" else "Ends once each running trial has finished its step"
-        st.progress(min(1.0, view.extent.done), text=text)
+        st.progress(min(1.0, view.tally.done), text=text)
 
 
 def tab_title(view: StudyView) -> str:
@@ -230,7 +230,7 @@ def tab_title(view: StudyView) -> str:
 
 def time_left(view: StudyView) -> str:
     """Estimate the search's remaining time from the device-seconds spent so far."""
-    done = view.extent.done
+    done = view.tally.done
     if not 0.02 < done < 1:
         return "Time left: not known yet" if done < 1 else "About to end"
     seconds = sum(row.seconds for row in view.trials if row.role is Role.SEARCH)
@@ -242,7 +242,7 @@ def status_text(view: StudyView, read_at: float) -> str:
     is_stalled = data.shown_state(view) == "stalled"
     silence = f", no sign of life for {duration(data.silence(view) or 0.0)}" if is_stalled else ""
     clock = time.strftime("%H:%M:%S", time.localtime(read_at))
-    return f"{safe_text.one_line(view.row.name)}: {view.extent.text}{silence}. Updated {clock}"
+    return f"{safe_text.one_line(view.row.name)}: {view.tally.text}{silence}. Updated {clock}"
 
 
 def _about(view: StudyView) -> str:

@@ -85,9 +85,9 @@ def _progress(snapshot: Snapshot) -> list[KeyNumber]:
     view = snapshot.view
     statuses = [row.shown_status for row in view.trials if not row.is_done]
     unfinished = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
-    screened = f"{view.extent.screened} screened" if view.extent.screened else None
+    screened = f"{view.tally.screened} screened" if view.tally.screened else None
     budget = []
-    if view.extent.budget is not None:
+    if view.tally.budget is not None:
         budget = [_budget(view, screened)]
     elif screened:
         unfinished.insert(0, screened)
@@ -119,7 +119,7 @@ def _budget(view: StudyView, screened: str | None) -> KeyNumber:
         promoted = counted(sum(row.is_promoted for row in view.trials), "trial")
         help_text += f" Below: trials that were screened. {promoted.capitalize()} promoted so far."
     return KeyNumber(
-        "Search budget", f"{view.extent.spent:.1f} of {view.extent.budget:g} full trials", screened, help_text
+        "Search budget", f"{view.tally.spent:.1f} of {view.tally.budget:g} full trials", screened, help_text
     )
 
 

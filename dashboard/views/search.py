@@ -348,7 +348,7 @@ def _screening(store: Store, snapshot: Snapshot) -> None:
 def _ended_early(snapshot: Snapshot) -> None:
     common.heading("What ending trials early saved")
     view = snapshot.view
-    is_over, screened = view.state == "finished" or bool(view.confirming), view.extent.screened
+    is_over, screened = view.state == "finished" or bool(view.confirming), view.tally.screened
     early = analysis.ended_early(snapshot.trials, is_over=is_over)
     if screened and not is_over:
         st.text(

@@ -183,17 +183,17 @@ def table_of(store: Store, studies: list[tuple[StudyRow, StudyView | None]]) -> 
 def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, object]:
     if view is None:
         return {"study": _link(row.name), "state": "not readable"}
-    best, cost, extent, total = view.best(), data.cost(view), view.extent, data.total(view)
+    best, cost, tally, total = view.best(), data.cost(view), view.tally, data.total(view)
     answer = of_study(store, view)
     planned = "" if total is None else f" of {total}"
-    screened = f", {extent.screened} screened" if extent.screened else ""
+    screened = f", {tally.screened} screened" if tally.screened else ""
     return {
         "study": _link(row.name),
         "state": data.WORDS[data.shown_state(view)],
         "launch": None if answer is None else answer.name,
         "certainty": None if answer is None else answer.badge.value,
         "ended": f"{view.ended}{planned}{screened}",
-        "spent": "" if extent.budget is None else f"{extent.spent:.1f} of {extent.budget:g}",
+        "spent": "" if tally.budget is None else f"{tally.spent:.1f} of {tally.budget:g}",
         "best": None if best is None else best.value,
         "kl": None if best is None else best.kl,
         "budget": view.spec.kl_budget,

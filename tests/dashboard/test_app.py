@@ -406,7 +406,7 @@ def test_the_time_left_is_by_what_the_search_took_so_far() -> None:
     rows = [SimpleNamespace(seconds=200.0, role=Role.SEARCH)] * 3 + [SimpleNamespace(seconds=9e9, role=Role.CONFIRM)]
 
     def left(done: float, workers: int | None) -> str:
-        view = SimpleNamespace(extent=SimpleNamespace(done=done), trials=rows, row=SimpleNamespace(workers=workers))
+        view = SimpleNamespace(tally=SimpleNamespace(done=done), trials=rows, row=SimpleNamespace(workers=workers))
         return common.time_left(cast(StudyView, view))
 
     assert left(0.25, 2) == "About 15 min left"

@@ -17,7 +17,7 @@ from tuner.control.events import StudyWarned, TrialStarted
 from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
 from tuner.judge.next_move import judge, why_paused
-from tuner.judge.scoring import evaluations_of, extent, rung_score, trial_value
+from tuner.judge.scoring import evaluations_of, rung_score, tally, trial_value
 from tuner.search.choose import (
     New,
     Promote,
@@ -184,7 +184,7 @@ def test_what_rounds_a_trial_up_to_whole_batches_is_not_charged(total: int, rung
     done = [replace(finished(number), config=first.config, episodes=whole) for number in range(10)]
     full = make_spec("full", budget=10, fixed=fixed)
     assert (next_of(done[:9], full), next_of(done, full)) == ("new", None)
-    assert extent(done, full).text == "10 trials ended, 10.0 of 10 full trials spent"
+    assert tally(done, full).text == "10 trials ended, 10.0 of 10 full trials spent"
 
 
 def test_no_trial_starts_whose_rung_may_take_what_finishes_the_best() -> None:
@@ -286,7 +286,7 @@ def test_a_study_comes_to_an_end_within_its_bounds(strategy: Strategy, bounds: d
     study.run()
     assert is_finished(spec, study.rows)
     assert len(study.rows) <= bounds.get("trials", 1000)
-    assert extent(study.rows, spec).spent <= bounds.get("budget", 1000)
+    assert tally(study.rows, spec).spent <= bounds.get("budget", 1000)
     assert any(row.status is Status.COMPLETED for row in study.rows)
     best = min((row for row in study.rows if row.rung_episode is not None), key=screening_rank, default=None)
     assert workers > 1 or best is None or best.is_promoted, "the budget that finishes the best was left"

@@ -268,7 +268,7 @@ def test_a_study_is_confirmed_on_all_workers_and_only_once(tmp_path: Path) -> No
         view = read_study(store, NAME)
     assert (len(view.trials), len(view.confirming)) == (4, 6)
     assert {to_optuna(row, view.spec).state for row in view.confirming} == {TrialState.FAIL}
-    assert view.extent.text == "4 of 4 trials ended, 6 of 6 confirming runs ended"
+    assert view.tally.text == "4 of 4 trials ended, 6 of 6 confirming runs ended"
     (one,) = found(tmp_path)
     assert one.is_whole and one.baseline is not None and one.baseline.reward == -1.0, "of a trainer that made no step"
     assert {c.trial.number: c.reward.mean for c in one.configurations if c.reward is not None} == {

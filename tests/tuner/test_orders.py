@@ -168,7 +168,7 @@ def test_the_total_and_the_workers_change_while_it_runs(tmp_path: Path) -> None:
     finished, events = run_with(tmp_path, {(1, 2): lambda store: place(store, "set", changes=change)})
     assert finished and len(rows(tmp_path)) == 4
     (order,) = [event for event in events if isinstance(event, OrderDecided)]
-    assert (order.spec.trials, order.extent.total) == (4, 4)
+    assert (order.spec.trials, order.tally.total) == (4, 4)
     pids = {event.report.metrics["quick/pid"] for event in events if isinstance(event, TrialStepped)}
     assert len(pids) == 2
     with opened(tmp_path) as store:
@@ -203,7 +203,7 @@ def test_what_a_running_trial_ran_is_not_counted_as_spent_after_another_kl_budge
     change = {(1, 4): lambda store: place(store, "set", changes={"kl_budget": 2.0})}
     _, events = run_with(tmp_path, change)
     (order,) = [event for event in events if isinstance(event, OrderDecided)]
-    assert (order.spec.kl_budget, order.extent.ended, order.extent.spent) == (2.0, 1, 1.0)
+    assert (order.spec.kl_budget, order.tally.ended, order.tally.spent) == (2.0, 1, 1.0)
 
 
 def settings(folder: Path) -> tuple[int, float]:

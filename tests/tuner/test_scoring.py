@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.rules import RULES
-from tuner.judge.scoring import extent, rung_score, trial_value, violation
+from tuner.judge.scoring import rung_score, tally, trial_value, violation
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
@@ -117,11 +117,11 @@ def test_how_far_a_study_is() -> None:
         trial_row(2, episodes=96, status=Status.RUNNING),
     ]
     rows.append(trial_row(3, episodes=960, role=Role.FORK, origin=Origin.FORKED))
-    far = extent(rows, SPEC)
+    far = tally(rows, SPEC)
     assert (far.ended, far.screened, far.total, far.budget) == (2, 1, 4, None)
     assert far.spent == pytest.approx((1920 + 192 + 96) / 1920)
     assert far.text == "2 of 4 trials ended, 1 screened"
-    bounded = extent(
+    bounded = tally(
         rows, StudySpec.from_dict({**{k: v for k, v in CONTENT.items() if k != "trials"}, "budget": 4}, "s")
     )
     assert bounded.text == "2 trials ended, 1 screened, 1.1 of 4 full trials spent"
@@ -149,4 +149,4 @@ def test_a_search_cannot_spend_more_than_all_of_its_trials_cost(
     trials: int | None, budget: float | None, most: float | None
 ) -> None:
     spec = replace(SPEC, trials=trials, budget=budget)
-    assert extent([], spec).budget == most
+    assert tally([], spec).budget == most

@@ -38,7 +38,7 @@ from tuner.control.events import (
 from tuner.environment import to_copy
 from tuner.files.disk import search_line
 from tuner.judge.best import best_rank
-from tuner.judge.scoring import Extent
+from tuner.judge.scoring import Tally
 from tuner.store import OrderState, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role
@@ -119,7 +119,7 @@ class StudyProgress:
     """Display of the events of `run_study`: a context manager, and the callback itself."""
 
     _spec: StudySpec
-    _extent: Extent
+    _tally: Tally
     """The study when a trial last ended or was set aside, or an order was decided. Both are set by StudyStarted."""
 
     def __init__(self, out: Console) -> None:
@@ -161,11 +161,11 @@ class StudyProgress:
                 self._start_trial(event)
             case TrialStepped():
                 self._step(event)
-            case TrialEnded(row, extent):
-                self._settle(row, extent)
-                self._say_trial(row, f"[{_count(row, extent)}] ")
-            case TrialSetAside(row, extent):
-                self._settle(row, extent)
+            case TrialEnded(row, tally):
+                self._settle(row, tally)
+                self._say_trial(row, f"[{_count(row, tally)}] ")
+            case TrialSetAside(row, tally):
+                self._settle(row, tally)
                 if row.is_at_rung:
                     self._say_trial(row)
                 else:
@@ -174,8 +174,8 @@ class StudyProgress:
                 if not self._is_reading:
                     self.say("evaluating the chosen checkpoints on the test prompts, each once")
                 self._is_reading = True
-            case OrderDecided(order, spec, extent):
-                self._spec, self._extent = spec, extent
+            case OrderDecided(order, spec, tally):
+                self._spec, self._tally = spec, tally
                 about = "" if order.trial is None else f" trial {order.trial}"
                 refused = " refused" if order.state is OrderState.REFUSED else ""
                 self.say(f"order {order.id} ({order.kind}{about}){refused}: {output.plain(order.outcome or '')}")
@@ -194,13 +194,13 @@ class StudyProgress:
 
     def _start(self, event: StudyStarted) -> None:
         spec = event.spec
-        self._spec, self._extent, self._is_started = spec, event.extent, True
-        if event.extent.done:
+        self._spec, self._tally, self._is_started = spec, event.tally, True
+        if event.tally.done:
             self._evaluation_seconds = None
         lands = f"; β lands each trial's KL at {output.short(spec.config({}).kl_target)}" if spec.lands_kl else ""
         self.say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
-            f"{event.extent.text}; KL budget {output.short(spec.kl_budget)}, "
+            f"{event.tally.text}; KL budget {output.short(spec.kl_budget)}, "
             f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}{lands}"
         )
         for note in event.notes:
@@ -247,9 +247,9 @@ class StudyProgress:
             self.say(search_line(self._spec, seconds, self._evaluation_seconds))
             self._evaluation_seconds = None
 
-    def _settle(self, row: TrialRow, extent: Extent) -> None:
+    def _settle(self, row: TrialRow, tally: Tally) -> None:
         self._running.pop(row.number, None)
-        self._extent = extent
+        self._tally = tally
         self._rank(row)
 
     def _say_trial(self, row: TrialRow, count: str = "") -> None:
@@ -282,15 +282,15 @@ class StudyProgress:
         return Group(*rows, Text(f"best      within the KL budget of {budget}: {result}"))
 
     @property
-    def _now(self) -> Extent:
+    def _now(self) -> Tally:
         """Progress of the study, including its running trials."""
-        is_confirming = self._extent.confirmed < self._extent.confirming
+        is_confirming = self._tally.confirmed < self._tally.confirming
         under_way = sum(
             running.share(self._spec)
             for running in self._running.values()
             if (running.row.role is Role.CONFIRM if is_confirming else running.row.counts)
         )
-        return replace(self._extent, under_way=under_way)
+        return replace(self._tally, under_way=under_way)
 
     def _time_left(self) -> str:
         """Return the share done and an estimate of the time left."""
@@ -302,13 +302,13 @@ class StudyProgress:
         return f"{text}, about {output.duration((time.monotonic() - since) * (1 - done) / (done - before))} left"
 
 
-def _count(row: TrialRow, extent: Extent) -> str:
+def _count(row: TrialRow, tally: Tally) -> str:
     """Return the count for an ended trial: ` 3/18`, `2 ended, 0.8 of 6` with a budget, or `confirmed 2/9` for a
     confirming run.
     """
     if row.role is Role.CONFIRM:
-        return f"confirmed {extent.confirmed:>{len(str(extent.confirming))}}/{extent.confirming}"
-    if extent.total is None:
-        return f"{extent.ended} ended, {extent.spent:.1f} of {extent.budget:g}"
-    total = max(extent.total, extent.ended)
-    return f"{extent.ended:>{len(str(total))}}/{total}"
+        return f"confirmed {tally.confirmed:>{len(str(tally.confirming))}}/{tally.confirming}"
+    if tally.total is None:
+        return f"{tally.ended} ended, {tally.spent:.1f} of {tally.budget:g}"
+    total = max(tally.total, tally.ended)
+    return f"{tally.ended:>{len(str(total))}}/{total}"

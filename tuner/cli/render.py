@@ -98,7 +98,7 @@ def study_line(view: StudyView) -> str:
     """Return one line on a study: its task, state, trials and KL budget."""
     return (
         f'Study "{plain(view.row.name)}": task {plain(view.spec.task)}, {view.state}, '
-        f"{view.extent.text}, KL budget {short(view.spec.kl_budget)} and limit "
+        f"{view.tally.text}, KL budget {short(view.spec.kl_budget)} and limit "
         f"{short(view.spec.kl_limit)} {KL_UNIT}"
     )
 

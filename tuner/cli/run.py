@@ -233,5 +233,5 @@ def _announce_stop(stopped: StudyStopped, name: str, again: str, store: Store) -
     resumed = [storage.command(["resume", name, str(number)], store) for number in stopped.paused]
     resuming = " && ".join([*resumed, again])
     why = output.plain(stopped.why)
-    print(f"{PROG}: {why}: {stopped.extent.text}; to resume: {resuming}", file=sys.stderr)
+    print(f"{PROG}: {why}: {stopped.tally.text}; to resume: {resuming}", file=sys.stderr)
     return EXIT_OK if stopped.is_deliberate else EXIT_INTERRUPTED

@@ -57,7 +57,7 @@ from tuner.files import trial_log
 from tuner.files.disk import most_kept
 from tuner.files.trial_files import TrialFiles
 from tuner.judge.next_move import NOTHING_DECIDED, Decision, answer, judge
-from tuner.judge.scoring import EVALUATION_METRICS, evaluations_of, extent, judged, so_far
+from tuner.judge.scoring import EVALUATION_METRICS, evaluations_of, judged, so_far, tally
 from tuner.search.choose import New, Promote, Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
 from tuner.search.prune import why_pruned
@@ -248,7 +248,7 @@ class TrialLoop:
                 self._engine.resize(self._study.row.workers or 1)
             if order.kind == "stop" and order.trial is None and self._stop.why is None:
                 self._stop.why = ORDERED
-        self._emit(OrderDecided(order, self._study.spec, extent(self._study.rows, self._study.spec)))
+        self._emit(OrderDecided(order, self._study.spec, tally(self._study.rows, self._study.spec)))
 
     # Starting
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppo_core.report import StepReport
-from tuner.judge.scoring import Extent
+from tuner.judge.scoring import Tally
 from tuner.store import Order, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason
@@ -21,7 +21,7 @@ class StudyStarted:
     """This controller holds the study. Always the first event."""
 
     spec: StudySpec
-    extent: Extent
+    tally: Tally
     """The study's progress."""
     notes: tuple[str, ...]
     """Notes on the spec and on changes since the last run, one line each."""
@@ -63,7 +63,7 @@ class TrialEnded:
     """A trial reached a final status."""
 
     row: TrialRow
-    extent: Extent
+    tally: Tally
     """The study's progress after that."""
 
 
@@ -72,7 +72,7 @@ class TrialSetAside:
     """A trial saved a checkpoint and left its worker: paused, or waiting until the study resumes."""
 
     row: TrialRow
-    extent: Extent
+    tally: Tally
     """The study's progress after that."""
 
 
@@ -90,7 +90,7 @@ class OrderDecided:
 
     order: Order
     spec: StudySpec
-    extent: Extent
+    tally: Tally
     """The study's settings and progress after that."""
 
 
@@ -120,7 +120,7 @@ class StudyStopping:
 class StudyStopped:
     """The study stopped unfinished; running it again resumes it."""
 
-    extent: Extent
+    tally: Tally
     why: str
     paused: tuple[int, ...] = ()
     """The paused trials that only an order resumes, if only such are left."""

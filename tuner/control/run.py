@@ -23,7 +23,7 @@ from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.environment import to_copy
 from tuner.files.trial_files import TrialFiles
 from tuner.judge.best import best_trial
-from tuner.judge.scoring import extent
+from tuner.judge.scoring import tally
 from tuner.search import propose, prune
 from tuner.search.choose import is_finished, paused
 from tuner.store import Store
@@ -115,7 +115,7 @@ def run_study(
             if gpus and trials_per_gpu > 1:
                 notes.append(mps_line())
             notes += changes
-            progress = extent(study.rows, study.spec)
+            progress = tally(study.rows, study.spec)
             if plan is not None:
                 notes.append(cost_line(wanted, study.rows, count))
                 progress = replace(progress, confirming=progress.confirming + len(wanted))
@@ -154,7 +154,7 @@ def _run_held(
     is_unread = why is not None and (due_readings(study) or (plan and missing(study.rows, study.spec, plan)))
     if not finished or is_unread:
         left = paused(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
-        emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in left)))
+        emit(StudyStopped(tally(study.rows, study.spec), str(why), tuple(row.number for row in left)))
     elif (unread := why_unread(study)) is not None:
         emit(StudyWarned(unread))
     return finished
@@ -164,7 +164,7 @@ def _require_searched(study: OpenStudy) -> None:
     """Raise StudyError if the study's search has not ended: its best configurations may still change."""
     name, searched = study.spec.name, [row for row in study.rows if row.role is not Role.CONFIRM]
     if not is_finished(study.spec, searched):
-        how_far = extent(searched, study.spec).text
+        how_far = tally(searched, study.spec).text
         raise StudyError(f'study "{name}" is not finished ({how_far}); first: {to_copy(["run", name])}')
 
 

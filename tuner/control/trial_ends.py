@@ -7,7 +7,7 @@ from tuner.control.session import OpenStudy
 from tuner.files import trial_log
 from tuner.files.trial_files import TrialFiles
 from tuner.judge.next_move import why_paused
-from tuner.judge.scoring import Evaluations, evaluations_of, extent, outcome, rung_score, so_far
+from tuner.judge.scoring import Evaluations, evaluations_of, outcome, rung_score, so_far, tally
 from tuner.search.choose import runnable
 from tuner.store import Outcome, TrialRow
 from tuner.study.status import STOPPED_BY_PERSON, Reason, Status
@@ -41,7 +41,7 @@ class TrialEnds:
             return
         row = study.refresh(row.number)
         self.note(row.number, f"left its worker; the trial is {row.status}")
-        self._emit(TrialSetAside(row, extent(study.rows, study.spec)))
+        self._emit(TrialSetAside(row, tally(study.rows, study.spec)))
 
     def pause_at_rung(self, row: TrialRow, evaluations: Evaluations, reason: Reason | None) -> None:
         """Record that the strategy paused a trial, and its screening score."""
@@ -52,7 +52,7 @@ class TrialEnds:
         self.note(row.number, "the strategy paused the trial")
         row = study.refresh(row.number)
         self._files.settle(row)
-        self._emit(TrialSetAside(row, extent(study.rows, study.spec)))
+        self._emit(TrialSetAside(row, tally(study.rows, study.spec)))
 
     def finish(self, row: TrialRow, outcome: Outcome) -> None:
         """Record a trial's final outcome."""
@@ -66,7 +66,7 @@ class TrialEnds:
 
     def emit_end(self, row: TrialRow) -> None:
         """Report a trial that has reached a final status."""
-        self._emit(TrialEnded(row, extent(self._study.rows, self._study.spec)))
+        self._emit(TrialEnded(row, tally(self._study.rows, self._study.spec)))
 
     def note(self, number: int, line: str) -> None:
         """Write a line to a trial's log."""

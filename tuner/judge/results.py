@@ -22,7 +22,7 @@ from tuner.judge.best import best_trial
 from tuner.judge.front import kept, own_fronts
 from tuner.judge.paired import Difference, improvement, over
 from tuner.judge.rules import blame_of
-from tuner.judge.scoring import Extent, ends_within, evaluations_by_trial, evaluations_of, extent, judged_again
+from tuner.judge.scoring import Tally, ends_within, evaluations_by_trial, evaluations_of, judged_again, tally
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 from tuner.study.spec import SCALE_FREE, StudySpec
 from tuner.study.status import Origin, Role, Status
@@ -67,11 +67,11 @@ class StudyView:
     @property
     def ended(self) -> int:
         """Number of trials that have ended; may exceed a total that was lowered since."""
-        return self.extent.ended
+        return self.tally.ended
 
     @cached_property
-    def extent(self) -> Extent:
-        return extent((*self.trials, *self.confirming), self.spec)
+    def tally(self) -> Tally:
+        return tally((*self.trials, *self.confirming), self.spec)
 
     def best(self) -> TrialRow | None:
         """Return the best trial under the study's KL budget (see `tuner.judge.best`), or None."""
@@ -271,9 +271,9 @@ def study_summary(view: StudyView) -> dict[str, Any]:
         "name": view.row.name,
         "task": view.spec.task,
         "state": view.state,
-        "trials": view.extent.total,
+        "trials": view.tally.total,
         "budget": view.spec.budget,
-        "spent": view.extent.spent,
+        "spent": view.tally.spent,
         "strategy": view.spec.strategy,
         "finished": view.ended,
         "best": None if best is None else best.number,
@@ -290,7 +290,7 @@ def study_data(view: StudyView) -> dict[str, Any]:
     return study_summary(view) | {
         "trials": [trial_data(trial) for trial in view.trials],
         "confirming": [trial_data(trial) for trial in view.confirming],
-        "total": view.extent.total,
+        "total": view.tally.total,
         "spec": view.row.spec,
         "seconds": sum(trial.seconds for trial in view.trials),
     }

@@ -160,8 +160,8 @@ def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) ->
 
 
 @dataclass(frozen=True)
-class Extent:
-    """Progress of a study."""
+class Tally:
+    """How far a study is: trials that ended, and what was spent."""
 
     ended: int
     """Trials that have ended in any way."""
@@ -208,13 +208,13 @@ class Extent:
         return min(1.0, (self.ended + self.screened + self.under_way) / self.total) if self.total else 0.0
 
 
-def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
-    """Return the study's progress."""
+def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
+    """Return how far a study is."""
     rows = list(rows)
     searched = [row for row in rows if row.role is not Role.CONFIRM]
     confirming = [row for row in rows if row.role is Role.CONFIRM]
     whole = spec.total_episodes
-    return Extent(
+    return Tally(
         ended=sum(row.status.is_final for row in searched),
         screened=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),

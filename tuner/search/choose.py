@@ -139,7 +139,7 @@ def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 def _left(spec: StudySpec, rows: Rows) -> float:
     """Return the budget's uncommitted episodes; a running trial is committed up to its rung or its end.
 
-    A trial is charged `total_episodes` at most: what rounds its last batch up is free (`tuner.judge.scoring.extent`).
+    A trial is charged `total_episodes` at most: what rounds its last batch up is free (`tuner.judge.scoring.tally`).
     """
     if spec.budget is None:
         return math.inf
