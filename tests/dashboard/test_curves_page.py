@@ -38,7 +38,9 @@ def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Pa
     marks = [series for series in kl["series"] if "screened" in series["name"]]
     assert [mark["name"] for mark in marks] == [f"Trial {number} screened, score" for number in (0, 5)]
     assert [mark["label"]["show"] for mark in marks] == [True, False], "trial 5 went on"
-    assert "◇ paused by the strategy" in app.subheader[0].help
+    [said] = [one.value for one in app.caption if one.value.startswith("In colour: ")]
+    assert said.endswith("✕ pruned, ▲ failed, ■ stopped, ◇ screened.")
+    assert " Grey: the other 26 trials, the area holds the middle 80% of them. Points are evaluations: " in said
     assert any(one.value.startswith("In colour: trials 0 (reference), 5 (best).") for one in app.caption)
 
 
