@@ -204,7 +204,7 @@ def curve(
         looks: Trials in colour; the others are grey behind them, or one band where they are many.
         drawing: Axis, smoothing and range.
         levels: Horizontal lines by their name: budget, limit, baseline.
-        targets: Levels named at the other end, so that labels do not overlap: the targets of an adaptive β.
+        targets: Levels named below their lines, so that labels do not overlap: the targets of an adaptive β.
         kl_budget: A chart of KL is shaded over it, and evaluations over it are hollow; None: neither.
         names: Labels of trials in colour, shown after their numbers: our own words alone.
         screened: Pauses of trials at their rungs (see `tuner.search.fidelity.rung_pauses`).
@@ -229,7 +229,7 @@ def curve(
         for name, value in levels.items()
         if value <= top
     ]
-    limits += [echarts.limit(value, name, at_end=is_kl) for name, value in (targets or {}).items() if value <= top]
+    limits += [echarts.limit(value, name, is_below=is_kl) for name, value in (targets or {}).items() if value <= top]
     vertical: Option = {"name": METRICS[metric].unit or METRICS[metric].label}
     if is_kl:
         vertical |= {"min": LOG_FLOOR, "type": "log"} if chart.is_log else {"min": 0}

@@ -154,7 +154,9 @@ HACKING_TITLES = {
     "length": "Length (tokens)",
     "entropy": "Entropy (nats/token)",
 }
-GLYPHS: Mapping[Verdict, str] = {"suspect": "▲", "clean": "✓", "no rise": "–", "too early": "…"}
+VERDICTS: Mapping[Verdict, str] = {
+    "suspect": "▲ suspect", "clean": "✓ no sign over its threshold", "no rise": "– no rise", "too early": "… too early",
+}  # fmt: skip
 
 
 def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
@@ -162,7 +164,7 @@ def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
     rows = [
         {
             "trial": finding.trial,
-            "verdict": f"{GLYPHS[finding.verdict]} {finding.verdict}",
+            "verdict": VERDICTS[finding.verdict],
             "reward": "" if math.isnan(finding.rise) else f"{finding.rise:+.2f} ± {finding.rise_se:.2f}",
         }
         | {reading.name: f"{'▲ ' if reading.is_worse else ''}{reading.numbers}" for reading in finding.readings}
@@ -175,8 +177,8 @@ def describe_hacking(findings: Sequence[Finding]) -> str:
     """Describe the table of `hacking_rows` in a sentence."""
     suspect = [str(finding.trial) for finding in findings if finding.verdict == "suspect"]
     if not suspect:
-        return "In none of these trials does reward rise while something else worsens."
-    return f"Reward rises while something else worsens in trial {', '.join(suspect)}: read the samples."
+        return "In none of these trials does reward rise while another sign is over its threshold."
+    return f"Reward rises while another sign is over its threshold in trial {', '.join(suspect)}: read the samples."
 
 
 HACKING_MEANS = (

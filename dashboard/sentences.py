@@ -11,9 +11,6 @@ from dashboard.importance_figures import BEST, Measure, number_text
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import counted
 
-WEAK = 0.3
-"""Weakest rank correlation that is mentioned."""
-
 
 def of_front(evaluated: pd.DataFrame, kl_budget: float) -> str:
     """Describe the highest reward of evaluations within the KL budget, within half of it, and over it."""
@@ -26,7 +23,7 @@ def of_front(evaluated: pd.DataFrame, kl_budget: float) -> str:
         text += f"; half of that KL reaches {half['reward'].max():.3g}"
     over = evaluated[evaluated["step"] > 0].drop(inside.index, errors="ignore")
     more = over["reward"].max() - best["reward"]
-    return f"{text}; what is over the budget adds {f'{more:.2g}' if more > 0 else 'nothing'}."
+    return f"{text}; checkpoints over the budget reach {f'{more:.2g} more' if more > 0 else 'no more'}."
 
 
 def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
@@ -51,8 +48,12 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
     correlation = importance_figures.numbers_of(values).rank().corr(points["kl"].rank())
     if math.isnan(correlation):  # a single trial, or all alike
         return ""
-    change = "barely changes" if abs(correlation) < WEAK else "rises" if correlation > 0 else "falls"
-    return f"KL {change} with it: the rank correlation over {len(points)} trials is {correlation:+.2f}."
+    chance = _chance(len(points))
+    change = "does not clearly change" if abs(correlation) <= chance else "rises" if correlation > 0 else "falls"
+    return (
+        f"KL {change} with it: the rank correlation over {len(points)} trials is {correlation:+.2f}, and chance alone "
+        f"reaches ±{chance:.2f}."
+    )
 
 
 def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
@@ -108,21 +109,37 @@ def of_history(order: pd.DataFrame) -> str:
 
 
 def of_screening(ranked: pd.DataFrame) -> str:
-    """Say how many trials were promoted, why others were not, and whether the order of `analysis.screening` lasted."""
+    """Say how many trials of `analysis.screening` were promoted, and why others were not."""
     others = ranked.loc[ranked["outcome"] != "promoted", "outcome"].value_counts()
     why = ", ".join(f"{reason}: {count}" for reason, count in others.items())
-    text = f"{len(ranked) - others.sum()} of {counted(len(ranked), 'screened trial')} were promoted (blue)"
-    text += f", {others.sum()} were not ({why})." if why else "."
+    text = f"{len(ranked) - others.sum()} of the {counted(len(ranked), 'trial')} screened were promoted (blue)"
+    text += f"; {others.sum()} were not, and are called screened elsewhere ({why})." if why else "."
+    if "next in line" in others:
+        text += (
+            " Places are among all trials screened by now, promotions were decided among those screened until then: so "
+            "a trial next in line can stand above promoted ones."
+        )
+    return text
+
+
+def of_prediction(ranked: pd.DataFrame) -> tuple[str, str]:
+    """Say whether the order of `analysis.screening` lasted to the end, and by which numbers."""
     ended = ranked.dropna(subset=["end"])
-    chance = 1.96 / math.sqrt(max(1, len(ended) - 1))  # 95% of shuffled orders lie within it
+    chance = _chance(len(ended))
     if chance >= 1:
-        return f"{text} Too few of the promoted trials have ended to tell whether screening predicts the end."
+        return "Too few of the promoted trials have ended to tell whether screening predicts the end.", ""
     correlation = ended["place"].rank().corr(ended["end"].rank(ascending=False))
     return (
-        f"{text} Over the {len(ended)} promoted trials that ended, the rank correlation of their places at screening "
-        f"and at the end is {correlation:+.2f}, {'more' if abs(correlation) > chance else 'no more'} than chance "
-        f"(±{chance:.2f}). All of them did well at screening, so it says little about the others."
+        f"Screening predicted the end {'better' if correlation > chance else 'no better'} than chance.",
+        f"Over the {len(ended)} promoted trials that ended, the rank correlation of their places at screening and at "
+        f"the end is {correlation:+.2f}, and chance alone reaches ±{chance:.2f}. All of them did well at screening, so "
+        "it says little about the others.",
     )
+
+
+def _chance(count: int) -> float:
+    """Return the rank correlation within which 95% of shuffled orders lie; 1: too few to tell."""
+    return min(1.0, 1.96 / math.sqrt(max(1, count - 1)))
 
 
 def of_studies(evaluated: Mapping[str, pd.DataFrame], kl_budget: float) -> str:

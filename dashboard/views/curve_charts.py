@@ -15,6 +15,7 @@ from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.metrics import METRICS
+from ppo_core.output import counted
 from tuner.judge.rules import KL
 from tuner.search import fidelity
 from tuner.store import Store, TrialRow
@@ -166,16 +167,9 @@ def _set_window(span: tuple[int, int]) -> None:
 
 
 def _help(curves: ChartData, metric: str) -> str:
-    """Return a chart's help: the metric, and how to read the lines."""
-    texts, others = [METRICS[metric].doc], len(curves.others)
-    if others > style.DISTINCT:
-        count = len(curves.snapshot.view.trials) - len(curves.bright)
-        which = f"{others} of the other {count}" if others < count else f"the other {count}"
-        texts.append(f"The grey band holds the middle 80% of {which} trials.")
-    has_pauses = curves.snapshot.view.spec.pauses_trials
-    paused = ", ◇ paused by the strategy" if has_pauses else ""
-    texts.append(f"The number at a line's end is its trial; ✕ pruned, with the rule{paused}, ▲ failed, ■ stopped.")
-    if has_pauses and metric in ROLLOUT_KLS:
+    """Return a chart's help: the metric, and how to read the numbers."""
+    texts = [METRICS[metric].doc, "The number at a line's end is its trial."]
+    if curves.snapshot.view.spec.pauses_trials and metric in ROLLOUT_KLS:
         texts.append("It is of a step's rollouts, before its update; the KL printed at a pause is evaluated after it.")
     return " ".join(texts)
 
@@ -194,8 +188,14 @@ POINTS = "Points are evaluations: hollow ones are over the KL budget, and ★ is
 
 
 def caption(curves: ChartData, chosen: common.Numbers) -> str:
-    """Say which trials are in colour, why, and what the points mean."""
-    return f"{_in_colour(curves, chosen)} {POINTS}".strip()
+    """Say which trials are in colour, why, what is grey, and what the points and marks mean."""
+    others, paused = len(curves.others), ", ◇ screened" if curves.snapshot.view.spec.pauses_trials else ""
+    count = len(curves.snapshot.view.trials) - len(curves.bright)
+    which = f"{others} of the other {count} trials" if others < count else f"the other {counted(count, 'trial')}"
+    band = "the area holds the middle 80% of them" if others > style.DISTINCT else "a line or mark each"
+    grey = f"Grey: {which}, {band}." if others else ""
+    texts = (_in_colour(curves, chosen), grey, POINTS, f"✕ pruned, ▲ failed, ■ stopped{paused}.")
+    return " ".join(filter(None, texts))
 
 
 def _in_colour(curves: ChartData, chosen: common.Numbers) -> str:

@@ -1,5 +1,6 @@
 """Curves: KL, reward and all other metrics over the run, and whether PPO itself is healthy."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
 from ppo_core.output import measured
 from tuner.judge.diagnose import HEALTH_METRICS, LATEST, NEEDED, Course, diagnose, why_nothing, with_repeats
+from tuner.judge.hacking import values
 from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import Store
 from tuner.study.status import Status
@@ -163,6 +165,8 @@ def _draw_health(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> No
     """Draw the signs of the trials in colour, and the diagnosis of each."""
     numbers = common.highlighted(snapshot, chosen, charts.MOST_LINES)
     draw_health(courses := courses_of(store, snapshot, numbers))
+    if left_out := sum(row.is_at_rung and row.number not in courses for row in snapshot.view.trials):
+        st.caption(f"Screened trials that are not chosen are left out: {left_out}.")
     rows, budget = {row.number: row for row in snapshot.view.trials}, snapshot.view.spec.kl_budget
     lines = []
     for number, course in courses.items():
@@ -197,13 +201,17 @@ def draw_health(courses: Mapping[int, Course]) -> None:
     """Draw a table of the trials' signs of health."""
     common.heading(
         "PPO health",
-        f"Medians of the last {LATEST} steps. ✓ in range, ▲ out of it, ✕ out of it in a trial that the guard ended, "
-        "– not measured, or too early.",
+        "✓ in range, ▲ out of it, ✕ out of it in a trial that the guard ended, – not measured.",
     )
     columns: dict[str, Any] = {
         "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
         "health": st.column_config.TextColumn("Problems", width=215),
     }
+    for course in (*courses.values(),)[:1]:
+        title = f"Highest KL (nats), limit {course.spec.kl_limit:g}"
+        columns["kl"] = st.column_config.TextColumn(
+            title, width=8 + 7 * len(title), help="Of rollouts and evaluations."
+        )
     for metric in HEALTH_METRICS:
         signs = [sign for sign in map(SIGNS.__getitem__, HEALTH) if sign.metric == metric]
         limits = [
@@ -215,6 +223,7 @@ def draw_health(courses: Mapping[int, Course]) -> None:
         about = " ".join((METRICS[metric].doc, *dict.fromkeys(f"{sign.label}: {sign.doc}" for sign in signs)))
         columns[metric] = st.column_config.TextColumn(title, width=8 + 7 * len(title), help=about)
     common.table(health_rows(courses), "health", columns, marked=True)
+    st.caption(f"Medians of the last {LATEST} steps, but of KL the highest of the run.")
 
 
 def health_rows(courses: Mapping[int, Course]) -> pd.DataFrame:
@@ -224,10 +233,17 @@ def health_rows(courses: Mapping[int, Course]) -> pd.DataFrame:
         bad, out = "✕" if course.blame else "▲", [reading.sign.label for reading in course.readings if reading.is_out]
         problems = dict.fromkeys([*(one.rule for one in diagnose(course)), *out])
         cells: dict[str, Any] = {"trial": number, "health": f"{bad} {', '.join(problems)}" if problems else "✓ none"}
+        if not math.isnan(kl := course.highest_kl):
+            cells["kl"] = f"{f'{bad} ' if kl > course.spec.kl_limit else ''}{measured(kl)}"
         # Of a metric with several signs the one out of range is shown.
         for reading in sorted(course.readings, key=lambda reading: reading.is_out):
             mark = bad if reading.is_out else "–" if reading.value is None else "✓"
-            value = "" if reading.value is None else f" {measured(reading.value)}{reading.sign.relative_to and ' ×'}"
+            few = 0 < len(values(course.steps, str(reading.sign.metric))) <= LATEST and not reading.sign.of_whole_run
+            value = (
+                " too few steps" * few
+                if reading.value is None
+                else f" {measured(reading.value)}{reading.sign.relative_to and ' ×'}"
+            )
             cells[str(reading.sign.metric)] = mark + value
         rows.append(cells)
-    return pd.DataFrame(rows, columns=["trial", "health", *HEALTH_METRICS])
+    return pd.DataFrame(rows, columns=["trial", "health", "kl", *HEALTH_METRICS])

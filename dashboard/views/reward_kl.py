@@ -42,9 +42,10 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         if best is None:
             common.heading(f"No trained checkpoint within {snapshot.view.spec.kl_budget:g} nats", RULE)
             return
-        _checkpoint(snapshot, best, evaluated, confirmed)
+        launch = ""
         if answer is not None and answer.number != best.trial:
-            st.text(f"What to launch is {answer.name}, not this. {answer.certainty}")
+            launch = f"What to launch is {answer.name}, not this. {answer.certainty}"
+        _checkpoint(snapshot, best, evaluated, confirmed, launch)
 
 
 def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
@@ -88,14 +89,18 @@ def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | No
     return analysis.checkpoint_of(evaluated, best.number, best.value_step)
 
 
-def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, confirmed: Sequence[Confirmed]) -> None:
-    """Draw the best checkpoint, how to get it, and how much luck may be in it."""
+def _checkpoint(
+    snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, confirmed: Sequence[Confirmed], launch: str
+) -> None:
+    """Draw the best checkpoint, how to get it, and how much luck may be in it; first what to `launch` if not it."""
     study = snapshot.view.row
     kept = forks.find(snapshot.view.row, best.trial, best.step)
     trial = next(row for row in snapshot.view.trials if row.number == best.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     reward = plus_minus(best.reward, best.reward_se)
     common.heading(f"Best checkpoint: trial {best.trial}, step {best.step}, reward {reward} at KL {best.kl:.2f}", RULE)
+    if launch:
+        st.text(launch)
     fresh = next((_on_fresh_seeds(one) for one in confirmed if one.trial.number == best.trial), "")
     st.text(
         f"The star is the highest of {count:,} noisy evaluations within the budget, so part of it is luck. "
@@ -162,8 +167,14 @@ def _figure(
         ),
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
-        caption=f"{sentences.of_front(evaluated, spec.kl_budget)} {over}",
+        caption=f"{sentences.of_front(evaluated, spec.kl_budget)} {_MEANS if confirmed else ''} {over}",
     )
+
+
+_MEANS = (
+    "Large diamonds are means of fresh seeds on the test prompts, all else is on the eval prompts: part of a "
+    "difference may be the prompts."
+)
 
 
 def _legend(spec: StudySpec) -> str:
@@ -172,6 +183,6 @@ def _legend(spec: StudySpec) -> str:
         "A line joins a trial's evaluations, starting at the SFT policy; its number is at the last, if there is room. "
         f"✕ marks where a rule ended it, ■ a person, {paused}▲ where it failed. The grey steps are the front: the "
         "highest reward of any evaluation at no more KL. The star is the best checkpoint, the highest of many noisy "
-        "evaluations; a large diamond is the mean of a configuration's fresh seeds on the test prompts, "
-        "with its 95% intervals. The dotted upright line, if the axis reaches it, is the guard's limit."
+        "evaluations; a large diamond is the mean of a configuration's fresh seeds, with its 95% intervals. The dotted "
+        "upright line, if the axis reaches it, is the guard's limit."
     )

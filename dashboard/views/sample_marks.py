@@ -99,10 +99,14 @@ def extremes(
     return min(every, default=0.0), max(every, default=0.0)
 
 
-def legend(reading: str, low: float, high: float) -> list[Piece]:
-    """Return a reading's name and unit, and its lowest and highest value in their colours, with 0 between them."""
+def legend(reading: str, low: float, high: float, *, is_capped: bool = False) -> list[Piece]:
+    """Return a reading's name and unit, and its lowest and highest value in their colours, with 0 between them.
+
+    `is_capped`: readings of trials pruned for KL may be beyond.
+    """
     unit = "nats" if reading in NATS else METRICS["eval/reward"].unit
-    title = f"{reading} of a token ({unit}), lowest to highest on this page, one scale for all responses: "
+    where = "of trials not pruned for KL (beyond it is the deepest shade)" if is_capped else "on this page"
+    title = f"{reading} of a token ({unit}), lowest to highest {where}, one scale for all responses: "
     pieces: list[Piece] = [(title, "opacity: 0.7", "")]
     for value in sorted({low, high} | ({0.0} if low < 0 < high else set())):
         pieces += [(f"\u00a0{value:.2f}\u00a0", _shade(value / max(-low, high)), ""), (" ", "", "")]

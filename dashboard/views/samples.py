@@ -14,6 +14,7 @@ from dashboard.views.sample_marks import CHANGES, COLOURED
 from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
 from tuner.judge import hacking
+from tuner.judge.answer import of_study
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import judged_again
 from tuner.store import Store, TrialRow
@@ -51,7 +52,7 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     st.text(diagnosis.describe_hacking(findings))
     columns = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)} | diagnosis.HACKING_TITLES
     common.table(diagnosis.hacking_rows(findings), "hacking", columns, marked=True)
-    st.caption(f"{hacking.RULE} Else it is clean. {diagnosis.HACKING_MEANS}")
+    st.caption(f"{hacking.RULE} {diagnosis.HACKING_MEANS}")
 
 
 def fuller_run(store: Store, view: StudyView, trial: TrialRow) -> TrialRow:
@@ -103,7 +104,8 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         st.info("Choose at least one evaluation.")
         return
     step = _choose_step(samples) if AT_STEP in when else 0
-    looks = common.looks(snapshot, numbers)
+    looks, answer = common.looks(snapshot, numbers), of_study(store, view)
+    launch = None if answer is None else answer.number
     last = {int(number): int(step) for number, step in samples.groupby("trial")["step"].max().items()}
     lines = _lines(samples, when, {row.number: row.value_step or last.get(row.number) for row in trials}, step)
     selected = samples.merge(pd.concat(lines).drop_duplicates(), on=["trial", "step"])
@@ -116,9 +118,14 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     low = high = 0.0
     if mark in COLOURED:
         tokens = {key: data.tokens(store, snapshot, *key) for key in map(_key, on_page.itertuples())}
-        low, high = sample_marks.extremes([*tokens.values()], mark, list(on_page["reward"]))
-    if low or high:
-        st.html(f"<small>{safe_text.marked(sample_marks.legend(str(mark), low, high))}</small>")
+        # A trial that blew up would leave the others without any shade.
+        for scaled in (on_page[~on_page["trial"].isin(snapshot.kl_pruned)], on_page):
+            readings_of = [tokens[_key(row)] for row in scaled.itertuples()]
+            low, high = sample_marks.extremes(readings_of, mark, list(scaled["reward"]))
+            if low or high:
+                legend = sample_marks.legend(mark, low, high, is_capped=len(scaled) < len(on_page))
+                st.html(f"<small>{safe_text.marked(legend)}</small>")
+                break
     for index in indices:
         with st.container(border=True):
             st.caption(f"Prompt {index}")
@@ -127,7 +134,8 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
                 responses = on_page[on_page["prompt_index"] == index].merge(line, on=["trial", "step"])
                 for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
                     with column:
-                        st.html(style.heading(number, looks[number], _run(trial, last.get(trial.number))))
+                        what = _run(trial, last.get(trial.number)) + (", the one to launch" if number == launch else "")
+                        st.html(style.heading(number, looks[number], what))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
                             base = None

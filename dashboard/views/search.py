@@ -34,6 +34,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     common.watch(store, snapshot)
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
+    ranked_then = _screening(store, snapshot)
     point = _fidelity(snapshot)
     at_rung = {(row.trial, row.episode): (row.reward, row.kl) for row in evaluated.itertuples()}
     trials = fidelity.read(snapshot.view.trials, point, at_rung)
@@ -41,13 +42,12 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         st.caption(text)
     compared = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(compared.trials)
-    important = _importance(store, compared, point, len(snapshot.view.trials))
+    important = _importance(store, compared, point, len(snapshot.view.trials), ranked_then)
     ranked: dict[Outcome, list[str]] = {
         outcome: sorted(names, key=lambda name: order.index(name) if name in order else len(order))
         for outcome, order in important.items()
     }
     _linked(store, snapshot, compared, point, ranked, chosen)
-    _screening(store, snapshot)
     _ended_early(snapshot)
     _report(store, snapshot)
 
@@ -69,7 +69,9 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
     return offered[chosen]
 
 
-def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: int) -> dict[Outcome, list[str]]:
+def _importance(
+    store: Store, snapshot: Snapshot, point: Fidelity, all_trials: int, screened: pd.DataFrame
+) -> dict[Outcome, list[str]]:
     """Draw importances and return the hyperparameters in that order; none if there are too few trials."""
     view, at_rung = snapshot.view, point.at_rung
     usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
@@ -81,17 +83,23 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
     key += f"|{[(row.id, row.attempts, row.value) for row in usable]}"
     with st.spinner("Resampling", show_time=True):
         importances = _resampled(key, snapshot, usable)
-    kl, reward = (name.removeprefix("Eval ") for name in point.short)
-    titles: dict[Outcome, str] = {"reward": f"high {reward.lower()}", "KL": f"low {kl}"}
+    if point.at_rung:
+        st.text(f"This is about reward and KL at screening. {sentences.of_prediction(screened)[0]}")
+    kl, reward = point.short
+    titles: dict[Outcome, str] = {"reward": reward.lower(), "KL": kl}
     for place, (outcome, title) in zip(st.columns(2), titles.items(), strict=True):
         with place:
-            st.markdown(f"**For a {title}**")
+            st.markdown(f"**For the {title}**")
             common.figure(
                 importance_figures.importance_bars(importances[outcome]),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
             st.text(importance.certainty(importances[outcome], len(usable), _label))
+    st.caption(
+        "A bar says how much, not in which direction: the charts below show that. Lines on the bars: the middle 80% of "
+        f"{importance.RESAMPLES} resamples of the trials. Pale bars are no more than chance."
+    )
     return {outcome: [item.name for item in items] for outcome, items in importances.items()}
 
 
@@ -110,10 +118,10 @@ def _importance_help(left_out: int, *, at_rung: bool) -> str:
     why = "not screened, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
     pruned = "" if at_rung else " The charts of one hyperparameter below include the pruned trials."
     return (
-        f"{importance.MEANING} Bars are shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap "
-        "resamples of the trials, and is widened to contain the bar's end: resampling adds noise, which pulls large "
-        f"shares down and small ones up; a pale bar is one that {importance.RESAMPLES} shuffles of the outcomes reach "
-        f"by chance. Trials left out: {left_out} ({why}).{pruned}"
+        f"{importance.MEANING} For KL, the best are those with the lowest. Bars are shares; a whisker holds the middle "
+        f"80% of {importance.RESAMPLES} bootstrap resamples of the trials, and is widened to contain the bar's end: "
+        f"resampling adds noise, which pulls large shares down and small ones up; a pale bar is one that "
+        f"{importance.RESAMPLES} shuffles of the outcomes reach by chance. Trials left out: {left_out} ({why}).{pruned}"
     )
 
 
@@ -246,7 +254,8 @@ def _every_trial(store: Store, snapshot: Snapshot, linked: _Linked) -> None:
             figures.history(order).update_layout(height=380),
             "history",
             "Every trial's value in the order they ended, and the best value of those that ended",
-            f"{sentences.of_history(order)} A value is that of a trial's best checkpoint.",
+            f"{sentences.of_history(order)} A value is that of a trial's best checkpoint"
+            f"{f', of screened trials in the first {SHARE:.0%} of their episodes' if point.at_rung else ''}.",
         )
 
 
@@ -316,13 +325,13 @@ def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
         )
 
 
-def _screening(store: Store, snapshot: Snapshot) -> None:
-    """Draw which of the screened trials were promoted, why not, and what became of them."""
+def _screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
+    """Draw which of the screened trials were promoted, why not, and what became of them; return them."""
     own = data.snapshot(store, snapshot.view.row.name).view  # the sidebar's KL budget promoted none
     steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
     ranked = analysis.screening(own.trials, steps, own.spec)
     if ranked.empty:
-        return
+        return ranked
     common.heading(
         "Who was promoted, and did screening predict the end?",
         f"At {SHARE:.0%} of its episodes a trial is ranked by its screening score, then by its reward. The score is 1 "
@@ -331,18 +340,22 @@ def _screening(store: Store, snapshot: Snapshot) -> None:
         f"For every {ONE_IN} trials screened, the best one that waits is promoted; so are more if some of the search "
         "budget is left at the end.",
     )
+    st.text(f"{sentences.of_screening(ranked)} {' '.join(sentences.of_prediction(ranked))}")
     left, right = st.columns(2, gap="medium")
     with left:
         common.figure(
             figures.screening(ranked),
             key="screening",
             alt="The reward of each trial at its place at screening, and of promoted trials at their end",
-            caption=sentences.of_screening(ranked),
         )
-    titles = {"number": "Trial", "outcome": "Outcome", "score": "Score", "reward": "Reward then", "end": "Best reward"}
+    titles = {
+        "number": "Trial", "outcome": "Outcome", "score": "Screening score", "reward": "Reward at screening",
+        "end": "Best reward",
+    }  # fmt: skip
     cells = ranked[["place", *titles]].round(2).rename(columns=titles)
     with right:
         common.table(cells, key="screened", placeholder="–")
+    return ranked
 
 
 def _ended_early(snapshot: Snapshot) -> None:

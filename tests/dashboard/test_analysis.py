@@ -59,9 +59,9 @@ def test_what_each_part_of_the_budget_buys_counts_standard_errors_and_nothing_ov
 def test_a_sentence_counts_a_checkpoint_as_within_the_budget_only_with_its_standard_error() -> None:
     near = evaluated((0, 4, 1.0, 2.0), (0, 8, 2.0, 5.9), error=0.3)
     assert sentences.of_front(near, 6) == (
-        "Within 6 nats the best reward is 1 (trial 0); what is over the budget adds 1."
+        "Within 6 nats the best reward is 1 (trial 0); checkpoints over the budget reach 1 more."
     )
-    assert "half of that KL reaches 1; what is over the budget adds nothing" in sentences.of_front(near, 7)
+    assert "half of that KL reaches 1; checkpoints over the budget reach no more" in sentences.of_front(near, 7)
     assert sentences.of_front(near.iloc[1:], 6) == "No checkpoint is within the KL budget of 6 nats."
     low = evaluated((0, 4, 1.5, 2.0), error=0.3)
     assert sentences.of_studies({"near": near, "low": low}, 6) == (
@@ -73,9 +73,16 @@ def test_a_sentence_counts_a_checkpoint_as_within_the_budget_only_with_its_stand
     ("values", "said"),
     [
         ([1e-4], ""),
+        (
+            [1, 2, 3, 4, 6, 5],
+            "KL rises with it: the rank correlation over 6 trials is +0.94, and chance alone reaches ±0.88.",
+        ),
         ([1e-4, 1e-4], ""),
-        ([1e-4, 2e-4], "KL rises with it: the rank correlation over 2 trials is +1.00."),
-        ([1e-4, 4e-4, 3e-4, 2e-4], "KL barely changes with it: the rank correlation over 4 trials is +0.20."),
+        (
+            [1e-4, 4e-4, 3e-4, 2e-4],
+            "KL does not clearly change with it: the rank correlation over 4 trials is +0.20, and chance alone reaches "
+            "±1.00.",
+        ),
     ],
 )
 def test_kl_over_one_hyperparameter_is_told_only_where_a_correlation_exists(values: list[float], said: str) -> None:
@@ -145,7 +152,7 @@ def test_a_rise_with_nothing_worse_is_clean_and_says_what_was_not_measured() -> 
     assert finding.rise_se == pytest.approx(math.hypot(0.05, 0.05))
     [row] = diagnosis.hacking_rows([finding]).fillna("").to_dict("records")
     assert row == {
-        "trial": 0, "verdict": "✓ clean", "reward": "+0.70 ± 0.07", "KL": "6.0", "length": "20 → 23", "repetition": "",
+        "trial": 0, "verdict": "✓ no sign over its threshold", "reward": "+0.70 ± 0.07", "KL": "6.0", "length": "20 → 23", "repetition": "",
         "entropy": "",
     }  # fmt: skip
 
@@ -320,20 +327,25 @@ def test_screened_trials_have_their_places_and_why_they_were_not_promoted() -> N
     assert found["reward"].fillna(-1).tolist() == [0.6, 0.5, 0.4, 0.3, 0.8, 0.9, -1], "then, not at the end"
     assert found["end"].fillna(-1).tolist() == [-1, 1.8, -1, -1, -1, -1, -1], "trial 8 runs"
     assert sentences.of_screening(found) == (
-        "2 of 7 screened trials were promoted (blue), 5 were not (next in line: 1, lower reward: 1, KL rose too fast: 1, KL "
-        "rose too slowly: 1, KL not readable: 1). Too few of the promoted trials have ended to tell whether screening "
-        "predicts the end."
+        "2 of the 7 trials screened were promoted (blue); 5 were not, and are called screened elsewhere (next in line: 1, "
+        "lower reward: 1, KL rose too fast: 1, KL rose too slowly: 1, KL not readable: 1). Places are among all trials "
+        "screened by now, promotions were decided among those screened until then: so a trial next in line can stand "
+        "above promoted ones."
     )
+    too_few = "Too few of the promoted trials have ended to tell whether screening predicts the end."
+    assert sentences.of_prediction(found) == (too_few, "")
     assert analysis.screening(rows[5:6], steps, CUT_SPEC).empty
 
 
 def test_whether_screening_predicts_the_end_is_a_rank_correlation_beside_what_chance_reaches() -> None:
     six = pd.DataFrame({"place": [1, 2, 4, 5, 7, 9], "outcome": "promoted", "end": [1.9, 1.8, 1.7, 1.5, 1.6, 1.4]})
-    text = sentences.of_screening(six)
-    assert text.startswith("6 of 6 screened trials were promoted (blue). Over the 6 promoted trials that ended")
-    assert "is +0.94, more than chance (±0.88)" in text
-    assert "is -0.94, more than chance" in sentences.of_screening(six.assign(end=-six["end"]))
-    assert "is +0.31, no more than" in sentences.of_screening(six.assign(end=[1.9, 1.5, 1.8, 1.4, 1.6, 1.7]))
+    assert sentences.of_screening(six) == "6 of the 6 trials screened were promoted (blue)."
+    verdict, why = sentences.of_prediction(six)
+    assert verdict == "Screening predicted the end better than chance."
+    assert why.startswith("Over the 6 promoted trials that ended")
+    assert "is +0.94, and chance alone reaches ±0.88" in why
+    for ends in (-six["end"], [1.9, 1.5, 1.8, 1.4, 1.6, 1.7]):
+        assert sentences.of_prediction(six.assign(end=ends))[0] == "Screening predicted the end no better than chance."
 
 
 def test_trials_are_in_the_order_of_their_last_evaluations_and_none_over_the_budget_or_failed_is_the_best() -> None:

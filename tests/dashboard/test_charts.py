@@ -147,6 +147,10 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     snapshot = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=rows)), pd.DataFrame())
     frame = pd.concat([steps(number, [0.0]) for number in (0, 1, 4, 11, 13, 14)])
     assert curve_charts.targets(snapshot, (0, 4), frame) == {"Target of trial 4: 6.1": 6.1}
+    option = chart(frame, trial(0), levels={"KL budget 10": 10.0}, targets={"KL target: 6.1": 6.1})
+    assert [line["label"]["position"] for line in named(option, "Limits")["markLine"]["data"]] == [
+        "insideStartTop", "insideStartBottom"
+    ], "left, where no star is, and apart from the budget's"  # fmt: skip
     landing = [SimpleNamespace(number=row.number, config={"kl_target": 5.1}) for row in rows]
     shared = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=landing)), pd.DataFrame())
     assert curve_charts.targets(shared, (0, 1, 4), frame) == {"KL target: 5.1": 5.1}

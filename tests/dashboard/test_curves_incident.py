@@ -152,7 +152,7 @@ def test_readings_are_held_against_their_declared_limits() -> None:
         "loss__value_avg": [1.0] * 11,
     }
     assert out(course(**values).readings) == ["clip_fraction", "ratio_low"]
-    assert curves.health_rows({3: course(**values)}).iloc[0].to_dict() == {
+    assert curves.health_rows({3: course(**values)}).iloc[0].dropna().to_dict() == {
         "trial": 3, "health": "▲ Updates too large", "policy/approxkl_avg": "–", CLIP: "▲ 0.310",
         "val/ratio": "▲ 0.890", "loss/value_avg": "✓ 1.00 ×", "val/var_explained": "✓ 0.00",
     }  # fmt: skip
@@ -166,7 +166,9 @@ def test_updates_that_are_small_over_the_whole_run_are_a_sign_while_kl_has_not_m
     """KL has moved from a tenth of the budget of 10 on."""
     tiny = {"policy__approxkl_avg": [0.0002, 0.00011], "objective__kl_exact": [0.1, 0.99]}
     [row] = curves.health_rows({0: course(**tiny)}).to_dict("records")
-    assert (row["health"], row["policy/approxkl_avg"]) == ("▲ Updates too small", "▲ 0.000200")
+    assert (row["health"], row["kl"], row["policy/approxkl_avg"]) == ("▲ Updates too small", "0.990", "▲ 0.000200")
+    far = curves.health_rows({0: course(objective__kl_exact=[0.1, 29.4, 8.0])})
+    assert far["kl"].tolist() == ["▲ 29.4"], "over the limit"
     [told] = diagnose(course(**tiny))
     assert (told.finding, told.advice) == (
         "Approx KL 0.0002 (at least 0.0003).",
@@ -191,7 +193,7 @@ def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_its_first_one
 def test_a_critic_is_not_read_before_ten_steps() -> None:
     early = course(val__var_explained=[-0.5] * 9)
     [row] = curves.health_rows({0: early}).to_dict("records")
-    assert (row["health"], row["val/var_explained"], diagnose(early)) == ("✓ none", "–", [])
+    assert (row["health"], row["val/var_explained"], diagnose(early)) == ("✓ none", "– too few steps", [])
     late, told = readings(val__var_explained=[-0.5] * 10)
     assert out(late) == ["var_explained"] and [one.rule for one in told] == ["Critic explains nothing"]
 

@@ -1,11 +1,13 @@
 """The page Reward and KL: the best under a budget that is asked for, and whether its checkpoint is kept."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dashboard import data
+from dashboard.views import reward_kl
 from ppo_core.checkpoint import MANIFEST, step_folder
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY
@@ -14,8 +16,10 @@ from tests.tuner import made_study
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
 from tuner.control import forks
+from tuner.judge.answer import Answer, of_study
 from tuner.judge.best import RULE
-from tuner.judge.results import read_study
+from tuner.judge.results import StudyView, read_study
+from tuner.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -72,8 +76,22 @@ def test_what_is_confirmed_has_its_mean_on_the_chart_and_beside_the_star(
     text, means = drawn()
     expected = f"of 3 fresh seeds of trial 5 on the test prompts: {one.reward.text} at a KL of {one.kl.text}."
     assert text.endswith(f"What to expect is the mean {expected}") and means == 2
+    app = page("reward_kl", path, monkeypatch)
+    assert any("Large diamonds are means of fresh seeds on the test prompts" in one.value for one in app.caption)
     text, means = drawn(budget="3")
     assert text.endswith("Confirm it on fresh seeds before you rely on it.") and means == 0, "another KL budget"
+
+
+def test_where_another_is_to_launch_that_comes_first(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(store: Store, view: StudyView) -> Answer | None:
+        answer = of_study(store, view)
+        return answer and replace(answer, trial=view.trials[7])
+
+    monkeypatch.setattr(reward_kl, "of_study", other)
+    told = [
+        text for text in shown.texts(page("reward_kl", cut, monkeypatch)) if text.startswith(("What to", "The star"))
+    ]
+    assert told[0].startswith("What to launch is trial 7, not this. ") and told[1].startswith("The star is the highest")
 
 
 def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from streamlit.testing.v1 import AppTest
 
+from dashboard import data
 from dashboard.views import sample_marks, samples
 from ppo_core.report import TokenReadings
 from tests.dashboard import fake_store, shown
@@ -104,7 +105,9 @@ def test_a_screened_trial_says_so_beside_its_text(cut: Path, monkeypatch: pytest
     app = page("samples", cut, monkeypatch, trial=["0"], prompt="0", when="before training")
     assert headings(app)[0].startswith("<b>Trial 0</b> ◇ screened"), "alone, it shows its own"
     app = page("samples", cut, monkeypatch, trial=["1", "5"], prompt="0")
-    assert [one.split("</b> ")[1] for one in headings(app)] == ["◇ screened at step 3</div>", "✓ completed</div>"]
+    assert [one.split("</b> ")[1] for one in headings(app)] == [
+        "◇ screened at step 3</div>", "✓ completed, the one to launch</div>"
+    ]  # fmt: skip
 
 
 def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +143,18 @@ def test_all_responses_of_a_page_share_one_scale(built: Path, monkeypatch: pytes
     assert len(highest) == 6 and min(highest) < 0.9 * max(highest)
     for kl, shade in itertools.chain(*shades):
         assert shade == pytest.approx(0.65 * kl / max(highest), abs=0.006)
+
+
+def test_a_trial_pruned_for_kl_does_not_set_the_scale(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def legend(*trials: str) -> str:
+        app = page("samples", built, monkeypatch, trial=list(trials), prompt="0", mark="KL", when="last")
+        [said] = [one.proto.body for one in app.get("html") if "one scale for all responses" in one.proto.body]
+        return said
+
+    blown = str(data.snapshot(data.open_store(f"sqlite:///{built}"), fake_store.STUDY).kl_pruned[0])
+    title = "lowest to highest of trials not pruned for KL (beyond it is the deepest shade), one scale"
+    assert legend("0", blown) == legend("0").replace("lowest to highest on this page, one scale", title)
+    assert "on this page" in legend(blown) and legend(blown) != legend("0"), "alone, it has its own"
 
 
 def test_the_colours_have_a_legend(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,5 +283,5 @@ def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pyte
         [row] = next(one.value for one in app.dataframe if "verdict" in one.value).to_dict("records")
         return f"{row['verdict']}, KL {row['KL']}"
 
-    assert verdict("10").startswith("✓ clean, KL 9")
+    assert verdict("10").startswith("✓ no sign over its threshold, KL 9")
     assert verdict("8").startswith("▲ suspect, KL ▲ 9")

@@ -68,9 +68,14 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     assert ([band["x0"], band["x1"]], others) == (pytest.approx([0.5, 3.0]), []), "the KL budget is for the end"
     ranked = next(table.value for table in rung.dataframe if "Outcome" in table.value)
     assert len(ranked) == 25 and ranked["Outcome"].value_counts()["promoted"] == 4
-    assert any(
-        one.value.startswith("4 of 25 screened trials were promoted (blue), 21 were not (") for one in rung.caption
-    )
+    assert shown.subheaders(rung)[0].startswith("Who was promoted"), "why the others were not comes first"
+    told = shown.texts(rung)
+    assert [text for text in told if text.startswith("4 of the 25 trials screened were promoted (blue); 21 were not, ")]
+    assert [
+        text for text in told
+        if text.startswith("This is about reward and KL at screening. Too few of the promoted trials have ended")
+    ]  # fmt: skip
+    assert any(one.value.endswith("of screened trials in the first 10% of their episodes.") for one in rung.caption)
     assert slices["slices of value"]["layout"]["annotations"][0]["text"] == "Eval reward at screening"
     front = slices["front of trials"]["layout"]
     assert front["yaxis"]["title"]["text"] == "Eval reward at screening"

@@ -49,7 +49,7 @@ def test_it_says_what_to_launch_instead_how_it_compares_with_the_reference_and_h
     ]
     [marks] = [one.value for one in app.dataframe if "health" in one.value]
     assert marks.iloc[0].to_dict() == {
-        "trial": 7, "health": "✓ none", "policy/approxkl_avg": "–", "policy/clipfrac_avg": "✓ 0.120",
+        "trial": 7, "health": "✓ none", "kl": "10.0", "policy/approxkl_avg": "–", "policy/clipfrac_avg": "✓ 0.120",
         "val/ratio": "–", "loss/value_avg": "–", "val/var_explained": "–",
     }  # fmt: skip
 

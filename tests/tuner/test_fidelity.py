@@ -64,4 +64,6 @@ def test_a_rung_that_is_later_than_its_share_is_told_as_it_is() -> None:
         "2 trials read at 25% to 50% of their episodes. Screening is at 10%, rounded up to whole iterations, and to two "
         "at least."
     )
+    early = trial_row(2, config={"total_episodes": 512}, status=Status.PRUNED)
+    assert fidelity.read_where([paused(0, 64), early], at, CUT_SPEC).endswith(" 1 other ended before it.")
     assert fidelity.read_where([paused(0, 64)], fidelity.offered(CUT_SPEC)[-1], CUT_SPEC) == ""

@@ -90,7 +90,7 @@ def read(
 
 
 def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
-    """Return a sentence on the share of episodes at screening; empty for the end, or if no trial reached it."""
+    """Return at which share of episodes trials were screened; empty for the end, or if no trial reached it."""
     shares = [
         row.rung_episode / int(row.config["total_episodes"] or spec.total_episodes)
         for row in rows
@@ -101,5 +101,7 @@ def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
     least, most, rung = (f"{share:.0%}" for share in (min(shares), max(shares), SHARE))
     place = least if least == most else f"{least} to {most}"
     why = f" Screening is at {rung}, rounded up to whole iterations, and to two at least."
+    before = sum(row.status.is_final and row.rung_episode is None for row in rows)
+    others = f" {counted(before, 'other')} ended before it." if before else ""
     whose = "its" if len(shares) == 1 else "their"
-    return f"{counted(len(shares), 'trial')} read at {place} of {whose} episodes.{'' if place == rung else why}"
+    return f"{counted(len(shares), 'trial')} read at {place} of {whose} episodes.{'' if place == rung else why}{others}"

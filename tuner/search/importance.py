@@ -151,14 +151,12 @@ def certainty(importances: Sequence[Importance], count: int, label: Callable[[st
     sure = [label(item.name) for item in importances if item.is_sure]
     read = min(count, MOST)
     which = f"{read} trials" if read == count else f"{read} of {count:,} trials, spread evenly over the study,"
-    per = read / max(1, len(importances))
-    size = f"With {which} for {len(importances)} searched hyperparameters ({per:.1f} each)"
+    size = f"With {which} and {len(importances)} searched hyperparameters"
     if not sure:
         return f"{size}, none stands out from chance: do not rely on this order."
     return (
-        f"{size}, {', '.join(sure)} {'stands' if len(sure) == 1 else 'stand'} out from chance, and the rest may be "
-        f"noise. Where nothing matters, about {CHANCE * len(importances):.1f} of {len(importances)} would stand out "
-        "all the same."
+        f"{size}, {', '.join(sure)} {'stands' if len(sure) == 1 else 'stand'} out from chance; the rest may be noise. "
+        f"One without any effect would still stand out in 1 of {1 / CHANCE:.0f} such studies."
     )
 
 
