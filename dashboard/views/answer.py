@@ -47,6 +47,8 @@ def draw(
             _next_steps(snapshot, answer, running)
         if answer is not None:
             st.caption(_changed_text(view, answer.trial))
+            with st.expander("All its settings"):
+                common.table(all_settings(view, answer.trial), key="settings to launch")
             _others(view, answer.number)
 
 
@@ -65,6 +67,8 @@ def _others(view: StudyView, number: int) -> None:
         for rows in ends.values():
             if rows[-1].status in (Status.PRUNED, Status.FAILED):
                 common.trial_link(rows[-1].number, f"Open trial {rows[-1].number}")
+            elif rows[-1].is_at_rung:
+                common.page_link("search", "Why they were not promoted")
 
 
 def draw_changed(view: StudyView, trial: TrialRow) -> None:
@@ -97,13 +101,10 @@ def _headline(view: StudyView, answer: Answer, baseline: float | None) -> None:
     """Draw which trial it is, and its reward and KL beside that."""
     reward, kl = _reward_and_kl(answer)
     left, right = st.columns([3, 2], gap="medium")
-    with left:
-        with st.container(horizontal=True, vertical_alignment="center", key="headline"):
-            with st.container(width="content"):
-                _title(view)
-            _heading(answer)
-        if kl is not None:
-            st.progress(min(1.0, kl / view.spec.kl_budget), text=f"{kl / view.spec.kl_budget:.0%} of the KL budget")
+    with left, st.container(horizontal=True, vertical_alignment="center", key="headline"):
+        with st.container(width="content"):
+            _title(view)
+        _heading(answer)
     with right:
         common.key_numbers(_key_numbers(view, answer, reward, kl, baseline))
 
@@ -136,7 +137,7 @@ def _key_numbers(
         budget += f", end {trial.end_kl:.1f}"
     return [
         KeyNumber(
-            "Reward to launch" if is_confirmed else "Best eval reward",
+            f"Reward of trial {trial.number}" if is_confirmed else "Best eval reward",
             "–" if reward is None else f"{reward:.2f}",
             source,
             f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed. {RULE} Below: how "
@@ -181,8 +182,8 @@ def what_to_launch(view: StudyView, answer: Answer) -> None:
 
 def _certainty(view: StudyView, answer: Answer) -> None:
     is_over = view.state == "finished" or view.confirming
-    st.text(answer.reading)
     st.text(answer.certainty if is_over else f"{answer.certainty} The search is not finished.")
+    st.text(answer.reading)
     for caution in answer.cautions:
         st.text(caution)
     common.show_commands(data.command(answer.launch))

@@ -1,7 +1,5 @@
 """Suggested changes to a trial, each with a button that asks for confirmation."""
 
-from itertools import islice
-
 import streamlit as st
 
 from dashboard import access, data
@@ -21,7 +19,7 @@ from tuner.judge.diagnose import (
     why_nothing,
     with_repeats,
 )
-from tuner.judge.results import StudyView
+from tuner.judge.results import LONGER, StudyView
 from tuner.judge.rules import blame_of
 from tuner.store import Store, TrialRow
 
@@ -46,19 +44,28 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     control_parts.draw_pending()
 
 
-def go_on(store: Store, view: StudyView, trial: TrialRow) -> tuple[str, ...]:
-    """Return the commands that go on with a trial: training it as here, longer, and a fork at its last checkpoint.
+def go_on(store: Store, view: StudyView, trial: TrialRow) -> dict[str, str]:
+    """Return the commands that go on with a trial by what they do: train it as here, longer, fork its last checkpoint.
 
     If the guard ended it, these would train what it ended: the first untried change, if any, takes their place.
     """
     if blame_of(trial.reason):
         diagnoses = diagnose(course_of(store, trial, view.spec))
         untried = (each for each in diagnoses if tried(view.trials, trial, each, view.spec) is None)
-        return tuple(data.command(try_it(view.spec, trial, each)) for each in islice(untried, 1))
-    fork = [data.go_on(view.row.name, trial, trial.episodes)] if trial.episodes else []
+        first = next(untried, None)
+        return {} if first is None else {"Try the first change": data.command(try_it(view.spec, trial, first))}
     checkpoint = None if trial.is_at_rung else forks.value_checkpoint(store, view.row, trial)
     again = ["train", "--from", view.row.name, str(trial.number)] if checkpoint is None else checkpoint.again
-    return data.command(again), data.train_for_real(view.row.name, trial), *fork
+    commands = {
+        "Train it again as here": data.command(again),
+        f"Train it {LONGER} times longer": data.train_for_real(view.row.name, trial),
+    }
+    if trial.episodes:
+        commands["Fork it at its last checkpoint"] = data.go_on(view.row.name, trial, trial.episodes)
+    return commands
+
+
+_WAITS = "The study is finished: it runs once you raise the budget or the number of trials, and run the study again."
 
 
 def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, diagnosis: Diagnosis) -> None:
@@ -78,7 +85,7 @@ def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, diagnosis: Diagno
             st.container(),
             f"Add to queue: {diagnosis.advice}",
             f"advice {diagnosis.rule}",
-            "Runs next in this study.",
+            "Runs next in this study." if view.state != "finished" else _WAITS,
             store,
             view,
             "enqueue",

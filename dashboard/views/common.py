@@ -70,7 +70,7 @@ def choose() -> Choice:
         name = sidebar.choose_study(store)
         if name is None:
             text = f"The store is empty. A study appears here as soon as its first trial starts. {OWN_STUDY}"
-            guide("No studies yet", text, [data.command(["demo"]), *new_study()])
+            guide("No studies yet", text, [data.command(["demo"])], own=new_study())
             st.stop()
         snapshot = data.snapshot(store, name)
         return Choice(store, snapshot, sidebar.choose_trials(snapshot), sidebar.choose_budget(snapshot))
@@ -275,14 +275,21 @@ def _page() -> None:
     """Placeholder: `st.page_link` needs a page with its address."""
 
 
-def guide(title: str, text: str, commands: list[str], problem: str = "") -> None:
-    """Draw an empty state with the commands to run next. Only `problem` may hold text from outside."""
+def guide(title: str, text: str, commands: Sequence[str], problem: str = "", own: Sequence[str] = ()) -> None:
+    """Draw an empty state with the commands to run next, or that of the demo and those of one's `own` study. Only
+    `problem` may hold text from outside.
+    """
     with st.container(border=True):
         st.subheader(title, anchor=False)
         if problem:
-            st.text(safe_text.visible(problem))
+            st.text(safe_text.visible(problem).replace("`", '"'))
         st.write(text)
+        if own:
+            st.caption("Try the demo")
         show_commands(*commands)
+        if own:
+            st.caption("Your own study: copy, estimate, run")
+        show_commands(*own)
         st.button("Refresh", icon=":material/refresh:", key=f"again {title}")
 
 
@@ -297,9 +304,16 @@ def show_commands(*commands: str) -> None:
         st.code(command, language=None, wrap_lines=True)
 
 
+def show_captioned(commands: Mapping[str, str]) -> None:
+    """Draw commands under what each does."""
+    for caption, command in commands.items():
+        st.caption(caption)
+        show_commands(command)
+
+
 OWN_STUDY = (
     "For a study of your own, copy the built-in one's file, which explains every key; give the study another name, "
-    "change what you like, see what it takes, and run it."
+    "change what you like, estimate its time, and run it."
 )
 """Lead-in to the commands of `new_study`."""
 
@@ -322,19 +336,19 @@ def ago(seconds_since_epoch: float) -> str:
 
 
 def _show(problem: PPOTunerError) -> None:
-    demo = "ppo-tuner demo"
+    demo, own = "ppo-tuner demo", list[str]()
     if not isinstance(problem, StoreError):
         title, commands = "This study cannot be shown", [demo]
         text = "Choose another study in the sidebar, or start a new one."
     elif data.is_missing(data.storage()):
-        title, commands = "No store yet", [data.command(["demo"]), *new_study()]
+        title, commands, own = "No store yet", [data.command(["demo"])], new_study()
         text = (
             f"The first run of a study creates the store. The demo takes about five minutes on two cores. {OWN_STUDY}"
         )
     else:
         title, commands = "This store cannot be shown", [f"ppo-tuner dashboard --storage {DEFAULT_STORAGE}", demo]
         text = "Open the dashboard on a PPO Tuner store (--storage or PPO_TUNER_STORAGE), or start a new one."
-    guide(title, text, commands, str(problem))
+    guide(title, text, commands, str(problem), own)
 
 
 def started(snapshot: Snapshot, chosen: Numbers, most: int | None = None) -> Numbers:

@@ -1,6 +1,7 @@
 """Compare: settings, outcomes, differences, lineage and commands of a few trials."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pandas as pd
@@ -14,8 +15,10 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import KL_UNIT, NOTHING, counted, measured, plus_minus, short
 from tuner.confirm.result import Confirmation, confirmations, difference
+from tuner.control import forks
+from tuner.judge.answer import Answer, of_study
 from tuner.judge.paired import over, screened_note
-from tuner.judge.results import LONGER, StudyView, as_view, differences
+from tuner.judge.results import StudyView, as_view, differences
 from tuner.judge.rules import blame_of
 from tuner.judge.scoring import ends_within
 from tuner.store import Store, TrialRow
@@ -25,6 +28,8 @@ from tuner.study.status import Origin, Role
 
 LEAST_TRIALS = 2
 MOST_TRIALS = 6
+NONE_TRAINED = "none trained"
+"""Value of a trial whose best checkpoint within the KL budget is the SFT policy, at step 0."""
 MOST_BESIDE = 3
 """Most trials for which both tables fit side by side, and most commands beside each other."""
 BEST = "★"
@@ -57,18 +62,27 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
 def tables(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Looks:
     """Draw the trials' settings, outcomes and differences; return their looks."""
     looks = common.looks(snapshot, [row.number for row in rows])
+    titles = _titles(of_study(store, snapshot.view), rows)
     left, right = st.columns(2) if len(rows) <= MOST_BESIDE else [st.container()] * 2
     with left:
-        _settings(rows, looks)
+        _settings(rows, looks, titles)
     with right:
         runs = confirmations(store, as_view(snapshot.view.row, (*snapshot.view.trials, *snapshot.view.confirming)))
-        _outcomes(snapshot, rows, looks, runs)
+        _outcomes(store, snapshot, rows, looks, titles, runs)
     with left:
         _differences(store, rows, runs)
     return looks
 
 
-def _settings(rows: Sequence[TrialRow], looks: Looks) -> None:
+def _titles(answer: Answer | None, rows: Sequence[TrialRow]) -> dict[int, str]:
+    """Return the header of each trial by number, which marks the trial to launch, and a reference that is another."""
+    titles = {row.number: f"Trial {row.number}" for row in rows}
+    marks = {row.number: "reference" for row in rows if row.origin is Origin.REFERENCE}
+    marks |= {} if answer is None else {answer.number: "to launch"}
+    return {number: f"{title}, {marks[number]}" if number in marks else title for number, title in titles.items()}
+
+
+def _settings(rows: Sequence[TrialRow], looks: Looks, titles: Mapping[int, str]) -> None:
     common.heading("Different settings", f"All other settings are equal. In brackets: times trial {rows[0].number}'s.")
     differing = differences(rows)
     if not differing:
@@ -78,7 +92,7 @@ def _settings(rows: Sequence[TrialRow], looks: Looks) -> None:
         "setting",
         {title_of(name): [_setting(value, values[0]) for value in values] for name, values in differing.items()},
         looks,
-        [row.number for row in rows],
+        titles,
     )
 
 
@@ -98,7 +112,20 @@ def ended_within(row: TrialRow, spec: StudySpec) -> bool | None:
     return is_within(row.end_kl, row.end_kl_se, spec.kl_budget) and ends_within(row, spec) if is_read else None
 
 
-def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, runs: Sequence[Confirmation]) -> None:
+def _read_at(store: Store, view: StudyView, row: TrialRow) -> str:
+    """Return the episode of a trial's value; empty without a trained checkpoint."""
+    checkpoint = forks.value_checkpoint(store, view.row, row) if row.value_step else None
+    return "" if checkpoint is None else f"{checkpoint.episode:,}"
+
+
+def _outcomes(
+    store: Store,
+    snapshot: Snapshot,
+    rows: Sequence[TrialRow],
+    looks: Looks,
+    titles: Mapping[int, str],
+    runs: Sequence[Confirmation],
+) -> None:
     common.heading(
         "Outcomes",
         f"One run of each trial. {BEST} is the highest value. {analysis.NOISE} On fresh seeds: the mean reward and KL "
@@ -110,8 +137,12 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, runs: 
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
         "Screening score": [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows],
-        "Value ± SE (reward)": [star_of.get(row.number, "") + plus_minus(row.value, row.value_se) for row in rows],
-        "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
+        "Value ± SE (reward)": [
+            NONE_TRAINED if row.value_step == 0 else star_of.get(row.number, "") + plus_minus(row.value, row.value_se)
+            for row in rows
+        ],
+        "Read at step": [f"{row.value_step or ''}" for row in rows],
+        "Read at episode": [_read_at(store, snapshot.view, row) for row in rows],
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
         "Last eval reward": [measured(row.end_reward) for row in rows],
         f"Last eval KL ({KL_UNIT})": [measured(row.end_kl) for row in rows],
@@ -131,20 +162,23 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, runs: 
             ],
         }
     shown = {name: cells for name, cells in outcomes.items() if any(cells)}
-    _table("outcome", shown, looks, [row.number for row in rows])
+    _table("outcome", shown, looks, titles)
     for row in rows:
         if row.reason and not row.is_at_rung:
             st.text(f"Trial {row.number}: {safe_text.one_line(row.reason.message, 400)}")
 
 
-def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, numbers: Sequence[int]) -> None:
+def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, titles: Mapping[int, str]) -> None:
     """Draw named cells, one column per trial under its line, wide enough for a value with its standard error."""
-    names = [f"trial {number}" for number in numbers]
-    lines = [looks[number].dash.glyph for number in numbers]
+    names = [f"trial {number}" for number in titles]
+    lines = [looks[number].dash.glyph for number in titles]
     table = pd.DataFrame.from_dict({"Line": lines, **cells}, orient="index", columns=names).reset_index(names=title)
     styles = table.map(lambda cell: f"background-color: {common.MARKS['✓']}" if cell.startswith(BEST) else "")
-    styles.loc[0, names] = [f"color: {looks[number].colour}" for number in numbers]
-    columns: dict[str, Any] = {name: st.column_config.TextColumn(name.capitalize(), width=115) for name in names}
+    styles.loc[0, names] = [f"color: {looks[number].colour}" for number in titles]
+    columns: dict[str, Any] = {
+        name: st.column_config.TextColumn(header, width=max(115, 7 * len(header)))
+        for name, header in zip(names, titles.values(), strict=True)
+    }
     styled = table.style.apply(lambda _: styles, axis=None)
     st.dataframe(
         styled, key=title, hide_index=True, column_config={title: title.capitalize()} | columns, height="content"
@@ -203,27 +237,30 @@ def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow], looks:
     from_start = " A fork's command trains with its parent's values up to the fork's episode." if is_forked else ""
     common.heading(
         "Train one of them",
-        f"A trial's first command trains its configuration again as here, the second {LONGER} times longer; both keep "
-        f"the model. A schedule over the run's length stretches with it.{from_start}",
+        f"Both commands keep the model. A schedule over the run's length stretches with it.{from_start}",
     )
     grid = st.grid(min(MOST_BESIDE, len(rows)), min_column_width=280)
     for row in rows:
         with grid.cell():
             st.html(style.heading(row.number, looks[row.number], style.status_cell(row)))
-            commands = changes.go_on(store, snapshot.view, row)[:2]
+            commands = dict(islice(changes.go_on(store, snapshot.view, row).items(), 2))
             if blame_of(row.reason):
                 instead = " Try a change of it instead:" if commands else ""
                 st.text(f"The guard ended trial {row.number}, so it is not worth training longer.{instead}")
-            common.show_commands(*commands)
-    st.caption(known(snapshot.view, rows))
+            common.show_captioned(commands)
+    draw_known(snapshot.view, rows)
 
 
-def known(view: StudyView, rows: Sequence[TrialRow]) -> str:
-    """Say for which lengths the trials' results hold."""
+def draw_known(view: StudyView, rows: Sequence[TrialRow]) -> None:
+    """Say for which lengths the results of trials hold that the guard did not end."""
+    rows = [row for row in rows if not blame_of(row.reason)]
+    if not rows:
+        return
     numbers = {row.number for row in rows}
     runs = [*rows, *(run for run in view.confirming if run.parent in numbers)]
     lengths = " and ".join(f"{episodes:,}" for episodes in sorted({run.episodes for run in runs} - {0})) or "no"
-    return f"The results above are of runs of {lengths} episodes; how longer runs end is not known, so watch their KL."
+    text = f"The results above are of runs of {lengths} episodes; how longer runs end is not known, so watch their KL."
+    st.caption(text)
 
 
 def _listed(numbers: Sequence[int]) -> str:

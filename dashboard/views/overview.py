@@ -32,7 +32,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     is_large = len(snapshot.view.trials) > trials_table.MOST_LIVE
     common.live(snapshot, partial(_live, chosen=chosen, ended=snapshot.ended, is_large=is_large))
     if is_large:
-        trials_table.draw(snapshot, chosen)
+        trials_table.draw(snapshot, chosen, of_study(store, snapshot.view))
     if snapshot.view.trials:
         _cost(store, snapshot, _baseline(store, snapshot))
 
@@ -58,7 +58,7 @@ def _live(store: Store, snapshot: Snapshot, chosen: common.Numbers, ended: int, 
     if view.row.is_held:
         running.draw_events(store, snapshot)
     if not is_large:
-        trials_table.draw(snapshot, chosen)
+        trials_table.draw(snapshot, chosen, to_launch)
     elif (more := snapshot.ended - ended) > 0 and st.button(
         f"{more} more trials ended: refresh the table", icon=":material/refresh:"
     ):

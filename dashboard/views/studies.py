@@ -162,7 +162,7 @@ def _link(name: str) -> str:
 
 
 def _link_column() -> Any:
-    return st.column_config.LinkColumn("Study", display_text=r"study=(.*)", pinned=True, width=145)
+    return st.column_config.LinkColumn("Study", display_text=r"study=(.*)", pinned=True, width=125)
 
 
 def _table(store: Store) -> None:
@@ -195,6 +195,7 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
         "ended": f"{view.ended}{planned}{screened}",
         "spent": "" if tally.budget is None else f"{tally.spent:.1f} of {tally.budget:g}",
         "best": None if best is None else best.value,
+        "best_trial": None if best is None else best.number,
         "kl": None if best is None else best.kl,
         "budget": view.spec.kl_budget,
         "device": duration(3_600 * cost.hours),
@@ -207,20 +208,21 @@ def _study_columns() -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     return {
         "study": _link_column(),
-        "state": text("State", width=115, help="Not responding: its controller has been silent for a minute."),
-        "launch": text("Launch", width=140, help="The configuration to train for real, under the study's KL budget."),
+        "state": text("State", width=90, help="Not responding: its controller has been silent for a minute."),
+        "launch": text("Launch", width=130, help="The configuration to train for real, under the study's KL budget."),
         "certainty": _certainty_column(),
-        "ended": text("Trials ended", width=110, help="And how many were screened."),
+        "ended": text("Trials ended", width=105, help="And how many were screened."),
         "spent": text("Search budget", width=100, help="In trials of full length; empty: limited by number of trials."),
         "best": number(
-            "Best eval reward",
+            "Best in search",
             format="%.3f",
-            width=120,
+            width=100,
             help="Of the search's best trial within the KL budget: the highest of many, so part of it is luck.",
         ),
-        "kl": number("Its KL", format="%.2f", width=65, help=f"KL of the best trial. {METRICS['eval/kl'].doc}"),
-        "budget": number("KL budget", format="%g", width=85, help=f"In {METRICS['eval/kl'].unit}."),
-        "device": text("Device time", width=95, help="Trials that run side by side each count."),
+        "best_trial": number("Its trial", width=60, help="Number of the search's best trial, not of what to launch."),
+        "kl": number("Its KL", format="%.2f", width=60, help=f"KL of the best trial. {METRICS['eval/kl'].doc}"),
+        "budget": number("KL budget", format="%g", width=75, help=f"In {METRICS['eval/kl'].unit}."),
+        "device": text("Device time", width=85, help="Trials that run side by side each count."),
         "pruned": number(
             "Time in pruned", format="%.0f%%", width=105, help="Share of the device time spent on pruned trials."
         ),

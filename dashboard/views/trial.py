@@ -16,6 +16,7 @@ from ppo_core.output import KL_UNIT, NOTHING, duration, measured, plus_minus
 from tuner.confirm.result import Interval, confirmations, runs_text
 from tuner.files import trial_log
 from tuner.judge.answer import of_study
+from tuner.judge.guard import GuardSettings
 from tuner.judge.results import StudyView, as_view
 from tuner.store import Store, TrialRow
 from tuner.study.status import Origin
@@ -63,11 +64,13 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
         look = common.looks(snapshot, [number])[number]
         st.html(style.heading(number, look, style.status_cell(row)), width="content")
         if best is not None and best.number == number:
-            st.badge("best", color="green")
+            st.badge("best in the search", color="green")
         if row.label:
             st.text(safe_text.one_line(row.label))
     if row.reason is not None:
         st.text(safe_text.visible(row.reason.message))
+        if row.reason.rule in ("kl_limit", "kl_hard"):
+            st.caption(_kl_rules(snapshot.view.spec.guard))
     common.key_numbers(_key_numbers(snapshot, row))
     reference = next((each for each in snapshot.view.trials if each.origin is Origin.REFERENCE), row)
     lines = [] if reference is row else [compare.against(store, reference, row)]
@@ -94,20 +97,27 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
     _log(snapshot, number)
 
 
+def _kl_rules(guard: GuardSettings) -> str:
+    """Name the two limits on training KL that end a trial."""
+    limit, times = guard.kl_limit, guard.limits["kl_hard"]
+    at_once = f", and at once over {limit * times:g} ({times:g} times that)" if times else ""
+    return f"The guard stops a trial whose training KL stays over {limit:g} nats for {guard.patience} steps{at_once}."
+
+
 def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     """Return the trial's results: value, end, and cost."""
     spec, total = snapshot.view.spec, int(row.config.get("total_episodes") or 0)
-    checkpoint = "no checkpoint" if row.value_step is None else f"step {row.value_step}, KL {measured(row.kl)}"
+    checkpoint = "no trained checkpoint" if not row.value_step else f"step {row.value_step}, KL {measured(row.kl)}"
     is_within = compare.ended_within(row, spec)
     end = None if is_within is None else f"{'within' if is_within else 'over'} {spec.kl_budget:g}"
     score = charts.screened_text(row.rung_score) if row.is_at_rung else None
     share = f", {row.episodes / total:.0%}" if total and row.episodes < total else ""
     return [
         KeyNumber(
-            "Best in the budget",
-            plus_minus(row.value, row.value_se),
+            "Best in the budget ± SE",
+            plus_minus(row.value, row.value_se) if row.value_step else NOTHING,
             checkpoint,
-            "Eval reward of its best checkpoint within the KL budget, ± its standard error over the eval prompts.",
+            "Eval reward of its best checkpoint within the KL budget, ± one standard error over the eval prompts.",
         ),
         KeyNumber("End reward", measured(row.end_reward), None, "Eval reward of its last evaluation, whatever its KL."),
         KeyNumber("End KL", NOTHING if row.end_kl is None else f"{row.end_kl:.2f}", end, f"In {KL_UNIT}."),
@@ -155,10 +165,8 @@ def _log(snapshot: Snapshot, number: int) -> None:
 def _commands(store: Store, snapshot: Snapshot, row: TrialRow) -> None:
     common.heading(
         "Go on with it",
-        "Train its configuration again as here, or longer, or fork it at a checkpoint; if the guard ended it, try a "
-        "change instead.",
+        "If the guard ended it, the first untried change takes the place of training it longer.",
     )
-    common.show_commands(
-        *changes.go_on(store, snapshot.view, row), data.command(["show", snapshot.view.row.name, str(row.number)])
-    )
-    st.caption(compare.known(snapshot.view, [row]))
+    show = {"Show it in a terminal": data.command(["show", snapshot.view.row.name, str(row.number)])}
+    common.show_captioned(changes.go_on(store, snapshot.view, row) | show)
+    compare.draw_known(snapshot.view, [row])

@@ -13,10 +13,11 @@ from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from tuner.judge.answer import Answer
 from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
-from tuner.study.status import Role
+from tuner.study.status import Origin, Role
 
 MOST_ROWS = 20
 """Rows shown without scrolling."""
@@ -24,7 +25,7 @@ MOST_LIVE = 250
 """Larger tables are neither refreshed live nor coloured: too much to send each time."""
 
 
-def draw(snapshot: Snapshot, chosen: common.Numbers) -> None:
+def draw(snapshot: Snapshot, chosen: common.Numbers, to_launch: Answer | None) -> None:
     """Draw the table, the best trial on top, then by value (by number while the study runs, so that rows and a
     reader's own sorting stay); ticking a row chooses its trial on all pages.
     """
@@ -40,7 +41,7 @@ def draw(snapshot: Snapshot, chosen: common.Numbers) -> None:
     # Rows are ticked by place, so a new order needs a new key.
     order = best and best.number if snapshot.view.row.is_held else hash(tuple(trials["number"]))
     looks = common.looks(snapshot, common.highlighted(snapshot, chosen, charts.MOST_LINES))
-    table = rows(trials, notes(snapshot.view), looks, with_screening=snapshot.view.spec.pauses_trials)
+    table = rows(trials, notes(snapshot.view, to_launch), looks, with_screening=snapshot.view.spec.pauses_trials)
     styled: Any = table
     if len(table) <= MOST_LIVE:
         styled = table.style.apply(_coloured, axis=None, looks=_looks(trials, looks))
@@ -112,13 +113,15 @@ _HELP = (
 )
 
 
-def notes(view: StudyView) -> dict[int, str]:
-    """Return notes by trial number: best, over the budget, fork."""
+def notes(view: StudyView, to_launch: Answer | None) -> dict[int, str]:
+    """Return notes by trial number: to launch, reference, best, over the budget, fork."""
     best = view.best()
     notes_of: dict[int, str] = {}
     for row in view.trials:
         facts = {
-            "best": best is not None and row.number == best.number,
+            "to launch": to_launch is not None and row.number == to_launch.number,
+            "reference": row.origin is Origin.REFERENCE,
+            "best in the search": best is not None and row.number == best.number,
             "ends over budget": ends_within(row, view.spec) is False,
             f"fork of {row.parent}": row.role is Role.FORK,
         }
@@ -153,10 +156,14 @@ def rows(
         },
         index=trials.index,
     )
-    results = ["value", "value_se", "kl", "end_reward", "end_kl", *(["rung_score"] if with_screening else [])]
+    of_best = ["value", "value_se", "kl"]
+    best = trials[of_best].mask(trials["value_step"] == 0)  # that is the SFT policy
+    screening = trials[["rung_score"] if with_screening else []]
     searched = trials[_searched(trials)].map(lambda value: safe_text.cell(value) if isinstance(value, str) else value)
     progress = (100 * trials["episodes"] / trials["total_episodes"]).rename("progress")
-    return pd.concat([cells, trials[results], searched, progress, trials["seconds"]], axis=1)
+    return pd.concat(
+        [cells, best, trials[["end_reward", "end_kl"]], searched, screening, progress, trials["seconds"]], axis=1
+    )
 
 
 def _searched(trials: pd.DataFrame) -> list[str]:
@@ -190,10 +197,10 @@ def _columns(trials: pd.DataFrame) -> dict[str, Any]:
         "note": text(
             "Note and reason",
             width=200,
-            help="The best trial within the KL budget, completed trials over it, forks; and why a trial ended early or "
-            "is paused, with what its rule measured. Click for all.",
+            help="The trial to launch, the reference, the best trial within the KL budget, completed trials over it, "
+            "forks; and why a trial ended early or is paused, with what its rule measured. Click for all.",
         ),
-        "value": number("Value", format="%.3f", width=70, help=f"Eval reward: {VALUE}."),
+        "value": number("Value", format="%.3f", width=70, help=f"Eval reward: {VALUE}. Empty: no trained one is."),
         "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
         "kl": number("KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
         "end_reward": number(

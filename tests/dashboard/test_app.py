@@ -1,6 +1,7 @@
 """The overview on real stores, run by Streamlit's AppTest: what they say, and that nothing raises."""
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -104,10 +105,11 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert trials_table(app)["number"].tolist() == [9, 7, 6, 11, 5, 10, 12, 4, 3, 2, 0, 1, 8, 13], "by value"
     notes = trials_table(app).set_index("number")["note"]
     assert {number: note for number, note in notes.items() if note} == {
+        0: "reference",
         2: "Training KL was over 15 nats per response for 3 steps: 29.4 at step 13",
         6: "Training KL was over 15 nats per response for 3 steps: 27 at step 23",
         8: "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free",
-        9: "best, ends over budget",
+        9: "to launch, best in the search, ends over budget",
         10: "Training KL (objective/kl_exact) was not a number at step 14",
     }
     assert ":material/stop_circle: not running" in app.markdown[0].value
@@ -144,13 +146,15 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
 def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, page: Page) -> None:
     app = run(page(cut))
     shown = trials_table(app).set_index("number")
-    assert shown["note"][5] == "best, ends over budget" and shown["note"][7] == ""
+    assert shown["note"][5] == "to launch, best in the search, ends over budget" and shown["note"][7] == ""
     assert shown["status"].loc[[0, 1, 2]].tolist() == ["◇ screened", "◇ screened", "✕ pruned"]
     assert shown["status"][13] == "‖ paused"
     assert shown["end_reward"][5] > shown["value"][5]
     assert shown["end_kl"][5] == pytest.approx(14.51, abs=0.01)
     assert shown["rung_score"][0] == pytest.approx(1.0, abs=0.01)
     assert shown["note"][2].startswith("Training KL was over 60 nats"), "a reason is in sight"
+    assert math.isnan(shown["value"][2]) and math.isnan(shown["kl"][2]), "no trained checkpoint is within the budget"
+    assert "Why they were not promoted" in [link.proto.label for link in app.get("page_link")]
     [heading] = [heading for heading in app.subheader if heading.value == "Trials"]
     assert "Value and KL are of a trial's best checkpoint within the KL budget" in heading.help
     plain = trials_table(run(page(cut.parent / "whole.db")))
@@ -198,7 +202,7 @@ def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: P
     fork(store, STUDY, 1, 0, 6)
     app = run(page(tmp_path / "store.db"))
     shown = trials_table(app)
-    assert shown["note"].tolist() == ["best", "fork of 0"]
+    assert shown["note"].tolist() == ["to launch, reference, best in the search", "fork of 0"]
     [drawn] = [table for table in app.dataframe if "line" in table.value]
     widths = json.loads(drawn.proto.columns)
     before = list(shown.columns)[: list(shown.columns).index("params_learning_rate")]
@@ -295,8 +299,9 @@ def commands(app: AppTest, path: Path) -> list[str]:
 def test_without_a_store_the_first_command_is_told(tmp_path: Path, page: Page) -> None:
     app = run(page(tmp_path / "none.db"))
     assert subheaders(app) == ["No store yet"]
-    assert texts(app) == [f"no store at {tmp_path}/none.db; `ppo-tuner run` creates it, or name another with --storage"]
+    assert texts(app) == [f'no store at {tmp_path}/none.db; "ppo-tuner run" creates it, or name another with --storage']
     assert commands(app, tmp_path / "none.db") == ["demo", "estimate my-study.toml", "run my-study.toml"]
+    assert [one.value for one in app.caption] == ["Try the demo", "Your own study: copy, estimate, run"]
     assert not (tmp_path / "none.db").exists()
 
 
@@ -382,7 +387,10 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     assert kinds_with(app, "<script>") == {"dataframe", "text", "code"}
     assert any(safe_text.one_line(evil) in text for text in texts(app))
     assert app.selectbox(key="study").options == [safe_text.one_line(evil)]
-    assert trials_table(app)["note"].tolist() == [f"best; {safe_text.cell(evil)}", safe_text.cell(evil)]
+    assert trials_table(app)["note"].tolist() == [
+        f"to launch, reference, best in the search; {safe_text.cell(evil)}",
+        safe_text.cell(evil),
+    ]
 
 
 def test_a_link_to_what_a_study_does_not_have_is_answered(built: Path, page: Page) -> None:

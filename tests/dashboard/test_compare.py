@@ -1,5 +1,6 @@
 """The page Compare: what differs, what it is worth, where it comes from, and how to train it for real."""
 
+import json
 import re
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_it
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert outcomes.loc["Status"].tolist() == ["✓ completed", "◇ screened", "✓ completed"]
     assert outcomes.loc["Read at step"].tolist() == ["12", "3", "30"]
+    assert outcomes.loc["Read at episode"].tolist() == ["768", "192", "1,920"]
     assert outcomes.loc["Ends within 10 nats/response"].tolist() == ["no", "-", "yes"]
     assert outcomes.loc["Screening score", "trial 0"] == "1.00"
     said = [text for text in shown.texts(app) if " against trial 5" in text]
@@ -104,6 +106,11 @@ def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeyp
         for number in (7, 0)
         for longer in ("", "--total_episodes 19200 ")
     ]
+    headers = [
+        one["label"] for name, one in json.loads(app.dataframe[1].proto.columns).items() if name.startswith("trial")
+    ]
+    assert headers == ["Trial 7", "Trial 0, reference"]
+    assert [one.value for one in app.caption][:2] == ["Train it again as here", "Train it 10 times longer"]
     known = "The results above are of runs of 1,920 episodes; how longer runs end is not known, so watch their KL."
     assert known in [one.value for one in app.caption]
 

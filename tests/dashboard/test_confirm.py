@@ -232,7 +232,7 @@ def test_the_first_page_has_one_answer_under_any_budget(
     store.close()
     assert found is not None
     app = page("overview", path, monkeypatch, **({} if budget is None else {"budget": f"{budget:g}"}))
-    (card,) = [one for one in app.metric if one.label in ("Reward to launch", "Best eval reward")]
+    (card,) = [one for one in app.metric if one.label in (f"Reward of trial {found.number}", "Best eval reward")]
     assert card.delta.startswith(found.badge)
     [headline] = [one.value for one in app.markdown if one.value.startswith("**Trial ")]
     assert headline.strip("*").split(", step")[0] == f"Trial {found.number}"

@@ -236,7 +236,7 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert table["ended"].tolist() == ["0 of 14", "3 of 14"]
     assert table[["launch", "certainty"]].fillna("").to_numpy().tolist() == [["", ""], ["trial 2", "one seed"]]
     assert table["best"][1] == pytest.approx(1.547, abs=0.001) and table["kl"][1] <= 10
-    assert math.isnan(table["best"][0])
+    assert math.isnan(table["best"][0]) and table["best_trial"][1] == 2
     assert table["device"][1] == "61 s"
     assert table["pruned"][1] == pytest.approx(100 * 14 / 76)
     assert "spent" not in table.columns, "none has a budget"

@@ -229,10 +229,13 @@ def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     )
     assert luck.verdict.endswith(" reward). Confirm on more seeds before you rely on it.")
     worse = confirmation({2: around(0.5), 0: around(1.0)})
-    assert worse.verdict == "Nothing confirmed beats the reference."
+    assert worse.verdict == "Nothing better was found than the configuration you started from (trial 0, the reference)."
     assert worse.is_decided
     equal = confirmation({2: around(1.0), 0: around(1.01, -1.0)})
-    assert equal.verdict == "Nothing confirmed beats the reference; trial 2 (behind by 0.01 [-0.03, 0.05]) is a tie."
+    assert equal.verdict == (
+        "Nothing better was found than the configuration you started from (trial 0, the reference); trial 2 "
+        "(behind by 0.01 [-0.03, 0.05]) is a tie."
+    )
     assert not equal.is_decided
 
 

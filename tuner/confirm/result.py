@@ -187,7 +187,8 @@ class Confirmation:
         if best.is_reference:
             are_ties = "is a tie" if len(tied) == 1 else "are ties"
             ties = f"; {_with_differences(tied)} {are_ties}" if tied else ""
-            return f"Nothing confirmed beats the reference{ties}."
+            better = f"the configuration you started from (trial {best.trial.number}, the reference)"
+            return f"Nothing better was found than {better}{ties}."
         over = best.over_reference
         if over is not None and not over.is_above_0:
             others = [one for one in tied if not one.is_reference]
