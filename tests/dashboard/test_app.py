@@ -334,7 +334,7 @@ def damaged(path: Path) -> None:
     ("spoil", "said"),
     [
         (foreign, "is not a PPO Tuner store"),
-        (garbage, "is not an SQLite database"),
+        (garbage, "failed: file is not a database"),
         (other_version, f"has schema version 99; this PPO Tuner reads version {SCHEMA_VERSION}"),
         (damaged, "no such table: ppo_steps"),
     ],

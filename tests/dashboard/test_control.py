@@ -221,7 +221,7 @@ def test_what_would_be_refused_is_told_on_the_page(store: Store) -> None:
     assert resume.disabled and "not paused" in resume.help
     app.text_input(key="set kl_budget").set_value("nine")
     press(app, "Change")
-    assert "kl_budget = 'nine' is not allowed" in texts(app)
+    assert "kl.budget = 'nine' is not allowed" in texts(app)
     assert "Do it" not in [button.label for button in app.button]
 
 
