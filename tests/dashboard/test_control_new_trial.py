@@ -27,7 +27,7 @@ def test_the_checkpoints_to_fork_at_are_those_in_the_trials_folder(folder: Path,
     (folder / "runs" / STUDY / "study.json").write_text(
         f'{{"study": "{STUDY}", "created_at": {store.study(STUDY).created_at!r}}}'
     )
-    assert study_folder._read_owner(folder / "runs" / STUDY)
+    assert study_folder.is_of(folder / "runs" / STUDY, store.study(STUDY))
     view = read_study(store, STUDY)
     assert steering.fork_episodes(view, 0) == [1024, 512]
     app = page(part="New trial", way="Fork at a checkpoint")

@@ -184,4 +184,4 @@ def test_with_two_thousand_trials(view: str, large: Path, monkeypatch: pytest.Mo
     if view == "overview":
         assert next(card.value for card in app.metric if card.label == "Trials ended") == "1859 of 2002"
     if view == "curves":
-        assert "of the other 1" in (app.subheader[0].help or "")
+        assert any("of the other 1" in caption.value for caption in app.caption)

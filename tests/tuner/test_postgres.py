@@ -162,7 +162,7 @@ def test_a_database_of_someone_else_is_left_alone(url: str) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE guests (name TEXT)"))
     for create in (False, True):
-        with pytest.raises(StoreError, match="is not a PPO Tuner store; name another with --storage"):
+        with pytest.raises(StoreError, match="is not a PPO Tuner store; name another place"):
             Store.open(url, create=create)
     with engine.connect() as connection:
         assert inspect(connection).get_table_names() == ["guests"]
