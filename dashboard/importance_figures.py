@@ -54,7 +54,7 @@ def importance_bars(importances: Sequence[Importance]) -> go.Figure:
     )
     figures.lay_out(
         figure,
-        x="Share of the total importance",
+        x="Share of importance",
         y="",
         height=90 + 34 * max(3, len(rows)),
         showlegend=False,
