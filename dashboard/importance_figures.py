@@ -52,13 +52,7 @@ def importance_bars(importances: Sequence[Importance]) -> go.Figure:
             "<br>shuffled outcomes reach it: %{customdata[2]:.0%}<extra></extra>",
         )
     )
-    figures.lay_out(
-        figure,
-        x="Share of importance",
-        y="",
-        height=90 + 34 * max(3, len(rows)),
-        showlegend=False,
-    )
+    figures.lay_out(figure, x="Share of importance", y="", height=90 + 34 * max(3, len(rows)), showlegend=False)
     return figure.update_xaxes(tickformat=".0%", range=[0, 1]).update_yaxes(automargin=True)
 
 

@@ -55,7 +55,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def is_outage(error: BaseException) -> bool:
     """Return True if the cause may soon recover: a host that does not respond, a full disk."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if isinstance(error, RewardOutage) or getattr(error, "errno", None) in OUTAGES:
+    if isinstance(error, RewardOutage | NoRoomError) or getattr(error, "errno", None) in OUTAGES:
         return True
     return before is not None and is_outage(before)  # many libraries raise their own error while they handle it
 

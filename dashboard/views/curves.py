@@ -200,15 +200,14 @@ def courses_of(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> di
 def draw_health(courses: Mapping[int, Course]) -> None:
     """Draw a table of the trials' signs of health."""
     common.heading(
-        "PPO health",
-        "✓ in range, ▲ out of it, ✕ out of it in a trial that the guard ended, – not measured.",
+        "PPO health", "✓ in range, ▲ out of it, ✕ out of it in a trial that the guard ended, – not measured."
     )
     columns: dict[str, Any] = {
         "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
         "health": st.column_config.TextColumn("Problems", width=215),
     }
-    for course in (*courses.values(),)[:1]:
-        title = f"Highest KL (nats), limit {course.spec.kl_limit:g}"
+    if courses:
+        title = f"Highest KL (nats), limit {next(iter(courses.values())).spec.kl_limit:g}"
         columns["kl"] = st.column_config.TextColumn(
             title, width=8 + 7 * len(title), help="Of rollouts and evaluations."
         )

@@ -34,7 +34,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     common.watch(store, snapshot)
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
-    ranked_then = _screening(store, snapshot)
+    screened = _screening(store, snapshot)
     point = _fidelity(snapshot)
     at_rung = {(row.trial, row.episode): (row.reward, row.kl) for row in evaluated.itertuples()}
     trials = fidelity.read(snapshot.view.trials, point, at_rung)
@@ -42,7 +42,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         st.caption(text)
     compared = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(compared.trials)
-    important = _importance(store, compared, point, len(snapshot.view.trials), ranked_then)
+    important = _importance(store, compared, point, len(snapshot.view.trials), screened)
     ranked: dict[Outcome, list[str]] = {
         outcome: sorted(names, key=lambda name: order.index(name) if name in order else len(order))
         for outcome, order in important.items()

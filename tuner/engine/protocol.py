@@ -11,7 +11,7 @@ from ppo_core import checkpoint
 from ppo_core.config import declare
 from ppo_core.config.declare import Bounds, HyperValue
 from ppo_core.config.stages import Stage
-from ppo_core.errors import NoRoomError, PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
+from ppo_core.errors import PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
 from ppo_core.report import SplitReading, StepReport
 from tuner.judge.guard import GuardSettings
 from tuner.study.status import Reason
@@ -235,7 +235,7 @@ class Failed:
             traceback="\n".join(lines[-_TRACEBACK_LINES:]),
             out_of_memory=is_out_of_memory(error),
             is_for_user=is_for_user,
-            is_outage=is_outage(error) or isinstance(error, NoRoomError),
+            is_outage=is_outage(error),
             cause=" at ".join(filter(None, (type(first).__name__, place))),
         )
 
