@@ -213,12 +213,13 @@ def draw_status(view: StudyView, read_at: float | None = None) -> None:
     state = data.shown_state(view)
     _, icon, color = _BADGES[state]
     st.set_page_config(page_title=tab_title(view))
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.badge(_state_text(state), icon=icon, color=color)
-        st.text(status_text(view, time.time() if read_at is None else read_at), help=_about(view))
-    if state in ("running", "stopping") and not view.confirming:
-        text = time_left(view) if state == "running" else "Ends once each running trial has finished its step"
-        st.progress(min(1.0, view.tally.done), text=text)
+    with st.container():  # one place, with or without a bar: what is below keeps the reader's zoom
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.badge(_state_text(state), icon=icon, color=color)
+            st.text(status_text(view, time.time() if read_at is None else read_at), help=_about(view))
+        if state in ("running", "stopping") and not view.confirming:
+            text = time_left(view) if state == "running" else "Ends once each running trial has finished its step"
+            st.progress(min(1.0, view.tally.done), text=text)
 
 
 def tab_title(view: StudyView) -> str:

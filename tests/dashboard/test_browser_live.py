@@ -2,6 +2,7 @@
 
 import sqlite3
 import sys
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -79,14 +80,25 @@ def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
             until(lambda reach=reach: _reach(chart) > reach)
             reach = _reach(chart)
             overview.sees(f"step {_last_step(store)}, last report")
+        _renew_lease(store, -600)
+        overview.sees("no sign of life")  # the progress bar above the charts goes
         assert [_still_marked(visit) for visit in visits] == marked  # the same elements: nothing was built anew
         assert [_left(visit) for visit in visits] == before
         assert "window=50&window=100" in curves.page.url and "smooth=0.2" in curves.page.url
+        _renew_lease(store, 0)
         _is_drawn_anew_when_asked(analysis, "2 new evaluations: refresh")
         while fake_store.add_live_step(store):
             pass
         overview.sees("14 of 14")
         expect(analysis.page.get_by_role("button", name="1 more trial ended: refresh")).to_be_enabled()
+
+
+def _renew_lease(store: Store, seconds: float) -> None:
+    """Set the study's sign of life to that many seconds from now."""
+    with closing(sqlite3.connect(str(store.url.database))) as connection, connection:
+        connection.execute(
+            "UPDATE ppo_studies SET lease_renewed_at = ? WHERE name = ?", (time.time() + seconds, fake_store.STUDY)
+        )
 
 
 def _choose_range(visit: Visit) -> None:
