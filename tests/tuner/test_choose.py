@@ -191,6 +191,9 @@ def test_no_trial_starts_whose_rung_may_take_what_finishes_the_best() -> None:
     rows = [finished(0, 0.5), *(screened(number, 0.1 * number) for number in range(1, 11))]  # 1,920 are left of 3
     assert next_of(rows, make_spec(budget=3)) == "new", "it leaves the 1,728 that finish one"
     assert next_of(rows, make_spec(budget=3, search=WIDE)) == 10, "a batch of 128 has its rung at 256"
+    unpaused = make_spec(budget=3, search={"batch_size": [64, 1024]})  # a batch of 1,024 has no rung
+    assert next_of(rows[:2], unpaused) == "new", "3,648 are left: enough for a whole trial and to finish one"
+    assert next_of(rows[:3], unpaused) == 2, "3,456 are not"
 
 
 def test_nothing_is_held_back_where_no_trial_is_paused() -> None:
