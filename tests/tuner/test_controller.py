@@ -28,6 +28,7 @@ from tests.tuner.quick_study import (
 from tuner.control.events import (
     Event,
     Preparing,
+    StudyPaused,
     StudyStarted,
     StudyStopped,
     StudyStopping,
@@ -230,6 +231,26 @@ def test_orders_are_obeyed_while_an_outage_is_waited_for(
     (waited,) = seen
     assert waited.status is Status.WAITING and waited.reason is not None
     assert (waited.reason.rule, waited.reason.message) == ("outage", "RuntimeError: no answer")
+
+
+@pytest.mark.slow
+def test_a_study_paused_during_an_outage_says_so(
+    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 3600.0)
+    outage.write_text("1")
+    told: list[str] = []
+
+    def order(event: Event) -> None:
+        if isinstance(event, StudyWarned) and "trying again" in event.message:
+            placed(tmp_path, "pause")
+        if isinstance(event, StudyPaused):
+            told.append(event.study)
+            placed(tmp_path, "stop")
+
+    finished, events = run(tmp_path, quick_spec("cut_off", trials=2), workers=1, on_event=order, timeout=60.0)
+    assert not finished and told == ["quick"]
+    assert [row.status for row in rows(tmp_path)] == [Status.WAITING]
 
 
 @pytest.mark.slow
