@@ -1,8 +1,9 @@
-"""A trainer's reports on its steps. Plain data: it crosses process borders and never needs torch."""
+"""A trainer's reports on its steps, and the answers to them. Plain data between processes; never imports torch."""
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,6 +89,20 @@ class StepReport:
     def is_evaluation(self) -> bool:
         """True if this step evaluated on the held-out prompts."""
         return "eval/reward" in self.metrics
+
+
+class NextMove(Enum):
+    """A run's next move after a step, or after a lack of room for a checkpoint."""
+
+    GO_ON = "go on"
+    EVALUATE = "evaluate"
+    """Evaluate the current policy, and report the same step again."""
+    SAVE = "save"
+    """Save a checkpoint and keep running."""
+    LEAVE = "leave"
+    """Save a checkpoint and leave the run, to be resumed later or never."""
+    STOP = "stop"
+    """End the run here."""
 
 
 DEVICES = ("auto", "cpu")

@@ -14,9 +14,9 @@ from itertools import accumulate
 from typing import Any
 
 from ppo_core.config.kl_budget import is_within
-from ppo_core.distributed.rank_zero import NextMove
+from ppo_core.report import NextMove
 from tuner.engine.protocol import Stepped
-from tuner.judge.next_move import NOTHING_DECIDED, Decision, judge
+from tuner.judge.decision import NOTHING_DECIDED, Decision, judge
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import Evaluations, outcome, rung_score
 from tuner.search.choose import New, Promote, choose

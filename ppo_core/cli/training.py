@@ -34,10 +34,9 @@ from ppo_core.data.task import OnProgress, TaskAssets
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
-from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import OutOfMemory, PPOTunerError
 from ppo_core.output import KL_UNIT, params_line, plain, short
-from ppo_core.report import StepReport, Trainer, iteration_seconds
+from ppo_core.report import NextMove, StepReport, Trainer, iteration_seconds
 from ppo_core.sampling.sampler_check import AgreementWatch
 from ppo_core.tasks.skeleton import example_note
 

@@ -13,26 +13,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum
 from typing import TypeVar
 
 from ppo_core.distributed import launch as launched
 
 T = TypeVar("T")
-
-
-class NextMove(Enum):
-    """A run's next move after a step, or after a lack of room for a checkpoint."""
-
-    GO_ON = "go on"
-    EVALUATE = "evaluate"
-    """Evaluate the current policy, and report the same step again."""
-    SAVE = "save"
-    """Save a checkpoint and keep running."""
-    LEAVE = "leave"
-    """Save a checkpoint and leave the run, to be resumed later or never."""
-    STOP = "stop"
-    """End the run here."""
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:

@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from ppo_core import checkpoint
-from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
-from ppo_core.report import SplitReading
+from ppo_core.report import NextMove, SplitReading
 from tests.tuner.quick_study import MODULE
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import until

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from ppo_core import checkpoint
-from ppo_core.distributed.rank_zero import NextMove
-from ppo_core.report import StepReport
+from ppo_core.report import NextMove, StepReport
 from tests.tuner.quick_study import NAME, curves, opened, outcomes, quick_spec, rows, run
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.control.events import StudyWarned, TrialStarted
 from tuner.engine.protocol import Stepped
 from tuner.files import trial_log
-from tuner.judge.next_move import judge, why_paused
+from tuner.judge.decision import judge, why_paused
 from tuner.judge.scoring import evaluations_of, rung_score, tally, trial_value
 from tuner.search.choose import (
     New,

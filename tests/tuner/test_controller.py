@@ -234,9 +234,7 @@ def test_orders_are_obeyed_while_an_outage_is_waited_for(
 
 
 @pytest.mark.slow
-def test_a_study_paused_during_an_outage_says_so(
-    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_paused_during_an_outage_says_so(tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 3600.0)
     outage.write_text("1")
     told: list[str] = []
@@ -248,8 +246,9 @@ def test_a_study_paused_during_an_outage_says_so(
             told.append(event.study)
             placed(tmp_path, "stop")
 
-    finished, events = run(tmp_path, quick_spec("cut_off", trials=2), workers=1, on_event=order, timeout=60.0)
-    assert not finished and told == ["quick"]
+    spec = quick_spec("cut_off", trials=2)
+    assert not run(tmp_path, spec, workers=1, on_event=order, timeout=60.0)[0]
+    assert told == ["quick"]
     assert [row.status for row in rows(tmp_path)] == [Status.WAITING]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
+from ppo_core.report import NextMove
 from tests.tuner import engine_trainers
 from tests.tuner.conformance import check_engine
 from tests.tuner.quick_study import MODULE
@@ -22,7 +22,7 @@ from tuner.engine import gpu
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.engine.protocol import Ended, Entered, Failed, Lost, Message, Prepared, PrepareTask, Progress, Stepped
-from tuner.judge.next_move import answer, guarded
+from tuner.judge.decision import answer, guarded
 
 
 @pytest.fixture

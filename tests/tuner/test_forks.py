@@ -15,9 +15,8 @@ import pytest
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.stages import Stage
-from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import CheckpointError, ConfigError
-from ppo_core.report import StepReport
+from ppo_core.report import NextMove, StepReport
 from tests.tuner import quick_study, quick_trainer
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import trial_row

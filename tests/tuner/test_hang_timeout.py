@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from ppo_core.data.task import RewardPart
-from ppo_core.distributed.rank_zero import NextMove
-from ppo_core.report import StepReport
+from ppo_core.report import NextMove, StepReport
 from ppo_core.rewards import endpoint
 from tests.processes import spawned
 from tests.tuner.quick_study import ROOT, quick_spec, rows, run
@@ -264,7 +263,7 @@ CONTROLLER = """
 import pathlib, pickle, sys
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
-from ppo_core.distributed.rank_zero import NextMove
+from ppo_core.report import NextMove
 if __name__ == "__main__":
     with LocalEngine(EngineNeeds(1)) as engine:
         engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
+from ppo_core.report import NextMove
 from tests.processes import free_port
 from tests.tuner.conformance import check_engine
 from tests.tuner.quick_study import controller, curves, outcomes, placed, quick_spec, rows, write_study

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.distributed.rank_zero import NextMove
+from ppo_core.report import NextMove
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.test_worker import trial_spec
 from tuner.engine.protocol import Ended, Failed, Lost, Message, Stepped

@@ -9,7 +9,7 @@ from ppo_core import checkpoint
 from tests.tuner.quick_study import NAME, opened, quick_spec, run
 from tests.tuner.trial_rows import trial_row
 from tuner.control.session import open_study
-from tuner.files.retention import Saved, kept_at_rung, spare
+from tuner.files.retention import Saved, kept_at_rung, to_delete
 from tuner.files.trial_files import TrialFiles
 from tuner.study.status import PausedBy, Role, Status
 
@@ -49,7 +49,9 @@ def test_what_a_trial_keeps(
 ) -> None:
     rows = [trial_row(0), trial_row(1, **row)]
     at_rung = [1] if is_kept_at_rung else [0]
-    gone = spare(rows, {1: Saved(steps, best)}, at_rung, [(1, step) for step in front] + [(0, step) for step in steps])
+    gone = to_delete(
+        rows, {1: Saved(steps, best)}, at_rung, [(1, step) for step in front] + [(0, step) for step in steps]
+    )
     assert gone == [(1, step) for step in steps if step not in left]
 
 
@@ -76,7 +78,7 @@ def test_a_study_keeps_its_answer_of_a_trial_at_a_rung_that_loses_its_others(
     monkeypatch.setattr("tuner.search.choose._promoted", lambda *_: None)
     monkeypatch.setattr("tuner.files.trial_files.promotable", lambda *_: [])
     monkeypatch.setattr("tuner.search.choose.own_rung", lambda *_: 48)
-    monkeypatch.setattr("tuner.judge.next_move.own_rung", lambda *_: 48)
+    monkeypatch.setattr("tuner.judge.decision.own_rung", lambda *_: 48)
     spec = quick_spec(trials=4, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
     assert run(tmp_path, spec, workers=1)[0]
     with opened(tmp_path) as store:

@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from ppo_core import checkpoint
-from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, RewardOutage
-from ppo_core.report import SplitReading, StepReport
+from ppo_core.report import NextMove, SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import QuickTrainer
 from tuner.engine.protocol import Ended, Failed, Left, Phase, Read, ReadTest, Stepped, TrialSpec
 from tuner.engine.run_trial import import_factory, read_test, run_trial, with_evaluation
-from tuner.judge.next_move import answer, guarded
+from tuner.judge.decision import answer, guarded
 
 OVER_THE_LIMIT = 8.89e-4
 """A learning rate whose KL is 3.556 nats a step: over 15 from step 5 on."""

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ppo_core.cli.stop_request import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.output import report_line
+from ppo_core.report import NextMove
 from tuner.confirm.held_out_readings import HeldOutReadings
 from tuner.confirm.plan import Plan
 from tuner.control import forks, retry
@@ -56,7 +56,7 @@ from tuner.engine.protocol import (
 from tuner.files import trial_log
 from tuner.files.disk import most_kept
 from tuner.files.trial_files import TrialFiles
-from tuner.judge.next_move import NOTHING_DECIDED, Decision, answer, judge
+from tuner.judge.decision import NOTHING_DECIDED, Decision, answer, judge
 from tuner.judge.scoring import EVALUATION_METRICS, evaluations_of, judged, so_far, tally
 from tuner.search.choose import New, Promote, Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial

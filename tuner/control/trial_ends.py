@@ -6,7 +6,7 @@ from tuner.control.events import Emit, TrialEnded, TrialSetAside
 from tuner.control.session import OpenStudy
 from tuner.files import trial_log
 from tuner.files.trial_files import TrialFiles
-from tuner.judge.next_move import why_paused
+from tuner.judge.decision import why_paused
 from tuner.judge.scoring import Evaluations, evaluations_of, outcome, rung_score, so_far, tally
 from tuner.search.choose import runnable
 from tuner.store import Outcome, TrialRow

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from ppo_core.distributed.rank_zero import NextMove
+from ppo_core.report import NextMove
 from tuner.engine.protocol import Job, Message, WorkerSettings
 
 JobId = int | None

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
-from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError
+from ppo_core.report import NextMove
 from tuner.engine.base import Engine, EngineNeeds, JobId
 from tuner.engine.hang_timeout import HangTimeout, wait_seconds
 from tuner.engine.process import WorkerProcess, end_all

@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 
-from ppo_core.distributed.rank_zero import NextMove
+from ppo_core.report import NextMove
 from tuner.engine.protocol import (
     GPU_VARIABLE,
     SHARED_BY_VARIABLE,

@@ -176,7 +176,7 @@ class Stepped:
     reason: Reason | None
     """The guard's objection to the trial, if any."""
     is_near_budget: bool = False
-    """True if the policy is about to cross the KL budget, or came back within it; see `tuner.judge.guard`."""
+    """True if the policy is about to cross the KL budget or to return; see `tuner.judge.extra_evaluations`."""
     is_again: bool = False
     """True if this repeats the last report for EVALUATE, with an evaluation if possible."""
 

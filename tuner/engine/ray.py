@@ -21,8 +21,8 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ppo_core.distributed.rank_zero import NextMove
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
+from ppo_core.report import NextMove
 from tuner.engine.base import Engine, EngineNeeds, JobId
 from tuner.engine.hang_timeout import HangTimeout, wait_seconds
 from tuner.engine.protocol import (

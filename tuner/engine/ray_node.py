@@ -18,7 +18,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from ppo_core import __version__
-from ppo_core.distributed.rank_zero import NextMove
+from ppo_core.report import NextMove
 from tuner.engine.process import WorkerProcess
 from tuner.engine.protocol import Job, Lost, Message, PrepareTask
 

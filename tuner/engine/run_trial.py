@@ -16,15 +16,15 @@ from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
-from ppo_core.distributed.rank_zero import NextMove, on_rank_zero
+from ppo_core.distributed.rank_zero import on_rank_zero
 from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, is_outage, nearest
-from ppo_core.report import StepReport, Trainer
+from ppo_core.report import NextMove, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.protocol import Ended, Left, Phase, Read, ReadTest, Stepped, TrialJob, TrialSpec
-from tuner.judge.budget_watch import WatchState, watch
+from tuner.judge.extra_evaluations import WatchState, watch
 from tuner.judge.guard import GUARD, GuardState, check_step
 
-WATCH = "budget_watch"
+WATCH = "extra_evaluations"
 """Key in a checkpoint's `extra` of the KL budget watch's state."""
 LONGEST_STEP = "longest_step"
 """Key in a checkpoint's `extra` of the trial's longest step so far, in seconds."""

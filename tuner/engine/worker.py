@@ -27,7 +27,7 @@ from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import launch as launched
-from ppo_core.distributed.rank_zero import NextMove
+from ppo_core.report import NextMove
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.process import WorkerProcess, end_all
 from tuner.engine.protocol import (
@@ -48,7 +48,7 @@ from tuner.environment import existing
 from tuner.files import trial_log
 
 
-class Controller:
+class ControllerPipe:
     """The controller, at the other end of the worker's pipe; the process exits when the pipe closes."""
 
     def __init__(self, pipe: "connection.Connection[Message, Job | NextMove]") -> None:
@@ -91,7 +91,7 @@ def main(pipe: "connection.Connection[Message, Job | NextMove]", held: Sequence[
     _end_with_controller()
     line_buffer_output()
     faulthandler.enable()
-    controller = Controller(pipe)
+    controller = ControllerPipe(pipe)
     while True:
         controller.emit(_carry_out(controller.next_job(), controller, held))
         _free_memory()
@@ -110,7 +110,7 @@ def _end_with_controller() -> None:
     os.close(nothing)
 
 
-def _carry_out(job: Job, controller: Controller, held: Sequence[int]) -> Message:
+def _carry_out(job: Job, controller: ControllerPipe, held: Sequence[int]) -> Message:
     """Do a job and return its last message; an error of the task or the trainer becomes a `Failed`."""
     _begin_log(job)
     try:
@@ -148,7 +148,7 @@ def _begin_log(job: Job) -> None:
     send_output_to(path)
 
 
-def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
+def _prepare(job: PrepareTask, controller: ControllerPipe) -> Prepared:
     task = get_task(job.task)
     assets = task.prepare(lambda what, share: controller.emit(Progress(what, share)))
     if job.configs:
@@ -170,7 +170,7 @@ _NOTICE_SECONDS = 2.0
 """Tolerance: a broken connection may be noticed this much before the death that broke it."""
 
 
-def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence[int]) -> Message:
+def _supervise(job: TrialSpec | ReadTest, controller: ControllerPipe, held: Sequence[int]) -> Message:
     """Run a job on several processes and return its last message; if one fails or dies, all are ended.
 
     Each is a worker, and this process is its controller: rank 0's reports are passed on and answered.

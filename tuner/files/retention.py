@@ -43,7 +43,7 @@ def kept_at_rung(ranked: Sequence[int], promotions: int) -> Sequence[int]:
     return ranked[: max(LEAST_AT_RUNG, 2 * promotions)]
 
 
-def spare(
+def to_delete(
     rows: Sequence[TrialRow],
     saved: Mapping[int, Saved],
     at_rung: Collection[int],

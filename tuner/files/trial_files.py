@@ -17,7 +17,7 @@ from ppo_core.errors import CheckpointError, PPOTunerError, StoreError, is_outag
 from tuner.control import forks
 from tuner.control.session import OpenStudy
 from tuner.files.file_work import FileWork
-from tuner.files.retention import Saved, kept_at_rung, spare
+from tuner.files.retention import Saved, kept_at_rung, to_delete
 from tuner.judge import front
 from tuner.judge.best import best_trial
 from tuner.search.choose import promotable, promotions
@@ -108,7 +108,7 @@ class TrialFiles:
             best = best_trial(rows, spec.kl_budget)
             if best is not None and best.value_step is not None:
                 kept.add((best.number, best.value_step))
-            for number, step in spare(rows, self._saved, at_rung, kept):
+            for number, step in to_delete(rows, self._saved, at_rung, kept):
                 if checkpoint.try_remove(checkpoint.step_folder(self._folder(number), step)):
                     steps = tuple(each for each in self._saved[number].steps if each != step)
                     self._saved[number] = Saved(steps, self._saved[number].best)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ppo_core.distributed.rank_zero import NextMove
+from ppo_core.report import NextMove
 from tuner.engine.protocol import Stepped
 from tuner.judge.scoring import Evaluations
 from tuner.search.choose import own_rung

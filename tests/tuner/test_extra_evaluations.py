@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from ppo_core.report import StepReport
-from tuner.judge.budget_watch import MOST_EXTRA, WatchState, watch
+from tuner.judge.extra_evaluations import MOST_EXTRA, WatchState, watch
 
 KL = "objective/kl_exact"
 EVALUATED = {"eval/reward": 1.0, "eval/kl": 1.0}
