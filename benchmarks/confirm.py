@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     for plan in (None, Plan(top=CONFIGURATIONS, seeds=arguments.seeds)):
         run_study(
             spec, storage=STORE, runs_folder=FOLDER, workers=arguments.workers, plan=plan, on_event=_tell,
-            is_file=plan is None,
+            from_file=plan is None,
         )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Read the store for the pages, as pandas frames. Nothing else of the dashboard reads it.
+"""Read the store for the pages, as pandas frames.
 
-Trials are named by number everywhere. A refresh reads only what is new (see `trial_cache` and `step_cache`).
+Trials are named by number everywhere. A refresh reads only trials and steps that are new (`TrialCache`, `StepCache`).
 Caches are keyed by strings and integers: the store's identity, the study, the metrics.
 """
 
@@ -50,14 +50,15 @@ class StepCache:
     """Cached step rows of one study for one set of metrics, so that a refresh reads only new ones.
 
     Thread-safe. A new attempt replaces the rows after its checkpoint, so a trial with a new attempt is read again from
-    the start. Other trials are read from their newest row on, and only if they have progressed.
+    the start. Other trials are read from their newest row on, which may have got its evaluation since, and only if they
+    have progressed.
     """
 
     def __init__(self, metrics: Sequence[str], *, evaluations_only: bool = False) -> None:
         self._metrics, self._evaluations_only = tuple(metrics), evaluations_only
         self._lock = threading.Lock()
         self._progress: dict[int, tuple[int, int, float]] = {}
-        """Each trial's attempts, episodes and seconds when it was last read; every new row changes one of them."""
+        """Each trial's attempts, episodes and seconds when last read; every new or changed row changes one of them."""
         self._frame = self._steps([], {})
 
     def read(self, store: Store, rows: Sequence[TrialRow]) -> pd.DataFrame:
@@ -75,10 +76,12 @@ class StepCache:
         newest = kept.groupby("trial")["step"].max()
         by_newest: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for row in changed:
-            by_newest[int(newest.get(row.number, -1))][row.id] = row.number
+            by_newest[int(newest.get(row.number, 0))][row.id] = row.number
+        is_changed = kept["trial"].isin([row.number for row in changed])
+        kept = kept[~(is_changed & (kept["step"] == kept["trial"].map(newest)))]
         new = [
             self._steps(
-                store.step_values(numbers, self._metrics, after_step=step, evaluations_only=self._evaluations_only),
+                store.step_values(numbers, self._metrics, after_step=step - 1, evaluations_only=self._evaluations_only),
                 numbers,
             )
             for step, numbers in by_newest.items()
@@ -226,7 +229,7 @@ def studies(store: Store) -> list[StudyRow]:
 def view(store: Store, study: StudyRow) -> StudyView | None:
     """Return a study with its trials for the list of studies; None if this version cannot read it.
 
-    A stopped one is read again after `STOPPED_SECONDS`, or when its row changes.
+    A stopped one is read again after `STOPPED_SECONDS`, or when it is finished or paused.
     """
     try:
         if study.is_held:
@@ -374,7 +377,7 @@ class Cost:
     """Device time: trials side by side each count."""
 
     hours: float
-    seconds_a_trial: float | None
+    seconds_per_trial: float | None
     """Mean over ended trials; None if there are none."""
     pruned_share: float | None
     """Share of device time spent on pruned trials, 0 to 1; None if nothing was spent."""

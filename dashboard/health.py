@@ -77,7 +77,8 @@ def cards(rows: Sequence[TrialRow], steps: pd.DataFrame, *, limit: float, now: f
 def _card(row: TrialRow, steps: pd.DataFrame, limit: float, now: float) -> Card:
     gaps = steps["at"].diff().dropna().tail(RECENT)
     usual = float(gaps.median()) if len(gaps) >= 2 else None
-    silent = max(0.0, now - (float(steps["at"].iloc[-1]) if len(steps) else row.started_at))
+    last_sign = max([row.started_at, *steps["at"].tail(1)])  # the steps of a fork are copies, older than it
+    silent = max(0.0, now - last_sign)
     kl = _newest(steps, KL)
     health: Health = "healthy" if len(steps) else "starting"
     if row.status is Status.PAUSED:

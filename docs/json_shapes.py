@@ -281,7 +281,7 @@ TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "params": "JSON: the searched or listed ones alone",
             "value, value_se": "the trial's value in reward, and its standard error over the eval prompts",
             "kl": "its eval KL",
-            "violation": "log(eval KL / KL budget); over 0 if the guard ended it for KL or as broken; empty: it runs",
+            "violation": "log(eval KL / KL budget) of its value, -5 to 0; 0: none; 1: it broke; empty: not judged",
             "episodes": "episodes collected",
             "seconds": "what it cost, all attempts together",
             "attempts": "how often it was started or resumed",

@@ -31,7 +31,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class TokenReadings:
-    """Readings of a response's T tokens: each one's shift, and the critic's view. All [T]."""
+    """Readings of a response's T tokens: log-probability, KL from the reference, and the critic's values. All [T]."""
 
     texts: tuple[str, ...]
     logprobs: tuple[float, ...]
@@ -87,7 +87,7 @@ class StepReport:
 
     @property
     def is_evaluation(self) -> bool:
-        """True if this step evaluated on the held-out prompts."""
+        """True if this step evaluated on the eval prompts."""
         return "eval/reward" in self.metrics
 
 
@@ -131,7 +131,7 @@ class Trainer(Protocol):
     A factory is called as `factory(config, task_name, device=..., resume_from=...)`. If the trainer has a method
     `checkpoint_bytes() -> int`, the approximate size of a checkpoint, the room for its checkpoints is checked before
     its first step. A method `tested() -> SplitReading | None` evaluates the current policy on the task's test prompts,
-    or returns None if there are none: the best checkpoint of a study is read so, once.
+    or returns None if there are none: the best checkpoint of a study is evaluated this way, once.
 
     If a trial has several processes, each makes a trainer, and all get the same calls in the same order. One process
     alone then writes files, and our own errors, such as NoRoomError, are raised in all (`ppo_core.distributed.world`).

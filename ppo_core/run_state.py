@@ -31,7 +31,7 @@ from ppo_core.models.policy import ActorCritic
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
 _BETA = {"kl_coef", "kl_target", "kl_horizon", "kl_controller"}
-"""β restarts if a run continues with another value of one of these, unless it lands in both."""
+"""β restarts if a run continues with another value of one of these, unless kl_controller is "landing" in both."""
 
 
 class Chunks(NamedTuple):
@@ -63,7 +63,7 @@ class RunState:
     """The policy, or its adapters, and the critic."""
     optimizers: Optimizers
     kl_controller: KLController
-    """β."""
+    """Holds and moves β."""
     reward_statistics: RewardStatistics
     chunks: Chunks
     world: World = ONE_PROCESS

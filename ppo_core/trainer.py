@@ -3,7 +3,7 @@
     collect   sample one response per prompt of the rollout batch
     score     reward, reference, log-probs, values, exact KL; then advantages
     learn     num_ppo_epochs passes of mini-batches with the clipped losses; then β
-    evaluate  on the held-out prompts, every `eval_interval` episodes (`ppo_core.evaluation`)
+    evaluate  on the eval prompts, every `eval_interval` episodes (`ppo_core.evaluation`)
 
 Whoever drives it may stop, save or evaluate between any two steps. The phases are functions without a state of their
 own; all that changes is in `RunState`. Every random draw is a function of (seed, iteration, row, position), so a

@@ -34,12 +34,17 @@ def draw(store: Store, view: StudyView) -> None:
 
 def _copy(store: Store, view: StudyView, row: TrialRow) -> None:
     spec = view.spec
-    names = list(spec.search) or st.multiselect(
-        "Changed hyperparameters",
-        [name for name in HYPERPARAMETERS if name not in spec.fixed and name != "seed"],
-        default=[name for name in row.params if name in HYPERPARAMETERS],
-        format_func=_name_and_label,
-        key=f"copied {row.number}",
+    given = [name for name in row.params if name in HYPERPARAMETERS]
+    names = (
+        list(dict.fromkeys([*spec.search, *given]))
+        if spec.search
+        else st.multiselect(
+            "Changed hyperparameters",
+            [name for name in HYPERPARAMETERS if name not in spec.fixed and name != "seed"],
+            default=given,
+            format_func=_name_and_label,
+            key=f"copied {row.number}",
+        )
     )
     usual = "the study's" if spec.listed else "trial 0's"
     st.caption(f"Settings of the chosen trial. An empty field takes {usual} value.")

@@ -125,7 +125,7 @@ def _budget(view: StudyView, screened: str | None) -> KeyNumber:
 
 def _device_time(view: StudyView) -> KeyNumber:
     cost = data.cost(view)
-    notes = [] if cost.seconds_a_trial is None else [f"{cost.seconds_a_trial:,.0f} s per ended trial"]
+    notes = [] if cost.seconds_per_trial is None else [f"{cost.seconds_per_trial:,.0f} s per ended trial"]
     if view.confirming:
         notes.append(f"{duration(sum(run.seconds for run in view.confirming))} more to confirm")
     pruned = f" Pruned trials took {cost.pruned_share:.0%} of it." if cost.pruned_share else ""

@@ -1,6 +1,7 @@
 """The sidebar, the same on every page: which study, which trials, which KL budget. All three are in the link."""
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 
 import streamlit as st
@@ -41,7 +42,7 @@ def choose_study(store: Store) -> str | None:
 
 def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
     """Return the chosen trials by number, kept across pages; empty if none."""
-    numbers = range(len(snapshot.view.trials) if snapshot.total is None else snapshot.total)
+    numbers = _numbers(snapshot)
     _say_unknown_trials(numbers)
     chosen = st.sidebar.multiselect(
         "Trials",
@@ -54,6 +55,14 @@ def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
         "else the reference, the best within the budget, one pruned for KL and those that are running.",
     )
     return tuple(chosen)
+
+
+def _numbers(snapshot: Snapshot) -> list[int]:
+    """Return the numbers of the study's trials and of those still to start, without confirming runs."""
+    known = [row.number for row in snapshot.view.trials]
+    first = max((*known, *(row.number for row in snapshot.view.confirming)), default=-1) + 1
+    to_start = 0 if snapshot.total is None else max(0, snapshot.total - len(known))
+    return [*known, *range(first, first + to_start)]
 
 
 def describe(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
@@ -100,7 +109,7 @@ def choose_budget(snapshot: Snapshot) -> float:
 # Report a link's invalid values before drawing the widgets, which discard them.
 
 
-def _say_unknown_trials(numbers: range) -> None:
+def _say_unknown_trials(numbers: Sequence[int]) -> None:
     unknown = [text for text in st.query_params.get_all(TRIALS) if text not in map(str, numbers)]
     if unknown:
         st.warning(f"The link names trial {_listed(unknown)}, which this study does not have.")

@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 
 from ppo_core.cli.arguments import SETTINGS, Settings
-from ppo_core.config import declare
-from ppo_core.config.declare import HyperValue, read_text
+from ppo_core.config import checks
+from ppo_core.config.checks import read_text
+from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.errors import ConfigError, located, nearest
 
@@ -79,8 +80,8 @@ def _setting(name: str, value: object, where: str) -> object:
     if name in _LISTS:
         return texts(value, where)
     if name in _NUMBERS:
-        return (declare.whole if "episode" in name else declare.number)(value, declare.POSITIVE, where)
-    return declare.text(value, where, "a string")
+        return (checks.whole if "episode" in name else checks.number)(value, checks.POSITIVE, where)
+    return checks.text(value, where, "a string")
 
 
 def texts(value: object, where: str) -> tuple[str, ...]:
@@ -111,5 +112,5 @@ def _parse(path: Path) -> object:
         if path.suffix == ".json":
             return json.loads(text)
         return tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # or more nested lists than Python reads
         raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from ppo_core.cli.arguments import SETTINGS, Settings
 from ppo_core.cli.config_file import hyperparameter, texts
-from ppo_core.config import declare
+from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.errors import ConfigError, located, nearest
@@ -60,7 +60,7 @@ class _Field:
     others: Mapping[str, Any]
 
     def text(self) -> str:
-        return declare.text(self.value, self.key, "a string")
+        return checks.text(self.value, self.key, "a string")
 
     def texts(self) -> tuple[str, ...]:
         return texts(self.value, self.key)

@@ -4,6 +4,7 @@ P = per_device_train_batch_size, G = gradient_accumulation_steps, W = processes,
 micro = P W, local = P G, batch = P G W, mini = batch / M.
 """
 
+import math
 from dataclasses import dataclass
 
 from ppo_core.errors import ConfigError
@@ -111,6 +112,7 @@ def require_divides(small_name: str, small: int, big_name: str, big: int) -> Non
     """Raise ConfigError unless `small` divides `big`; the nearest two that do are named."""
     if small <= big and big % small == 0:
         return
-    divisors = [d for d in range(1, big + 1) if big % d == 0]
+    low = [d for d in range(1, math.isqrt(big) + 1) if big % d == 0]
+    divisors = {*low, *(big // d for d in low)}
     allowed = " or ".join(map(str, sorted(sorted(divisors, key=lambda d: abs(d - small))[:2])))
     raise ConfigError(f"{small_name} = {small} does not divide {big_name} = {big}; the nearest that do: {allowed}")

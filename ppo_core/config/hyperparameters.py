@@ -15,16 +15,8 @@ from typing import Any, Literal
 
 from ppo_core.config import batch_sizes
 from ppo_core.config.batch_sizes import BatchSizes
-from ppo_core.config.declare import (
-    AT_LEAST_ONE,
-    POSITIVE,
-    Bounds,
-    Hyperparameter,
-    HyperValue,
-    Range,
-    hyper,
-    read_declarations,
-)
+from ppo_core.config.checks import AT_LEAST_ONE, POSITIVE, Bounds
+from ppo_core.config.declare import Hyperparameter, HyperValue, Range, hyper, read_declarations
 from ppo_core.errors import ConfigError, nearest
 
 SHARE = RATE = Bounds(0, 1)

@@ -5,7 +5,7 @@ Relative paths begin at a given folder. Never imports torch.
 
 from pathlib import Path
 
-from ppo_core.config import declare
+from ppo_core.config import checks
 from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES, not_found
 from ppo_core.data.prompt_files import READERS, is_data_file
 from ppo_core.data.task import BUILT_IN
@@ -22,7 +22,7 @@ def policy_place(value: object, folder: Path, where: str) -> str:
         ConfigError: see `model_place`; or the built-in task does not exist.
     """
     if isinstance(value, str) and value.startswith(TASK_PREFIX):
-        return declare.one_of(value, [f"{TASK_PREFIX}{name}" for name in BUILT_IN], where)
+        return checks.one_of(value, [f"{TASK_PREFIX}{name}" for name in BUILT_IN], where)
     return model_place(value, folder, where)
 
 
@@ -32,7 +32,7 @@ def model_place(value: object, folder: Path, where: str) -> str:
     Raises:
         ConfigError: it looks like a path and does not exist, or it is not a saved model.
     """
-    text = declare.text(value, where, "a model's folder or hub id")
+    text = checks.text(value, where, "a model's folder or hub id")
     path = _local(text, folder, where, is_path=False)
     if path is None:
         return text
@@ -47,7 +47,7 @@ def data_place(value: object, folder: Path, where: str) -> str:
     Raises:
         ConfigError: it looks like a path and does not exist.
     """
-    text = declare.text(value, where, "a data file, a folder or a dataset's hub id")
+    text = checks.text(value, where, "a data file, a folder or a dataset's hub id")
     path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)
     return text if path is None else str(path)
 

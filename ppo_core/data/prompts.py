@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 
-from ppo_core.config import declare
-from ppo_core.config.declare import Bounds
+from ppo_core.config import checks
+from ppo_core.config.checks import Bounds
 from ppo_core.data.task import Prompt
 from ppo_core.errors import ConfigError, TaskError, first_line
 
@@ -56,12 +56,12 @@ class PromptSource:
     """System message for chats that do not begin with one."""
 
     def __post_init__(self) -> None:
-        declare.text(self.path, "prompts: path", "a string")
+        checks.text(self.path, "prompts: path", "a string")
         for name in ("config", "column", "system"):
             if getattr(self, name) is not None:
-                declare.text(getattr(self, name), f"prompts: {name}", "a string")
-        declare.whole(self.seed, Bounds(0), "prompts: seed")
-        declare.whole(self.max_prompt_tokens, declare.AT_LEAST_ONE, "prompts: max_prompt_tokens")
+                checks.text(getattr(self, name), f"prompts: {name}", "a string")
+        checks.whole(self.seed, Bounds(0), "prompts: seed")
+        checks.whole(self.max_prompt_tokens, checks.AT_LEAST_ONE, "prompts: max_prompt_tokens")
         for name in ("train", "eval", "test"):
             choice = getattr(self, name)
             if not _is_allowed(choice):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from ppo_core.config import declare
-from ppo_core.config.declare import Bounds
+from ppo_core.config import checks
+from ppo_core.config.checks import Bounds
 from ppo_core.data.places import file_place, model_place
 from ppo_core.data.task import RewardKind, RewardPart
 from ppo_core.errors import ConfigError, TaskError
@@ -52,26 +52,26 @@ def read_reward(value: object, folder: Path, where: str, running: Path | None = 
 def _part(value: object, folder: Path, where: str, running: Path | None) -> RewardPart:
     if isinstance(value, Mapping):
         key, table = f"{where}.where", dict(value)
-        declare.require_known(table, REWARD_KEYS, f"{where}.")
+        checks.require_known(table, REWARD_KEYS, f"{where}.")
         if "where" not in table:
             raise ConfigError(f"{key} is missing: {_FORMS}")
     else:
         key, table = where, {"where": value}
     if callable(table["where"]):
         return _reward_part(table, reference_to(table["where"], key), "function", where)
-    text = declare.text(table["where"], key, _FORMS)
-    kind = cast(RewardKind, declare.one_of(table.get("kind", reward_kind(text)), KINDS, f"{where}.kind"))
+    text = checks.text(table["where"], key, _FORMS)
+    kind = cast(RewardKind, checks.one_of(table.get("kind", reward_kind(text)), KINDS, f"{where}.kind"))
     part = _reward_part(table, _place(text, kind, folder, key), kind, where)
     _require_usable(part, key, running)
     return part
 
 
 _NUMBERS: Mapping[str, tuple[Callable[[object, Bounds | None, str], float], Bounds | None]] = {
-    "weight": (declare.number, None),
-    "timeout": (declare.number, declare.POSITIVE),
-    "retries": (declare.whole, Bounds(0)),
-    "batch_size": (declare.whole, declare.AT_LEAST_ONE),
-    "concurrency": (declare.whole, declare.AT_LEAST_ONE),
+    "weight": (checks.number, None),
+    "timeout": (checks.number, checks.POSITIVE),
+    "retries": (checks.whole, Bounds(0)),
+    "batch_size": (checks.whole, checks.AT_LEAST_ONE),
+    "concurrency": (checks.whole, checks.AT_LEAST_ONE),
 }
 """Checks of a reward part's numbers, with their bounds."""
 
@@ -87,7 +87,7 @@ def _reward_part(table: Mapping[str, Any], place: str, kind: RewardKind, where: 
         key: check(table[key], bounds, f"{where}.{key}") for key, (check, bounds) in _NUMBERS.items() if key in table
     }
     if "append_eos" in table:
-        options["append_eos"] = declare.truth(table["append_eos"], f"{where}.append_eos")
+        options["append_eos"] = checks.truth(table["append_eos"], f"{where}.append_eos")
     return RewardPart(name, kind, place, **options)
 
 

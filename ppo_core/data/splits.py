@@ -16,9 +16,9 @@ from ppo_core.data.prompts import PromptRow, PromptSource, SplitChoice
 from ppo_core.errors import TaskError, nearest
 
 DRAWN_BY_DEFAULT = 256
-"""Default rows of eval, and of test, if the dataset has no such split..."""
-DRAWN_AT_MOST = 8
-"""...but at most one row in eight."""
+"""Default rows of eval, and of test, if the dataset has no such split."""
+DRAWN_ONE_IN = 8
+"""By default at most one row in eight is drawn."""
 EVAL_NAMES = ("validation", "valid", "val", "dev", "eval")
 TEST_NAMES = ("test",)
 
@@ -56,7 +56,7 @@ def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> Seq
     """Return the rows of "train", "train[:90%]" or "train+extra", in the syntax of `datasets`.
 
     Raises:
-        TaskError: there is no such split, or it is no such text.
+        TaskError: there is no such split, or the text is not a split expression.
     """
     for name in _split_names(spec, splits):
         if name not in splits:
@@ -116,6 +116,6 @@ def _split_names(spec: str, names: Collection[str]) -> list[str]:
 
 def _size(choice: SplitChoice, count: int) -> int:
     if choice is None:
-        return min(DRAWN_BY_DEFAULT, count // DRAWN_AT_MOST)
+        return min(DRAWN_BY_DEFAULT, count // DRAWN_ONE_IN)
     # 0.29 * 100 is a little less than 29
     return int(choice * count + 1e-9) if isinstance(choice, float) else int(choice)

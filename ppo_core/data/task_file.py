@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppo_core.config import declare
+from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue, read_range, require_numeric, require_searchable
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from ppo_core.data.lookup import attribute_hint, import_file, not_found, require_reachable
@@ -112,36 +112,36 @@ def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path 
 
 
 def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None) -> Task:
-    declare.require_known(table, KEYS, prefix)
+    checks.require_known(table, KEYS, prefix)
     for key in REQUIRED:
         if key not in table:
             raise ConfigError(f"{prefix}{key} is missing; a task has {', '.join(REQUIRED)}")
     rewards = read_reward(table["reward"], file.parent, f"{prefix}reward", running)
     prompts = _prompts(table, file.parent, prefix)
     reference = _reference(table.get("reference", {}), f"{prefix}reference")
-    evaluation = declare.table(table.get("eval", {}), f"{prefix}eval")
-    declare.require_known(evaluation, EVAL_KEYS, f"{prefix}eval.")
+    evaluation = checks.table(table.get("eval", {}), f"{prefix}eval")
+    checks.require_known(evaluation, EVAL_KEYS, f"{prefix}eval.")
     doc = f"Prompts of {Path(prompts.path).name}, rewarded by {', '.join(part.name for part in rewards)}."
     sampling = _sampling(evaluation, reference, prefix)
     most_prompts = evaluation.get("prompts")
     if most_prompts is not None:
-        declare.whole(most_prompts, declare.AT_LEAST_ONE, f"{prefix}eval.prompts")
-    kl_budget = declare.number(table.get("kl_budget", KL_BUDGET), declare.POSITIVE, f"{prefix}kl_budget")
+        checks.whole(most_prompts, checks.AT_LEAST_ONE, f"{prefix}eval.prompts")
+    kl_budget = checks.number(table.get("kl_budget", KL_BUDGET), checks.POSITIVE, f"{prefix}kl_budget")
     kl_limit = table.get("kl_limit", max(KL_LIMIT, 1.5 * kl_budget))
-    if declare.number(kl_limit, declare.POSITIVE, f"{prefix}kl_limit") < kl_budget:
+    if checks.number(kl_limit, checks.POSITIVE, f"{prefix}kl_limit") < kl_budget:
         raise ConfigError(
             f"{prefix}kl_limit = {kl_limit:g} is below kl_budget = {kl_budget:g}; good trials would be stopped"
         )
     return Task(
         name=str(file),
-        doc=declare.text(table.get("doc", doc), f"{prefix}doc"),
+        doc=checks.text(table.get("doc", doc), f"{prefix}doc"),
         reference=reference,
         advised=_advised(table.get("search", {}), f"{prefix}search"),
         kl_budget=kl_budget,
         kl_limit=float(kl_limit),
         eval_temperature=sampling.temperature,
         eval_response_length=sampling.response_length,
-        eval_seed=declare.whole(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
+        eval_seed=checks.whole(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
         prepare=Preparation(
             where=prefix.rstrip(": "),
             policy=policy_place(table["policy"], file.parent, f"{prefix}policy"),
@@ -156,7 +156,7 @@ def _prompts(table: Mapping[str, Any], folder: Path, prefix: str) -> PromptSourc
     """Return the source of `prompts`: a path, hub id or table of PromptSource's fields, with the files beside it."""
     where, given = f"{prefix}prompts", table["prompts"]
     values = dict(given) if isinstance(given, Mapping) else {}
-    declare.require_known(values, PROMPT_KEYS, f"{where}.")
+    checks.require_known(values, PROMPT_KEYS, f"{where}.")
     if not isinstance(given, Mapping):
         values["path"] = data_place(given, folder, where)
     elif "path" in values:
@@ -179,7 +179,7 @@ def _prompts(table: Mapping[str, Any], folder: Path, prefix: str) -> PromptSourc
 def _reference(value: object, where: str) -> dict[str, HyperValue]:
     """Return the table in the fields' types, after checking that the values go together."""
     values: dict[str, HyperValue] = {}
-    for name, given in declare.table(value, where).items():
+    for name, given in checks.table(value, where).items():
         declared = require_name(name, where)
         with located(f"{where}."):
             values[name] = declared.coerce(given)
@@ -190,11 +190,11 @@ def _reference(value: object, where: str) -> dict[str, HyperValue]:
 
 def _advised(value: object, where: str) -> dict[str, Advised]:
     advised = {}
-    for name, given in declare.table(value, where).items():
+    for name, given in checks.table(value, where).items():
         declared = require_name(name, where)
         require_searchable(declared, f"{where}.{name}")
         require_numeric(declared, f"{where}.{name}")
-        table = dict(declare.table(given, f"{where}.{name}"))
+        table = dict(checks.table(given, f"{where}.{name}"))
         why = str(table.pop("why", ""))
         advised[name] = Advised(read_range(declared, table, f"{where}.{name}"), why)
     return advised
@@ -308,10 +308,10 @@ def _read(shown: Path, file: Path, changed: int, size: int) -> Task:
 
 def _read_toml(shown: Path, file: Path) -> Task:
     try:
-        content = declare.read_toml(shown, "task file")
+        content = checks.read_toml(shown, "task file")
         if TABLE not in content:
             return read_table(content, file, f"{shown}: ")
-        table = declare.table(content[TABLE], f"{shown}: {TABLE}")
+        table = checks.table(content[TABLE], f"{shown}: {TABLE}")
     except ConfigError as error:
         raise TaskError(str(error)) from error
     return read_table(table, file, f"{shown}: {TABLE}.")

@@ -1,6 +1,7 @@
 """Load and build a run's networks: copies of a task's frozen models, or adapters on shared weights."""
 
 import copy
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -283,8 +284,9 @@ def _cannot_save(config: PPOConfig, reason: str) -> ConfigError:
 
 
 def _names(text: str | None) -> list[str]:
-    """Return the distinct names in comma-separated text."""
-    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+    """Return the distinct names in comma-separated text, or in a JSON list, as which a list in a file is kept."""
+    names = json.loads(text) if text and text.startswith("[") else (text or "").split(",")
+    return list(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 def _has_tied_head(model: PreTrainedModel) -> bool:

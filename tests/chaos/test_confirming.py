@@ -31,9 +31,9 @@ def spec(trials: int) -> StudySpec:
 
 PHASES: tuple[tuple[StudySpec, dict[str, Any]], ...] = (
     (spec(4), {}),
-    (spec(4), {"plan": PLAN, "is_file": False}),
+    (spec(4), {"plan": PLAN, "from_file": False}),
     (spec(7), {}),
-    (spec(7), {"plan": PLAN, "is_file": False}),
+    (spec(7), {"plan": PLAN, "from_file": False}),
 )
 ORDER_BEFORE = 2
 """The phase before which a trial is enqueued, while no controller lives."""
@@ -63,7 +63,7 @@ def test_a_study_confirmed_after_more_search_is_the_same_however_often_its_hosts
         if place == ORDER_BEFORE:
             enqueue(whole)
         plan = Plan(**PLAN) if "plan" in keywords else None
-        assert run(whole, one, plan=plan, is_file="plan" not in keywords)[0]
+        assert run(whole, one, plan=plan, from_file="plan" not in keywords)[0]
 
     late = 0.0
     for place, (one, keywords) in enumerate(PHASES):

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dashboard import style
+from dashboard import data, style
 from dashboard.views import confirm as view
+from dashboard.views import sidebar
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import CUT
 from tests.dashboard.shown import page
@@ -35,6 +37,17 @@ def path(tmp_path: Path) -> Path:
 
 def opened(path: Path) -> Store:
     return Store.open(f"sqlite:///{path}")
+
+
+def test_the_trials_to_choose_from_leave_out_confirming_runs(path: Path) -> None:
+    with closing(opened(path)) as store:
+        trials = [row.number for row in data.snapshot(store, CUT).view.trials]
+        confirm(store, Plan(seeds=1))
+        snapshot = data.snapshot(store, CUT)
+    assert sidebar._numbers(snapshot) == trials
+    study = replace(snapshot.view.spec, trials=len(trials) + 2, budget=None)
+    to_start = [len(trials) + len(snapshot.view.confirming) + more for more in (0, 1)]
+    assert sidebar._numbers(replace(snapshot, view=replace(snapshot.view, spec=study))) == [*trials, *to_start]
 
 
 def test_before_a_confirmation_the_page_names_the_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

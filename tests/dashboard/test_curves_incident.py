@@ -284,6 +284,12 @@ def test_a_trial_is_stalled_after_five_usual_steps_and_a_minute(silent: float, h
     assert card(now=200 + 500, at=slow).health == "healthy" and card(now=200 + 501, at=slow).health == "stalled"
 
 
+def test_a_forks_copied_steps_are_no_silence_of_its_own() -> None:
+    copied = [10.0, 20.0, 30.0]
+    assert card(now=1000, at=copied, started_at=990.0).health == "healthy"
+    assert card(now=1000, at=copied, started_at=100.0).health == "stalled"
+
+
 def test_what_needs_a_look_comes_first_and_what_has_ended_not_at_all() -> None:
     rows = [
         replace(ROW, number=0, status=Status.COMPLETED),

@@ -123,7 +123,7 @@ def test_a_refresh_reads_only_the_steps_that_are_new(tmp_path: Path, monkeypatch
     assert watched.since() == []
     assert fake_store.add_live_step(store)
     second = data.curves(store, data.snapshot(store, STUDY))
-    assert watched.since() == [(17, 1)]
+    assert watched.since() == [(16, 1)], "from the newest known one on"
     assert (len(second), second["step"].iloc[-1]) == (len(first) + 1, 18)
     pd.testing.assert_frame_equal(second.iloc[:-1], first)
 
@@ -183,6 +183,17 @@ def test_a_first_step_is_seen_though_it_has_no_episodes(tmp_path: Path) -> None:
     assert data.curves(store, data.snapshot(store, STUDY)).empty
     store.add_step(lease, trial.id, StepReport(0, 0, {"eval/reward": 0.4}), 0.8)
     assert data.curves(store, data.snapshot(store, STUDY))["eval/reward"].tolist() == [0.4]
+
+
+def test_an_evaluation_that_a_known_step_gets_later_is_seen(tmp_path: Path) -> None:
+    store = fake_store.build(tmp_path / "store.db", courses=(QUICK, fake_store.COURSES[13]), held=True)
+    lease = Lease(store.study(STUDY).id, 1)
+    trial = data.snapshot(store, STUDY).view.trials[1]
+    for metrics in ({}, {"eval/reward": 0.7}):
+        store.add_step(lease, trial.id, StepReport(18, 64 * 18, {"objective/kl_exact": 2.0} | metrics), 0.8)
+        newest = data.curves(store, data.snapshot(store, STUDY)).iloc[-1]
+        assert newest["step"] == 18
+    assert newest["eval/reward"] == 0.7
 
 
 def test_a_trial_taken_up_again_replaces_its_rows_after_the_checkpoint(tmp_path: Path) -> None:

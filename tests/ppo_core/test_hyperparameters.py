@@ -56,6 +56,11 @@ def test_parses_from_flags_dict_json_and_yaml(tmp_path: Path) -> None:
         ({"num_ppo_epochs": 1.5}, "num_ppo_epochs = 1.5 is not allowed; expected a whole number of at least 1"),
         ({"num_ppo_epochs": True}, "num_ppo_epochs = True is not allowed; expected a whole number of at least 1"),
         ({"whiten_rewards": 3}, "whiten_rewards = 3 is not allowed; expected true or false"),
+        (
+            {"batch_size": 10**10, "mini_batch_size": 3},
+            "mini_batch_size = 3 does not divide batch_size = 10000000000; the nearest that do: 2 or 4",
+        ),
+        ({"stop_strings": [1]}, "stop_strings = [1] is not allowed; expected a string, or unset"),
         ({"kl_target": 0}, "kl_target = 0 is not allowed; expected a number over 0, or unset"),
         (
             {"lr_scheduler_type": "linaer"},

@@ -132,9 +132,13 @@ def test_modules_that_cannot_be_adapted_are_refused_in_one_line(models: TaskMode
 
 
 @pytest.mark.parametrize(("targets", "adapted"), [("c_attn, c_proj", {"c_attn", "c_proj"}),
+                                                  (["c_attn", "c_fc"], {"c_attn", "c_fc"}),
                                                   ("all-linear", {"c_attn", "c_proj", "c_fc"})])  # fmt: skip
-def test_the_modules_that_are_named_are_adapted(models: TaskModels, targets: str, adapted: set[str]) -> None:
-    trainer = PPOTrainer(replace(LORA, lora_target_modules=targets, lora_alpha=8), models)
+def test_the_modules_that_are_named_are_adapted(
+    models: TaskModels, targets: str | list[str], adapted: set[str]
+) -> None:
+    config = PPOConfig.from_dict({**LORA.to_dict(), "lora_target_modules": targets, "lora_alpha": 8})
+    trainer = PPOTrainer(config, models)
     policy = [name for name in trainer.network.trained() if name.startswith("policy")]
     assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in policy} == adapted
     assert trainer.network.policy.transformer.h[0].attn.c_attn.scaling["default"] == 8 / 4

@@ -40,7 +40,7 @@ def confirmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of four trials that was confirmed on three seeds; no test changes it."""
     folder = tmp_path_factory.mktemp("confirmed")
     run(folder, spec())
-    assert run(folder, spec(), plan=Plan(top=2, seeds=3), is_file=False)[0]
+    assert run(folder, spec(), plan=Plan(top=2, seeds=3), from_file=False)[0]
     return folder
 
 
@@ -114,7 +114,7 @@ def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Pat
         connection.exec_driver_sql("UPDATE ppo_trials SET value = 0.1")
     before = rows(tmp_path)
     run(tmp_path, spec(trials=2))
-    assert run(tmp_path, spec(trials=2), plan=Plan(top=1, seeds=3), is_file=False)[0]
+    assert run(tmp_path, spec(trials=2), plan=Plan(top=1, seeds=3), from_file=False)[0]
     was = of(tmp_path)
     assert was.badge is not Badge.NEWER
     run(tmp_path, spec(trials=6))
@@ -124,7 +124,7 @@ def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Pat
     assert (found.number, found.badge, found.confirmed) == (best.number, Badge.NEWER, None)
     assert was.confirmed is not None and found.confirm == ("confirm", NAME)
     assert f"{was.confirmed.label} (" in found.certainty and "on the eval prompts, one seed each (" in found.certainty
-    assert run(tmp_path, spec(trials=6), plan=Plan(top=1, seeds=3), is_file=False)[0]
+    assert run(tmp_path, spec(trials=6), plan=Plan(top=1, seeds=3), from_file=False)[0]
     assert of(tmp_path).badge is not Badge.NEWER and len(before) == 1
 
 
@@ -252,7 +252,7 @@ def all_equal(answers: dict[str, tuple[str, str]], found: Answer) -> None:
 def test_every_place_tells_the_same_whatever_came_after_confirming(ppo_tuner: Invoke, own_folder: Path) -> None:
     run(own_folder, spec(trials=2))
     all_equal(places(ppo_tuner, own_folder), of(own_folder))
-    run(own_folder, spec(trials=2), plan=Plan(top=1, seeds=3), is_file=False)
+    run(own_folder, spec(trials=2), plan=Plan(top=1, seeds=3), from_file=False)
     assert of(own_folder).confirmed is not None
     all_equal(places(ppo_tuner, own_folder), of(own_folder))
     for budget in BUDGETS:
@@ -265,7 +265,7 @@ def test_every_place_tells_the_same_whatever_came_after_confirming(ppo_tuner: In
     lower = spec(trials=6, kl={"budget": 4.0, "limit": 15.0})
     run(own_folder, lower)
     all_equal(places(ppo_tuner, own_folder), of(own_folder))
-    run(own_folder, lower, plan=Plan(top=1, seeds=3), is_file=False)
+    run(own_folder, lower, plan=Plan(top=1, seeds=3), from_file=False)
     all_equal(places(ppo_tuner, own_folder), of(own_folder))
 
 
@@ -273,7 +273,7 @@ def test_where_the_reference_wins_it_is_confirmed_alone(tmp_path: Path) -> None:
     run(tmp_path, spec(trials=1))
     found = of(tmp_path)
     assert (found.number, found.badge, found.name) == (0, Badge.ONE_SEED, "trial 0, the reference")
-    assert run(tmp_path, spec(trials=1), plan=Plan(seeds=3), is_file=False)[0]
+    assert run(tmp_path, spec(trials=1), plan=Plan(seeds=3), from_file=False)[0]
     assert [row.parent for row in rows(tmp_path)[1:]] == [0, 0, 0] and of(tmp_path).badge is Badge.CONFIRMED
 
 

@@ -264,7 +264,7 @@ def found(folder: Path) -> list[Confirmation]:
 def test_a_study_is_confirmed_on_all_workers_and_only_once(tmp_path: Path) -> None:
     run(tmp_path, spec())
     before, best = rows(tmp_path), read_best(tmp_path)
-    assert run(tmp_path, spec(), plan=PLAN, is_file=False)[0]
+    assert run(tmp_path, spec(), plan=PLAN, from_file=False)[0]
     added = rows(tmp_path)[len(before) :]
     assert [(row.role, row.status, row.seed) for row in added] == [(Role.CONFIRM, Status.COMPLETED, s) for s in (6,) * 3 + (7,) * 3]  # fmt: skip
     with opened(tmp_path) as store:
@@ -278,8 +278,10 @@ def test_a_study_is_confirmed_on_all_workers_and_only_once(tmp_path: Path) -> No
         row.parent: row.value_step for row in added
     }
     assert (rows(tmp_path)[: len(before)], read_best(tmp_path)) == (before, best), "the search is as it was"
-    assert run(tmp_path, spec(), plan=PLAN, is_file=False)[0] and len(rows(tmp_path)) == len(before) + 6
-    assert run(tmp_path, spec(), plan=Plan(top=2, seeds=3), is_file=False)[0] and len(rows(tmp_path)) == len(before) + 9
+    assert run(tmp_path, spec(), plan=PLAN, from_file=False)[0] and len(rows(tmp_path)) == len(before) + 6
+    assert (
+        run(tmp_path, spec(), plan=Plan(top=2, seeds=3), from_file=False)[0] and len(rows(tmp_path)) == len(before) + 9
+    )
     done, _ = run(tmp_path, spec(trials=5))
     assert done and len(rows(tmp_path)) == len(before) + 10, "and the search may go on"
 
@@ -295,8 +297,8 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         run(tmp_path / name, spec())
-    run(tmp_path / "whole", spec(), plan=PLAN, is_file=False)
-    plan = {"plan": {"top": 2, "seeds": 2}, "is_file": False}
+    run(tmp_path / "whole", spec(), plan=PLAN, from_file=False)
+    plan = {"plan": {"top": 2, "seeds": 2}, "from_file": False}
     for wanted in ("TrialStepped 4", "TrialEnded 8", "ReadingOnTest"):
         with controller(tmp_path / "killed", spec(), **plan) as running:
             running.read_until(lambda line, wanted=wanted: line.startswith(wanted))  # type: ignore[misc]
@@ -310,13 +312,13 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
 
 def test_runs_whose_checkpoints_are_gone_are_named_where_they_cannot_be_read(tmp_path: Path) -> None:
     run(tmp_path, spec())
-    run(tmp_path, spec(), plan=PLAN, is_file=False)
+    run(tmp_path, spec(), plan=PLAN, from_file=False)
     lost = next(row for row in rows(tmp_path) if row.role is Role.CONFIRM)
     with Store.open(storage(tmp_path))._engine.begin() as connection:
         connection.exec_driver_sql(f"DELETE FROM ppo_test_readings WHERE trial_id = {lost.id}")
     shutil.rmtree(tmp_path / "runs" / NAME / str(lost.number))
     for plan in (PLAN, None):
-        finished, events = run(tmp_path, spec(), plan=plan, is_file=False)
+        finished, events = run(tmp_path, spec(), plan=plan, from_file=False)
         told = [event.message for event in events if isinstance(event, StudyWarned)]
         assert finished and len(told) == 1 and told[0].startswith(f"trial {lost.number}: not evaluated")
         assert f"ppo-tuner confirm {NAME} --seeds 6" in told[0]
@@ -329,17 +331,17 @@ def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(tmp_path:
     with pytest.raises(
         StudyError, match=r'^study "quick" is not finished \(0 of 4 trials ended\); first: .*run quick$'
     ):
-        run(tmp_path / "part", spec(), plan=PLAN, is_file=False)
+        run(tmp_path / "part", spec(), plan=PLAN, from_file=False)
     run(tmp_path / "untested", spec("untested"))
     with pytest.raises(StudyError, match=r'study "quick" cannot be confirmed: the task .* has no test prompts$'):
-        run(tmp_path / "untested", spec("untested"), plan=PLAN, is_file=False)
+        run(tmp_path / "untested", spec("untested"), plan=PLAN, from_file=False)
     assert len(rows(tmp_path / "untested")) == 4, "nothing was added"
     run(tmp_path / "memory", spec())
     (tmp_path / "no_memory").touch()
     with pytest.raises(
         StudyError, match="cannot be confirmed: the SFT policy could not be evaluated on the test prompts"
     ):
-        run(tmp_path / "memory", spec(), plan=PLAN, is_file=False)
+        run(tmp_path / "memory", spec(), plan=PLAN, from_file=False)
 
 
 def forked(folder: Path) -> StudySpec:
@@ -362,7 +364,7 @@ def forked(folder: Path) -> StudySpec:
 
 def test_forks_are_confirmed_from_the_start_with_their_parents_values_first(tmp_path: Path) -> None:
     one = forked(tmp_path)
-    assert run(tmp_path, one, plan=PLAN, is_file=False)[0]
+    assert run(tmp_path, one, plan=PLAN, from_file=False)[0]
     # Of a trainer that no seed changes; a fork has its parent's steps, but not its samples.
     steps = {number: [row for row in rows if len(row) > 3] for number, rows in curves(tmp_path).items()}
     assert [(row.parent, row.seed) for row in rows(tmp_path)[3:]] == [(2, 6), (1, 6), (0, 6), (2, 7), (1, 7), (0, 7)]
@@ -372,7 +374,7 @@ def test_forks_are_confirmed_from_the_start_with_their_parents_values_first(tmp_
     assert seen.is_whole and {c.trial.number: round(c.kl.mean, 3) for c in seen.configurations if c.kl} == {
         0: 4.0, 1: 9.6, 2: 9.68
     }  # fmt: skip
-    assert run(tmp_path, one, plan=PLAN, is_file=False)[0] and len(rows(tmp_path)) == 9, "each once"
+    assert run(tmp_path, one, plan=PLAN, from_file=False)[0] and len(rows(tmp_path)) == 9, "each once"
 
 
 # The command

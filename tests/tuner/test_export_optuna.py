@@ -153,8 +153,8 @@ def loaded(output: str) -> optuna.Study:
 @pytest.fixture(params=["file", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Each kind of storage."""
-    is_file = request.param == "file"
-    return str(tmp_path / "new" / "{made}.optuna.db") if is_file else stores.empty("postgresql", tmp_path)
+    from_file = request.param == "file"
+    return str(tmp_path / "new" / "{made}.optuna.db") if from_file else stores.empty("postgresql", tmp_path)
 
 
 def test_a_study_is_the_same_there(store: Store, output: str) -> None:

@@ -226,12 +226,12 @@ def test_what_an_order_set_outlives_the_next_run_of_the_study_file(tmp_path: Pat
     placed(tmp_path, "set", changes={"trials": 3, "kl_budget": 2.0})
     run(tmp_path, file)
     assert settings(tmp_path) == (3, 2.0) and len(rows(tmp_path)) == 3
-    for is_file in (True, False, True):
+    for from_file in (True, False, True):
         stored = quick_spec(trials=3, kl={"budget": 2.0} | limits)
-        finished, events = run(tmp_path, file if is_file else stored, is_file=is_file)
+        finished, events = run(tmp_path, file if from_file else stored, from_file=from_file)
         assert finished and settings(tmp_path) == (3, 2.0)
         told = [line for line in notes(events) if "is kept" in line]
-        assert [line.split(" = ")[0] for line in told] == (["trials", "kl.budget"] if is_file else [])
+        assert [line.split(" = ")[0] for line in told] == (["trials", "kl.budget"] if from_file else [])
         assert all("ppo-tuner set quick --" in line for line in told)
     assert all((row.violation or 0) > 0 for row in rows(tmp_path) if (row.kl or 0) > 2.0)
 
@@ -244,8 +244,8 @@ def test_what_an_order_set_outlives_the_next_run_of_the_study_file(tmp_path: Pat
 def test_a_value_that_the_file_gains_is_a_later_word_than_an_order(tmp_path: Path) -> None:
     run(tmp_path, quick_spec(trials=1))
     placed(tmp_path, "set", changes={"budget": 2.0})
-    for is_file in (True, False, True):
-        _, events = run(tmp_path, quick_spec(trials=1), is_file=is_file)
+    for from_file in (True, False, True):
+        _, events = run(tmp_path, quick_spec(trials=1), from_file=from_file)
         assert stored_spec(tmp_path)["budget"] == 2.0, "the file still says nothing"
     assert "budget = 2 is kept: it was set by an order; the study file said nothing" in notes(events)[-1]
     run(tmp_path, quick_spec(trials=1, budget=3.0))
@@ -262,7 +262,7 @@ def test_a_flag_is_a_later_word_than_an_order(tmp_path: Path) -> None:
     assert settings(tmp_path)[0] == 1
     run(tmp_path, quick_spec(trials=1), trials=2)
     placed(tmp_path, "set", changes={"trials": 3})  # while a flag held, and the file said 1
-    run(tmp_path, quick_spec(trials=2), is_file=False)
+    run(tmp_path, quick_spec(trials=2), from_file=False)
     run(tmp_path, quick_spec(trials=1))
     assert settings(tmp_path)[0] == 3
 

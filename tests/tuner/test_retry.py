@@ -235,7 +235,7 @@ def test_a_host_that_a_reward_function_asks_in_vain_is_an_outage() -> None:
 
 
 def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> None:
-    log = "=== attempt\nCUDA error: no kernel\n--- worker lost"
+    log = "=== 2026-11-28T12:00:00Z attempt\nCUDA error: no kernel\n--- 2026-11-28T12:01:00Z worker lost"
     reason = lost_reason("exit code 1", 2, log)
     assert reason.message == "worker lost after 2 retries: exit code 1; the last it printed: CUDA error: no kernel"
     assert reason.log == log and lost_reason("exit code 1", 2).message.endswith("exit code 1")

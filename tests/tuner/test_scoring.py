@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.rules import RULES
-from tuner.judge.scoring import rung_score, tally, trial_value, violation
+from tuner.judge.scoring import outcome, rung_score, tally, trial_value, violation
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
@@ -44,6 +44,12 @@ def test_a_checkpoint_whose_evaluation_was_no_finite_number_is_passed_over(lost:
     without_error = [{**row, "eval/kl_se": lost} for row in evaluations((0.5, 0.0), (2.0, 10.0))]
     assert trial_value(without_error, 10.0).value == 2.0
     assert trial_value([], 10.0) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("lost", [None, math.nan, math.inf])
+def test_a_run_that_ends_in_no_number_has_no_end(lost: float | None) -> None:
+    ended = outcome(evaluations((0.5, 0.0), (1.0, 4.0), (lost, lost)), SPEC, Status.COMPLETED, None)
+    assert (ended.value, ended.kl, ended.end_reward, ended.end_kl) == (1.0, 4.0, None, None)
 
 
 def test_a_rung_score_is_how_near_the_kl_is_to_its_course() -> None:

@@ -220,7 +220,7 @@ def test_a_run_by_name_goes_on_with_the_stored_starts(tmp_path: Path) -> None:
     stored = StudySpec.from_dict(quick_study.stored_spec(tmp_path), "stored")
     assert stored.warm_start == () and [start.source for start in stored.starts] == ["", "stiennon"]
     run_study(
-        stored, storage=quick_study.storage(tmp_path), runs_folder=tmp_path / "runs", is_file=False, trials=3,
+        stored, storage=quick_study.storage(tmp_path), runs_folder=tmp_path / "runs", from_file=False, trials=3,
         on_event=lambda event: None,
     )  # fmt: skip
     assert [rate for _, _, rate in listed(quick_study.rows(tmp_path))] == [2e-5, 1.5e-5]

@@ -116,11 +116,15 @@ def test_the_tail_is_the_end_and_short(tmp_path: Path) -> None:
     assert 1000 < len(trial_log.tail(tmp_path)) < 10_000
 
 
+AT = "2026-11-28T12:00:00Z"
+
+
 @pytest.mark.parametrize(
     ("log", "words"),
     [
-        ("=== attempt\nloading\nout of luck\n\n--- worker lost", "out of luck"),
-        ("out of luck\n=== attempt\n--- worker lost", ""),
+        (f"=== {AT} attempt\nloading\nout of luck\n\n--- {AT} worker lost", "out of luck"),
+        (f"out of luck\n=== {AT} attempt\n--- {AT} worker lost", ""),
+        (f"=== {AT} attempt\n=== Results ===", "=== Results ==="),
         ("step 1\rstep 2\r\n", "step 2"),
         ("", ""),
         ("x" * 500, "x" * 200 + " ..."),

@@ -16,7 +16,7 @@ from ppo_core.cli import config_file
 from ppo_core.cli.arguments import HyperparameterParser, hyperparameters_of
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK, refuse_unknown
 from ppo_core.cli.training import seconds_left
-from ppo_core.config import declare
+from ppo_core.config import checks
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import BUILT_IN
 from ppo_core.data.task_file import FOLDER_FILES, get_task
@@ -197,7 +197,7 @@ def _study(what: str, where: str | None) -> StudySpec | None:
         is_study = (path / STUDY_FILE).exists() and not any((path / name).exists() for name in FOLDER_FILES)
         return StudySpec.load(path / STUDY_FILE) if is_study else None
     if path.suffix == ".toml" and path.is_file():
-        content = declare.read_toml(path, "file")
+        content = checks.read_toml(path, "file")
         is_study = "task" in content and bool({"name", "search", "trial", "trials"} & set(content))
         return StudySpec.load(path) if is_study else None
     if ":" in what or path.suffix or "/" in what:

@@ -23,7 +23,7 @@ from tuner.judge.results import read_study
 if TYPE_CHECKING:  # its libraries take a second to load
     from tuner.search.importance import Importance
 
-BAR = 20
+BAR_WIDTH = 20
 """Characters of a share of 100%."""
 
 
@@ -140,7 +140,7 @@ def importance_table(ranking: Sequence[Importance], title: str) -> Table:
     for each in ranking:
         table.add_row(
             Text(each.name, style="bold" if each.is_sure else ""),
-            "█" * round(BAR * each.share),
+            "█" * round(BAR_WIDTH * each.share),
             f"{each.share:.0%}",
             f"{each.low:.0%} to {each.high:.0%}",
             f"{each.chance:.0%}",

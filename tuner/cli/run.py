@@ -48,14 +48,14 @@ def demo(args: argparse.Namespace) -> int:
         spec = StudySpec.load(path)
     if args.workers is None:
         args.workers = min(DEMO_WORKERS, cores())
-    return _run(spec, args, is_file=True, plan=DEMO_PLAN)
+    return _run(spec, args, from_file=True, plan=DEMO_PLAN)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the study of a file, of a folder that holds one, or a stored one of that name, or resume it."""
     file = _file(args.study)
     spec = _stored_spec(args) if file is None else StudySpec.load(file)
-    return _run(spec, args, is_file=file is not None)
+    return _run(spec, args, from_file=file is not None)
 
 
 def _file(given: str) -> Path | None:
@@ -130,9 +130,9 @@ def _confirmed_data(store: Store, confirmation: Confirmation, name: str, answer:
     return confirmation_data(confirmation) | {"study": name, "answer": report.answer_json(store, answer)}
 
 
-def _run(spec: StudySpec, args: argparse.Namespace, *, is_file: bool, plan: Plan | None = None) -> int:
+def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Plan | None = None) -> int:
     """Run the study, and what confirms it, with its progress shown; print its outcome, and return the exit status."""
-    stopped = _train(spec, args, is_file=is_file)
+    stopped = _train(spec, args, from_file=from_file)
     if plan is not None and stopped is None:
         with storage.opened(args.storage) as store:
             view = read_study(store, spec.name)
@@ -151,7 +151,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, *, is_file: bool, plan: Plan
 
 
 def _train(
-    spec: StudySpec, args: argparse.Namespace, *, is_file: bool = False, plan: Plan | None = None
+    spec: StudySpec, args: argparse.Namespace, *, from_file: bool = False, plan: Plan | None = None
 ) -> StudyStopped | None:
     """Run the rest of a study with its progress shown; return the event with which it stopped early, if it did."""
     gpus = _gpus(spec, args)
@@ -179,7 +179,7 @@ def _train(
             workers=args.workers,
             gpus=gpus,
             trials_per_gpu=args.trials_per_gpu,
-            is_file=is_file,
+            from_file=from_file,
             trials=args.trials if plan is None else None,
             budget=args.budget if plan is None else None,
             timeout=args.timeout,

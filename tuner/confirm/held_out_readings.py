@@ -6,7 +6,7 @@ once more, on prompts that played no part in any choice.
 
 from ppo_core import checkpoint
 from ppo_core.errors import StudyError
-from tuner.confirm.plan import DEFAULT_SEEDS, Plan, due_step, missing
+from tuner.confirm.plan import Plan, due_step, missing
 from tuner.control.session import OpenStudy
 from tuner.engine.protocol import Failed, Message, Read, ReadTest
 from tuner.environment import to_copy
@@ -76,14 +76,18 @@ def due_readings(study: OpenStudy) -> list[ReadTest]:
 
 def why_unread(study: OpenStudy) -> str | None:
     """Return why confirming runs will never be read on the test prompts from here, or None."""
-    confirming = [job for job in _missing_readings(study) if study.rows[job.number].role is Role.CONFIRM]
-    lost = [str(job.number) for job in confirming if not _is_here(job)]
+    runs = [row for row in study.rows if row.role is Role.CONFIRM]
+    unread = {job.number for job in _missing_readings(study) if not _is_here(job)}
+    lost = [row for row in runs if row.number in unread]
     if not lost:
         return None
-    more_runs = to_copy(["confirm", study.spec.name, "--seeds", str(DEFAULT_SEEDS + len(lost))])
+    seeds = len({row.seed for row in runs}) + len({row.seed for row in lost})
+    episodes = lost[0].config["total_episodes"]
+    length = [] if episodes == study.spec.total_episodes else ["--total_episodes", str(episodes)]
+    more_runs = to_copy(["confirm", study.spec.name, "--seeds", str(seeds), *length])
     return (
-        f"trial {', '.join(lost)}: not evaluated on the test prompts, since the checkpoint is not in {study.folder}; "
-        f"run the study where it is, or add runs: {more_runs}"
+        f"trial {', '.join(str(row.number) for row in lost)}: not evaluated on the test prompts, "
+        f"since the checkpoint is not in {study.folder}; run the study where it is, or add runs: {more_runs}"
     )
 
 

@@ -209,8 +209,6 @@ class OrderDesk:
             return self._steer_study(order)
         return self._steer_trial(order, self._study.store.trial(self._study.row, order.trial))
 
-    # The whole study
-
     def _steer_study(self, order: Order) -> Sequence[int]:
         table = schema.studies
 
@@ -234,7 +232,7 @@ class OrderDesk:
         spec = changed_spec(study.spec, changes)
         most = self._limits.most_workers
         if most is not None and changes.get("workers", 1) > most:
-            raise ConfigError(f"workers = {changes['workers']} is not allowed; expected at most {most}, one per GPU")
+            raise ConfigError(f"workers = {changes['workers']} is not allowed; expected at most {most} on these GPUs")
         judged_anew = judged_again(study.store, study.rows, spec) if spec.kl_budget != study.spec.kl_budget else []
         values = {"spec": spec.to_dict(), "overrides": after_order(study.row.overrides or {}, changes)}
         if "workers" in changes:
@@ -257,8 +255,6 @@ class OrderDesk:
 
     def _reread_study(self) -> None:
         self._study.row = self._study.store.study(self._study.spec.name)
-
-    # One trial
 
     def _steer_trial(self, order: Order, row: TrialRow) -> Sequence[int]:
         check_trial_order(order.kind, row)
@@ -331,7 +327,8 @@ class OrderDesk:
 
     def _fork(self, order: Order) -> Sequence[int]:
         """Start copying the parent's checkpoint; the fork is added when that is done."""
-        parent = self._study.store.trial(self._study.row, order.trial or 0)
+        assert order.trial is not None
+        parent = self._study.store.trial(self._study.row, order.trial)
 
         def then(fork_point: Future[ForkPoint]) -> None:
             self._forking.discard(order.id)

@@ -39,7 +39,7 @@ def run_study(
     workers: int | None = None,
     gpus: Sequence[str] = (),
     trials_per_gpu: int = 1,
-    is_file: bool = True,
+    from_file: bool = True,
     trials: int | None = None,
     budget: float | None = None,
     timeout: float | None = None,
@@ -49,7 +49,7 @@ def run_study(
     threads_per_trial: Callable[[int], int] = threads_per_worker,
     on_event: Emit,
 ) -> bool:
-    """Run or resume a study; return True if it reached its total of trials.
+    """Run or resume a study; return True if it is finished.
 
     Ctrl-C, SIGTERM and the timeout stop it cleanly: running trials finish their step and save, and the next run
     resumes them. A second Ctrl-C ends at once; trials then resume from their last checkpoints.
@@ -58,13 +58,13 @@ def run_study(
         spec: The study; an existing study of its name is resumed, and the `StudyStarted` event lists the changes.
         storage: URL or path of the store, created if missing.
         runs_folder: Folder of the checkpoints, `<study>/<trial>/step-000012`.
-        workers: Trials at a time, each in a separate process with its share of the cores. None: the number of the
-            study's last run, at first 1. With 1 the same seed proposes the same trials; with more the proposals depend
-            on which trial ends first.
+        workers: Trials at a time, each in a separate process with its share of the cores. None: as many as fit the
+            GPUs; without GPUs as in the study's last run, at first 1. With 1 the same seed proposes the same trials;
+            with more the proposals depend on which trial ends first.
         gpus: GPUs in the form of CUDA_VISIBLE_DEVICES; each trial gets one, or the spec's gpus_per_trial. Empty: all
             workers see the GPUs that this process sees.
         trials_per_gpu: Trials that share a GPU.
-        is_file: True if the spec comes from a study file, and not from the store. A value changed by an order `set`
+        from_file: True if the spec comes from a study file, and not from the store. A value changed by an order `set`
             holds until the file's own value changes.
         trials: The study's total; None: the spec's, or an order's.
         budget: The study's budget, in trials of full length; None: the spec's, or an order's.
@@ -108,7 +108,7 @@ def run_study(
                 deadline=time.monotonic() + (math.inf if timeout is None else timeout),
                 timeout=timeout,
             )
-            changes = list(reconcile(study, flags, is_file=is_file))
+            changes = list(reconcile(study, flags, from_file=from_file))
             notes = list(study.spec.notes)
             if ranks > 1:
                 notes.append(f"each trial has {ranks} processes")

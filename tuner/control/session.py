@@ -9,7 +9,7 @@ from pathlib import Path
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.control.overrides import at_run
 from tuner.judge.scoring import judged_again
-from tuner.search.choose import counted
+from tuner.search.choose import counting_trials
 from tuner.store import Lease, Store, StudyRow, TrialRow
 from tuner.study import folder as study_folder
 from tuner.study.spec import SpecChanges, StudySpec
@@ -78,24 +78,24 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
                 store.release(lease)
 
 
-def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) -> Iterator[str]:
+def reconcile(study: OpenStudy, flags: Mapping[str, float], *, from_file: bool) -> Iterator[str]:
     """Record the given spec and the folder as the study's; yield notes for the user.
 
     Args:
         study: The study; its spec becomes that of this run.
         flags: Values of `--trials` and `--budget`, if given.
-        is_file: True if the given spec is a study file's, and not the stored one.
+        from_file: True if the given spec is a study file's, and not the stored one.
 
     Raises:
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
         StudyError: an earlier study that it is to start from does not exist, or has no best trial.
     """
-    study.spec, record, notes = at_run(study.spec, study.row.overrides or {}, is_file=is_file, flags=flags)
+    study.spec, record, notes = at_run(study.spec, study.row.overrides or {}, from_file=from_file, flags=flags)
     yield from notes
     stored = None
     if study.rows:
         stored = StudySpec.from_dict(study.row.spec, f'study "{study.row.name}" in the store')
-    ran = sum(row.origin is Origin.LISTED for row in counted(study.rows))
+    ran = sum(row.origin is Origin.LISTED for row in counting_trials(study.rows))
     changes = SpecChanges() if stored is None else study.spec.changes_to(stored)
     study.spec, notes, refused = settle(study.spec, stored, ran, partial(best_of, study.store))
     refused = [*changes.refused, *refused]

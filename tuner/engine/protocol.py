@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ppo_core import checkpoint
-from ppo_core.config import declare
-from ppo_core.config.declare import Bounds, HyperValue
+from ppo_core.config import checks
+from ppo_core.config.checks import Bounds
+from ppo_core.config.declare import HyperValue
 from ppo_core.config.stages import Stage
 from ppo_core.errors import PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
 from ppo_core.report import SplitReading, StepReport
@@ -23,7 +24,7 @@ SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
 _TRACEBACK_LINES = 30
 
 
-def _setting(default: float, doc: str, valid: Bounds = declare.POSITIVE) -> float:
+def _setting(default: float, doc: str, valid: Bounds = checks.POSITIVE) -> float:
     declared: float = field(default=default, metadata={"doc": doc, "valid": valid})
     return declared
 
@@ -48,11 +49,11 @@ class WorkerSettings:
         Raises:
             ConfigError: it is not a table, an unknown key, or a value that is not allowed.
         """
-        values = declare.table(value, where)
-        declare.require_known(values, WORKER_SETTINGS, f"{where}.")
+        values = checks.table(value, where)
+        checks.require_known(values, WORKER_SETTINGS, f"{where}.")
         return cls(
             **{
-                name: declare.number(given, WORKER_SETTINGS[name]["valid"], f"{where}.{name}")
+                name: checks.number(given, WORKER_SETTINGS[name]["valid"], f"{where}.{name}")
                 for name, given in values.items()
             }
         )

@@ -325,7 +325,7 @@ class RayEngine(Engine):
         for each in preparing:
             self._busy.remove(each)
             _kill(each.relay)
-        if isinstance(message, Failed) and not message.message.startswith("node "):
+        if isinstance(message, Failed) and not message.message.startswith(f"node {busy.relay.node}"):
             return replace(message, message=f"node {busy.relay.node}: {message.message}")
         return message
 

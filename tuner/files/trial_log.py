@@ -6,6 +6,7 @@ here begin with a mark. Its text may be anything: print it `escaped`.
 
 import codecs
 import os
+import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +14,10 @@ from pathlib import Path
 NAME = "log.txt"
 PREPARATION_NAME = "worker.log"
 """In the study's folder: output of workers that prepare the task."""
-_ATTEMPT = "=== "
+_ATTEMPT, _NOTE = "=== ", "--- "
+_OURS = re.compile(r"(===|---) \d{4}-\d\d-\d\dT\S+Z ")
+"""The beginning of a line written here; a worker's own lines may begin with a mark alone."""
 _PROCESS = ", process "
-_NOTE = "--- "
 _TAIL_BYTES = 65_536
 _TAIL_CHARACTERS = 8_000
 _LAST_WORDS = 200
@@ -60,17 +62,18 @@ def ran_as(folder: Path) -> str | None:
         log = path_of(folder).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    starts = [line for line in log.split("\n") if line.startswith(_ATTEMPT) and _PROCESS in line]
+    starts = [line for line in log.split("\n") if _OURS.match(line) and line.startswith(_ATTEMPT) and _PROCESS in line]
     return starts[-1].rpartition(_PROCESS)[2] if starts else None
 
 
 def last_words(log: str) -> str:
     """Return the worker's last line of the last attempt in a log's end; empty if there is none."""
     for line in reversed(log.split("\n")):
-        if line.startswith(_ATTEMPT):
+        is_ours = _OURS.match(line) is not None
+        if is_ours and line.startswith(_ATTEMPT):
             break
         words = line.rstrip().rpartition("\r")[2].strip()
-        if words and not line.startswith(_NOTE):
+        if words and not is_ours:
             return words if len(words) <= _LAST_WORDS else f"{words[:_LAST_WORDS]} ..."
     return ""
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ppo_core.config import declare
-from ppo_core.config.declare import Bounds
+from ppo_core.config import checks
+from ppo_core.config.checks import Bounds
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
@@ -75,11 +75,11 @@ class GuardSettings:
         Raises:
             ConfigError: an unknown key, or a value that is not allowed.
         """
-        declare.require_known(table, ("patience", "grace", *RULES), f"{where}.")
+        checks.require_known(table, ("patience", "grace", *RULES), f"{where}.")
         return cls(
             kl_limit,
-            declare.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
-            declare.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
+            checks.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
+            checks.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
             {name: _limit(rule, table.get(name, rule.limit), f"{where}.{name}") for name, rule in RULES.items()},
         )
 
@@ -206,7 +206,7 @@ def _limit(rule: Rule, value: object, where: str) -> float:
         return value
     with suppress(ConfigError):
         if rule.valid is not None:
-            return declare.number(value, rule.valid, where)
+            return checks.number(value, rule.valid, where)
     given = "true" if value is True else repr(value)
     raise ConfigError(f"{where} = {given} is not allowed; expected {rule.allowed}")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from ppo_core.config.declare import Bounds
+from ppo_core.config.checks import Bounds
 from ppo_core.metrics import METRICS
 from ppo_core.sampling.sampler_check import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 from tuner.study.status import Reason
@@ -195,7 +195,7 @@ SIGNS: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in (*_HEA
 """Signs of what is wrong with a trial, by name."""
 
 HEALTH = tuple(rule.name for rule in _HEALTH)
-"""Signs read as the median of the last steps."""
+"""Names of the signs of PPO health."""
 
 
 def blame_of(reason: Reason | None) -> Blame | None:

@@ -103,17 +103,18 @@ def evaluations_by_trial(store: Store, rows: Iterable[TrialRow]) -> dict[int, Ev
     evaluations: dict[int, list[Mapping[str, Any]]] = {number: [] for number in number_of.values()}
     for row in store.steps(number_of, EVALUATION_METRICS, evaluations_only=True):
         evaluations[number_of[row["trial_id"]]].append(row)
-    return {**evaluations}
+    return dict(evaluations)
 
 
 def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
     """Return the outcome of a trial with these evaluations, given its `status` and `reason`."""
     best = trial_value(evaluations, spec.kl_budget)
-    end = next((row for row in reversed(evaluations) if is_finite(row["eval/kl"])), {})
-    reward, kl, kl_se = (end.get(metric) for metric in ("eval/reward", "eval/kl", "eval/kl_se"))
+    end = evaluations[-1] if evaluations else {}
+    reward, kl, kl_se = (
+        value if is_finite(value := end.get(metric)) else None for metric in ("eval/reward", "eval/kl", "eval/kl_se")
+    )
     over = violation(best.kl, spec.kl_budget, reason)
-    end_reward = reward if is_finite(reward) else None
-    return Outcome(status, reason, best.value, best.value_se, best.kl, over, best.step, end_reward, kl, kl_se)
+    return Outcome(status, reason, best.value, best.value_se, best.kl, over, best.step, reward, kl, kl_se)
 
 
 def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:

@@ -109,14 +109,14 @@ def own_rung(spec: StudySpec, row: TrialRow) -> int | None:
     return None if is_whole or not spec.pauses_trials else lengths(row.config)[1]
 
 
-def counted(rows: Rows) -> list[TrialRow]:
+def counting_trials(rows: Rows) -> list[TrialRow]:
     """Return the trials that count towards the study's total."""
     return [row for row in rows if row.counts]
 
 
 def left_out(spec: StudySpec, rows: Rows) -> list[TrialRow]:
     """Return the unended trials beyond a total that was lowered."""
-    beyond = [] if spec.trials is None else counted(rows)[spec.trials :]
+    beyond = [] if spec.trials is None else counting_trials(rows)[spec.trials :]
     return [row for row in beyond if not row.is_done]
 
 
@@ -144,7 +144,9 @@ def _left(spec: StudySpec, rows: Rows) -> float:
     if spec.budget is None:
         return math.inf
     whole = spec.total_episodes
-    committed = sum(min(row.episodes, whole) if row.is_done else own_rung(spec, row) or whole for row in counted(rows))
+    committed = sum(
+        min(row.episodes, whole) if row.is_done else own_rung(spec, row) or whole for row in counting_trials(rows)
+    )
     return spec.budget * whole - committed
 
 
@@ -155,12 +157,12 @@ def _missing(spec: StudySpec, row: TrialRow) -> int:
 
 def _may_start(spec: StudySpec, rows: Rows) -> bool:
     """Return True if the budget, less the reserve for finishing trials, allows a new trial."""
-    if spec.trials is not None and len(counted(rows)) >= spec.trials:
+    if spec.trials is not None and len(counting_trials(rows)) >= spec.trials:
         return False
     whole, left = spec.total_episodes, _left(spec, rows)
     if not spec.pauses_trials:
         return left >= whole
-    if spec.budget is None or not counted(rows):
+    if spec.budget is None or not counting_trials(rows):
         return True
     rungs = [lengths(config.to_dict())[1] for config in spec.extreme_configs().values()]
     if not any(rungs):  # they are so short that none is paused
@@ -173,7 +175,7 @@ def _may_start(spec: StudySpec, rows: Rows) -> bool:
 
 def promotable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
     """Return the trials paused at screening, best first: by screening score, then value so far, then number."""
-    return sorted((row for row in counted(rows) if row.is_at_rung), key=screening_rank)
+    return sorted((row for row in counting_trials(rows) if row.is_at_rung), key=screening_rank)
 
 
 def promotions(spec: StudySpec, rows: Rows) -> int:
@@ -184,7 +186,7 @@ def promotions(spec: StudySpec, rows: Rows) -> int:
     if not spec.pauses_trials:
         return 0
     if spec.budget is None:
-        return max(1, (spec.trials or 0) // ONE_IN) - sum(row.is_promoted for row in counted(rows))
+        return max(1, (spec.trials or 0) // ONE_IN) - sum(row.is_promoted for row in counting_trials(rows))
     least = min((_missing(spec, row) for row in promotable(spec, rows)), default=math.inf)
     return max(0, int(_left(spec, rows) // least))
 
@@ -203,7 +205,7 @@ def _promoted(spec: StudySpec, rows: Rows, busy: Container[int] = ()) -> TrialRo
     if ranked and _is_due(spec, rows) and _missing(spec, ranked[0]) <= left:
         return ranked[0]
     # Budget that is left over finishes more than one in ONE_IN.
-    is_open = spec.budget is not None or not any(row.is_promoted for row in counted(rows))
+    is_open = spec.budget is not None or not any(row.is_promoted for row in counting_trials(rows))
     if not is_open or _may_start(spec, rows):
         return None
     return next((row for row in ranked if _missing(spec, row) <= left), None)
@@ -214,19 +216,21 @@ def _is_due(spec: StudySpec, rows: Rows) -> bool:
 
     Without a budget trials that ended before their rung count as well, since one in ONE_IN of all is finished.
     """
-    are_all = spec.budget is None
-    passed = sum(row.rung_episode is not None or (are_all and row.status.is_final) for row in counted(rows))
-    return passed // ONE_IN > sum(row.is_promoted for row in counted(rows))
+    counts_ended = spec.budget is None
+    passed = sum(
+        row.rung_episode is not None or (counts_ended and row.status.is_final) for row in counting_trials(rows)
+    )
+    return passed // ONE_IN > sum(row.is_promoted for row in counting_trials(rows))
 
 
 def _new(spec: StudySpec, rows: Rows) -> New:
     """Return the next new trial: listed, the reference, a start, or one to be proposed."""
-    count = len(counted(rows))
+    count = len(counting_trials(rows))
     if spec.listed:
         return New(spec.listed[count].params, Origin.LISTED, spec.listed[count].label)
     if count == 0:
         return New(spec.reference_params(), Origin.REFERENCE)
-    started = sum(row.origin is Origin.LISTED for row in counted(rows))
+    started = sum(row.origin is Origin.LISTED for row in counting_trials(rows))
     if started < len(spec.starts):
         start = spec.starts[started]
         return New(spec.params_with(start.params), Origin.LISTED, start.title)

@@ -130,7 +130,10 @@ class StudyRow:
 
 @dataclass(frozen=True)
 class TrialRow:
-    """One trial as stored. `value` is eval reward, `kl` eval KL in nats per response."""
+    """One trial as stored. `value` is eval reward, `kl` eval KL in nats per response.
+
+    Times are seconds since the epoch; `seconds` is device time.
+    """
 
     id: int
     study_id: int
@@ -140,17 +143,18 @@ class TrialRow:
     reason: Reason | None
     config: dict[str, HyperValue]
     params: dict[str, HyperValue]
-    """The searched values alone, as the sampler proposed them."""
+    """Values given to this trial: searched, listed, enqueued, or changed in a fork."""
     value: float | None
     value_se: float | None
     kl: float | None
     violation: float | None
-    """log(eval KL / KL budget), at most 0 within the budget; None while running."""
+    """log(eval KL / KL budget) of its value, -5 to 0; 0: it has none, 1: the run broke, None: not judged."""
     episodes: int
     seconds: float
     attempts: int
     threads: int
     started_at: float
+    """Start of its first attempt; before that, when it was recorded."""
     ended_at: float | None
     label: str = ""
     """Name given by the study file or an order, or empty."""

@@ -128,6 +128,8 @@ class Trials(Database):
                 connection.execute(delete(table).where(table.c.trial_id == trial.id, table.c.step > last))
             episodes = select(func.coalesce(func.max(steps.c.episode), 0)).where(steps.c.trial_id == trial.id)
             values = {"attempts": trial.attempts + 1, "status": Status.RUNNING, "reason": None}
+            if not trial.attempts:
+                values["started_at"] = time.time()
             _update(connection, trial.id, episodes=episodes.scalar_subquery(), **values)
             return _trial_row(connection.execute(select(trials).where(trials.c.id == trial.id)).one())
 
@@ -254,11 +256,11 @@ def write_judgements(connection: Connection, judged: Iterable[TrialRow]) -> None
         _update(connection, row.id, **{name: getattr(row, name) for name in (*JUDGEMENT, "rung_score")})
 
 
-def copy_steps(connection: Connection, trial_id: int, fork: TrialRow, last: int) -> None:
+def copy_steps(connection: Connection, parent_id: int, fork: TrialRow, last: int) -> None:
     """Copy the parent's steps up to `last` to a fork, in a transaction that is under way."""
     table = schema.steps
     columns = [literal(fork.id) if column.name == "trial_id" else column for column in table.c]
-    of_parent = select(*columns).where(table.c.trial_id == trial_id, table.c.step <= last)
+    of_parent = select(*columns).where(table.c.trial_id == parent_id, table.c.step <= last)
     connection.execute(insert(table).from_select([column.name for column in table.c], of_parent))
     episodes = select(func.max(table.c.episode)).where(table.c.trial_id == fork.id).scalar_subquery()
     _update(connection, fork.id, episodes=episodes)

@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ppo_core.config import declare
+from ppo_core.config import checks
 from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
-from ppo_core.config.declare import Bounds, Choices, Dimension, HyperValue
+from ppo_core.config.checks import Bounds
+from ppo_core.config.declare import Choices, Dimension, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
@@ -142,7 +143,7 @@ class StudySpec:
             ConfigError: it cannot be read or holds something that is not allowed; the message names the
                 file and the key (bad syntax: the line), and what is allowed.
         """
-        content = declare.read_toml(Path(path), "study file")
+        content = checks.read_toml(Path(path), "study file")
         if "task" not in content and {"policy", "reward", "prompts"} & content.keys():
             study = Path(path).with_name(STUDY_FILE)
             tune = f"run its study: {to_copy(['run', str(study)])}, or " if study.is_file() else ""
@@ -157,14 +158,14 @@ class StudySpec:
         Raises:
             ConfigError: as `load`.
         """
-        declare.require_known(content, study_file.TOP_LEVEL, f"{where}: ")
+        checks.require_known(content, study_file.TOP_LEVEL, f"{where}: ")
         for key in study_file.REQUIRED_OF_LISTED if "trial" in content else study_file.REQUIRED:
             if key not in content:
                 raise ConfigError(f"{where}: {key} is missing")
         task = study_file.read_task(content["task"], where)
-        fixed = study_file.read_fixed(declare.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
+        fixed = study_file.read_fixed(checks.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
         listed = trial_tables.read_listed(content, fixed, where)
-        table = declare.table(content.get("search", {}), f"{where}: search")
+        table = checks.table(content.get("search", {}), f"{where}: search")
         asked = study_file.read_search(table, task, f"{where}: search")
         idle = {name: span for name, span in asked.items() if study_file.why_idle(name, asked, fixed)}
         search = {name: span for name, span in asked.items() if name not in idle}
@@ -174,19 +175,19 @@ class StudySpec:
             content.get("kl", {}), task, trial_tables.response_length(task, fixed, asked, listed), f"{where}: kl"
         )
         optional = partial(study_file.optional, content, where)
-        guard = declare.table(content.get("guard", {}), f"{where}: guard")
+        guard = checks.table(content.get("guard", {}), f"{where}: guard")
         strategy = study_file.read_strategy(content, bool(listed), where)
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
-            trials=len(listed) or optional("trials", partial(declare.whole, bounds=Bounds(1))),
-            budget=optional("budget", partial(declare.number, bounds=declare.POSITIVE)),
+            trials=len(listed) or optional("trials", partial(checks.whole, bounds=Bounds(1))),
+            budget=optional("budget", partial(checks.number, bounds=checks.POSITIVE)),
             strategy=strategy,
-            seed=declare.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
+            seed=checks.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
-            threads=optional("threads", partial(declare.whole, bounds=THREADS)),
-            gpus_per_trial=declare.whole(content.get("gpus_per_trial", 1), Bounds(1), f"{where}: gpus_per_trial"),
+            threads=optional("threads", partial(checks.whole, bounds=THREADS)),
+            gpus_per_trial=checks.whole(content.get("gpus_per_trial", 1), Bounds(1), f"{where}: gpus_per_trial"),
             fixed=fixed,
             search=search,
             idle=idle,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ppo_core.config import declare
+from ppo_core.config import checks
+from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import (
-    Bounds,
     Choices,
     Dimension,
     Hyperparameter,
@@ -135,8 +135,8 @@ def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[
     Raises:
         ConfigError: a value is given twice or not allowed, or the limit is below the budget.
     """
-    values = declare.table(value, where)
-    declare.require_known(values, KL, f"{where}.")
+    values = checks.table(value, where)
+    checks.require_known(values, KL, f"{where}.")
     budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
     limit = _nats(values, "limit", task.kl_limit, length, where)
     if limit < budget:
@@ -148,14 +148,14 @@ def _nats(values: Mapping[str, Any], name: str, default: float, length: int | No
     """Return a KL in nats per response, converted from nats per token if given so."""
     per_token = f"{name}{PER_TOKEN}"
     if per_token not in values:
-        return declare.number(values.get(name, default), declare.POSITIVE, f"{where}.{name}")
+        return checks.number(values.get(name, default), checks.POSITIVE, f"{where}.{name}")
     if name in values:
         raise ConfigError(f"{where}: {name} and {per_token} are both given; give only one")
     if length is None:
         raise ConfigError(
             f"{where}.{per_token} is not allowed: trials differ in response_length; give {name}, in nats per response"
         )
-    return declare.number(values[per_token], declare.POSITIVE, f"{where}.{per_token}") * length
+    return checks.number(values[per_token], checks.POSITIVE, f"{where}.{per_token}") * length
 
 
 def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
@@ -244,7 +244,7 @@ def read_task(value: object, where: str) -> Task:
     try:
         if isinstance(value, Mapping):
             return read_table(value, file, f"{where}: task.")
-        name = declare.text(value, f"{where}: task", "a string in quotes, or a [task] table")
+        name = checks.text(value, f"{where}: task", "a string in quotes, or a [task] table")
         is_path = name not in BUILT_IN and is_task_path(name, file.parent)
         return get_task(str(file.parent / name) if is_path else name)
     except TaskError as error:
@@ -256,7 +256,7 @@ def read_sampler(value: object, where: str) -> SamplerSpec:
     """Return the sampler of a name or of the [sampler] table, or raise ConfigError."""
     values = {"name": SamplerSpec.name, **_named_table(value, SAMPLER, where)}
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
-    startup_trials = declare.whole(startup, Bounds(1), f"{where}.startup_trials")
+    startup_trials = checks.whole(startup, Bounds(1), f"{where}.startup_trials")
     return SamplerSpec(_name_or_path(values["name"], SAMPLERS, where), startup_trials)
 
 
@@ -273,8 +273,8 @@ def read_pruner(value: object, strategy: Strategy, where: str) -> str:
 
 def _named_table(value: object, keys: Mapping[str, str], where: str) -> Mapping[str, Any]:
     """Return a table that may be written as its name alone."""
-    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
-    declare.require_known(values, keys, f"{where}.")
+    values = {"name": value} if isinstance(value, str) else checks.table(value, where)
+    checks.require_known(values, keys, f"{where}.")
     return values
 
 

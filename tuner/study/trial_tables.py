@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ppo_core.config import declare
+from ppo_core.config import checks
 from ppo_core.config.declare import Dimension, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.data.task import Task
@@ -39,7 +39,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
     for number, values in enumerate(params):
         if (first := params.index(values)) < number:
             raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; remove one of them")
-    trials = declare.whole(content.get("trials", len(listed)), None, f"{where}: trials")
+    trials = checks.whole(content.get("trials", len(listed)), None, f"{where}: trials")
     if trials != len(listed):
         raise ConfigError(
             f"{where}: trials = {trials} is not allowed beside [[trial]] tables: leave it out, or list as many "
@@ -82,8 +82,8 @@ def changes(old: Sequence[ListedTrial], new: Sequence[ListedTrial]) -> list[str]
 
 def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:
     """Read one table of values with an optional label; ConfigError if a value is not allowed, or already fixed."""
-    table = dict(declare.table(values, where))
-    label = declare.text(table.pop("label"), f"{where}.label") if "label" in table else ""
+    table = dict(checks.table(values, where))
+    label = checks.text(table.pop("label"), f"{where}.label") if "label" in table else ""
     params = read_fixed(table, where)
     for name in params:
         if name in fixed:
@@ -125,9 +125,9 @@ def read_starts(
     settled, requested = [], []
     for number, values in enumerate(_tables(content, "start", where)):
         place = f"{where}: start {number}"
-        table = dict(declare.table(values, place))
+        table = dict(checks.table(values, place))
         if "moved_from" in table:
-            moved_from = read_fixed(declare.table(table.pop("moved_from"), place), f"{place}.moved_from")
+            moved_from = read_fixed(checks.table(table.pop("moved_from"), place), f"{place}.moved_from")
             source = table.pop("warm_start", "")
             settled.append(replace(read_trial(table, fixed, place), source=source, moved_from=moved_from))
             continue

@@ -37,7 +37,7 @@ TASK = Task(
             "learning nothing, one by leaving the reference",
         ),
         "value_learning_rate": Advised(
-            Range(1e-4, 1e-2, "log"), "the critic has a few thousand episodes to learn from, so its rate must be high"
+            Range(1e-4, 1e-2, "log"), "the critic has fewer than 2,000 episodes to learn from, so its rate must be high"
         ),
         "batch_size": Advised(
             Range(32, 128, "log2"), "1,920 episodes are 15 to 60 rollout batches; larger ones leave too few"

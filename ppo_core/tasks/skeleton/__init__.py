@@ -105,8 +105,8 @@ def _response_length(policy: str) -> int:
 def _require_free(folder: Path) -> None:
     if not _NAME.fullmatch(folder.name):
         raise TaskError(
-            f"{str(folder)!r} is not allowed as a task's folder: its name has letters, digits, dots, dashes and "
-            "underscores, at most 100"
+            f"{str(folder)!r} is not allowed as a task's folder: its name begins with a letter or digit, "
+            "and has only these, dots, dashes and underscores, at most 100"
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise TaskError(f"{folder} already exists; name a new or empty folder")
