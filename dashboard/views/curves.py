@@ -16,7 +16,7 @@ from dashboard.views.curve_charts import DEFAULT_METRICS, WINDOW, ChartData
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
-from ppo_core.output import measured
+from ppo_core.output import KL_UNIT, measured
 from tuner.judge.diagnose import HEALTH_METRICS, LATEST, NEEDED, Course, why_nothing, with_repeats
 from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import Store
@@ -206,9 +206,9 @@ def draw_health(courses: Mapping[int, Course]) -> None:
         "health": st.column_config.TextColumn("Problems", width=215),
     }
     if courses:
-        title = f"Highest KL (nats), limit {next(iter(courses.values())).spec.kl_limit:g}"
+        title = f"Highest KL ≤ {next(iter(courses.values())).spec.kl_limit:g}"
         columns["kl"] = st.column_config.TextColumn(
-            title, width=8 + 7 * len(title), help="Of rollouts and evaluations."
+            title, width=8 + 7 * len(title), help=f"Of rollouts and evaluations, in {KL_UNIT}, and the guard's limit."
         )
     for metric in HEALTH_METRICS:
         signs = [sign for sign in map(SIGNS.__getitem__, HEALTH) if sign.metric == metric]

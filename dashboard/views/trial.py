@@ -139,7 +139,7 @@ def confirmed(store: Store, view: StudyView, number: int) -> list[str]:
                 reached = runs_text(one) if one.reward is None else f"reward {one.reward.text} on the test prompts"
                 kl = "" if one.kl is None else f", KL {one.kl.text}"
                 where = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}, {one.length:,} episodes each"
-                lines.append(f"On fresh seeds: {reached}{kl}{_rank(one.over_reference)} ({where}).")
+                lines.append(f"On fresh seeds: {reached}{kl}{_rank(one.over_reference)}; {where}.")
     return lines
 
 

@@ -146,7 +146,7 @@ def test_what_it_reached_on_fresh_seeds_is_told_with_the_runs(tmp_path: Path, mo
     runs = [str(run.number) for run in read_study(store, CUT).confirming if run.parent == number]
     line = (
         f"On fresh seeds: reward {best.reward.text} on the test prompts, KL {best.kl.text}, better than the reference "
-        f"(difference {best.over_reference.text}) (trials {', '.join(runs)}, 1,920 episodes each)."
+        f"(difference {best.over_reference.text}); trials {', '.join(runs)}, 1,920 episodes each."
     )
     for budget in ("10", "3"):
         assert line in texts(page("trial", tmp_path / "store.db", monkeypatch, n=str(number), budget=budget))
