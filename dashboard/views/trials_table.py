@@ -159,7 +159,7 @@ def rows(
     )
     of_best = ["value", "kl", "value_se"]
     best = trials[of_best].mask(trials["value_step"] == 0)  # that is the SFT policy
-    # A phone shows the first four columns: which trial, its status, value and KL.
+    # A phone shows no more than trial, status, value and KL.
     first, second = cells[["number", "status"]], cells[["line", "note"]]
     screening = trials[["rung_score"] if with_screening else []]
     searched = trials[_searched(trials)].map(lambda value: safe_text.cell(value) if isinstance(value, str) else value)
