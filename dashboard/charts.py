@@ -495,7 +495,7 @@ def _evaluations(chart: _Chart) -> list[Option]:
     evaluated["y"] = evaluated["y"].clip(LOG_FLOOR if chart.is_log else None, chart.top)
     pairs = evaluated[list(BUDGETED)].itertuples(index=False)
     evaluated["kind"] = ["within" if is_within(kl, se, chart.kl_budget) else "over" for kl, se in pairs]
-    is_counted = evaluated["step"] == evaluated["trial"].map(counted)
+    is_counted = (evaluated["step"] > 0) & (evaluated["step"] == evaluated["trial"].map(counted))
     evaluated.loc[is_counted & (evaluated["kind"] == "within"), "kind"] = "counted"
     return [
         echarts.evaluations(number, kind, points[["x", "y"]].to_numpy().tolist(), look.colour)

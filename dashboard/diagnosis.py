@@ -25,6 +25,7 @@ from tuner.judge.answer import Answer
 from tuner.judge.hacking import Finding, Verdict, check
 from tuner.judge.results import StudyView
 from tuner.judge.rules import KL
+from tuner.judge.scoring import NOT_PROMOTED
 from tuner.study.status import Status
 
 LEAST = 4
@@ -236,10 +237,10 @@ def _why_finished(view: StudyView) -> str:
         why = f"The budget is spent: {tally.spent:.1f} of {tally.budget:g} full-length trials."
         if tally.budget - tally.spent >= 0.05:
             why = f"{why[:-1]}; the rest is too little to finish another trial."
-    if not tally.screened:
+    if not tally.at_rung:
         return why
     more = "" if tally.budget is None else "; a higher budget finishes more of them (Control)"
-    return f"{why} {tally.screened} trial{'s are' if tally.screened > 1 else ' is'} screened{more}."
+    return f"{why} {tally.at_rung} trial{'s were' if tally.at_rung > 1 else ' was'} {NOT_PROMOTED}{more}."
 
 
 def _of_state(snapshot: Snapshot) -> list[Advice]:

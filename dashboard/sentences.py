@@ -110,16 +110,20 @@ def of_history(order: pd.DataFrame) -> str:
 
 def of_screening(ranked: pd.DataFrame) -> str:
     """Say how many trials of `analysis.screening` were promoted, and why others were not."""
-    others = ranked.loc[ranked["outcome"] != "promoted", "outcome"].value_counts()
-    why = ", ".join(f"{reason}: {count}" for reason, count in others.items())
-    text = f"{len(ranked) - others.sum()} of the {counted(len(ranked), 'trial')} screened were promoted (blue)"
-    text += f"; {others.sum()} were not, and are called screened elsewhere ({why})." if why else "."
-    if "next in line" in others:
+    others = ranked[ranked["outcome"] != "promoted"]
+    text = f"{len(ranked) - len(others)} of the {counted(len(ranked), 'trial')} screened were promoted (blue)"
+    text += f"; {len(others)} were not ({why_not_promoted(others)})." if len(others) else "."
+    if "next in line" in set(others["outcome"]):
         text += (
             " Places are among all trials screened by now, promotions were decided among those screened until then: so "
             "a trial next in line can stand above promoted ones."
         )
     return text
+
+
+def why_not_promoted(ranked: pd.DataFrame) -> str:
+    """Count the outcomes of rows of `analysis.screening`, the most frequent first."""
+    return ", ".join(f"{reason}: {count}" for reason, count in ranked["outcome"].value_counts().items())
 
 
 def of_prediction(ranked: pd.DataFrame) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from typing import Literal
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, diagnosis, safe_text
+from dashboard import data, diagnosis, safe_text, sentences
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.health import Card
@@ -19,11 +19,13 @@ from tuner.judge.answer import Answer, Badge
 from tuner.judge.best import RULE
 from tuner.judge.results import StudyView
 from tuner.judge.rules import RULES
-from tuner.store import TrialRow
+from tuner.judge.scoring import NOT_PROMOTED
+from tuner.store import Store, TrialRow
 from tuner.study.status import Origin, Status
 
 
 def draw(
+    store: Store,
     snapshot: Snapshot,
     answer: Answer | None,
     baseline: float | None,
@@ -41,7 +43,7 @@ def draw(
                 _title(view)
                 st.info(_no_answer(view, leader))
             else:
-                _certainty(view, answer)
+                _reading(answer)
                 _kept(answer)
         with right:
             _next_steps(snapshot, answer, running)
@@ -49,18 +51,25 @@ def draw(
             st.caption(_changed_text(view, answer.trial))
             with st.expander("All its settings"):
                 common.table(all_settings(view, answer.trial), key="settings to launch")
-            _others(view, answer.number)
+            _others(store, snapshot, answer.number)
 
 
-def _others(view: StudyView, number: int) -> None:
-    """Draw how the other trials ended, by count; of those that were ended early, with a link to the latest."""
+def _others(store: Store, snapshot: Snapshot, number: int) -> None:
+    """Draw how the other trials ended, by count; of those that were ended early, with a link to the latest. Once the
+    search is over, say why trials were not promoted.
+    """
+    view = snapshot.view
     ends: dict[str, list[TrialRow]] = {}
     for row in view.trials:
         if row.is_done and row.number != number:
             rule = RULES.get(row.reason.rule) if row.reason else None
             how = f"ended by the guard ({rule.label})" if rule else row.status_word
-            ends.setdefault("screened and not promoted" if row.is_at_rung else how, []).append(row)
+            ends.setdefault(NOT_PROMOTED if row.is_at_rung else how, []).append(row)
     counts = ", ".join(f"{len(rows)} {how}" for how, rows in ends.items())
+    if NOT_PROMOTED in ends and (view.state == "finished" or view.confirming):
+        ranked = common.screening(store, snapshot)
+        left = ranked["number"].isin([row.number for row in ends[NOT_PROMOTED]])
+        counts = counts.replace(NOT_PROMOTED, f"{NOT_PROMOTED} ({sentences.why_not_promoted(ranked[left])})")
     with st.container(horizontal=True, vertical_alignment="center"):
         if ends:
             st.caption(f"Of the other {sum(map(len, ends.values()))} trials: {counts}.", width="content")
@@ -98,13 +107,15 @@ def _title(view: StudyView) -> None:
 
 
 def _headline(view: StudyView, answer: Answer, baseline: float | None) -> None:
-    """Draw which trial it is, and its reward and KL beside that."""
+    """Draw which trial it is and how sure that is, and its reward and KL beside that."""
     reward, kl = _reward_and_kl(answer)
     left, right = st.columns([3, 2], gap="medium")
-    with left, st.container(horizontal=True, vertical_alignment="center", key="headline"):
-        with st.container(width="content"):
-            _title(view)
-        _heading(answer)
+    with left:
+        with st.container(horizontal=True, vertical_alignment="center", key="headline"):
+            with st.container(width="content"):
+                _title(view)
+            _heading(answer)
+        _certainty(view, answer)
     with right:
         common.key_numbers(_key_numbers(view, answer, reward, kl, baseline))
 
@@ -178,11 +189,15 @@ def what_to_launch(view: StudyView, answer: Answer) -> None:
     """Draw a study's answer: what it reaches, how sure that is, and the command that launches it."""
     _heading(answer)
     _certainty(view, answer)
+    _reading(answer)
 
 
 def _certainty(view: StudyView, answer: Answer) -> None:
     is_over = view.state == "finished" or view.confirming
     st.text(answer.certainty if is_over else f"{answer.certainty} The search is not finished.")
+
+
+def _reading(answer: Answer) -> None:
     st.text(answer.reading)
     for caution in answer.cautions:
         st.text(caution)

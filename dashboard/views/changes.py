@@ -91,4 +91,4 @@ def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, diagnosis: Diagno
             "enqueue",
             arguments=arguments,
         )
-    st.code(data.command(try_it(view.spec, trial, diagnosis)), language=None)
+    common.show_commands(data.command(try_it(view.spec, trial, diagnosis)))

@@ -86,7 +86,10 @@ def of_a_study(choice: Choice, draw: DrawPage, *, under_own_budget: bool = False
     """
     with problems_shown():
         snapshot = choice.snapshot
-        if not under_own_budget:
+        if under_own_budget:
+            own = snapshot.view.spec.kl_budget
+            st.sidebar.caption(f"Without effect on this page, which goes by the study's own KL budget of {own:g}.")
+        else:
             snapshot = data.under_budget(choice.store, snapshot, choice.budget)
         sidebar.describe(snapshot, choice.trials)
         draw(choice.store, snapshot, choice.trials)
@@ -404,6 +407,13 @@ def key_numbers(numbers: Sequence[KeyNumber]) -> None:
     with st.grid(len(numbers), min_column_width=130):
         for label, value, note, help_text in numbers:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
+
+
+def screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
+    """Return `analysis.screening` of a study under its own KL budget, since the sidebar's promoted none."""
+    own = data.snapshot(store, snapshot.view.row.name).view
+    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
+    return analysis.screening(own.trials, steps, own.spec)
 
 
 MOST_ROWS = 16

@@ -184,7 +184,10 @@ def _spread_text(curves: ChartData, metric: str) -> str:
     return "Shaded behind each line: its rollouts from minimum to maximum, darker between the quartiles."
 
 
-POINTS = "Points are evaluations: hollow ones are over the KL budget, and ★ is the one that counts."
+POINTS = (
+    "Points are evaluations: eval KL beside the line of training KL; hollow ones are over the KL budget, and ★ is the "
+    "one that counts."
+)
 
 
 def caption(curves: ChartData, chosen: common.Numbers) -> str:

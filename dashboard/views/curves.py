@@ -16,9 +16,8 @@ from dashboard.views.curve_charts import DEFAULT_METRICS, WINDOW, ChartData
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
-from ppo_core.output import measured
-from tuner.judge.diagnose import HEALTH_METRICS, LATEST, NEEDED, Course, diagnose, why_nothing, with_repeats
-from tuner.judge.hacking import values
+from ppo_core.output import KL_UNIT, measured
+from tuner.judge.diagnose import HEALTH_METRICS, LATEST, NEEDED, Course, why_nothing, with_repeats
 from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import Store
 from tuner.study.status import Status
@@ -166,11 +165,11 @@ def _draw_health(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> No
     numbers = common.highlighted(snapshot, chosen, charts.MOST_LINES)
     draw_health(courses := courses_of(store, snapshot, numbers))
     if left_out := sum(row.is_at_rung and row.number not in courses for row in snapshot.view.trials):
-        st.caption(f"Screened trials that are not chosen are left out: {left_out}.")
+        st.caption(f"Trials that were not promoted and are not chosen are left out: {left_out}.")
     rows, budget = {row.number: row for row in snapshot.view.trials}, snapshot.view.spec.kl_budget
     lines = []
     for number, course in courses.items():
-        diagnoses = with_repeats(diagnose(course))
+        diagnoses = with_repeats(course.diagnoses)
         for one, is_repeat in diagnoses:
             what = "The same change." if is_repeat else f"Try {one.advice}."
             lines.append(f"Trial {number}, {one.rule}: {one.finding} {what}")
@@ -207,9 +206,9 @@ def draw_health(courses: Mapping[int, Course]) -> None:
         "health": st.column_config.TextColumn("Problems", width=215),
     }
     if courses:
-        title = f"Highest KL (nats), limit {next(iter(courses.values())).spec.kl_limit:g}"
+        title = f"Highest KL ≤ {next(iter(courses.values())).spec.kl_limit:g}"
         columns["kl"] = st.column_config.TextColumn(
-            title, width=8 + 7 * len(title), help="Of rollouts and evaluations."
+            title, width=8 + 7 * len(title), help=f"Of rollouts and evaluations, in {KL_UNIT}, and the guard's limit."
         )
     for metric in HEALTH_METRICS:
         signs = [sign for sign in map(SIGNS.__getitem__, HEALTH) if sign.metric == metric]
@@ -230,16 +229,15 @@ def health_rows(courses: Mapping[int, Course]) -> pd.DataFrame:
     rows = []
     for number, course in courses.items():
         bad, out = "✕" if course.blame else "▲", [reading.sign.label for reading in course.readings if reading.is_out]
-        problems = dict.fromkeys([*(one.rule for one in diagnose(course)), *out])
+        problems = dict.fromkeys([*(one.rule for one in course.diagnoses), *out])
         cells: dict[str, Any] = {"trial": number, "health": f"{bad} {', '.join(problems)}" if problems else "✓ none"}
         if not math.isnan(kl := course.highest_kl):
             cells["kl"] = f"{f'{bad} ' if kl > course.spec.kl_limit else ''}{measured(kl)}"
         # Of a metric with several signs the one out of range is shown.
         for reading in sorted(course.readings, key=lambda reading: reading.is_out):
             mark = bad if reading.is_out else "–" if reading.value is None else "✓"
-            few = 0 < len(values(course.steps, str(reading.sign.metric))) <= LATEST and not reading.sign.of_whole_run
             value = (
-                " too few steps" * few
+                " too few steps" * reading.is_early
                 if reading.value is None
                 else f" {measured(reading.value)}{reading.sign.relative_to and ' ×'}"
             )

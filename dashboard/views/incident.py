@@ -10,6 +10,7 @@ from dashboard.views import common
 from ppo_core.metrics import METRICS
 from tuner.judge.rules import KL
 from tuner.store import Store
+from tuner.study.spec import StudySpec
 
 MOST_SEARCHED = 5
 """Most KL-pruned trials to search for one with a finding."""
@@ -23,7 +24,7 @@ def draw_line(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     number = _pick(store, snapshot, chosen)
     incident = _find(snapshot, _steps(store, snapshot, number))
     if incident is not None:
-        st.text(_text(incident, number))
+        st.text(_text(incident, number, snapshot.view.spec))
 
 
 def _pick(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> int:
@@ -49,11 +50,11 @@ def _find(snapshot: Snapshot, steps: pd.DataFrame) -> Incident | None:
     return diagnosis.find(steps, limit=spec.kl_limit, budget=spec.kl_budget)
 
 
-def _text(incident: Incident, number: int) -> str:
-    crossed = "guard's limit" if incident.line == "limit" else "KL budget"
+def _text(incident: Incident, number: int, spec: StudySpec) -> str:
+    line = f"guard's limit of {spec.kl_limit:g}" if incident.line == "limit" else f"KL budget of {spec.kl_budget:g}"
     return (
-        f"Trial {number}: KL {incident.kl:.3g} nats at step {incident.step}, the first step over the {crossed}. "
-        f"{diagnosis.incident_text(incident)}"
+        f"Trial {number}: {METRICS[KL].label} was {incident.kl:.3g} nats at step {incident.step}, the first step over "
+        f"the {line}. {diagnosis.incident_text(incident)}"
     )
 
 
@@ -65,9 +66,9 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
         return
     incident = _find(snapshot, steps)
     if incident is not None:
-        st.text(_text(incident, number), help=_RULE)
+        st.text(_text(incident, number, spec), help=_RULE)
     else:
-        st.text(f"The KL of trial {number} never went over the budget of {spec.kl_budget:g} nats per response.")
+        st.text(f"Trial {number}: {METRICS[KL].label} never went over the budget of {spec.kl_budget:g} nats.")
     with st.container() if incident is not None and incident.moves else st.expander("KL and signals by step"):
         _panels(snapshot, steps, incident, number)
     if incident is not None and incident.moves:

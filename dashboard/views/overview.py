@@ -13,10 +13,10 @@ from dashboard.views import answer, common, curve_charts, running, trials_table
 from dashboard.views.common import KeyNumber
 from dashboard.views.curve_charts import DEFAULT_METRICS, ChartData
 from ppo_core.output import counted, duration
-from tuner.judge.answer import of_study
+from tuner.judge.answer import Answer, of_study
 from tuner.judge.best import best_trial
 from tuner.judge.results import StudyView, spent
-from tuner.judge.scoring import with_running
+from tuner.judge.scoring import NOT_PROMOTED, with_running
 from tuner.store import Store
 from tuner.study.status import Status
 
@@ -30,17 +30,20 @@ CHARTS = DEFAULT_METRICS[:2]
 def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     is_large = len(snapshot.view.trials) > trials_table.MOST_LIVE
-    common.live(snapshot, partial(_live, chosen=chosen, ended=snapshot.ended, is_large=is_large))
+    first = of_study(store, snapshot.view) if snapshot.view.trials else None
+    common.live(snapshot, partial(_live, chosen=chosen, drawn=snapshot, first=first, is_large=is_large))
     if is_large:
-        trials_table.draw(snapshot, chosen, of_study(store, snapshot.view))
+        trials_table.draw(snapshot, chosen, first)
     if snapshot.view.trials:
         _cost(store, snapshot, _baseline(store, snapshot))
 
 
-def _live(store: Store, snapshot: Snapshot, chosen: common.Numbers, ended: int, is_large: bool) -> None:
-    """Draw the live part.
+def _live(
+    store: Store, snapshot: Snapshot, chosen: common.Numbers, drawn: Snapshot, first: Answer | None, is_large: bool
+) -> None:
+    """Draw the live part; `drawn` is what the rest of the page is of, and `first` its answer.
 
-    The table of trials is in it unless `is_large`; then `ended` is the number of ended trials in the table.
+    The table of trials is in it unless `is_large`.
     """
     view = snapshot.view
     common.draw_status(view)
@@ -48,10 +51,10 @@ def _live(store: Store, snapshot: Snapshot, chosen: common.Numbers, ended: int, 
         text = "The study is recorded, and its first trial has not started: loading a task takes seconds."
         common.not_started(snapshot, text)
         return
-    to_launch = of_study(store, view)
+    to_launch = first if snapshot is drawn else of_study(store, view)
     cards = running.read_cards(store, snapshot)
     leader = None if to_launch else best_trial(with_running(store, view.trials, view.spec), view.spec.kl_budget)
-    answer.draw(snapshot, to_launch, _baseline(store, snapshot), cards, leader)
+    answer.draw(store, snapshot, to_launch, _baseline(store, snapshot), cards, leader)
     _curves(store, snapshot, chosen)
     common.key_numbers([*_progress(snapshot), _device_time(view)])
     running.draw(snapshot, cards)
@@ -59,7 +62,7 @@ def _live(store: Store, snapshot: Snapshot, chosen: common.Numbers, ended: int, 
         running.draw_events(store, snapshot)
     if not is_large:
         trials_table.draw(snapshot, chosen, to_launch)
-    elif (more := snapshot.ended - ended) > 0 and st.button(
+    elif (more := snapshot.ended - drawn.ended) > 0 and st.button(
         f"{more} more trials ended: refresh the table", icon=":material/refresh:"
     ):
         st.rerun()
@@ -85,12 +88,12 @@ def _progress(snapshot: Snapshot) -> list[KeyNumber]:
     view = snapshot.view
     statuses = [row.shown_status for row in view.trials if not row.is_done]
     unfinished = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
-    screened = f"{view.tally.screened} screened" if view.tally.screened else None
+    at_rung = f"{view.tally.at_rung} {NOT_PROMOTED}" if view.tally.at_rung else None
     budget = []
     if view.tally.budget is not None:
-        budget = [_budget(view, screened)]
-    elif screened:
-        unfinished.insert(0, screened)
+        budget = [_budget(view, at_rung)]
+    elif at_rung:
+        unfinished.insert(0, at_rung)
     others = sum(row.status is Status.PRUNED for row in view.trials) - len(snapshot.kl_pruned)
     failed = sum(row.status is Status.FAILED for row in view.trials)
     ends = [f"{count} {how}" for count, how in ((others, "other pruned"), (failed, "failed")) if count]
@@ -113,13 +116,13 @@ def _progress(snapshot: Snapshot) -> list[KeyNumber]:
     ]
 
 
-def _budget(view: StudyView, screened: str | None) -> KeyNumber:
+def _budget(view: StudyView, at_rung: str | None) -> KeyNumber:
     help_text = "In trials of full length: what the search has spent of what it may spend."
     if view.spec.pauses_trials:
         promoted = counted(sum(row.is_promoted for row in view.trials), "trial")
-        help_text += f" Below: trials that were screened. {promoted.capitalize()} promoted so far."
+        help_text += f" Below: those paused at screening. {promoted.capitalize()} promoted so far."
     return KeyNumber(
-        "Search budget", f"{view.tally.spent:.1f} of {view.tally.budget:g} full trials", screened, help_text
+        "Search budget", f"{view.tally.spent:.1f} of {view.tally.budget:g} full trials", at_rung, help_text
     )
 
 
@@ -134,7 +137,7 @@ def _device_time(view: StudyView) -> KeyNumber:
         duration(3_600 * cost.hours),
         ", ".join(notes) or None,
         "Training time of all trials and attempts, without confirming runs; trials that run side by side each count. "
-        f"Below: the mean over trials that ended, which screened ones have not; confirming runs.{pruned}",
+        f"Below: the mean over trials that ended, without those not promoted; confirming runs.{pruned}",
     )
 
 

@@ -11,7 +11,7 @@ from dashboard.health import HEALTH_MARKS, LEAST_SECONDS, NEAR, TIMES_USUAL, Car
 from dashboard.views.common import ago, heading, looks, table, trial_link
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
-from tuner.judge.rules import KL
+from tuner.judge.rules import KL, RULES
 from tuner.search.choose import promotable
 from tuner.store import Store, TrialRow
 from tuner.study.status import Role, Status
@@ -147,10 +147,10 @@ def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> No
         pd.DataFrame(cells for _, cells in events[:most]),
         "happened",
         {
-            "trial": st.column_config.NumberColumn("Trial", width=50, pinned=True),
-            "status": text("Status", width=105),
+            "trial": st.column_config.NumberColumn("Trial", width=45, pinned=True),
+            "status": text("Status", width=95),
             "when": text("When", width=150),
-            "reason": text("Reason", width=260),
+            "reason": text("Reason", width=240),
         },
     )
 
@@ -164,8 +164,11 @@ def _event(row: TrialRow, paused_at: float | None, in_line: str) -> tuple[float,
     if row.ended_at is None:
         is_queued = row.status is Status.WAITING and not row.attempts
         verb = "paused" if paused_at else "queued" if is_queued else "started"
-    reason = "" if row.reason is None else row.reason.message
-    reasons = [what_it_is(row) if row.role is Role.CONFIRM else "", reason, in_line]
+    reason = in_line
+    if row.reason is not None and not in_line:
+        rule = RULES.get(row.reason.rule)  # its label is short enough for the column
+        reason = row.reason.message if rule is None else f"{rule.label} at step {row.reason.step}"
+    reasons = [what_it_is(row) if row.role is Role.CONFIRM else "", reason]
     cells = {
         "trial": row.number,
         "status": style.status_cell(row),

@@ -15,7 +15,7 @@ from dashboard.importance_figures import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import NOTHING, duration
+from ppo_core.output import NOTHING, counted, duration
 from tuner.judge.scoring import FASTEST, SLOWEST
 from tuner.search import fidelity, importance
 from tuner.search.choose import ONE_IN, SHARE
@@ -327,9 +327,7 @@ def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
 
 def _screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
     """Draw which of the screened trials were promoted, why not, and what became of them; return them."""
-    own = data.snapshot(store, snapshot.view.row.name).view  # the sidebar's KL budget promoted none
-    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
-    ranked = analysis.screening(own.trials, steps, own.spec)
+    ranked = common.screening(store, snapshot)
     if ranked.empty:
         return ranked
     common.heading(
@@ -361,13 +359,10 @@ def _screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
 def _ended_early(snapshot: Snapshot) -> None:
     common.heading("What ending trials early saved")
     view = snapshot.view
-    is_over, screened = view.state == "finished" or bool(view.confirming), view.tally.screened
+    is_over, at_rung = view.state == "finished" or bool(view.confirming), view.tally.at_rung
     early = analysis.ended_early(snapshot.trials, is_over=is_over)
-    if screened and not is_over:
-        st.text(
-            f"{screened} trial{' is' if screened == 1 else 's are'} screened and not counted here: each may "
-            "still be promoted."
-        )
+    if at_rung and not is_over:
+        st.text(f"{counted(at_rung, 'trial')} not promoted so far {'is' if at_rung == 1 else 'are'} not counted here.")
     if early.empty:
         st.info("No trial was pruned or stopped.")
         return

@@ -16,6 +16,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import duration
 from tuner.judge.answer import Badge, of_study
 from tuner.judge.results import StudyView
+from tuner.judge.scoring import NOT_PROMOTED
 from tuner.store import Store, StudyRow
 
 STUDIES_PER_PAGE = 20
@@ -186,13 +187,13 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
     best, cost, tally, total = view.best(), data.cost(view), view.tally, data.total(view)
     answer = of_study(store, view)
     planned = "" if total is None else f" of {total}"
-    screened = f", {tally.screened} screened" if tally.screened else ""
+    at_rung = f", {tally.at_rung} {NOT_PROMOTED}" if tally.at_rung else ""
     return {
         "study": _link(row.name),
         "state": data.WORDS[data.shown_state(view)],
         "launch": None if answer is None else answer.name,
         "certainty": None if answer is None else answer.badge.value,
-        "ended": f"{view.ended}{planned}{screened}",
+        "ended": f"{view.ended}{planned}{at_rung}",
         "spent": "" if tally.budget is None else f"{tally.spent:.1f} of {tally.budget:g}",
         "best": None if best is None else best.value,
         "best_trial": None if best is None else best.number,
@@ -211,7 +212,7 @@ def _study_columns() -> dict[str, Any]:
         "state": text("State", width=90, help="Not responding: its controller has been silent for a minute."),
         "launch": text("Launch", width=130, help="The configuration to train for real, under the study's KL budget."),
         "certainty": _certainty_column(),
-        "ended": text("Trials ended", width=105, help="And how many were screened."),
+        "ended": text("Trials ended", width=105, help="And how many were not promoted at screening."),
         "spent": text("Search budget", width=100, help="In trials of full length; empty: limited by number of trials."),
         "best": number(
             "Best in search",

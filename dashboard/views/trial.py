@@ -107,7 +107,7 @@ def _kl_rules(guard: GuardSettings) -> str:
 def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     """Return the trial's results: value, end, and cost."""
     spec, total = snapshot.view.spec, int(row.config.get("total_episodes") or 0)
-    checkpoint = "no trained checkpoint" if not row.value_step else f"step {row.value_step}, KL {measured(row.kl)}"
+    checkpoint = "no trained checkpoint" if not row.value_step else f"step {row.value_step}, eval KL {measured(row.kl)}"
     is_within = compare.ended_within(row, spec)
     end = None if is_within is None else f"{'within' if is_within else 'over'} {spec.kl_budget:g}"
     score = charts.screened_text(row.rung_score) if row.is_at_rung else None
@@ -119,8 +119,8 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
             checkpoint,
             "Eval reward of its best checkpoint within the KL budget, ± one standard error over the eval prompts.",
         ),
-        KeyNumber("End reward", measured(row.end_reward), None, "Eval reward of its last evaluation, whatever its KL."),
-        KeyNumber("End KL", NOTHING if row.end_kl is None else f"{row.end_kl:.2f}", end, f"In {KL_UNIT}."),
+        KeyNumber("Eval reward at its end", measured(row.end_reward), None, "Of its last evaluation, whatever its KL."),
+        KeyNumber("Eval KL at its end", NOTHING if row.end_kl is None else f"{row.end_kl:.2f}", end, f"In {KL_UNIT}."),
         KeyNumber("Episodes", f"{row.episodes:,}", f"of {total:,}{share}" if total else None, "Trained so far."),
         KeyNumber(
             "Time", duration(row.seconds), score or running.time_left(row) or None, "Training time over all attempts."
@@ -139,7 +139,7 @@ def confirmed(store: Store, view: StudyView, number: int) -> list[str]:
                 reached = runs_text(one) if one.reward is None else f"reward {one.reward.text} on the test prompts"
                 kl = "" if one.kl is None else f", KL {one.kl.text}"
                 where = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}, {one.length:,} episodes each"
-                lines.append(f"On fresh seeds: {reached}{kl}{_rank(one.over_reference)} ({where}).")
+                lines.append(f"On fresh seeds: {reached}{kl}{_rank(one.over_reference)}; {where}.")
     return lines
 
 

@@ -13,6 +13,7 @@ from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from ppo_core.output import KL_UNIT
 from tuner.judge.answer import Answer
 from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView
@@ -156,14 +157,15 @@ def rows(
         },
         index=trials.index,
     )
-    of_best = ["value", "value_se", "kl"]
+    of_best = ["value", "kl", "value_se"]
     best = trials[of_best].mask(trials["value_step"] == 0)  # that is the SFT policy
+    # A phone shows no more than trial, status, value and KL.
+    first, second = cells[["number", "status"]], cells[["line", "note"]]
     screening = trials[["rung_score"] if with_screening else []]
     searched = trials[_searched(trials)].map(lambda value: safe_text.cell(value) if isinstance(value, str) else value)
     progress = (100 * trials["episodes"] / trials["total_episodes"]).rename("progress")
-    return pd.concat(
-        [cells, best, trials[["end_reward", "end_kl"]], searched, screening, progress, trials["seconds"]], axis=1
-    )
+    ends = trials[["end_reward", "end_kl"]]
+    return pd.concat([first, best, second, ends, searched, screening, progress, trials["seconds"]], axis=1)
 
 
 def _searched(trials: pd.DataFrame) -> list[str]:
@@ -187,22 +189,22 @@ def _columns(trials: pd.DataFrame) -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     statuses = "; ".join(f"{style.kind_label(kind)}: {style.MEANINGS[kind]}" for kind in style.KINDS)
     columns: dict[str, Any] = {
-        "number": number("Trial", width=60, pinned=True),
+        "number": number("Trial", width=50, pinned=True),
         "line": text(
             "Line",
             width=55,
             help="The trial's colour and line style on every page; grey: not in colour until it is chosen.",
         ),
-        "status": text("Status", width=110 if trials["kind"].ne(style.SCREENED).all() else 130, help=statuses),
+        "status": text("Status", width=105, help=statuses),
         "note": text(
             "Note and reason",
             width=200,
             help="The trial to launch, the reference, the best trial within the KL budget, completed trials over it, "
             "forks; and why a trial ended early or is paused, with what its rule measured. Click for all.",
         ),
-        "value": number("Value", format="%.3f", width=70, help=f"Eval reward: {VALUE}. Empty: no trained one is."),
-        "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
-        "kl": number("KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
+        "value": number("Value", format="%.3f", width=65, help=f"Eval reward: {VALUE}. Empty: no trained one is."),
+        "kl": number("Eval KL", format="%.2f", width=75, help=f"{METRICS['eval/kl'].doc} In {KL_UNIT}."),
+        "value_se": number("SE of value", format="%.3f", width=90, help=METRICS["eval/reward_se"].doc),
         "end_reward": number(
             "End reward", format="%.3f", width=80, help="Eval reward of the trial's last evaluation, whatever its KL."
         ),

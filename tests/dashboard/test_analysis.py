@@ -327,7 +327,7 @@ def test_screened_trials_have_their_places_and_why_they_were_not_promoted() -> N
     assert found["reward"].fillna(-1).tolist() == [0.6, 0.5, 0.4, 0.3, 0.8, 0.9, -1], "then, not at the end"
     assert found["end"].fillna(-1).tolist() == [-1, 1.8, -1, -1, -1, -1, -1], "trial 8 runs"
     assert sentences.of_screening(found) == (
-        "2 of the 7 trials screened were promoted (blue); 5 were not, and are called screened elsewhere (next in line: 1, "
+        "2 of the 7 trials screened were promoted (blue); 5 were not (next in line: 1, "
         "lower reward: 1, KL rose too fast: 1, KL rose too slowly: 1, KL not readable: 1). Places are among all trials "
         "screened by now, promotions were decided among those screened until then: so a trial next in line can stand "
         "above promoted ones."

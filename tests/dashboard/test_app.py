@@ -13,7 +13,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import data, safe_text
-from dashboard.views import common
+from dashboard.views import common, overview, trials_table
 from dashboard.views import curves as curves_page
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY, Course
@@ -32,6 +32,7 @@ from tests.dashboard.shown import (
     texts,
 )
 from tests.waiting import SECONDS
+from tuner.judge.answer import of_study
 from tuner.judge.results import StudyView
 from tuner.store import Lease, Store
 from tuner.store.schema import SCHEMA_VERSION
@@ -65,7 +66,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
 # A study
 
 
-def trials_table(app: AppTest) -> pd.DataFrame:
+def table_of_trials(app: AppTest) -> pd.DataFrame:
     """The table of trials."""
     return table_with(app, "line")
 
@@ -102,8 +103,8 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert links[:4] == ["Open trial 9", "Open trial 6", "Open trial 8", "Open trial 10"]
     commands = [code.value for code in app.code]
     assert f"ppo-tuner train --from reviews 9 --stop_at_episode 1152 --storage sqlite:///{built}" in commands
-    assert trials_table(app)["number"].tolist() == [9, 7, 6, 11, 5, 10, 12, 4, 3, 2, 0, 1, 8, 13], "by value"
-    notes = trials_table(app).set_index("number")["note"]
+    assert table_of_trials(app)["number"].tolist() == [9, 7, 6, 11, 5, 10, 12, 4, 3, 2, 0, 1, 8, 13], "by value"
+    notes = table_of_trials(app).set_index("number")["note"]
     assert {number: note for number, note in notes.items() if note} == {
         0: "reference",
         2: "Training KL was over 15 nats per response for 3 steps: 29.4 at step 13",
@@ -124,7 +125,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
     app = run(page(cut))
     assert cards(app) == {
         "Trials ended": ("5", "1 paused, 1 interrupted"),
-        "Search budget": ("5.8 of 8 full trials", "21 screened"),
+        "Search budget": ("5.8 of 8 full trials", "21 not promoted"),
         "Pruned for KL": ("2", "1 failed"),
         "Best eval reward": ("1.74", "one seed, +1.32 over SFT"),
         "Its KL": ("9.7 nats", "budget 10, end 14.5"),
@@ -145,7 +146,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
 
 def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, page: Page) -> None:
     app = run(page(cut))
-    shown = trials_table(app).set_index("number")
+    shown = table_of_trials(app).set_index("number")
     assert shown["note"][5] == "to launch, best in the search, ends over budget" and shown["note"][7] == ""
     assert shown["status"].loc[[0, 1, 2]].tolist() == ["◇ screened", "◇ screened", "✕ pruned"]
     assert shown["status"][13] == "‖ paused"
@@ -157,8 +158,26 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     assert "Why they were not promoted" in [link.proto.label for link in app.get("page_link")]
     [heading] = [heading for heading in app.subheader if heading.value == "Trials"]
     assert "Value and KL are of a trial's best checkpoint within the KL budget" in heading.help
-    plain = trials_table(run(page(cut.parent / "whole.db")))
+    plain = table_of_trials(run(page(cut.parent / "whole.db")))
     assert "rung_score" not in plain.columns
+
+
+def test_once_the_search_is_over_the_page_counts_why_trials_were_not_promoted(tmp_path: Path, page: Page) -> None:
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    fake_store.build_cut(tmp_path / "store.db", courses=done).close()
+    [told] = [one.value for one in run(page(tmp_path / "store.db")).caption if one.value.startswith("Of the other ")]
+    assert ": 21 not promoted (lower reward: 15, next in line: 3, KL rose too slowly: 3), 1 ended by" in told
+
+
+def test_what_to_launch_is_worked_out_once_for_the_card_and_the_table_of_a_large_study(
+    built: Path, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(trials_table, "MOST_LIVE", 1)
+    monkeypatch.setattr(overview, "of_study", lambda store, view: (calls.append(view), of_study(store, view))[1])
+    app = run(page(built))
+    assert len(calls) == 1
+    assert table_of_trials(app).set_index("number")["note"][9].startswith("to launch")
 
 
 def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
@@ -186,7 +205,7 @@ def test_what_is_stopping_or_queued_says_so(tmp_path: Path, page: Page) -> None:
         change(path, "DELETE FROM ppo_steps WHERE trial_id = (SELECT id FROM ppo_trials WHERE number = 2)")
         app = run(page(path))
     assert ":material/stop: stopping" in app.markdown[0].value
-    assert [cell.split()[1] for cell in trials_table(app)["status"]] == ["stopping", "running", "waiting"]
+    assert [cell.split()[1] for cell in table_of_trials(app)["status"]] == ["stopping", "running", "waiting"]
     assert any("queued " in text and "started" not in text for text in texts(app))
 
 
@@ -201,11 +220,13 @@ def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: P
     store = fake_store.build(tmp_path / "store.db", courses=(GOOD,))
     fork(store, STUDY, 1, 0, 6)
     app = run(page(tmp_path / "store.db"))
-    shown = trials_table(app)
+    shown = table_of_trials(app)
     assert shown["note"].tolist() == ["to launch, reference, best in the search", "fork of 0"]
     [drawn] = [table for table in app.dataframe if "line" in table.value]
     widths = json.loads(drawn.proto.columns)
     before = list(shown.columns)[: list(shown.columns).index("params_learning_rate")]
+    assert before[:4] == ["number", "status", "value", "kl"]
+    assert sum(widths[name]["width"] for name in before[:4]) <= 300, "a phone 390 pixels wide has room for them"
     assert sum(widths[name]["width"] for name in before) < 800, "a page 1,400 pixels wide has room for some more"
 
 
@@ -223,7 +244,7 @@ def test_the_table_shows_the_trials_that_pass_its_filters(
 ) -> None:
     app = page(built)
     app.query_params["show"] = filters
-    assert sorted(trials_table(run(app))["number"]) == numbers
+    assert sorted(table_of_trials(run(app))["number"]) == numbers
 
 
 def test_a_trial_ends_within_the_budget_only_with_its_error(tmp_path: Path, page: Page) -> None:
@@ -231,7 +252,7 @@ def test_a_trial_ends_within_the_budget_only_with_its_error(tmp_path: Path, page
     change(tmp_path / "store.db", "UPDATE ppo_trials SET end_kl = 9.9, end_kl_se = 0.2 WHERE number = 1")
     app = page(tmp_path / "store.db")
     app.query_params["show"] = ["ends within the KL budget"]
-    assert trials_table(run(app))["number"].tolist() == [0]
+    assert table_of_trials(run(app))["number"].tolist() == [0]
 
 
 def test_a_link_to_a_study_that_is_gone_shows_the_latest_and_says_so(built: Path, page: Page) -> None:
@@ -273,7 +294,7 @@ def test_where_all_failed_the_reasons_are_shown(tmp_path: Path, page: Page) -> N
     app = run(page_of(tmp_path / "store.db", page, (FAILED, FAILED)))
     [error] = app.error
     assert error.value.startswith("Every trial that ended has failed")
-    assert trials_table(app)["note"].str.contains("CUDA out of memory").all()
+    assert table_of_trials(app)["note"].str.contains("CUDA out of memory").all()
     assert cards(app)["Pruned for KL"] == ("0", "2 failed")
 
 
@@ -387,7 +408,7 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     assert kinds_with(app, "<script>") == {"dataframe", "text", "code"}
     assert any(safe_text.one_line(evil) in text for text in texts(app))
     assert app.selectbox(key="study").options == [safe_text.one_line(evil)]
-    assert trials_table(app)["note"].tolist() == [
+    assert table_of_trials(app)["note"].tolist() == [
         f"to launch, reference, best in the search; {safe_text.cell(evil)}",
         safe_text.cell(evil),
     ]

@@ -93,7 +93,7 @@ def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_it
     assert outcomes.loc["Ends within 10 nats/response"].tolist() == ["no", "-", "yes"]
     assert outcomes.loc["Screening score", "trial 0"] == "1.00"
     said = [text for text in shown.texts(app) if " against trial 5" in text]
-    assert "Trial 0 is screened, so this does not compare whole runs." in said[0]
+    assert "Trial 0 was only screened, so this does not compare whole runs." in said[0]
     assert "paused" not in said[1]
     assert any("the highest of several evaluations" in (heading.help or "") for heading in app.subheader)
 

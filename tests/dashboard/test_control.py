@@ -139,7 +139,7 @@ def test_a_live_study_shows_what_runs_and_waits_and_when_trials_were_paused(fold
     assert runs["kl"].round(1).fillna(-1).tolist() == [9.0, -1, 0.9]
     [happened] = [each.value.set_index("trial") for each in app.dataframe if "when" in each.value]
     assert happened["when"][27].startswith("paused ") and happened["when"][28].startswith("started ")
-    assert happened["reason"][27].endswith("7 of 21 in line to be promoted")
+    assert happened["reason"][27] == "7 of 21 in line to be promoted"
     assert 12 not in happened.index, "it was paused an hour ago"
     assert len(happened) == 12
 
@@ -289,6 +289,15 @@ def test_a_confirmation_is_refused_in_the_action_itself(
         monkeypatch.setattr(access, "_token", "that of a later server")
     press(app, "Do it")
     assert orders(store) == [] and why in texts(app)
+
+
+def test_the_page_says_that_the_sidebars_kl_budget_is_not_used_and_names_a_rule_in_short(folder: Path) -> None:
+    fake_store.build(folder / "store.db").close()
+    app = page(part="Steer", budget="3")
+    said = [each.value for each in app.sidebar.caption]
+    assert "Without effect on this page, which goes by the study's own KL budget of 10." in said
+    [happened] = [each.value.set_index("trial") for each in app.dataframe if "when" in each.value]
+    assert happened["reason"][6] == "KL over the limit at step 23"
 
 
 def test_a_read_only_page_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,8 @@ def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
     app = run(curves(built))
     assert subheaders(app) == ["Training KL", "Eval reward", "Score"]
     assert charts(app) == ["objective/kl_exact curves", "eval/reward curves", "objective/scores curves"]
-    [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21")]
-    assert "the first step over the guard's limit. " in told and " moved first, at step " in told
+    [told] = [text for text in texts(app) if text.startswith("Trial 6: Training KL was 18.9 nats at step 21")]
+    assert "the first step over the guard's limit of 15. " in told and " moved first, at step " in told
 
 
 def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Page) -> None:
@@ -75,7 +75,7 @@ def test_the_incident_is_of_the_latest_pruned_trial_that_has_an_answer(tmp_path:
     at_once = Course(1.9e-3, 0.011, 200.0, Status.PRUNED, blow_up=1)
     app = page_of(tmp_path / "store.db", curves, (fake_store.COURSES[2], at_once))
     told = texts(run(app))
-    assert any(text.startswith("Trial 0: KL ") for text in told)
+    assert any(text.startswith("Trial 0: Training KL was ") for text in told)
     app.multiselect(key="trial").set_value([1])
     assert any("before there were enough steps" in text for text in texts(run(app)))
 
@@ -87,9 +87,7 @@ def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> No
     assert shown_first == sorted(shown_first) and {0, 9, 6, 13} < {*shown_first}, "the best that ended among them"
     app.multiselect(key="trial").set_value([5, 2])
     assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
-    told = (
-        "Trial 2, KL too high: KL ended at 29.4 nats/response, over the budget of 10. Try kl_coef = 0.0577 (was 0.011)."
-    )
+    told = "Trial 2, KL too high: Eval KL ended at 29.4 nats/response, over the budget of 10. Try kl_coef = 0.0577 (was 0.011)."
     assert told in texts(app), "the fix with its value"
     assert not any(text.startswith("Trial 5, ") for text in texts(app))
     assert charts(app) == []

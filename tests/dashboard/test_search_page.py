@@ -70,7 +70,7 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     assert len(ranked) == 25 and ranked["Outcome"].value_counts()["promoted"] == 4
     assert shown.subheaders(rung)[0].startswith("Who was promoted"), "why the others were not comes first"
     told = shown.texts(rung)
-    assert [text for text in told if text.startswith("4 of the 25 trials screened were promoted (blue); 21 were not, ")]
+    assert [text for text in told if text.startswith("4 of the 25 trials screened were promoted (blue); 21 were not (")]
     assert [
         text for text in told
         if text.startswith("This is about reward and KL at screening. Too few of the promoted trials have ended")
@@ -86,7 +86,7 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     assert {trace["name"] for trace in drawn["data"] if "name" in trace} == {"completed", "pruned", "failed"}
     assert drawn["layout"]["yaxis"]["title"]["text"] == "Eval KL at the end (nats per response)"
     for app in (rung, end):
-        assert any("21 trials are screened and not counted here" in text for text in shown.texts(app))
+        assert any("21 trials not promoted so far are not counted here." in text for text in shown.texts(app))
         assert not any("last two" in text for text in [*shown.texts(app), *(one.value for one in app.caption)])
 
 

@@ -22,15 +22,16 @@ def test_it_is_of_the_best_of_the_first_chosen_or_of_the_one_in_the_link(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = page("trial", built, monkeypatch)
-    assert cards(app)["Best in the budget ± SE"] == ("1.739 ± 0.035", "step 18, KL 9.56")
-    assert cards(app)["End KL"] == ("11.89", "over 10")
+    assert cards(app)["Best in the budget ± SE"] == ("1.739 ± 0.035", "step 18, eval KL 9.56")
+    assert cards(app)["Eval KL at its end"] == ("11.89", "over 10")
     app.multiselect(key="trial").set_value([6, 5])
     assert charts(run(app)) == [*CURVES, "incident chart"]
     assert [each.label for each in app.expander] == ["Log", "All settings"], "what moved first is open"
-    [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21, the first step over")]
+    start = "Trial 6: Training KL was 18.9 nats at step 21, the first step over the guard's limit of 15. "
+    [told] = [text for text in texts(app) if text.startswith(start)]
     assert " moved first, at step 18" in told
     app.selectbox(key="n").set_value(5)
-    assert "The KL of trial 5 never went over the budget of 10 nats per response." in texts(run(app))
+    assert "Trial 5: Training KL never went over the budget of 10 nats." in texts(run(app))
     assert next((each.label, each.proto.expanded) for each in app.expander) == ("KL and signals by step", False)
 
 
@@ -61,6 +62,7 @@ def test_a_trial_without_a_trained_checkpoint_in_the_budget_has_no_value(
     change(tmp_path / "store.db", "UPDATE ppo_trials SET value_step = 0, value = 0.42 WHERE number = 1")
     app = page("trial", tmp_path / "store.db", monkeypatch, n="1")
     assert cards(app)["Best in the budget ± SE"] == ("-", "no trained checkpoint")
+    assert not [text for text in texts(app) if text.startswith("Trial 1 against")], "that would be the SFT policy's"
 
 
 def test_a_running_trial_says_how_far_it_is_and_how_long_it_still_takes(
@@ -144,7 +146,7 @@ def test_what_it_reached_on_fresh_seeds_is_told_with_the_runs(tmp_path: Path, mo
     runs = [str(run.number) for run in read_study(store, CUT).confirming if run.parent == number]
     line = (
         f"On fresh seeds: reward {best.reward.text} on the test prompts, KL {best.kl.text}, better than the reference "
-        f"(difference {best.over_reference.text}) (trials {', '.join(runs)}, 1,920 episodes each)."
+        f"(difference {best.over_reference.text}); trials {', '.join(runs)}, 1,920 episodes each."
     )
     for budget in ("10", "3"):
         assert line in texts(page("trial", tmp_path / "store.db", monkeypatch, n=str(number), budget=budget))

@@ -90,7 +90,7 @@ def test_kl_over_the_budget_asks_for_a_higher_beta() -> None:
     over = steps(eval__kl=lambda share: 14 * share, objective__kl_exact=lambda share: 14 * share)
     one = only(over)
     assert (one.rule, change(one)) == ("KL too high", ("kl_coef", 0.104))
-    assert one.finding == "KL ended at 14.0 nats/response, over the budget of 10."
+    assert one.finding == "Eval KL ended at 14.0 nats/response, over the budget of 10."
     assert change(only(over, kl_target=8.0)) == ("kl_target", pytest.approx(8 / 2.08, abs=0.01))
     assert found(steps(eval__kl=lambda share: 10.0 * share)) == [], "on the budget is not over it"
 

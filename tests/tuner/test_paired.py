@@ -61,6 +61,7 @@ def test_one_trial_over_another_is_paired_at_the_steps_of_their_values() -> None
     back = over(store(), row(1, 4.0, 3), row(0, 2.0, 3))
     assert back is not None and back.mean == pytest.approx(-3.5 / 3)
     assert over(store(), row(0, None, None), row(1, 4.0, 3)) is None
+    assert over(store(), row(1, 4.0, 3), row(0, 2.0, 0)) is None, "a value of step 0 is the SFT policy's"
 
 
 def test_a_prompt_without_a_finite_reward_is_left_out() -> None:

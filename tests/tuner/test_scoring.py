@@ -124,13 +124,13 @@ def test_how_far_a_study_is() -> None:
     ]
     rows.append(trial_row(3, episodes=960, role=Role.FORK, origin=Origin.FORKED))
     far = tally(rows, SPEC)
-    assert (far.ended, far.screened, far.total, far.budget) == (2, 1, 4, None)
+    assert (far.ended, far.at_rung, far.total, far.budget) == (2, 1, 4, None)
     assert far.spent == pytest.approx((1920 + 192 + 96) / 1920)
-    assert far.text == "2 of 4 trials ended, 1 screened"
+    assert far.text == "2 of 4 trials ended, 1 not promoted"
     bounded = tally(
         rows, StudySpec.from_dict({**{k: v for k, v in CONTENT.items() if k != "trials"}, "budget": 4}, "s")
     )
-    assert bounded.text == "2 trials ended, 1 screened, 1.1 of 4 full trials spent"
+    assert bounded.text == "2 trials ended, 1 not promoted, 1.1 of 4 full trials spent"
     assert bounded.done == pytest.approx(1.15 / 4)
 
 

@@ -334,7 +334,7 @@ def difference_line(base: TrialRow, other: TrialRow, difference: Difference | No
     """Return one line on the value of `other` less that of `base`."""
     names = f"Trial {other.number} minus trial {base.number}"
     if difference is None:
-        return f"{names}: one of them has no value."
+        return f"{names}: one of them has no trained checkpoint within the KL budget."
     reward = plus_minus(difference.mean, difference.se)
     return f"{names}: {reward} reward, {difference.verdict}.{screened_note(base, other)}"
 

@@ -4,8 +4,8 @@
 |---------------------------------------|---------------------------------------------------------------------|
 | runs or waits, or a person paused it  | its newest two, its best within the KL budget, and up to 3 more     |
 |                                       | that are its best for other budgets                                 |
-| screened, one of the best there       | its newest two, its best, and its part of the study's front         |
-| screened, another                     | its part of the study's front                                       |
+| is at its rung, one of the best there | its newest two, its best, and its part of the study's front         |
+| is at its rung, another               | its part of the study's front                                       |
 | has ended                             | its newest, its best, and its part of the study's front             |
 
 A fork also keeps the checkpoint that it started from, and the study its answer. The first row is the job of the
@@ -34,7 +34,7 @@ class Saved:
 
 
 def kept_at_rung(ranked: Sequence[int], promotions: int) -> Sequence[int]:
-    """Return the screened trials that keep their checkpoints.
+    """Return the trials at their rung that keep their checkpoints.
 
     Args:
         ranked: Numbers of the trials that may be promoted, the best first.
@@ -53,8 +53,8 @@ def to_delete(
 
     Args:
         rows: The study's trials.
-        saved: By number, the checkpoints on disk of trials that have ended or are screened.
-        at_rung: Numbers of the screened trials that keep theirs, see `kept_at_rung`.
+        saved: By number, the checkpoints on disk of trials that have ended or are at their rung.
+        at_rung: Numbers of the trials at their rung that keep theirs, see `kept_at_rung`.
         front: The checkpoints of the study's front and its answer, as (trial, step).
     """
     return [

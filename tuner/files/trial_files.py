@@ -48,7 +48,7 @@ class TrialFiles:
         self._study = study
         self.work = FileWork()
         self._saved: dict[int, Saved] = {}
-        """Last known checkpoints of trials that have ended or are screened. Used by file work only."""
+        """Last known checkpoints of trials that have ended or are at their rung. Used by file work only."""
         self._kl_budget = study.spec.kl_budget
         """Budget for which `_saved` has the trials' best checkpoints."""
 

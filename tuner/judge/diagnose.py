@@ -13,6 +13,7 @@ from typing import Any
 
 from ppo_core.config.declare import Choices, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
+from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, short
 from tuner.judge import hacking
 from tuner.judge.hacking import Step, values
@@ -43,6 +44,8 @@ class Measurement:
     """None: not measured, or too few steps."""
     is_out: bool
     """True if out of its range, or if the guard ended the trial for its metric."""
+    is_early: bool = False
+    """True if measured in too few steps."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,11 @@ class Course:
         return None
 
     @cached_property
+    def diagnoses(self) -> list["Diagnosis"]:
+        """See `diagnose`."""
+        return diagnose(self)
+
+    @cached_property
     def readings(self) -> list[Measurement]:
         """Readings of all signs of health, in declared order."""
         return [self._reading(SIGNS[name]) for name in HEALTH]
@@ -122,7 +130,7 @@ class Course:
         first = statistics.median(numbers[:LATEST]) if sign.relative_to and numbers else 1.0
         least = LATEST + 1 if sign.relative_to else sign.steps  # fewer would be compared with themselves
         if len(numbers) < least or first <= 0:
-            return Measurement(sign, None, is_ended)
+            return Measurement(sign, None, is_ended, is_early=0 < len(numbers) < least)
         value = max(numbers) if sign.of_whole_run else statistics.median(numbers[-LATEST:]) / first
         return Measurement(sign, value, is_ended or sign.is_broken(value))
 
@@ -181,10 +189,12 @@ def kl_too_high(course: Course) -> Diagnosis | None:
     share = course.over_limit_at
     if share is not None and share <= EARLY:
         limit = f"{course.spec.kl_limit:g} {KL_UNIT}"
-        text = f"KL was over the limit of {limit} after {share:.0%} of the episodes, before β could respond."
+        when = f"after {share:.0%} of the episodes, before β could respond"
+        text = f"{METRICS[KL].label} was over the limit of {limit} {when}."
         return course.change(SIGNS["kl_early"], text)
     reading = max(kl, course.reason.value or kl) if blamed and course.reason else kl
-    text = f"KL ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
+    metric = "eval/kl" if reading == kl and hacking.eval_kls(course.steps) else KL
+    text = f"{METRICS[metric].label} ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
     return course.change(SIGNS["kl_end"], text, _to_the_goal(reading, budget))
 
 

@@ -56,8 +56,8 @@ def improvement(store: Store, trial: TrialRow) -> Difference | None:
 
 
 def over(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
-    """Return the value of `other` minus that of `base`, or None if one has no value."""
-    if base.value is None or other.value is None:
+    """Return the value of `other` minus that of `base`, or None if one has none, or only that before training."""
+    if base.value is None or other.value is None or 0 in (base.value_step, other.value_step):
         return None
     pair = (_rewards(store, row).get(row.value_step) for row in (other, base))
     return _paired(*pair) or _unpaired(other.value, other.value_se, base.value, base.value_se)
@@ -68,8 +68,8 @@ def screened_note(*trials: TrialRow) -> str:
     numbers = [str(trial.number) for trial in trials if trial.is_at_rung]
     if not numbers:
         return ""
-    who = f"Trial {numbers[0]} is" if len(numbers) == 1 else f"Trials {' and '.join(numbers)} are"
-    return f" {who} screened, so this does not compare whole runs."
+    who = f"Trial {numbers[0]} was" if len(numbers) == 1 else f"Trials {' and '.join(numbers)} were"
+    return f" {who} only screened, so this does not compare whole runs."
 
 
 def _rewards(store: Store, trial: TrialRow) -> dict[int | None, Rewards]:

@@ -160,13 +160,17 @@ def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) ->
     return replace(row, rung_score=score, **vars(outcome(evaluations, spec, row.status, row.reason)))
 
 
+NOT_PROMOTED = "not promoted"
+"""What trials are called together that were screened, and are still paused at their rung."""
+
+
 @dataclass(frozen=True)
 class Tally:
     """How far a study is: trials that ended, and what was spent."""
 
     ended: int
     """Trials that have ended in any way."""
-    screened: int
+    at_rung: int
     """Trials paused at their rung."""
     total: int | None
     """Maximum number of trials, including those people added; None: only the budget limits it."""
@@ -183,15 +187,15 @@ class Tally:
 
     @property
     def text(self) -> str:
-        """One line: `3 of 8 trials ended`, `5 trials ended, 20 screened, 6.2 of 12 full trials spent`."""
+        """One line: `3 of 8 trials ended`, `5 trials ended, 20 not promoted, 6.2 of 12 full trials spent`."""
         if self.total is None:
             parts = [f"{counted(self.ended, 'trial')} ended"]
         elif self.ended <= self.total:
             parts = [f"{self.ended} of {counted(self.total, 'trial')} ended"]
         else:
             parts = [f"{counted(self.ended, 'trial')} ended, {self.total} asked for"]
-        if self.screened:
-            parts.append(f"{self.screened} screened")
+        if self.at_rung:
+            parts.append(f"{self.at_rung} {NOT_PROMOTED}")
         if self.budget is not None:
             under_way = self.under_way if self.confirmed >= self.confirming else 0.0
             parts.append(f"{self.spent + under_way:.1f} of {self.budget:g} full trials spent")
@@ -206,7 +210,7 @@ class Tally:
             return min(1.0, (self.confirmed + self.under_way) / self.confirming)
         if self.budget is not None:
             return min(1.0, (self.spent + self.under_way) / self.budget)
-        return min(1.0, (self.ended + self.screened + self.under_way) / self.total) if self.total else 0.0
+        return min(1.0, (self.ended + self.at_rung + self.under_way) / self.total) if self.total else 0.0
 
 
 def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
@@ -217,7 +221,7 @@ def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
     whole = spec.total_episodes
     return Tally(
         ended=sum(row.status.is_final for row in searched),
-        screened=sum(row.is_at_rung for row in searched),
+        at_rung=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
         spent=sum(min(row.episodes, whole) for row in searched if row.counts) / whole,
         budget=spec.most_spent,

@@ -74,7 +74,7 @@ def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promot
 
 
 def is_finished(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if all trials have ended or are screened, and none is to start or be promoted."""
+    """Return True if all trials have ended or are at their rung, and none is to start or be promoted."""
     return not unended(spec, rows) and _promoted(spec, rows) is None and not _may_start(spec, rows)
 
 
@@ -121,7 +121,7 @@ def left_out(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def unended(spec: StudySpec, rows: Rows) -> list[TrialRow]:
-    """Return the trials that keep a study unfinished: neither ended nor screened."""
+    """Return the trials that keep a study unfinished: neither ended nor at their rung."""
     beyond = {row.number for row in left_out(spec, rows)}
     return [row for row in rows if not row.is_done and row.number not in beyond]
 

@@ -68,7 +68,7 @@ def offered(spec: StudySpec) -> list[Fidelity]:
     """Return a study's fidelities: the rung, if its strategy pauses trials, and the end."""
     if not spec.pauses_trials:
         return [_END]
-    left_out = "Trials that are screened are left out, since they have no end value. "
+    left_out = "Trials that were not promoted are left out, since they have no end value. "
     return [_RUNG, replace(_END, doc=left_out + _END.doc)]
 
 
