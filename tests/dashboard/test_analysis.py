@@ -152,7 +152,7 @@ def test_a_rise_with_nothing_worse_is_clean_and_says_what_was_not_measured() -> 
     assert finding.rise_se == pytest.approx(math.hypot(0.05, 0.05))
     [row] = diagnosis.hacking_rows([finding]).fillna("").to_dict("records")
     assert row == {
-        "trial": 0, "verdict": "✓ no sign over its threshold", "reward": "+0.70 ± 0.07", "KL": "6.0", "length": "20 → 23", "repetition": "",
+        "trial": 0, "verdict": "✓ no sign", "reward": "+0.70 ± 0.07", "KL": "6.0", "length": "20 → 23", "repetition": "",
         "entropy": "",
     }  # fmt: skip
 
