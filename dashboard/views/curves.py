@@ -168,18 +168,22 @@ def _draw_health(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> No
     if left_out := sum(row.is_at_rung and row.number not in courses for row in snapshot.view.trials):
         st.caption(f"Screened trials that are not chosen are left out: {left_out}.")
     rows, budget = {row.number: row for row in snapshot.view.trials}, snapshot.view.spec.kl_budget
-    lines = []
-    for number, course in courses.items():
-        diagnoses = with_repeats(diagnose(course))
-        for one, is_repeat in diagnoses:
-            what = "The same change." if is_repeat else f"Try {one.advice}."
-            lines.append(f"Trial {number}, {one.rule}: {one.finding} {what}")
-        row = rows[number]
-        if not diagnoses and row.is_done and row.status is not Status.COMPLETED:
-            lines.append(f"Trial {number}, {row.status_word}: {why_nothing(row, budget)}")
     common.heading("What to change")
-    for line in lines or ["Nothing: every sign that was measured is in its range."]:
-        st.text(safe_text.visible(line))
+    lines_of: dict[int, list[str]] = {}
+    for number, course in courses.items():
+        row, lines = rows[number], []
+        for one, is_repeat in with_repeats(diagnose(course)):
+            what = "The same change." if is_repeat else f"Try {one.advice}."
+            lines.append(f"{one.rule}: {one.finding} {what}")
+        if not lines and row.is_done and row.status is not Status.COMPLETED:
+            lines.append(f"{row.status_word.capitalize()}: {why_nothing(row, budget)}")
+        lines_of |= {number: lines} if lines else {}
+    for number, lines in lines_of.items():
+        with st.container(horizontal=True):
+            common.trial_link(number, f"Trial {number}")
+            st.text(safe_text.visible("\n".join(lines)), width="stretch")
+    if not lines_of:
+        st.text("Nothing: every sign that was measured is in its range.")
 
 
 def courses_of(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> dict[int, Course]:
