@@ -85,7 +85,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         return
     controls = st.container(horizontal=True, vertical_alignment="bottom")
     when = controls.pills(
-        "Evaluations", WHEN, selection_mode="multi", default=[BEST], key="when", bind="query-params",
+        "Evaluations", WHEN, selection_mode="multi", default=[BEST], key="when", bind="query-params", wrap=True,
         help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one behind "
         "the trial's value, or its last one if it has none from training; `at step` is the last one up to a step.",
     )  # fmt: skip
