@@ -16,7 +16,7 @@ from dashboard.views.curve_charts import DEFAULT_METRICS, WINDOW, ChartData
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
-from ppo_core.output import measured
+from ppo_core.output import KL_UNIT, measured
 from tuner.judge.diagnose import HEALTH_METRICS, LATEST, NEEDED, Course, diagnose, why_nothing, with_repeats
 from tuner.judge.hacking import values
 from tuner.judge.rules import HEALTH, SIGNS
@@ -207,14 +207,13 @@ def draw_health(courses: Mapping[int, Course]) -> None:
         "PPO health", "✓ in range, ▲ out of it, ✕ out of it in a trial that the guard ended, – not measured."
     )
     columns: dict[str, Any] = {
-        "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
+        "trial": st.column_config.NumberColumn("Trial", width=50, pinned=True),
         "health": st.column_config.TextColumn("Problems", width=215),
     }
     if courses:
-        title = f"Highest KL (nats), limit {next(iter(courses.values())).spec.kl_limit:g}"
-        columns["kl"] = st.column_config.TextColumn(
-            title, width=8 + 7 * len(title), help="Of rollouts and evaluations."
-        )
+        title = f"Highest KL ≤ {next(iter(courses.values())).spec.kl_limit:g}"
+        about = f"Of rollouts and evaluations, in {KL_UNIT}, and the guard's limit."
+        columns["kl"] = st.column_config.TextColumn(title, width=14 + 6 * len(title), help=about)
     for metric in HEALTH_METRICS:
         signs = [sign for sign in map(SIGNS.__getitem__, HEALTH) if sign.metric == metric]
         limits = [
@@ -224,7 +223,7 @@ def draw_health(courses: Mapping[int, Course]) -> None:
         ]
         title = f"{METRICS[metric].label} {', '.join(limits)}"
         about = " ".join((METRICS[metric].doc, *dict.fromkeys(f"{sign.label}: {sign.doc}" for sign in signs)))
-        columns[metric] = st.column_config.TextColumn(title, width=8 + 7 * len(title), help=about)
+        columns[metric] = st.column_config.TextColumn(title, width=14 + 6 * len(title), help=about)
     common.table(health_rows(courses), "health", columns, marked=True)
     st.caption(f"Medians of the last {LATEST} steps, but of KL the highest of the run.")
 
