@@ -36,7 +36,7 @@ def page(choice: common.Choice) -> None:
         if len(rows) > 1:
             _several(choice, rows)
         else:
-            st.caption("Once the store has another study, they are compared here.")
+            st.text("Once the store has another study, they are compared here.")
 
 
 def _several(choice: common.Choice, rows: Sequence[StudyRow]) -> None:
