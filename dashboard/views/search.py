@@ -353,7 +353,7 @@ def _screening(ranked: pd.DataFrame) -> None:
         "budget is left at the end.",
     )
     st.text(f"{sentences.of_screening(ranked)} {' '.join(sentences.of_prediction(ranked))}")
-    left, right = st.columns(2, gap="medium")
+    left, right = st.columns([9, 11])
     with left:
         common.figure(
             figures.screening(ranked),
@@ -365,8 +365,10 @@ def _screening(ranked: pd.DataFrame) -> None:
         "end": "Best reward",
     }  # fmt: skip
     cells = ranked[["place", *titles]].round(2).rename(columns=titles)
+    widths = zip(cells, (50, 50, 135, 110, 135, 90), strict=True)  # all within half of the page
     with right:
-        common.table(cells, key="screened", placeholder="–")
+        columns = {name: st.column_config.Column(name.capitalize(), width=width) for name, width in widths}
+        common.table(cells, key="screened", columns=columns, placeholder="–")
 
 
 def _ended_early(snapshot: Snapshot) -> None:
