@@ -9,7 +9,7 @@ import pandas as pd
 from dashboard import analysis, importance_figures, safe_text
 from dashboard.data import PARAMS
 from dashboard.importance_figures import BEST, Measure, number_text
-from ppo_core.config.declare import Range
+from ppo_core.config.declare import Bounds, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import counted
 from tuner.study.space import Search
@@ -64,8 +64,8 @@ AT_AN_END = 0.1
 
 
 def of_best(trials: pd.DataFrame, name: str, search: Search) -> str:
-    """Describe where the best trials lie along one hyperparameter (see `of_slice`); if at an end of the searched range,
-    say to look past it.
+    """Describe where the best trials lie along one hyperparameter (see `of_slice`); if at an end of the searched range
+    that is not the last valid value, say to look past it.
     """
     text, span = of_slice(trials, name, "value"), search.get(name)
     if not text or not isinstance(span, Range):
@@ -75,9 +75,11 @@ def of_best(trials: pd.DataFrame, name: str, search: Search) -> str:
     ends = np.array([span.low, min(max(middle, span.low), span.high), span.high])
     low, middle, high = ends if span.scale == "linear" else np.log(ends)
     share = (middle - low) / (high - low)
-    if AT_AN_END < share < 1 - AT_AN_END:
+    is_high, valid = share > 0.5, HYPERPARAMETERS[name].valid or Bounds()
+    is_last = span.high >= valid.high if is_high else span.low <= valid.low
+    if is_last or AT_AN_END < share < 1 - AT_AN_END:
         return f"{text} Look there next."
-    end, way = ("high", "higher") if share > 0.5 else ("low", "lower")
+    end, way = ("high", "higher") if is_high else ("low", "lower")
     return f"{text} Most are near the {end} end of the searched range, {span.low:g} to {span.high:g}: look {way} next."
 
 

@@ -99,7 +99,8 @@ def test_kl_over_one_hyperparameter_is_told_only_where_a_correlation_exists(valu
         (Range(1, 10), " Look there next."),
         (Range(1, 8), " Most are near the high end of the searched range, 1 to 8: look higher next."),
         (Range(8, 20), " Most are near the low end of the searched range, 8 to 20: look lower next."),
-        (Range(1, 1000), " Most are near the low end of the searched range, 1 to 1000: look lower next."),
+        (Range(2, 1000), " Most are near the low end of the searched range, 2 to 1000: look lower next."),
+        (Range(1, 1000), " Look there next."),  # fewer than one epoch is not valid
         (Range(1, 1000, "log"), " Look there next."),
     ],
 )
