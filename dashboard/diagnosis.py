@@ -20,7 +20,7 @@ from dashboard import data
 from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, counted
+from ppo_core.output import counted
 from tuner.judge.answer import Answer
 from tuner.judge.hacking import Finding, Verdict, check
 from tuner.judge.results import StudyView
@@ -150,13 +150,16 @@ def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
 
 
 HACKING_TITLES = {
+    "verdict": "Verdict",
     "reward": "Rise of reward",
-    "KL": f"Last eval KL ({KL_UNIT})",
+    "KL": "Last eval KL (nats)",
     "length": "Length (tokens)",
-    "entropy": "Entropy (nats/token)",
+    "repetition": "Repetition",
+    "entropy": "Entropy (nats)",
 }
+"""Titles of the readings of `hacking_rows`; KL is per response, entropy per token."""
 VERDICTS: Mapping[Verdict, str] = {
-    "suspect": "▲ suspect", "clean": "✓ no sign over its threshold", "no rise": "– no rise", "too early": "… too early",
+    "suspect": "▲ suspect", "clean": "✓ no sign", "no rise": "– no rise", "too early": "… too early",
 }  # fmt: skip
 
 

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from dashboard import analysis, importance_figures, safe_text
 from dashboard.data import PARAMS
 from dashboard.importance_figures import BEST, Measure, number_text
+from ppo_core.config.declare import Bounds, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import counted
+from tuner.study.space import Search
 
 
 def of_front(evaluated: pd.DataFrame, kl_budget: float) -> str:
@@ -54,6 +57,30 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
         f"KL {change} with it: the rank correlation over {len(points)} trials is {correlation:+.2f}, and chance alone "
         f"reaches ±{chance:.2f}."
     )
+
+
+AT_AN_END = 0.1
+"""The part of a searched range, on its own scale, that counts as its end."""
+
+
+def of_best(trials: pd.DataFrame, name: str, search: Search) -> str:
+    """Describe where the best trials lie along one hyperparameter (see `of_slice`); if at an end of the searched range
+    that is not the last valid value, say to look past it.
+    """
+    text, span = of_slice(trials, name, "value"), search.get(name)
+    if not text or not isinstance(span, Range):
+        return text
+    best = trials.dropna(subset=[PARAMS + name, "value"]).nlargest(BEST, "value")
+    middle = importance_figures.numbers_of(best[PARAMS + name]).median()
+    ends = np.array([span.low, min(max(middle, span.low), span.high), span.high])
+    low, middle, high = ends if span.scale == "linear" else np.log(ends)
+    share = (middle - low) / (high - low)
+    is_high, valid = share > 0.5, HYPERPARAMETERS[name].valid or Bounds()
+    is_last = span.high >= valid.high if is_high else span.low <= valid.low
+    if is_last or AT_AN_END < share < 1 - AT_AN_END:
+        return f"{text} Look there next."
+    end, way = ("high", "higher") if is_high else ("low", "lower")
+    return f"{text} Most are near the {end} end of the searched range, {span.low:g} to {span.high:g}: look {way} next."
 
 
 def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:

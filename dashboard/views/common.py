@@ -119,11 +119,11 @@ def study_page(
 
 
 def highlighted(snapshot: Snapshot, chosen: Numbers, most: int = style.AT_A_GLANCE) -> Numbers:
-    """Return the trials in colour: the chosen ones, else all if they are few, else the default ones, the running ones,
-    and the best completed ones.
+    """Return the trials in colour, by number: the chosen ones, else all if they are few, else the default ones, the
+    running ones, and the best completed ones.
     """
     if chosen:
-        return chosen[:most]
+        return tuple(sorted(chosen[:most]))
     rows = snapshot.view.trials
     if len(rows) <= style.AT_A_GLANCE:
         return tuple(row.number for row in rows)
@@ -134,7 +134,7 @@ def highlighted(snapshot: Snapshot, chosen: Numbers, most: int = style.AT_A_GLAN
 
 
 def looks(snapshot: Snapshot, numbers: Collection[int]) -> dict[int, style.Look]:
-    """Return the looks of trials, the same on all pages: by the order of choice; others take what it leaves."""
+    """Return the looks of trials, the same on all pages and in any order of choice; others take what it leaves."""
     shared = highlighted(snapshot, tuple(st.session_state.get(sidebar.TRIALS, ())), style.DISTINCT)
     look_of = style.looks([*shared, *sorted(numbers)])
     return {number: look_of[number] for number in sorted(numbers)}

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, safe_text, style
+from dashboard import analysis, data, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import changes, common
@@ -15,7 +15,6 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import KL_UNIT, NOTHING, counted, measured, plus_minus, short
 from tuner.confirm.result import Confirmation, confirmations, difference
-from tuner.control import forks
 from tuner.judge.answer import Answer, of_study
 from tuner.judge.paired import over, screened_note
 from tuner.judge.results import StudyView, as_view, differences
@@ -32,6 +31,8 @@ NONE_TRAINED = "none trained"
 """Value of a trial whose best checkpoint within the KL budget is the SFT policy, at step 0."""
 MOST_BESIDE = 3
 """Most trials for which both tables fit side by side, and most commands beside each other."""
+MOST_CHARACTERS = 24
+"""Most characters for which a column is widened: the label of a trial may be long."""
 BEST = "★"
 """Mark of the highest value."""
 Looks = Mapping[int, style.Look]
@@ -62,27 +63,30 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
 def tables(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Looks:
     """Draw the trials' settings, outcomes and differences; return their looks."""
     looks = common.looks(snapshot, [row.number for row in rows])
-    titles = _titles(of_study(store, snapshot.view), rows)
-    left, right = st.columns(2) if len(rows) <= MOST_BESIDE else [st.container()] * 2
+    roles = _roles(of_study(store, snapshot.view), rows)
+    left, right = st.columns([9, 10]) if len(rows) <= MOST_BESIDE else [st.container()] * 2
     with left:
-        _settings(rows, looks, titles)
+        _settings(rows, looks, roles)
     with right:
         runs = confirmations(store, as_view(snapshot.view.row, (*snapshot.view.trials, *snapshot.view.confirming)))
-        _outcomes(store, snapshot, rows, looks, titles, runs)
+        _outcomes(store, snapshot, rows, looks, roles, runs)
     with left:
         _differences(store, rows, runs)
     return looks
 
 
-def _titles(answer: Answer | None, rows: Sequence[TrialRow]) -> dict[int, str]:
-    """Return the header of each trial by number, which marks the trial to launch, and a reference that is another."""
-    titles = {row.number: f"Trial {row.number}" for row in rows}
-    marks = {row.number: "reference" for row in rows if row.origin is Origin.REFERENCE}
-    marks |= {} if answer is None else {answer.number: "to launch"}
-    return {number: f"{title}, {marks[number]}" if number in marks else title for number, title in titles.items()}
+def _roles(answer: Answer | None, rows: Sequence[TrialRow]) -> dict[int, str]:
+    """Return by number whether a trial is the reference, the one to launch, both, or (empty) neither."""
+    launched = None if answer is None else answer.number
+    return {
+        row.number: ", ".join(
+            ["reference"] * (row.origin is Origin.REFERENCE) + ["to launch"] * (row.number == launched)
+        )
+        for row in rows
+    }
 
 
-def _settings(rows: Sequence[TrialRow], looks: Looks, titles: Mapping[int, str]) -> None:
+def _settings(rows: Sequence[TrialRow], looks: Looks, roles: Mapping[int, str]) -> None:
     common.heading("Different settings", f"All other settings are equal. In brackets: times trial {rows[0].number}'s.")
     differing = differences(rows)
     if not differing:
@@ -92,7 +96,7 @@ def _settings(rows: Sequence[TrialRow], looks: Looks, titles: Mapping[int, str])
         "setting",
         {title_of(name): [_setting(value, values[0]) for value in values] for name, values in differing.items()},
         looks,
-        titles,
+        roles,
     )
 
 
@@ -112,18 +116,12 @@ def ended_within(row: TrialRow, spec: StudySpec) -> bool | None:
     return is_within(row.end_kl, row.end_kl_se, spec.kl_budget) and ends_within(row, spec) if is_read else None
 
 
-def _read_at(store: Store, view: StudyView, row: TrialRow) -> str:
-    """Return the episode of a trial's value; empty without a trained checkpoint."""
-    checkpoint = forks.value_checkpoint(store, view.row, row) if row.value_step else None
-    return "" if checkpoint is None else f"{checkpoint.episode:,}"
-
-
 def _outcomes(
     store: Store,
     snapshot: Snapshot,
     rows: Sequence[TrialRow],
     looks: Looks,
-    titles: Mapping[int, str],
+    roles: Mapping[int, str],
     runs: Sequence[Confirmation],
 ) -> None:
     common.heading(
@@ -132,6 +130,8 @@ def _outcomes(
         "of the runs that confirm it, on the test prompts, with 95% intervals.",
     )
     spec, top = snapshot.view.spec, max((row.value for row in rows if row.value is not None), default=None)
+    evaluated = data.curves(store, snapshot, analysis.EVALUATED, numbers=list(roles), evaluations_only=True)
+    episode_of = {(each.trial, each.step): f"{each.episode:,}" for each in evaluated.itertuples()}
     star_of = {row.number: f"{BEST} " for row in rows if row.value is not None and row.value == top}
     outcomes = {
         "Status": [style.status_cell(row) for row in rows],
@@ -141,8 +141,7 @@ def _outcomes(
             NONE_TRAINED if row.value_step == 0 else star_of.get(row.number, "") + plus_minus(row.value, row.value_se)
             for row in rows
         ],
-        "Read at step": [f"{row.value_step or ''}" for row in rows],
-        "Read at episode": [_read_at(store, snapshot.view, row) for row in rows],
+        "Read at episode": [episode_of.get((row.number, row.value_step or None), "") for row in rows],
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
         "Last eval reward": [measured(row.end_reward) for row in rows],
         f"Last eval KL ({KL_UNIT})": [measured(row.end_kl) for row in rows],
@@ -161,28 +160,26 @@ def _outcomes(
                 "" if one is None else f"{one.ends_within} of {len(one.rewards)}" for one in ones
             ],
         }
-    shown = {name: cells for name, cells in outcomes.items() if any(cells)}
-    _table("outcome", shown, looks, titles)
+    _table("outcome", outcomes, looks, roles)
     for row in rows:
         if row.reason and not row.is_at_rung:
             st.text(f"Trial {row.number}: {safe_text.one_line(row.reason.message, 400)}")
 
 
-def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, titles: Mapping[int, str]) -> None:
-    """Draw named cells, one column per trial under its line, wide enough for a value with its standard error."""
-    names = [f"trial {number}" for number in titles]
-    lines = [looks[number].dash.glyph for number in titles]
-    table = pd.DataFrame.from_dict({"Line": lines, **cells}, orient="index", columns=names).reset_index(names=title)
+def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, roles: Mapping[int, str]) -> None:
+    """Draw named cells, one column per trial under its line and role, wide enough for its texts."""
+    names = [f"trial {number}" for number in roles]
+    cells = {"Line": [looks[number].dash.glyph for number in roles], "Role": list(roles.values()), **cells}
+    shown = {name: texts for name, texts in cells.items() if any(texts)}
+    table = pd.DataFrame.from_dict(shown, orient="index", columns=names).reset_index(names=title)
     styles = table.map(lambda cell: f"background-color: {common.MARKS['✓']}" if cell.startswith(BEST) else "")
-    styles.loc[0, names] = [f"color: {looks[number].colour}" for number in titles]
-    columns: dict[str, Any] = {
-        name: st.column_config.TextColumn(header, width=max(115, 7 * len(header)))
-        for name, header in zip(names, titles.values(), strict=True)
+    styles.loc[0, names] = [f"color: {looks[number].colour}" for number in roles]
+    columns: dict[str, Any] = {title: st.column_config.TextColumn(title.capitalize(), pinned=True)} | {
+        name: st.column_config.TextColumn(name.capitalize(), width=14 + 6 * int(characters))
+        for name, characters in table[names].map(len).clip(len("Trial 00"), MOST_CHARACTERS).max().items()
     }
     styled = table.style.apply(lambda _: styles, axis=None)
-    st.dataframe(
-        styled, key=title, hide_index=True, column_config={title: title.capitalize()} | columns, height="content"
-    )
+    st.dataframe(styled, key=title, hide_index=True, column_config=columns, height="content")
 
 
 def _differences(store: Store, rows: Sequence[TrialRow], runs: Sequence[Confirmation]) -> None:

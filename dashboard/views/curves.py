@@ -167,18 +167,22 @@ def _draw_health(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> No
     if left_out := sum(row.is_at_rung and row.number not in courses for row in snapshot.view.trials):
         st.caption(f"Trials that were not promoted and are not chosen are left out: {left_out}.")
     rows, budget = {row.number: row for row in snapshot.view.trials}, snapshot.view.spec.kl_budget
-    lines = []
-    for number, course in courses.items():
-        diagnoses = with_repeats(course.diagnoses)
-        for one, is_repeat in diagnoses:
-            what = "The same change." if is_repeat else f"Try {one.advice}."
-            lines.append(f"Trial {number}, {one.rule}: {one.finding} {what}")
-        row = rows[number]
-        if not diagnoses and row.is_done and row.status is not Status.COMPLETED:
-            lines.append(f"Trial {number}, {row.status_word}: {why_nothing(row, budget)}")
     common.heading("What to change")
-    for line in lines or ["Nothing: every sign that was measured is in its range."]:
-        st.text(safe_text.visible(line))
+    lines_of: dict[int, list[str]] = {}
+    for number, course in courses.items():
+        row, lines = rows[number], []
+        for one, is_repeat in with_repeats(course.diagnoses):
+            what = "The same change." if is_repeat else f"Try {one.advice}."
+            lines.append(f"{one.rule}: {one.finding} {what}")
+        if not lines and row.is_done and row.status is not Status.COMPLETED:
+            lines.append(f"{row.status_word.capitalize()}: {why_nothing(row, budget)}")
+        lines_of |= {number: lines} if lines else {}
+    for number, lines in lines_of.items():
+        with st.container(horizontal=True):
+            common.trial_link(number, f"Trial {number}")
+            st.text(safe_text.visible("\n".join(lines)), width="stretch")
+    if not lines_of:
+        st.text("Nothing: every sign that was measured is in its range.")
 
 
 def courses_of(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> dict[int, Course]:
@@ -202,14 +206,13 @@ def draw_health(courses: Mapping[int, Course]) -> None:
         "PPO health", "✓ in range, ▲ out of it, ✕ out of it in a trial that the guard ended, – not measured."
     )
     columns: dict[str, Any] = {
-        "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
+        "trial": st.column_config.NumberColumn("Trial", width=50, pinned=True),
         "health": st.column_config.TextColumn("Problems", width=215),
     }
     if courses:
         title = f"Highest KL ≤ {next(iter(courses.values())).spec.kl_limit:g}"
-        columns["kl"] = st.column_config.TextColumn(
-            title, width=8 + 7 * len(title), help=f"Of rollouts and evaluations, in {KL_UNIT}, and the guard's limit."
-        )
+        about = f"Of rollouts and evaluations, in {KL_UNIT}, and the guard's limit."
+        columns["kl"] = st.column_config.TextColumn(title, width=14 + 6 * len(title), help=about)
     for metric in HEALTH_METRICS:
         signs = [sign for sign in map(SIGNS.__getitem__, HEALTH) if sign.metric == metric]
         limits = [
@@ -219,7 +222,7 @@ def draw_health(courses: Mapping[int, Course]) -> None:
         ]
         title = f"{METRICS[metric].label} {', '.join(limits)}"
         about = " ".join((METRICS[metric].doc, *dict.fromkeys(f"{sign.label}: {sign.doc}" for sign in signs)))
-        columns[metric] = st.column_config.TextColumn(title, width=8 + 7 * len(title), help=about)
+        columns[metric] = st.column_config.TextColumn(title, width=14 + 6 * len(title), help=about)
     common.table(health_rows(courses), "health", columns, marked=True)
     st.caption(f"Medians of the last {LATEST} steps, but of KL the highest of the run.")
 

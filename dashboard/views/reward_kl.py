@@ -63,14 +63,14 @@ def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
         best.assign(
             reward=[_plus_minus(row.reward, row.reward_se) for row in best.itertuples()],
             kl=[_plus_minus(row.kl, row.kl_se) for row in best.itertuples()],
-        )[["within", "reward", "gain", "kl", "trial", "step"]],
+        )[["within", "reward", "gain", "trial", "kl", "step"]],
         key="what KL buys",
         columns={
             "within": number("Within (nats)", format="%.3g", width=85),
             "reward": text("Best eval reward", width=115),
             "gain": number("Adds", format="%+.2f", width=55),
-            "kl": text("Its KL", width=95),
             "trial": number("Trial", format="%d", width=50),
+            "kl": text("Its KL", width=95),
             "step": number("Step", format="%d", width=50),
         },
         placeholder="–",

@@ -42,7 +42,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
 
 
 def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
-    """Draw signs of reward hacking, one row per trial, with worsened readings marked."""
+    """Draw signs of reward hacking, one column per trial as above, with worsened readings marked."""
     common.heading(
         "Reward hacking: does reward rise while something else worsens?",
         "A reason to read the samples above, not a proof.",
@@ -50,8 +50,9 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
     findings = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
     st.text(diagnosis.describe_hacking(findings))
-    columns = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)} | diagnosis.HACKING_TITLES
-    common.table(diagnosis.hacking_rows(findings), "hacking", columns, marked=True)
+    rows = diagnosis.hacking_rows(findings).rename(columns=diagnosis.HACKING_TITLES)
+    signs = rows.set_index("trial").T.rename(columns="Trial {}".format).reset_index(names="Sign")
+    common.table(signs, "hacking", {"Sign": st.column_config.TextColumn(width=130, pinned=True)}, marked=True)
     st.caption(f"{hacking.RULE} {diagnosis.HACKING_MEANS}")
 
 
@@ -83,15 +84,15 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
         st.info("These trials have no samples: a trial writes some at each evaluation.")
         return
     controls = st.container(horizontal=True, vertical_alignment="bottom")
-    when = controls.segmented_control(
-        "Evaluations", WHEN, selection_mode="multi", default=[BEST], key="when", bind="query-params",
+    when = controls.pills(
+        "Evaluations", WHEN, selection_mode="multi", default=[BEST], key="when", bind="query-params", wrap=True,
         help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one behind "
         "the trial's value, or its last one if it has none from training; `at step` is the last one up to a step.",
     )  # fmt: skip
     prompts = {int(index): str(text) for index, text in samples.groupby("prompt_index")["prompt"].first().items()}
     with controls:
         mark = st.selectbox(
-            "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", width=200, key="mark",
+            "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", width=180, key="mark",
             bind="query-params",
             help="A token's reading, orange above 0 and blue below; point at a token for all its readings. Or words "
             "added to another response (underlined) and removed from it (struck through).",

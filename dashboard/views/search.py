@@ -26,6 +26,8 @@ from tuner.study.spec import StudySpec
 
 MOST_AXES = 8
 """Default number of axes of the parallel coordinates."""
+MOST_TOLD = 3
+"""Most hyperparameters that stand out whose best values are told."""
 MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
 
 
@@ -34,7 +36,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     common.watch(store, snapshot)
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
-    screened = _screening(store, snapshot)
+    screened = common.screening(store, snapshot)
     point = _fidelity(snapshot)
     at_rung = {(row.trial, row.episode): (row.reward, row.kl) for row in evaluated.itertuples()}
     trials = fidelity.read(snapshot.view.trials, point, at_rung)
@@ -43,6 +45,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     compared = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(compared.trials)
     important = _importance(store, compared, point, len(snapshot.view.trials), screened)
+    _screening(screened)
     ranked: dict[Outcome, list[str]] = {
         outcome: sorted(names, key=lambda name: order.index(name) if name in order else len(order))
         for outcome, order in important.items()
@@ -90,12 +93,18 @@ def _importance(
     for place, (outcome, title) in zip(st.columns(2), titles.items(), strict=True):
         with place:
             st.markdown(f"**For the {title}**")
+            st.text(importance.certainty(importances[outcome], len(usable), _label))
+            for name in [item.name for item in importances[outcome] if item.is_sure][:MOST_TOLD]:
+                st.markdown(
+                    sentences.of_best(snapshot.trials, name, view.spec.search)
+                    if outcome == "reward"
+                    else f"{_label(name)}: {sentences.of_slice(snapshot.trials, name, 'kl')}"
+                )
             common.figure(
                 importance_figures.importance_bars(importances[outcome]),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
-            st.text(importance.certainty(importances[outcome], len(usable), _label))
     st.caption(
         "A bar says how much, not in which direction: the charts below show that. Lines on the bars: the middle 80% of "
         f"{importance.RESAMPLES} resamples of the trials. Pale bars are no more than chance."
@@ -118,9 +127,8 @@ def _importance_help(left_out: int, *, at_rung: bool) -> str:
     why = "not screened, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
     pruned = "" if at_rung else " The charts of one hyperparameter below include the pruned trials."
     return (
-        f"{importance.MEANING} For KL, the best are those with the lowest. Bars are shares; a whisker holds the middle "
-        f"80% of {importance.RESAMPLES} bootstrap resamples of the trials, and is widened to contain the bar's end: "
-        f"resampling adds noise, which pulls large shares down and small ones up; a pale bar is one that "
+        f"{importance.MEANING} For KL, the best are those with the lowest. A line on a bar is widened to contain the "
+        "bar's end: resampling adds noise, which pulls large shares down and small ones up. A pale bar is one that "
         f"{importance.RESAMPLES} shuffles of the outcomes reach by chance. Trials left out: {left_out} ({why}).{pruned}"
     )
 
@@ -174,8 +182,8 @@ def _linked(
         return
     linked = _Linked(trials, point, ranked, marked, key)
     spec = snapshot.view.spec
-    _every_trial(store, snapshot, linked)
     _slices(spec, linked)
+    _every_trial(store, snapshot, linked)
     left, right = st.columns(2)
     with left:
         _kl_slice(spec, linked)
@@ -325,11 +333,10 @@ def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
         )
 
 
-def _screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
-    """Draw which of the screened trials were promoted, why not, and what became of them; return them."""
-    ranked = common.screening(store, snapshot)
+def _screening(ranked: pd.DataFrame) -> None:
+    """Draw which of the screened trials were promoted, why not, and what became of them; nothing without any."""
     if ranked.empty:
-        return ranked
+        return
     common.heading(
         "Who was promoted, and did screening predict the end?",
         f"At {SHARE:.0%} of its episodes a trial is ranked by its screening score, then by its reward. The score is 1 "
@@ -339,7 +346,7 @@ def _screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
         "budget is left at the end.",
     )
     st.text(f"{sentences.of_screening(ranked)} {' '.join(sentences.of_prediction(ranked))}")
-    left, right = st.columns(2, gap="medium")
+    left, right = st.columns([9, 11])
     with left:
         common.figure(
             figures.screening(ranked),
@@ -351,9 +358,10 @@ def _screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
         "end": "Best reward",
     }  # fmt: skip
     cells = ranked[["place", *titles]].round(2).rename(columns=titles)
+    widths = zip(cells, (50, 50, 135, 110, 135, 90), strict=True)  # all within half of the page
     with right:
-        common.table(cells, key="screened", placeholder="–")
-    return ranked
+        columns = {name: st.column_config.Column(name.capitalize(), width=width) for name, width in widths}
+        common.table(cells, key="screened", columns=columns, placeholder="–")
 
 
 def _ended_early(snapshot: Snapshot) -> None:

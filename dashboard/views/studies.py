@@ -1,4 +1,4 @@
-"""Studies: a table of all, with state, best trial and cost; and several compared by front and by hyperparameter."""
+"""Studies: a table of all, with state, answer and cost; and several compared by front and by hyperparameter."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -11,9 +11,10 @@ import streamlit as st
 from dashboard import analysis, data, figures, importance_figures, safe_text, sentences, style
 from dashboard.data import Snapshot
 from dashboard.views import common
+from dashboard.views.answer import what_to_launch
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.output import duration
+from ppo_core.output import duration, measured, plus_minus
 from tuner.judge.answer import Badge, of_study
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import NOT_PROMOTED
@@ -30,6 +31,9 @@ def page(choice: common.Choice) -> None:
         rows = data.studies(choice.store)
         is_any_held = any(row.is_held for row in rows)
         st.fragment(_table, run_every=REFRESH_SECONDS if is_any_held else None)(choice.store)
+        if (answer := of_study(choice.store, choice.snapshot.view)) is not None:
+            common.heading(f"What to launch in {safe_text.in_markdown(choice.snapshot.view.row.name)}")
+            what_to_launch(choice.snapshot.view, answer)
         if len(rows) > 1:
             _several(choice, rows)
         else:
@@ -163,7 +167,7 @@ def _link(name: str) -> str:
 
 
 def _link_column() -> Any:
-    return st.column_config.LinkColumn("Study", display_text=r"study=(.*)", pinned=True, width=125)
+    return st.column_config.LinkColumn("Study", display_text=r"study=(.*)", pinned=True, width=110)
 
 
 def _table(store: Store) -> None:
@@ -176,56 +180,53 @@ def _table(store: Store) -> None:
 
 def table_of(store: Store, studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
     """Return one row per study, safe to show and to export; an unreadable study has only its name."""
-    table = pd.DataFrame([_row(store, row, view) for row, view in studies])
-    has_budget = "spent" in table.columns and table["spent"].fillna("").ne("").any()
-    return table if has_budget else table.drop(columns="spent", errors="ignore")
+    return pd.DataFrame([_row(store, row, view) for row, view in studies])
 
 
 def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, object]:
     if view is None:
         return {"study": _link(row.name), "state": "not readable"}
-    best, cost, tally, total = view.best(), data.cost(view), view.tally, data.total(view)
-    answer = of_study(store, view)
+    tally, total, answer = view.tally, data.total(view), of_study(store, view)
     planned = "" if total is None else f" of {total}"
     at_rung = f", {tally.at_rung} {NOT_PROMOTED}" if tally.at_rung else ""
+    spent = "" if tally.budget is None else f", {tally.spent:.1f} of {tally.budget:g} spent"
+    confirmed = None if answer is None else answer.confirmed
+    reward, kl = (None, None) if confirmed is None else (confirmed.reward, confirmed.kl)
+    value = None if answer is None else plus_minus(answer.trial.value, answer.trial.value_se)
+    at_kl = None if answer is None else answer.trial.kl
     return {
         "study": _link(row.name),
         "state": data.WORDS[data.shown_state(view)],
         "launch": None if answer is None else answer.name,
         "certainty": None if answer is None else answer.badge.value,
-        "ended": f"{view.ended}{planned}{at_rung}",
-        "spent": "" if tally.budget is None else f"{tally.spent:.1f} of {tally.budget:g}",
-        "best": None if best is None else best.value,
-        "best_trial": None if best is None else best.number,
-        "kl": None if best is None else best.kl,
-        "budget": view.spec.kl_budget,
-        "device": duration(3_600 * cost.hours),
-        "pruned": None if cost.pruned_share is None else 100 * cost.pruned_share,
+        "reward": value if reward is None else reward.text,
+        "kl": f"{measured(at_kl if kl is None else kl.mean)} of {view.spec.kl_budget:g}",
         "sign": common.ago(data.last_sign(view)),
+        "ended": f"{view.ended}{planned}{at_rung}{spent}",
+        "device": duration(3_600 * data.cost(view).hours),
     }
 
 
 def _study_columns() -> dict[str, Any]:
-    number, text = st.column_config.NumberColumn, st.column_config.TextColumn
+    text = st.column_config.TextColumn
     return {
         "study": _link_column(),
         "state": text("State", width=90, help="Not responding: its controller has been silent for a minute."),
         "launch": text("Launch", width=130, help="The configuration to train for real, under the study's KL budget."),
         "certainty": _certainty_column(),
-        "ended": text("Trials ended", width=105, help="And how many were not promoted at screening."),
-        "spent": text("Search budget", width=100, help="In trials of full length; empty: limited by number of trials."),
-        "best": number(
-            "Best in search",
-            format="%.3f",
-            width=100,
-            help="Of the search's best trial within the KL budget: the highest of many, so part of it is luck.",
+        "reward": text(
+            "Its reward",
+            width=130,
+            help="Of what to launch: its mean on fresh seeds and the test prompts with the 95% interval if it is "
+            "confirmed; else of its best checkpoint, ± one standard error over the eval prompts: the highest of many, "
+            "so part of it is luck.",
         ),
-        "best_trial": number("Its trial", width=60, help="Number of the search's best trial, not of what to launch."),
-        "kl": number("Its KL", format="%.2f", width=60, help=f"KL of the best trial. {METRICS['eval/kl'].doc}"),
-        "budget": number("KL budget", format="%g", width=75, help=f"In {METRICS['eval/kl'].unit}."),
+        "kl": text("KL of budget", width=90, help=f"Its KL and the study's KL budget. {METRICS['eval/kl'].doc}"),
+        "sign": text("Last activity", width=100),
+        "ended": text(
+            "Trials ended",
+            width=190,
+            help="And those not promoted at screening; what is spent of the budget.",
+        ),
         "device": text("Device time", width=85, help="Trials that run side by side each count."),
-        "pruned": number(
-            "Time in pruned", format="%.0f%%", width=105, help="Share of the device time spent on pruned trials."
-        ),
-        "sign": text("Last activity", width=125),
     }

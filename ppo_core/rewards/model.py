@@ -45,9 +45,10 @@ class RewardModel:
         self._longest = _positions(self.model, self.tokenizer)
         self._endings = _Endings.of(self.tokenizer) if part.append_eos else _Endings()
         if part.append_eos:
-            eos = self.tokenizer.eos_token if self._endings.text_eos else None
-            told = f"{eos} is appended to responses that ended" if eos else "no EOS is appended: the tokenizer does it"
-            logger.info("%s: %s (see append_eos)", self.who, told)
+            if self._endings.text_eos:
+                self._warn_once(f"{self.tokenizer.eos_token} is appended to responses that ended (see append_eos)")
+            else:
+                logger.info("%s: no EOS is appended: the tokenizer does it", self.who)
         self._chunks = ChunkRows(f"scoring by {part.name}", most_rows)
 
     def __call__(self, batch: Batch) -> PartScores:

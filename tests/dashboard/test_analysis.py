@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dashboard import analysis, diagnosis, sentences
+from ppo_core.config.declare import Choices, Dimension, Range
 from tests.dashboard.fake_store import CUT_SPEC
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.hacking import Finding
@@ -90,6 +91,26 @@ def test_kl_over_one_hyperparameter_is_told_only_where_a_correlation_exists(valu
     assert sentences.of_slice(frame, "learning_rate", "kl") == said
 
 
+@pytest.mark.parametrize(
+    ("span", "said"),
+    [
+        (None, ""),
+        (Choices((6, 8)), ""),
+        (Range(1, 10), " Look there next."),
+        (Range(1, 8), " Most are near the high end of the searched range, 1 to 8: look higher next."),
+        (Range(8, 20), " Most are near the low end of the searched range, 8 to 20: look lower next."),
+        (Range(2, 1000), " Most are near the low end of the searched range, 2 to 1000: look lower next."),
+        (Range(1, 1000), " Look there next."),  # fewer than one epoch is not valid
+        (Range(1, 1000, "log"), " Look there next."),
+    ],
+)
+def test_where_the_best_lie_is_told_with_where_to_look_next(span: Dimension | None, said: str) -> None:
+    values = [float(value) for value in range(1, 11)]
+    frame = pd.DataFrame({"params_num_ppo_epochs": values, "value": values})
+    told = "PPO epochs: the 5 best of 10 trials lie at 6 to 10, of 1 to 10 tried."
+    assert sentences.of_best(frame, "num_ppo_epochs", {} if span is None else {"num_ppo_epochs": span}) == told + said
+
+
 POINTS = some.lists(some.tuples(some.integers(0, 3), some.integers(0, 9), some.floats(-2, 2), some.floats(0, 30)))
 
 
@@ -152,7 +173,7 @@ def test_a_rise_with_nothing_worse_is_clean_and_says_what_was_not_measured() -> 
     assert finding.rise_se == pytest.approx(math.hypot(0.05, 0.05))
     [row] = diagnosis.hacking_rows([finding]).fillna("").to_dict("records")
     assert row == {
-        "trial": 0, "verdict": "✓ no sign over its threshold", "reward": "+0.70 ± 0.07", "KL": "6.0", "length": "20 → 23", "repetition": "",
+        "trial": 0, "verdict": "✓ no sign", "reward": "+0.70 ± 0.07", "KL": "6.0", "length": "20 → 23", "repetition": "",
         "entropy": "",
     }  # fmt: skip
 

@@ -97,8 +97,8 @@ def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_cho
 ) -> None:
     with opened(browser, server, f"search?study={STUDY}", width=1440) as visit:
         figures = visit.page.locator(".js-plotly-plot:has(.scatterlayer)")
-        expect(figures).to_have_count(5)  # front, history, panels, the KL's slice, a pair
-        panels = figures.nth(2)
+        expect(figures).to_have_count(5)  # panels, front, history, the KL's slice, a pair
+        panels = figures.first
         visit.scroll_to(panels)
         visit.page.mouse.wheel(0, -150)  # the bar of marked trials stays over it
         read(visit)

@@ -53,7 +53,7 @@ def test_the_highest_value_is_marked_not_by_colour_alone(built: Path, monkeypatc
     app = page("compare", built, monkeypatch, trial=["0", "7", "2", "8"])
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert [cell[:1] for cell in outcomes.loc["Value ± SE (reward)"]] == ["1", "★", "1", "-"]
-    assert sorted(colours(app, 1)) == ["row0_col1", "row0_col2", "row0_col3", "row0_col4", "row2_col2"]
+    assert sorted(colours(app, 1)) == ["row0_col1", "row0_col2", "row0_col3", "row0_col4", "row3_col2"]
 
 
 @pytest.mark.parametrize(("trial", "beside"), [("7", "0"), ("0", "9")])
@@ -81,14 +81,13 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     assert any("One run of each trial" in (heading.help or "") for heading in app.subheader)
 
 
-def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_its_score(
+def test_values_of_best_checkpoints_are_told_with_their_episode_and_a_pause_with_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_store.build_cut(tmp_path / "store.db").close()
     app = page("compare", tmp_path / "store.db", monkeypatch, trial=["5", "0", "7"])
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert outcomes.loc["Status"].tolist() == ["✓ completed", "◇ screened", "✓ completed"]
-    assert outcomes.loc["Read at step"].tolist() == ["12", "3", "30"]
     assert outcomes.loc["Read at episode"].tolist() == ["768", "192", "1,920"]
     assert outcomes.loc["Ends within 10 nats/response"].tolist() == ["no", "-", "yes"]
     assert outcomes.loc["Screening score", "trial 0"] == "1.00"
@@ -109,7 +108,8 @@ def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeyp
     headers = [
         one["label"] for name, one in json.loads(app.dataframe[1].proto.columns).items() if name.startswith("trial")
     ]
-    assert headers == ["Trial 7", "Trial 0, reference"]
+    assert headers == ["Trial 7", "Trial 0"]
+    assert app.dataframe[1].value.loc[1].tolist() == ["Role", "", "reference"]
     assert [one.value for one in app.caption][:2] == ["Train it again as here", "Train it 10 times longer"]
     known = "The results above are of runs of 1,920 episodes; how longer runs end is not known, so watch their KL."
     assert known in [one.value for one in app.caption]

@@ -72,7 +72,7 @@ def test_before_a_confirmation_the_page_shows_what_would_run(path: Path, monkeyp
         "8.46",
         "0.966",
     ]
-    assert settings.iloc[1].tolist() == [
+    assert settings.iloc[2].tolist() == [
         "Policy learning rate", "0.00036", "0.00028 (×0.78)", "0.00095 (×2.6)", "0.0001 (×0.28)"
     ]  # fmt: skip
 

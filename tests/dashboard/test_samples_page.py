@@ -280,8 +280,8 @@ def test_without_trials_or_samples_it_says_what_to_wait_for(tmp_path: Path, monk
 def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(budget: str) -> str:
         app = page("samples", built, monkeypatch, budget=budget, trial=["7"])
-        [row] = next(one.value for one in app.dataframe if "verdict" in one.value).to_dict("records")
-        return f"{row['verdict']}, KL {row['KL']}"
+        signs = next(one.value for one in app.dataframe if "Sign" in one.value).set_index("Sign")["Trial 7"]
+        return f"{signs['Verdict']}, KL {signs['Last eval KL (nats)']}"
 
-    assert verdict("10").startswith("✓ no sign over its threshold, KL 9")
+    assert verdict("10").startswith("✓ no sign, KL 9")
     assert verdict("8").startswith("▲ suspect, KL ▲ 9")

@@ -21,7 +21,7 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
     app = page("search", built, monkeypatch)
     assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more is needed.")]
     assert [chart.key for chart in app.get("plotly_chart")] == [
-        "front of trials", "history", "slices of value", "slice of kl", "pair", "parallel coordinates"
+        "slices of value", "front of trials", "history", "slice of kl", "pair", "parallel coordinates"
     ]  # fmt: skip
     assert "Different settings" not in shown.subheaders(app)
 
@@ -41,6 +41,9 @@ def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
     assert [chart.key for chart in app.get("plotly_chart")][:2] == ["importance for reward", "importance for KL"]
     told = [text for text in shown.texts(app) if text.startswith("With 24 trials")]
     assert len(told) == 2 and all("Policy learning rate" in text.split("out from chance")[0] for text in told)
+    best, change = (one.value for one in app.markdown if one.value.startswith("Policy learning rate: "))
+    assert best.startswith("Policy learning rate: the 5 best of 24 trials lie at ") and best.endswith(" next.")
+    assert change.startswith("Policy learning rate: KL rises with it: the rank correlation over 24 trials is +")
     assert app.selectbox(key="setting").value == "learning_rate", "the one that mattered most comes first"
     drawn, options = figures_of(app), app.selectbox(key="setting").options
     ranked = {
@@ -68,7 +71,9 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     assert ([band["x0"], band["x1"]], others) == (pytest.approx([0.5, 3.0]), []), "the KL budget is for the end"
     ranked = next(table.value for table in rung.dataframe if "Outcome" in table.value)
     assert len(ranked) == 25 and ranked["Outcome"].value_counts()["promoted"] == 4
-    assert shown.subheaders(rung)[0].startswith("Who was promoted"), "why the others were not comes first"
+    assert shown.subheaders(rung)[:2] == [
+        "What mattered for reward, and for KL", "Who was promoted, and did screening predict the end?"
+    ]  # fmt: skip
     told = shown.texts(rung)
     assert [text for text in told if text.startswith("4 of the 25 trials screened were promoted (blue); 21 were not (")]
     assert [

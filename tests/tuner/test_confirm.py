@@ -321,7 +321,7 @@ def test_runs_whose_checkpoints_are_gone_are_named_where_they_cannot_be_read(tmp
         finished, events = run(tmp_path, spec(), plan=plan, from_file=False)
         told = [event.message for event in events if isinstance(event, StudyWarned)]
         assert finished and len(told) == 1 and told[0].startswith(f"trial {lost.number}: not evaluated")
-        assert f"ppo-tuner confirm {NAME} --seeds 6" in told[0]
+        assert f"ppo-tuner confirm {NAME} --seeds 3" in told[0]
 
 
 def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:

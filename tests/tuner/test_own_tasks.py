@@ -95,7 +95,7 @@ def test_responses_of_a_new_task_fit_into_the_policys_context(
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["a b"], 2, "'a b' is not allowed as a task's folder: its name has letters, digits, dots"),
+        (["a b"], 2, "'a b' is not allowed as a task's folder: its name begins with a letter or digit"),
         ([""], 2, "'.' is not allowed as a task's folder"),
         (["none/sums"], 2, "cannot create none/sums: folder none not found; create it first"),
         (
