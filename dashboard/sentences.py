@@ -9,7 +9,8 @@ import pandas as pd
 from dashboard import analysis, importance_figures, safe_text
 from dashboard.data import PARAMS
 from dashboard.importance_figures import BEST, Measure, number_text
-from ppo_core.config.declare import Bounds, Range
+from ppo_core.config.checks import Bounds
+from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import counted
 from tuner.study.space import Search
@@ -25,6 +26,8 @@ def of_front(evaluated: pd.DataFrame, kl_budget: float) -> str:
     if half["reward"].max() < best["reward"]:
         text += f"; half of that KL reaches {half['reward'].max():.3g}"
     over = evaluated[evaluated["step"] > 0].drop(inside.index, errors="ignore")
+    if over.empty:
+        return f"{text}."
     more = over["reward"].max() - best["reward"]
     return f"{text}; checkpoints over the budget reach {f'{more:.2g} more' if more > 0 else 'no more'}."
 

@@ -1,5 +1,6 @@
 """Samples: responses to the same prompts, side by side. Every text here is hostile until shown literally."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from dashboard.safe_text import Piece
 from dashboard.views import common, sample_marks
 from dashboard.views.sample_marks import CHANGES, COLOURED
 from ppo_core.metrics import METRICS
+from ppo_core.output import NOTHING
 from ppo_core.report import TokenReadings
 from tuner.judge import hacking
 from tuner.judge.answer import of_study
@@ -115,18 +117,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     matching = selected[selected["response"].str.contains(wanted or "", case=False, regex=False)]
     indices = common.paginate(ordered(matching, order), PROMPTS_PER_PAGE, "prompts")
     on_page = selected[selected["prompt_index"].isin(indices)]
-    tokens: dict[tuple[int, int, int], TokenReadings | None] = {}
-    low = high = 0.0
-    if mark in COLOURED:
-        tokens = {key: data.tokens(store, snapshot, *key) for key in map(_key, on_page.itertuples())}
-        # A trial that blew up would leave the others without any shade.
-        for scaled in (on_page[~on_page["trial"].isin(snapshot.kl_pruned)], on_page):
-            readings_of = [tokens[_key(row)] for row in scaled.itertuples()]
-            low, high = sample_marks.extremes(readings_of, mark, list(scaled["reward"]))
-            if low or high:
-                legend = sample_marks.legend(mark, low, high, is_capped=len(scaled) < len(on_page))
-                st.html(f"<small>{safe_text.marked(legend)}</small>")
-                break
+    tokens, largest = _shading(store, snapshot, on_page, mark) if mark in COLOURED else ({}, 0.0)
     for index in indices:
         with st.container(border=True):
             st.caption(f"Prompt {index}")
@@ -144,7 +135,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
                                 base = sample_marks.base_of(with_reference, row, mark, reference)
                             is_last = BEST in when and not trial.value_step and row.step == last[trial.number]
                             readings = tokens.get(_key(row))
-                            _response(row, *_marked(row, mark, wanted, readings, max(-low, high), base), is_last)
+                            _response(row, *_marked(row, mark, wanted, readings, largest, base), is_last)
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
     matches = f"{len(matching)} of {len(selected)} responses have it. " if wanted else ""
@@ -157,6 +148,22 @@ _HELP = (
     "repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible characters are "
     "spelled out as ⟨U+…⟩."
 )
+
+
+def _shading(
+    store: Store, snapshot: Snapshot, on_page: pd.DataFrame, mark: str
+) -> tuple[dict[tuple[int, int, int], TokenReadings | None], float]:
+    """Draw the legend of a shade; return the token readings by `_key`, and the largest value, at which it is full."""
+    tokens = {key: data.tokens(store, snapshot, *key) for key in map(_key, on_page.itertuples())}
+    # A trial that blew up would leave the others without any shade.
+    for scaled in (on_page[~on_page["trial"].isin(snapshot.kl_pruned)], on_page):
+        readings_of = [tokens[_key(row)] for row in scaled.itertuples()]
+        low, high = sample_marks.extremes(readings_of, mark, list(scaled["reward"]))
+        if low or high:
+            legend = sample_marks.legend(mark, low, high, is_capped=len(scaled) < len(on_page))
+            st.html(f"<small>{safe_text.marked(legend)}</small>")
+            return tokens, max(-low, high)
+    return tokens, 0.0
 
 
 def _key(row: Any) -> tuple[int, int, int]:
@@ -210,17 +217,15 @@ def _episodes(counts: pd.Series) -> str:
 
 
 def at_evaluation(samples: pd.DataFrame, when: str, best: Mapping[int, int | None], step: int = 0) -> pd.DataFrame:
-    """Return each trial's samples of one evaluation: its first, last, best, or the last up to `step`.
+    """Return each trial's samples of one evaluation: the one before training, its best, or its last up to `step`.
 
     `best` maps a trial to the step of its value; None: it has none.
     """
     if when == BEST:
         steps = samples["trial"].map({number: -1 if step is None else step for number, step in best.items()})
-    elif when == FIRST:
-        steps = samples.groupby("trial")["step"].transform("min")
     else:
-        eligible = samples["step"] if when == LAST else samples["step"].where(samples["step"] <= step)
-        steps = eligible.groupby(samples["trial"]).transform("max")
+        until = {FIRST: 0, LAST: math.inf}.get(when, step)  # a fork has none before training
+        steps = samples["step"].where(samples["step"] <= until).groupby(samples["trial"]).transform("max")
     return samples[samples["step"] == steps]
 
 
@@ -267,12 +272,13 @@ def _marked(
         if base is not None:
             return sample_marks.changes(row.response, base), note
         note = "nothing to compare with"
-    elif mark and tokens is None:
-        note = "no token data for this sample"
-    elif mark and tokens is not None:
-        if sample_marks.values_of(tokens, mark, row.reward):
+    elif mark:
+        if tokens is None:
+            note = "no token data for this sample"
+        elif sample_marks.values_of(tokens, mark, row.reward):
             return sample_marks.coloured_tokens(tokens, mark, largest, row.reward), note
-        note = f"no {mark} for its tokens: this trial has no critic"
+        else:
+            note = f"no {mark} for its tokens: this trial has no critic"
     return sample_marks.matches(text, wanted), note
 
 
@@ -283,16 +289,20 @@ def _run(trial: TrialRow, last: int | None) -> str:
     return style.status_cell(trial) + (f" at step {last}" if trial.is_at_rung and last is not None else "")
 
 
+def _digits(number: float | None) -> str:
+    """Return a number with two decimals, or a dash for one that was not finite."""
+    return NOTHING if number is None or pd.isna(number) else f"{number:.2f}"
+
+
 def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool) -> None:
     reward, length = METRICS["eval/reward"].unit, METRICS["eval/length"].unit
     why = ", its last (no trained checkpoint counts)" if is_last else ""
-    kl = f"KL **{row.kl:.1f}** nats"
     at = f"step {row.step:d}, {_episodes(pd.Series([row.episode]))}".removesuffix(", ")
-    st.caption(f"**{row.reward:.2f}** {reward} · {kl} · **{row.length:d}** {length} · {at}{why}")
+    st.caption(
+        f"**{_digits(row.reward)}** {reward} · KL **{_digits(row.kl)}** nats · **{row.length:d}** {length} · {at}{why}"
+    )
     if len(row.parts) > 1:  # their names are text from outside
-        parts = (
-            f"{safe_text.one_line(name)} {'–' if part is None else f'{part:.2f}'}" for name, part in row.parts.items()
-        )
+        parts = (f"{safe_text.one_line(name)} {_digits(part)}" for name, part in row.parts.items())
         st.text(" · ".join(parts))
     summary, css = "", "response"
     if len(row.response) > LONG:

@@ -68,6 +68,8 @@ def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
     kept = samples.at_evaluation(frame, "best in the budget", {0: 4, 1: 0})
     assert kept[["trial", "step"]].to_numpy().tolist() == [[0, 4], [1, 0]]
     assert samples.at_evaluation(frame, "best in the budget", {0: 4, 1: None})["trial"].tolist() == [0]
+    forked = frame[(frame["trial"] == 0) | (frame["step"] > 0)]
+    assert samples.at_evaluation(forked, "before training", {})["trial"].tolist() == [0], "a fork has none of its own"
 
 
 def test_the_page_opens_with_the_checkpoint_to_launch(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
