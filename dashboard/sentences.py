@@ -55,9 +55,10 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
     if math.isnan(correlation):  # a single trial, or all alike
         return ""
     chance = _chance(len(points))
-    change = "does not clearly change" if abs(correlation) <= chance else "rises" if correlation > 0 else "falls"
+    change = "rises" if correlation > 0 else "falls"
+    change = "KL has no clear direction" if abs(correlation) <= chance else f"KL {change} with it"
     return (
-        f"KL {change} with it: the rank correlation over {len(points)} trials is {correlation:+.2f}, and chance alone "
+        f"{change}: the rank correlation over {len(points)} trials is {correlation:+.2f}, and chance alone "
         f"reaches ±{chance:.2f}."
     )
 
@@ -156,18 +157,22 @@ def why_not_promoted(ranked: pd.DataFrame) -> str:
     return ", ".join(f"{reason}: {count}" for reason, count in ranked["outcome"].value_counts().items())
 
 
-def of_prediction(ranked: pd.DataFrame) -> tuple[str, str]:
+def of_prediction(ranked: pd.DataFrame) -> str:
     """Say whether the order of `analysis.screening` lasted to the end, and by which numbers."""
     ended = ranked.dropna(subset=["end"])
     chance = _chance(len(ended))
     if chance >= 1:
-        return "Too few of the promoted trials have ended to tell whether screening predicts the end.", ""
+        return "Too few of the promoted trials have ended to tell whether screening predicts the end."
     correlation = ended["place"].rank().corr(ended["end"].rank(ascending=False))
+    told = (
+        "Screening predicted the end"
+        if correlation > chance
+        else "It cannot be told whether screening predicts the end"
+    )
     return (
-        f"Screening predicted the end {'better' if correlation > chance else 'no better'} than chance.",
-        f"Over the {len(ended)} promoted trials that ended, the rank correlation of their places at screening and at "
-        f"the end is {correlation:+.2f}, and chance alone reaches ±{chance:.2f}. All of them did well at screening, so "
-        "it says little about the others.",
+        f"{told}: over the {len(ended)} promoted trials that ended, the rank correlation of their places at screening "
+        f"and at the end is {correlation:+.2f}, and chance alone reaches ±{chance:.2f}. All of them did well at "
+        "screening, so it says little about the others."
     )
 
 

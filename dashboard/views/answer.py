@@ -142,6 +142,8 @@ def _key_numbers(
 ) -> list[KeyNumber]:
     trial, is_confirmed = answer.trial, answer.confirmed is not None
     source, budget = f"{answer.badge}", f"budget {view.spec.kl_budget:g}"
+    if answer.confirmed is not None and answer.confirmed.reward is not None and answer.confirmed.reward.low is not None:
+        source = f"95% interval {answer.confirmed.reward.low:.2f} to {answer.confirmed.reward.high:.2f}"
     if not is_confirmed and baseline is not None and reward is not None:
         source += f", {reward - baseline:+.2f} over SFT"
     if not is_confirmed and trial.end_kl is not None and trial.status is Status.COMPLETED:
@@ -151,8 +153,8 @@ def _key_numbers(
             f"Reward of trial {trial.number}" if is_confirmed else "Best eval reward",
             "–" if reward is None else f"{reward:.2f}",
             source,
-            f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed. {RULE} Below: how "
-            "sure that is, and how far its eval reward is over the SFT policy's.",
+            f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed. {RULE} Below: its "
+            "interval, or how far its eval reward is over the SFT policy's.",
         ),
         KeyNumber(
             "Its KL",

@@ -126,16 +126,30 @@ def _outcomes(
 ) -> None:
     common.heading(
         "Outcomes",
-        f"One run of each trial. {BEST} is the highest value. {analysis.NOISE} On fresh seeds: the mean reward and KL "
-        "of the runs that confirm it, on the test prompts, with 95% intervals.",
+        f"On fresh seeds: the mean reward and KL of the runs that confirm it, on the test prompts, with 95% intervals. "
+        f"Below: one run of each trial. {BEST} is the highest value, if none ran on fresh seeds. {analysis.NOISE}",
     )
     spec, top = snapshot.view.spec, max((row.value for row in rows if row.value is not None), default=None)
     evaluated = data.curves(store, snapshot, analysis.EVALUATED, numbers=list(roles), evaluations_only=True)
     episode_of = {(each.trial, each.step): f"{each.episode:,}" for each in evaluated.itertuples()}
-    star_of = {row.number: f"{BEST} " for row in rows if row.value is not None and row.value == top}
+    fresh: dict[str, list[str]] = {}
+    for run in runs:
+        one_of = {one.trial.number: one for one in run.configurations if one.reward is not None}
+        ones = [one_of.get(row.number) for row in rows]
+        at = f" at {run.total_episodes:,} episodes" if len(runs) > 1 else ""
+        fresh |= {
+            f"Fresh seeds: reward{at}": ["" if one is None or one.reward is None else one.reward.text for one in ones],
+            f"Fresh seeds: KL{at}": ["" if one is None or one.kl is None else one.kl.text for one in ones],
+            f"Fresh seeds: within budget{at}": [
+                "" if one is None else f"{one.ends_within} of {len(one.rewards)}" for one in ones
+            ],
+        }
+    is_starred = not any(map(any, fresh.values()))  # one run of each says less
+    star_of = {row.number: f"{BEST} " for row in rows if is_starred and row.value is not None and row.value == top}
     outcomes = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
+        **fresh,
         "Screening score": [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows],
         "Value ± SE (reward)": [
             NONE_TRAINED if row.value_step == 0 else star_of.get(row.number, "") + plus_minus(row.value, row.value_se)
@@ -149,17 +163,6 @@ def _outcomes(
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
     }
-    for run in runs:
-        one_of = {one.trial.number: one for one in run.configurations if one.reward is not None}
-        ones = [one_of.get(row.number) for row in rows]
-        at = f" at {run.total_episodes:,} episodes" if len(runs) > 1 else ""
-        outcomes |= {
-            f"Fresh seeds: reward{at}": ["" if one is None or one.reward is None else one.reward.text for one in ones],
-            f"Fresh seeds: KL{at}": ["" if one is None or one.kl is None else one.kl.text for one in ones],
-            f"Fresh seeds: within budget{at}": [
-                "" if one is None else f"{one.ends_within} of {len(one.rewards)}" for one in ones
-            ],
-        }
     _table("outcome", outcomes, looks, roles)
     for row in rows:
         if row.reason and not row.is_at_rung:

@@ -206,10 +206,11 @@ def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_bu
 
 
 def what_to_see(confirmation: Confirmation, kl_budget: float) -> str:
-    """Describe the figure: whose difference to the reference is clear of 0, and whether KL is within the budget."""
+    """Say whose difference to the reference is above 0 with its whole interval, and whether KL is within the budget."""
     over = {one.name: one.over_reference for one in confirmation.configurations if one.over_reference}
-    clear = " and ".join(name for name, interval in over.items() if interval.is_above_0) or "no configuration"
-    text = f"The interval of the difference to the reference is above 0 for {clear}. " if over else ""
+    clear = [name for name, interval in over.items() if interval.is_above_0]
+    better = f"{' and '.join(clear)} {'beats' if len(clear) == 1 else 'beat'}" if clear else "No configuration beats"
+    text = f"{better[0].upper()}{better[1:]} the reference. " if over else ""
     kls = [kl for one in confirmation.configurations for kl in one.kls.values()]
     within = f"{sum(kl <= kl_budget for kl in kls)} of {len(kls)} runs are within the KL budget on the test prompts"
     return f"{text}{within}: the highest KL is {max(kls):.2f} {KL_UNIT}."

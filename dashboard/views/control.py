@@ -168,8 +168,8 @@ def _settings(store: Store, view: StudyView) -> None:
     common.heading("Settings", "A running study takes a change at once, any other at its next run.")
     if is_finished:
         st.write(
-            f"The search has ended; a higher {more} lets it go on. Type it here and run the study again, or use the "
-            "command alone:"
+            f"The search has ended; a higher {more} lets it go on. Type it and run this command, which changes it and "
+            "goes on:"
         )
     columns = st.columns(len(current))
     texts = {

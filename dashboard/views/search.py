@@ -36,7 +36,6 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     common.watch(store, snapshot)
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
-    screened = common.screening(store, snapshot)
     point = _fidelity(snapshot)
     at_rung = {(row.trial, row.episode): (row.reward, row.kl) for row in evaluated.itertuples()}
     trials = fidelity.read(snapshot.view.trials, point, at_rung)
@@ -44,8 +43,8 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         st.caption(text)
     compared = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(compared.trials)
-    important = _importance(store, compared, point, len(snapshot.view.trials), screened)
-    _screening(screened)
+    important = _importance(store, compared, point, len(snapshot.view.trials))
+    _screening(common.screening(store, snapshot))
     ranked: dict[Outcome, list[str]] = {
         outcome: sorted(names, key=lambda name: order.index(name) if name in order else len(order))
         for outcome, order in important.items()
@@ -72,9 +71,7 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
     return offered[chosen]
 
 
-def _importance(
-    store: Store, snapshot: Snapshot, point: Fidelity, all_trials: int, screened: pd.DataFrame
-) -> dict[Outcome, list[str]]:
+def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: int) -> dict[Outcome, list[str]]:
     """Draw importances and return the hyperparameters in that order; none if there are too few trials."""
     view, at_rung = snapshot.view, point.at_rung
     usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
@@ -87,7 +84,7 @@ def _importance(
     with st.spinner("Resampling", show_time=True):
         importances = _resampled(key, snapshot, usable)
     if point.at_rung:
-        st.text(f"This is about reward and KL at screening. {sentences.of_prediction(screened)[0]}")
+        st.text("This is about reward and KL at screening.")
     kl, reward = point.short
     titles: dict[Outcome, str] = {"reward": reward.lower(), "KL": kl}
     for place, (outcome, title) in zip(st.columns(2), titles.items(), strict=True):
@@ -345,7 +342,7 @@ def _screening(ranked: pd.DataFrame) -> None:
         f"For every {ONE_IN} trials screened, the best one that waits is promoted; so are more if some of the search "
         "budget is left at the end.",
     )
-    st.text(f"{sentences.of_screening(ranked)} {' '.join(sentences.of_prediction(ranked))}")
+    st.text(f"{sentences.of_screening(ranked)} {sentences.of_prediction(ranked)}")
     left, right = st.columns([9, 11])
     with left:
         common.figure(

@@ -1,5 +1,6 @@
 """Trial: status, curves, what moved first, what to change, samples, lineage and log of one trial."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dashboard.views import changes, common, compare, curve_charts, curves, inci
 from dashboard.views.common import KeyNumber
 from dashboard.views.curve_charts import ChartData
 from ppo_core.output import KL_UNIT, NOTHING, duration, measured, plus_minus
-from tuner.confirm.result import Interval, confirmations, runs_text
+from tuner.confirm.result import Confirmation, Interval, confirmations, runs_text
 from tuner.files import trial_log
 from tuner.judge.answer import of_study
 from tuner.judge.guard import GuardSettings
@@ -66,15 +67,16 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
         if best is not None and best.number == number:
             st.badge("best in the search", color="green")
         if row.label:
-            st.text(safe_text.one_line(row.label))
+            st.text(f"label: {safe_text.one_line(row.label)}")
     if row.reason is not None:
         st.text(safe_text.visible(row.reason.message))
         if row.reason.rule in ("kl_limit", "kl_hard"):
             st.caption(_kl_rules(snapshot.view.spec.guard))
-    common.key_numbers(_key_numbers(snapshot, row))
+    found = confirmations(store, as_view(snapshot.view.row, (*snapshot.view.trials, *snapshot.view.confirming)))
+    common.key_numbers([*_on_fresh_seeds(found, number), *_key_numbers(snapshot, row)])
     reference = next((each for each in snapshot.view.trials if each.origin is Origin.REFERENCE), row)
     lines = [] if reference is row else [compare.against(store, reference, row)]
-    for line in filter(None, [*lines, *confirmed(store, snapshot.view, number)]):
+    for line in filter(None, [*lines, *confirmed(found, snapshot.view, number)]):
         st.text(line)
     answer = of_study(store, snapshot.view)
     if answer is not None and answer.number == number:
@@ -128,10 +130,25 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     ]
 
 
-def confirmed(store: Store, view: StudyView, number: int) -> list[str]:
+def _on_fresh_seeds(found: Sequence[Confirmation], number: int) -> list[KeyNumber]:
+    """Return the mean reward of the latest confirming runs, if any."""
+    read = [one.reward for each in found for one in each.configurations if one.trial.number == number and one.reward]
+    return [
+        KeyNumber(
+            "Reward on fresh seeds",
+            f"{reward.mean:.2f}",
+            "one seed" if reward.low is None else f"95% interval {reward.low:.2f} to {reward.high:.2f}",
+            "Mean over the runs that confirm it, on the test prompts. The search's number beside it is the highest of "
+            "many, so part of it is luck.",
+        )
+        for reward in read[-1:]
+    ]
+
+
+def confirmed(found: Sequence[Confirmation], view: StudyView, number: int) -> list[str]:
     """Return what a trial's configuration reached on fresh seeds under the study's own KL budget, a line per length."""
     lines = []
-    for each in confirmations(store, as_view(view.row, (*view.trials, *view.confirming))):
+    for each in found:
         for one in each.configurations:
             if one.trial.number == number:
                 runs = [run for run in view.confirming if run.parent == number]

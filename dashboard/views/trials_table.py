@@ -27,20 +27,20 @@ MOST_LIVE = 250
 
 
 def draw(snapshot: Snapshot, chosen: common.Numbers, to_launch: Answer | None) -> None:
-    """Draw the table, the best trial on top, then by value (by number while the study runs, so that rows and a
-    reader's own sorting stay); ticking a row chooses its trial on all pages.
+    """Draw the table, the trial to launch or the best on top, then by value (by number while the study runs, so that
+    rows and a reader's own sorting stay); ticking a row chooses its trial on all pages.
     """
     row = st.container(horizontal=True, vertical_alignment="center")
     row.subheader("Trials", anchor=False, help=_HELP, width="content")
     with row:
         trials, filters = _filtered(snapshot)
-    best = snapshot.view.best()
     if not snapshot.view.row.is_held:
         trials = trials.sort_values("value", ascending=False, kind="stable")
-    if best is not None:
-        trials = trials.sort_values("number", key=lambda numbers: numbers != best.number, kind="stable")
+    first = to_launch or snapshot.view.best()
+    if first is not None:
+        trials = trials.sort_values("number", key=lambda numbers: numbers != first.number, kind="stable")
     # Rows are ticked by place, so a new order needs a new key.
-    order = best and best.number if snapshot.view.row.is_held else hash(tuple(trials["number"]))
+    order = first and first.number if snapshot.view.row.is_held else hash(tuple(trials["number"]))
     looks = common.looks(snapshot, common.highlighted(snapshot, chosen, charts.MOST_LINES))
     table = rows(trials, notes(snapshot.view, to_launch), looks, with_screening=snapshot.view.spec.pauses_trials)
     styled: Any = table

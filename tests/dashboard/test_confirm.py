@@ -188,7 +188,7 @@ def test_an_sft_policy_far_below_does_not_flatten_the_rewards() -> None:
 )
 def test_a_sentence_says_what_to_see(kls: list[float], said: str) -> None:
     text = view.what_to_see(made(kls), 6.0)
-    assert text == f"The interval of the difference to the reference is above 0 for trial 5. {said} nats/response."
+    assert text == f"Trial 5 beats the reference. {said} nats/response."
 
 
 def test_what_is_not_decided_has_the_command_that_runs_more_seeds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_the_first_page_has_one_answer_under_any_budget(
     assert found is not None
     app = page("overview", path, monkeypatch, **({} if budget is None else {"budget": f"{budget:g}"}))
     (card,) = [one for one in app.metric if one.label in (f"Reward of trial {found.number}", "Best eval reward")]
-    assert card.delta.startswith(found.badge)
+    assert card.delta.startswith(found.badge if found.confirmed is None else "95% interval 1.")
     [headline] = [one.value for one in app.markdown if one.value.startswith("**Trial ")]
     assert headline.strip("*").split(", step")[0] == f"Trial {found.number}"
     assert f"{to_copy(found.launch)} --storage sqlite:///{path}" in shown.codes(app)

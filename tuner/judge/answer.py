@@ -168,7 +168,10 @@ class Answer:
         if confirmed.kl is not None and confirmed.kl.mean > self.kl_budget:
             cautions.append(f"On the test prompts the mean KL of {confirmed.kl.mean:.2f} is over {budget}.")
         elif confirmed.kl is not None and confirmed.kl.high is not None and confirmed.kl.high > self.kl_budget:
-            cautions.append(f"Its KL may be over {budget}: the interval reaches {confirmed.kl.high:.2f}.")
+            within = "" if max(confirmed.kls.values()) > self.kl_budget else ", though no run was over it"
+            cautions.append(
+                f"Its KL may be over {budget}: the interval of its mean reaches {confirmed.kl.high:.2f}{within}."
+            )
         cautions.append(f"It ran on fresh seeds at {confirmed.length:,} episodes; nothing is known of other lengths.")
         return tuple(cautions)
 
