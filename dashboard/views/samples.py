@@ -39,19 +39,19 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), SIDE_BY_SIDE)
     common.watch(store, snapshot, numbers)
-    steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
-    findings = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
-    st.text(diagnosis.describe_hacking(findings))
     draw(store, snapshot, numbers)
-    _hacking(findings)
+    _hacking(store, snapshot, numbers)
 
 
-def _hacking(findings: list[hacking.Finding]) -> None:
+def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     """Draw signs of reward hacking, one column per trial as above, with worsened readings marked."""
     common.heading(
         "Reward hacking: does reward rise while something else worsens?",
         "A reason to read the samples above, not a proof.",
     )
+    steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
+    findings = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
+    st.text(diagnosis.describe_hacking(findings))
     rows = diagnosis.hacking_rows(findings).rename(columns=diagnosis.HACKING_TITLES)
     signs = rows.set_index("trial").T.rename(columns="Trial {}".format).reset_index(names="Sign")
     common.table(signs, "hacking", {"Sign": st.column_config.TextColumn(width=130, pinned=True)}, marked=True)

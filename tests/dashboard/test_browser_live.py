@@ -26,7 +26,7 @@ REFRESHES = 7
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 RUNS = 13
 """The trial that is under way."""
-KL_ENDS = 35 + 60 + 55 + 110 + 200 + 70 + 65 + 85
+KL_ENDS = 35 + 50 + 105 + 65 + 75
 """Where the table's column of KL ends, in pixels: the boxes to tick, and the widths of `dashboard.views.overview`."""
 ORANGE = (0xE6, 0x9F, 0x00)
 """Its colour, which no other chosen one has."""
@@ -73,7 +73,7 @@ def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
         _zoom(analysis)
         chart = curves.page.locator("canvas").first
         marked = [_mark(visit) for visit in visits]
-        before = [_left(visit) for visit in visits]
+        before, places = [_left(visit) for visit in visits], [_place(visit) for visit in visits]
         reach = _reach(chart)
         for _ in range(REFRESHES):
             assert fake_store.add_live_step(store)
@@ -84,6 +84,7 @@ def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
         overview.sees("no sign of life")  # the progress bar above the charts goes
         assert [_still_marked(visit) for visit in visits] == marked  # the same elements: nothing was built anew
         assert [_left(visit) for visit in visits] == before
+        assert [_place(visit) for visit in visits] == pytest.approx(places, abs=4), "not scrolled by a reader's line"
         assert "window=50&window=100" in curves.page.url and "smooth=0.2" in curves.page.url
         _renew_lease(store, 0)
         _is_drawn_anew_when_asked(analysis, "2 new evaluations: refresh")
@@ -178,12 +179,16 @@ def _figure(visit: Visit) -> dict[str, Any]:
     return dict(found)
 
 
+def _place(visit: Visit) -> float:
+    """Return how far down the window the first drawing is, in pixels: a line above it may wrap."""
+    return float((visit.page.locator(DRAWINGS).first.bounding_box() or {"y": 0.0})["y"])
+
+
 def _left(visit: Visit) -> dict[str, Any]:
     """Return all that the reader chose on a page."""
     page = visit.page
     left: dict[str, Any] = {
         "link": page.url,
-        "place": round((page.locator(DRAWINGS).first.bounding_box() or {"y": 0.0})["y"]),  # a line above it may wrap
         "trials": page.locator('[data-testid="stMultiSelect"]').first.inner_text().split("\n"),
     }
     if page.locator(".js-plotly-plot").count():
