@@ -78,7 +78,7 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     assert said[0].startswith(
         "Trial 7 against trial 0 (the reference): +0.298 ± 0.049 reward, more than the noise of the prompts (6.0 standard errors, not paired"
     )
-    assert any("One run of each trial" in (heading.help or "") for heading in app.subheader)
+    assert any("one run of each trial" in (heading.help or "") for heading in app.subheader)
 
 
 def test_values_of_best_checkpoints_are_told_with_their_episode_and_a_pause_with_its_score(
