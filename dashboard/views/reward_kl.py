@@ -10,6 +10,7 @@ from dashboard import analysis, data, figures, safe_text, sentences, style
 from dashboard.analysis import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.views import common
+from dashboard.views.answer import what_to_launch
 from ppo_core.output import counted, plus_minus
 from tuner.confirm.result import Confirmed
 from tuner.control import forks
@@ -42,10 +43,10 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         if best is None:
             common.heading(f"No trained checkpoint within {snapshot.view.spec.kl_budget:g} nats", RULE)
             return
-        launch = ""
         if answer is not None and answer.number != best.trial:
-            launch = f"What to launch is {answer.name}, not this. {answer.certainty}"
-        _checkpoint(snapshot, best, evaluated, confirmed, launch)
+            common.heading("What to launch")
+            what_to_launch(snapshot.view, answer)
+        _checkpoint(snapshot, best, evaluated, confirmed)
 
 
 def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
@@ -89,18 +90,14 @@ def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | No
     return analysis.checkpoint_of(evaluated, best.number, best.value_step)
 
 
-def _checkpoint(
-    snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, confirmed: Sequence[Confirmed], launch: str
-) -> None:
-    """Draw the best checkpoint, how to get it, and how much luck may be in it; first what to `launch` if not it."""
+def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, confirmed: Sequence[Confirmed]) -> None:
+    """Draw the search's best checkpoint, how to get it, and how much luck may be in it."""
     study = snapshot.view.row
     kept = forks.find(snapshot.view.row, best.trial, best.step)
     trial = next(row for row in snapshot.view.trials if row.number == best.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     reward = plus_minus(best.reward, best.reward_se)
-    common.heading(f"Best checkpoint: trial {best.trial}, step {best.step}, reward {reward} at KL {best.kl:.2f}", RULE)
-    if launch:
-        st.text(launch)
+    common.heading(f"Highest in the search: trial {best.trial}, step {best.step}, {reward} at KL {best.kl:.2f}", RULE)
     fresh = next((_on_fresh_seeds(one) for one in confirmed if one.trial.number == best.trial), "")
     st.text(
         f"The star is the highest of {count:,} noisy evaluations within the budget, so part of it is luck. "
@@ -148,11 +145,11 @@ def _figure(
     if best is not None and not chosen:
         highlighted = tuple(dict.fromkeys([*highlighted, best.trial]))
     row = st.container(horizontal=True, vertical_alignment="center")
+    row.subheader("Reward against KL", anchor=False, help=_legend(spec), width="content")
     scale = row.segmented_control(
         "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params",
         label_visibility="collapsed", format_func=lambda scale: f"{scale} KL",
     )  # fmt: skip
-    row.badge("How to read this", icon=":material/help:", color="gray", help=_legend(spec))
     over = "" if scale == "log" else figures.over_the_axis(evaluated, snapshot.trials, spec.kl_budget)
     common.figure(
         figures.trajectories(
