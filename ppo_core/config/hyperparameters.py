@@ -59,7 +59,7 @@ class PPOConfig:
         heading="Optimization", source=f"{TRL}; search range from published 1B to 7B recipes", valid=RATE,
         search=Range(1e-6, 5e-5, "log"))
     value_learning_rate: float = hyper(1e-5, "Value learning rate",
-        "Peak AdamW learning rate of the critic. With a shared trunk it reaches only the value head.",
+        "Peak AdamW learning rate of the critic. With a shared trunk it trains only the value head.",
         source="OpenRLHF and verl give the critic a rate of its own", valid=RATE, search=Range(1e-5, 1e-4, "log"))
     lr_scheduler_type: Schedule = hyper("linear", "Schedule",
         "How the learning rates fall from their peak after the warm-up. constant and constant_with_warmup keep it.",

@@ -290,7 +290,7 @@ def test_what_a_study_takes_at_most_follows_from_each_choice() -> None:
 
 def test_the_value_rate_reaches_the_head_alone_with_a_shared_trunk() -> None:
     shared = spec(**search(value_learning_rate="advised"))
-    assert shared.notes == ('value_learning_rate reaches only the value head: value_model = "shared"',)
+    assert shared.notes == ('value_learning_rate trains only the value head, because value_model = "shared"',)
     assert spec(**search(value_learning_rate="advised"), fixed={"value_model": "separate"}).notes == ()
     assert spec(**search(value_learning_rate="advised", value_model=["shared", "separate"])).notes == ()
 

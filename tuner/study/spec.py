@@ -119,7 +119,7 @@ class StudySpec:
         notes = [f"{name} is not searched: {study_file.why_idle(name, asked, self.fixed)}" for name in self.idle]
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
         if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
-            notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
+            notes.append('value_learning_rate trains only the value head, because value_model = "shared"')
         notes += [note] if (note := example_note(get_task(self.task))) else []
         notes += trial_tables.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
