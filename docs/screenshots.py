@@ -33,7 +33,7 @@ PAGES = {
     "compare": ("compare", "[data-testid=stDataFrame]"),
     "confirm": ("confirm", ".js-plotly-plot"),
     "control": ("control", "[data-testid=stDataFrame]"),
-    "studies": ("studies", ".js-plotly-plot"),
+    "studies": ("studies", "[data-testid=stDataFrame]"),
 }
 """Each page's path, and what stands there once it is drawn."""
 

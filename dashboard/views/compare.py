@@ -13,7 +13,7 @@ from dashboard.figures import title_of
 from dashboard.views import changes, common
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import is_within
-from ppo_core.output import KL_UNIT, NOTHING, counted, measured, plus_minus, short
+from ppo_core.output import NOTHING, counted, measured, plus_minus, short
 from tuner.confirm.result import Confirmation, confirmations, difference
 from tuner.judge.answer import Answer, of_study
 from tuner.judge.paired import over, screened_note
@@ -156,10 +156,10 @@ def _outcomes(
             for row in rows
         ],
         "Read at episode": [episode_of.get((row.number, row.value_step or None), "") for row in rows],
-        f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
+        "Eval KL there (nats)": ["" if row.value_step == 0 else measured(row.kl) for row in rows],
         "Last eval reward": [measured(row.end_reward) for row in rows],
-        f"Last eval KL ({KL_UNIT})": [measured(row.end_kl) for row in rows],
-        f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[ended_within(row, spec)] for row in rows],
+        "Last eval KL (nats)": [measured(row.end_kl) for row in rows],
+        f"Ends within {spec.kl_budget:g} nats": [_WITHIN[ended_within(row, spec)] for row in rows],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
     }

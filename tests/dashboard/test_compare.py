@@ -70,7 +70,7 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     app = page("compare", built, monkeypatch, trial=["0", "7", "2", "8"])
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert outcomes.loc["Status"].tolist() == ["✓ completed", "✓ completed", "✕ pruned", "▲ failed"]
-    assert outcomes.loc["Ends within 10 nats/response"].tolist() == ["yes", "yes", "no", "-"]
+    assert outcomes.loc["Ends within 10 nats"].tolist() == ["yes", "yes", "no", "-"]
     assert "Reason" not in outcomes.index, "a cell would cut it off"
     assert "Trial 8: =cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free" in shown.texts(app)
     said = [text for text in shown.texts(app) if " against trial 0" in text]
@@ -89,7 +89,7 @@ def test_values_of_best_checkpoints_are_told_with_their_episode_and_a_pause_with
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert outcomes.loc["Status"].tolist() == ["✓ completed", "◇ screened", "✓ completed"]
     assert outcomes.loc["Read at episode"].tolist() == ["768", "192", "1,920"]
-    assert outcomes.loc["Ends within 10 nats/response"].tolist() == ["no", "-", "yes"]
+    assert outcomes.loc["Ends within 10 nats"].tolist() == ["no", "-", "yes"]
     assert outcomes.loc["Screening score", "trial 0"] == "1.00"
     said = [text for text in shown.texts(app) if " against trial 5" in text]
     assert "Trial 0 was only screened, so this does not compare whole runs." in said[0]

@@ -66,7 +66,7 @@ def test_before_a_confirmation_the_page_shows_what_would_run(path: Path, monkeyp
     assert list(outcomes.columns) == ["outcome", "trial 5", "trial 7", "trial 9", "trial 0"]
     values = ["★ 1.744 ± 0.035", "1.721 ± 0.035", "1.692 ± 0.035", "0.880 ± 0.035"]
     assert outcomes.set_index("outcome").loc["Value ± SE (reward)"].tolist() == values
-    assert outcomes.set_index("outcome").loc["Eval KL there (nats/response)"].tolist() == [
+    assert outcomes.set_index("outcome").loc["Eval KL there (nats)"].tolist() == [
         "9.68",
         "9.12",
         "8.46",
