@@ -90,6 +90,11 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
     for place, (outcome, title) in zip(st.columns(2), titles.items(), strict=True):
         with place:
             st.markdown(f"**For the {title}**")
+            common.figure(
+                importance_figures.importance_bars(importances[outcome]),
+                key=f"importance for {outcome}",
+                alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
+            )
             st.text(importance.certainty(importances[outcome], len(usable), _label))
             for name in [item.name for item in importances[outcome] if item.is_sure][:MOST_TOLD]:
                 st.markdown(
@@ -97,11 +102,6 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
                     if outcome == "reward"
                     else f"{_label(name)}: {sentences.of_slice(snapshot.trials, name, 'kl')}"
                 )
-            common.figure(
-                importance_figures.importance_bars(importances[outcome]),
-                key=f"importance for {outcome}",
-                alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
-            )
     st.caption(
         "A bar says how much, not in which direction: the charts below show that. Lines on the bars: the middle 80% of "
         f"{importance.RESAMPLES} resamples of the trials. Pale bars are no more than chance."

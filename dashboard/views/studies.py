@@ -225,7 +225,7 @@ def _study_columns() -> dict[str, Any]:
         "sign": text("Last activity", width=100),
         "ended": text(
             "Trials ended",
-            width=260,
+            width=200,
             help="And those not promoted at screening; what is spent of the budget.",
         ),
         "device": text("Device time", width=85, help="Trials that run side by side each count."),
