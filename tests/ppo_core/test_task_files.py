@@ -279,6 +279,7 @@ def test_a_path_without_a_task_says_what_is_wrong(folder: Path) -> None:
     for name, message in (
         (str(folder / "taks.toml"), r'task file .*taks\.toml not found; did you mean "task.toml"\?'),
         (str(folder / "model"), r"holds neither of task\.toml, task\.py"),
+        (str(folder / "modle"), r'task .*modle not found; did you mean "model"\?'),
         (str(folder / "prompts.jsonl"), r"is not a task file: its name ends in \.toml or \.py"),
     ):
         with pytest.raises(TaskError, match=message):

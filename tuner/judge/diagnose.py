@@ -323,8 +323,12 @@ def why_nothing(trial: TrialRow, kl_budget: float) -> str:
     if trial.reason is not None and blame_of(trial.reason):
         return f"The guard ended it: {trial.reason.message}. No change of a hyperparameter is known to help."
     nothing = "No rule finds anything to change."
-    if not trial.is_at_rung or trial.rung_score is None or trial.rung_score >= 1 or trial.end_kl is None:
+    if not trial.is_at_rung or trial.rung_score is None or trial.end_kl is None:
         return nothing
+    if trial.rung_score >= 1:
+        return (
+            f"{nothing} Its KL was on course at screening; of those on course the ones with a higher reward go first."
+        )
     share_done = trial.episodes / int(trial.config["total_episodes"] or 1)
     is_slow = trial.end_kl / kl_budget < share_done
     pace = "slowly to use the budget, as at a low learning_rate" if is_slow else "fast, as at a high learning_rate"
