@@ -170,6 +170,11 @@ def test_the_command_stops_at_the_checkpoint_that_was_read(store: Store, view: S
         assert found is not None and found.launch == words
         said = " ".join(found.cautions)
         assert ("The command stops at the checkpoint, episode 128." in said) == (words == at)
+    at_rung = rests | {"rung_episode": 144, "rung_score": 1.0}
+    by_person = rests | {"paused_by": PausedBy.PERSON}
+    for changes, who in ((at_rung, "the strategy"), (by_person, "a person")):
+        found = answer.of_study(store, only(view, **changes))
+        assert found is not None and f"paused by {who} at episode 144" in " ".join(found.cautions)
     roomy = replace(view, spec=replace(view.spec, kl_budget=13.0))
     found = answer.of_study(store, roomy)
     assert found is not None and found.launch == (*at, "--kl_budget", "13")
