@@ -65,11 +65,12 @@ def _others(store: Store, snapshot: Snapshot, number: int) -> None:
             rule = RULES.get(row.reason.rule) if row.reason else None
             how = f"ended by the guard ({rule.label})" if rule else row.status_word
             ends.setdefault(NOT_PROMOTED if row.is_at_rung else how, []).append(row)
-    counts = ", ".join(f"{len(rows)} {how}" for how, rows in ends.items())
+    why = ""
     if NOT_PROMOTED in ends and (view.state == "finished" or view.confirming):
         ranked = common.screening(store, snapshot)
         left = ranked["number"].isin([row.number for row in ends[NOT_PROMOTED]])
-        counts = counts.replace(NOT_PROMOTED, f"{NOT_PROMOTED} ({sentences.why_not_promoted(ranked[left])})")
+        why = f" ({sentences.why_not_promoted(ranked[left])})"
+    counts = ", ".join(f"{len(rows)} {how}{why if how == NOT_PROMOTED else ''}" for how, rows in ends.items())
     with st.container(horizontal=True, vertical_alignment="center"):
         if ends:
             st.caption(f"Of the other {sum(map(len, ends.values()))} trials: {counts}.", width="content")
@@ -143,7 +144,7 @@ def _key_numbers(
     trial, is_confirmed = answer.trial, answer.confirmed is not None
     source, budget = f"{answer.badge}", f"budget {view.spec.kl_budget:g}"
     if answer.confirmed is not None and answer.confirmed.reward is not None and answer.confirmed.reward.low is not None:
-        source = f"95% interval {answer.confirmed.reward.low:.2f} to {answer.confirmed.reward.high:.2f}"
+        source = answer.confirmed.reward.span
     if not is_confirmed and baseline is not None and reward is not None:
         source += f", {reward - baseline:+.2f} over SFT"
     if not is_confirmed and trial.end_kl is not None and trial.status is Status.COMPLETED:

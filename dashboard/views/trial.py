@@ -137,7 +137,7 @@ def _on_fresh_seeds(found: Sequence[Confirmation], number: int) -> list[KeyNumbe
         KeyNumber(
             "Reward on fresh seeds",
             f"{reward.mean:.2f}",
-            "one seed" if reward.low is None else f"95% interval {reward.low:.2f} to {reward.high:.2f}",
+            reward.span,
             "Mean over the runs that confirm it, on the test prompts. The search's number beside it is the highest of "
             "many, so part of it is luck.",
         )

@@ -18,7 +18,7 @@ from ppo_core.errors import TaskError, nearest
 DRAWN_BY_DEFAULT = 256
 """Default rows of eval, and of test, if the dataset has no such split."""
 DRAWN_ONE_IN = 8
-"""By default at most one row in eight is drawn."""
+"""Draw at most one row in this many by default."""
 EVAL_NAMES = ("validation", "valid", "val", "dev", "eval")
 TEST_NAMES = ("test",)
 

@@ -234,9 +234,9 @@ def read_task(name: str) -> Task:
     """
     path = Path(name).expanduser()
     file = _in_folder(path) if path.is_dir() else path
-    if file.suffix not in SUFFIXES and not path.exists():
-        raise TaskError(f"task {not_found(path)}")
     if file.suffix not in SUFFIXES:
+        if not path.exists():
+            raise TaskError(f"task {not_found(path)}")
         raise TaskError(f'"{name}" is not a task file: its name ends in {" or ".join(SUFFIXES)}')
     try:
         stat = file.stat()

@@ -4,7 +4,7 @@ import copy
 import json
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -285,8 +285,10 @@ def _cannot_save(config: PPOConfig, reason: str) -> ConfigError:
 
 def _names(text: str | None) -> list[str]:
     """Return the distinct names in comma-separated text, or in a JSON list, as which a list in a file is kept."""
-    names = json.loads(text) if text and text.startswith("[") else (text or "").split(",")
-    return list(dict.fromkeys(name.strip() for name in names if name.strip()))
+    names: list[object] = list((text or "").split(","))
+    with suppress(ValueError):  # what is no JSON list is names, which the model has or not
+        names = json.loads(text) if text and text.startswith("[") else names
+    return list(dict.fromkeys(str(name).strip() for name in names if str(name).strip()))
 
 
 def _has_tied_head(model: PreTrainedModel) -> bool:

@@ -1,5 +1,6 @@
 """Adapters on shared weights, bfloat16, gradient checkpointing: how a run's networks are made and held."""
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -121,11 +122,12 @@ def test_two_trainers_on_one_task_do_not_disturb_each_other(models: TaskModels) 
 
 
 @pytest.mark.parametrize(
-    ("targets", "message"), [("nope", "nope"), ("q_proj, v_proj", "q_proj"), ("ln_1", "LayerNorm")]
+    ("targets", "message"),
+    [("nope", "nope"), ("q_proj, v_proj", "q_proj"), ("ln_1", "LayerNorm"), ("[c_attn", "c_attn")],
 )
 def test_modules_that_cannot_be_adapted_are_refused_in_one_line(models: TaskModels, targets: str, message: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"lora_target_modules = '{targets}' is not allowed here: .*{message}"
+        ConfigError, match=f"lora_target_modules = {re.escape(repr(targets))} is not allowed here: .*{message}"
     ) as caught:
         PPOTrainer(replace(LORA, lora_target_modules=targets), models)
     assert "\n" not in str(caught.value)

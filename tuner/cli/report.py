@@ -84,11 +84,9 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
         print_recommendation(out, answer)
         following = answer.launch, "launch it"
         if answer.confirm:
-            more = "on more fresh seeds, which narrow the intervals"
-            following = (
-                answer.confirm,
-                more if answer.confirmed else "on fresh seeds, beside the reference: does it hold?",
-            )
+            following = answer.confirm, "on fresh seeds, beside the reference: does it hold?"
+            if answer.confirmed:
+                following = answer.confirm, "on more fresh seeds, which narrow the intervals"
     else:
         out.print(no_winner(view), style="bold")
         if failed := all_failed(view):

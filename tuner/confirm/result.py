@@ -55,6 +55,11 @@ class Interval:
         interval = "" if self.low is None else f" [{self.low:z.2f}, {self.high:z.2f}]"
         return f"{self.mean:z.2f}{interval}"
 
+    @property
+    def span(self) -> str:
+        """`95% interval 1.96 to 2.07`, or `one seed`."""
+        return "one seed" if self.low is None else f"95% interval {self.low:.2f} to {self.high:.2f}"
+
 
 def t_interval(values: Sequence[float], alpha: float = ALPHA, *, least: float = -math.inf) -> Interval | None:
     """Return the mean and its two-sided t-interval with error probability alpha, or None without values.

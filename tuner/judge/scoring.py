@@ -161,7 +161,7 @@ def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) ->
 
 
 NOT_PROMOTED = "not promoted"
-"""What trials are called together that were screened, and are still paused at their rung."""
+"""Name for screened trials that are still paused at their rung."""
 
 
 @dataclass(frozen=True)
