@@ -171,6 +171,7 @@ UPKEEP: list[Case] = [
     ("copy made --to store.db", 1, '"made" already exists in | store.db | --name'),
     ("copy made --to new.db --name ../up", 2, "--name = '../up' is not allowed | letters, digits"),
     ("copy made --to nowhere/x.db", 2, "--to nowhere/x.db: folder nowhere not found"),
+    ("export made --to trl -o nowhere/x.yaml", 2, "-o nowhere/x.yaml: folder nowhere not found"),
     ("copy made --to plain_file", 1, "plain_file failed: file is not a database"),
     ("copy made --to guests.db", 1, "guests.db is not a PPO Tuner store; name another place"),
     (f"copy made --to mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported"),

@@ -177,6 +177,7 @@ def test_what_has_no_key_is_listed() -> None:
     assert "#   kl_target = 6\n" in end and "#   kl_estimator = abs\n" in end and "#   kl_clamp = 5\n" in end
     assert "kl_estimator" not in keys and "whiten_rewards" not in unsaid
     assert yaml.safe_load(text)["kl_coef"] == 0.125, "β is what it had adapted to"
+    assert "not this file's" in text.splitlines()[0] and "0.125" in text.split("Trial 3.")[0]
     landing = replace(of(kl_target=6.0, kl_controller="landing"), last_kl_coef=0.125)
     assert yaml.safe_load(export(landing, "trl")[0])["kl_coef"] == 0.125
     for target in ("openrlhf", "verl"):

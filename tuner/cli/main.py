@@ -85,9 +85,10 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "show": Command("show a study, or one of its trials with curves and samples", "read:show"),
         "compare": Command("show where trials differ in settings and outcome", "read:compare"),
         "best": Command(
-            "show the best trial within a KL budget",
+            "show which trial to launch within a KL budget",
             "read:best",
-            f"{RULE} Exit status 1: no trial is within the budget.",
+            f"After a confirmation it is what fresh seeds say; else, and under another budget, the best trial. {RULE} "
+            "Exit status 1: no trial is within the budget.",
         ),
         "diagnose": Command("show what is wrong with a trial, and the change to try next", "evidence:diagnose"),
         "importance": Command(

@@ -111,6 +111,8 @@ def _export_to_trainer(args: argparse.Namespace, target: Target) -> int:
     if path is not None and path.suffix not in target.suffixes:
         suffixes = " or ".join(target.suffixes)
         raise ConfigError(f"-o {path} is not allowed with --to {args.to}; expected a file that ends in {suffixes}")
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"-o {path}: folder {path.parent} not found")
     if path is not None and (path.is_dir() or (path.exists() and not args.force)):
         raise ConfigError(f"{path} already exists; {'it is a folder' if path.is_dir() else '--force replaces it'}")
     with opened(args.storage) as store:

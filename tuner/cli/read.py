@@ -6,6 +6,7 @@ from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
 from tuner.cli import render, report, storage
+from tuner.confirm.result import confirmations
 from tuner.control import forks
 from tuner.files import trial_log
 from tuner.judge import results
@@ -58,7 +59,7 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
     out = output.console()
     out.print(render.study_line(view), style="bold")
     out.print()
-    report.print_trials(out, store, view, is_all=args.all)
+    report.print_trials(out, store, view, answer, is_all=args.all)
     if answer is not None:
         out.print()
         report.print_answer(out, store, view, answer)
@@ -113,6 +114,7 @@ def compare(args: argparse.Namespace) -> int:
             print(output.dumps(results.comparison_data(store, view, trials)))
             return EXIT_OK
         differences = [over(store, trials[0], trial) for trial in trials[1:]]
+        confirmed = confirmations(store, view)
     out = output.console()
     differing = results.differences(trials)
     for table in render.comparison_tables(view, trials, differing):
@@ -125,6 +127,10 @@ def compare(args: argparse.Namespace) -> int:
     )
     for trial, difference in zip(trials[1:], differences, strict=True):
         out.print(render.difference_line(trials[0], trial, difference), soft_wrap=True)
+    for confirmation in confirmed:
+        line = render.fresh_seeds_line(confirmation, numbers)
+        if line is not None:
+            out.print(line, soft_wrap=True)
     return EXIT_OK
 
 

@@ -32,6 +32,7 @@ from ppo_core.output import (
     plus_minus,
     short,
 )
+from tuner.confirm.result import Confirmation
 from tuner.control.forks import ValueCheckpoint
 from tuner.environment import shortened
 from tuner.judge.paired import Difference, screened_note
@@ -171,21 +172,20 @@ def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()
     return table
 
 
-def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Table:
-    """Return the table of trials: value, KL, status and reason. The best one is marked."""
+def trials_table(trials: Sequence[TrialRow], marks: Mapping[int, str]) -> Table:
+    """Return the table of trials: value, KL, status and reason; `marks` by number replaces the reason."""
     numbers = ("value ± SE\nreward", f"eval KL\n{KL_UNIT}", "last reward\nand KL", "episodes", "seconds")
     table = new_table("trial", "status", *numbers, "reason", title="Trials", right=("trial", *numbers))
     for trial in trials:
-        is_best = best is not None and trial.number == best.number
         table.add_row(
-            f"* {trial.number}" if is_best else str(trial.number),
+            f"* {trial.number}" if trial.number in marks else str(trial.number),
             _status(trial),
             plus_minus(trial.value, trial.value_se),
             measured(trial.kl),
             _last_evaluation(trial, ", "),
             str(trial.episodes),
             f"{trial.seconds:.0f}",
-            "best" if is_best else _why(trial),
+            marks.get(trial.number) or _why(trial),
         )
     return table
 
@@ -339,9 +339,20 @@ def difference_line(base: TrialRow, other: TrialRow, difference: Difference | No
     return f"{names}: {reward} reward, {difference.verdict}.{screened_note(base, other)}"
 
 
+def fresh_seeds_line(confirmation: Confirmation, numbers: Sequence[int]) -> str | None:
+    """Return one line on the results of these trials' configurations on fresh seeds; None: none was read."""
+    results = [
+        f"{one.label} {one.reward.text} at a KL of {one.kl.text}"
+        for one in confirmation.configurations
+        if one.trial.number in numbers and one.reward is not None and one.kl is not None
+    ]
+    episodes = f"{confirmation.total_episodes:,} episodes each"
+    return f"On fresh seeds, {episodes}, which say more: {'; '.join(results)}." if results else None
+
+
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of `list` from its JSON objects."""
-    headers = ("trials\nended", "best\ntrial", "best value\nreward", f"its KL\n{KL_UNIT}")
+    headers = ("trials\nended", "best in\nthe search", "its value\nreward", f"its KL\n{KL_UNIT}")
     table = new_table("study", "task", "state", *headers, right=headers)
     for view in views:
         ended, total = view["finished"], view["trials"]

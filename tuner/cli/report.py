@@ -26,16 +26,21 @@ unended ones.
 """
 
 
-def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = False) -> None:
+def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | None, *, is_all: bool = False) -> None:
     """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL.
 
-    The tables of a large study list only some trials (see `MOST_LISTED`), unless `is_all`.
+    The trial to launch and the best of the search are marked. The tables of a large study list only some trials (see
+    `MOST_LISTED`), unless `is_all`.
     """
     if not view.trials:
         out.print("No trial has started yet.")
         return
     listed = with_running(store, view.trials if is_all else _listed(view), view.spec)
-    out.print(render.trials_table(listed, view.best()))
+    best = view.best()
+    marks = {} if best is None else {best.number: "best in the search"}
+    if answer is not None:
+        marks[answer.number] = "to launch"
+    out.print(render.trials_table(listed, marks))
     width = out.width if out.width >= output.PIPE_WIDTH else render.READABLE_WIDTH
     for table in render.params_tables(listed, view.spec, width):
         out.print(table)

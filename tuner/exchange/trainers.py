@@ -153,8 +153,12 @@ def write(launch: LaunchConfig, name: str, task: str) -> ConfigFile:
     facts = [*launch.facts, f"Names are those of {table.title}.", *target.launch]
     values = effective(launch.config)
     if values["kl_target"] is not None and launch.last_kl_coef is not None:
+        facts.insert(
+            0,
+            "The figures below are not this file's: in the study β moved with the KL. Here it stays at what it "
+            f"was at the end of the trial, {short(launch.last_kl_coef)}, so measure the KL again.",
+        )
         values |= {"kl_coef": launch.last_kl_coef, "kl_controller": "adaptive"}
-        facts.append("β does not adapt here: it is what the study's had adapted to by the end of the trial.")
     keys, without_key = write_table(table, values)
     if "advantage_estimator" in without_key:
         raise ConfigError(
