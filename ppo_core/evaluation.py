@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from ppo_core.algorithm.advantages import gae
-from ppo_core.algorithm.experience import read_policy
+from ppo_core.algorithm.experience import mean_of_all, part_metrics, read_policy, repetition
 from ppo_core.algorithm.randomness import Key, Purpose
-from ppo_core.algorithm.rollout_metrics import mean_of_all, part_metrics, repetition
 from ppo_core.algorithm.scores import raw_token_scores
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt, Scored

@@ -25,17 +25,23 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ppo_core.algorithm.experience import Experience, build_experience, read_policy, token_kl
+from ppo_core.algorithm.experience import (
+    Experience,
+    build_experience,
+    critic_metrics,
+    part_metrics,
+    read_policy,
+    rollout_metrics,
+    token_kl,
+)
+from ppo_core.algorithm.optim import lr_factor
 from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
-from ppo_core.algorithm.rollout_metrics import critic_metrics, part_metrics, rollout_metrics
-from ppo_core.algorithm.schedule import lr_factor, lr_factors
 from ppo_core.algorithm.scores import score_spread, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import fsdp as sharding
-from ppo_core.distributed import process_group
-from ppo_core.distributed.world import ONE_PROCESS, World, run_on_rank_zero, together
+from ppo_core.distributed.world import ONE_PROCESS, World, joined, run_on_rank_zero, together
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_on_test
 from ppo_core.models.fits import with_checkpointing
@@ -60,7 +66,7 @@ def ppo_trainer(
         TaskError: the task cannot be prepared or loaded.
         CheckpointError: the checkpoint is damaged, or of another task or network shape.
     """
-    world = process_group.joined()
+    world = joined()
     if world.size > 1:
         free()  # frees an earlier trainer with sharded weights, which is held by reference cycles
     config, models = together(world, lambda: _prepared(config, task_name, device))
@@ -134,9 +140,12 @@ def _set_rates(state: RunState) -> dict[str, float]:
 def _last_and_ahead(state: RunState) -> tuple[float, float]:
     """Return the policy's learning rate in the iteration before, and the sum of those of this and all later ones."""
     config, late = state.config, state.config.critic_warmup
-    factors = lr_factors(config.lr_scheduler_type, state.iterations - late, config.warmup_ratio, config.min_lr_rate)
-    here = state.step - late
-    return config.learning_rate * factors[max(0, here - 1)], config.learning_rate * sum(factors[here:])
+    kind, total, here = config.lr_scheduler_type, state.iterations - late, state.step - late
+    last, *ahead = (
+        lr_factor(kind, iteration, total, config.warmup_ratio, config.min_lr_rate)
+        for iteration in (max(0, here - 1), *range(here, total))
+    )
+    return config.learning_rate * last, config.learning_rate * sum(ahead)
 
 
 class PPOTrainer:

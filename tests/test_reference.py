@@ -9,7 +9,7 @@ import pytest
 from docs import json_shapes, reference
 from ppo_core.cli import trl
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.data import reward_parts, task_file
+from ppo_core.data import parts, task_file
 from ppo_core.metrics import METRICS
 from tuner.cli.main import COMMANDS
 from tuner.engine.protocol import WORKER_SETTINGS
@@ -60,7 +60,7 @@ def test_the_reference_says_what_every_status_origin_and_role_means() -> None:
     ("described", "keys"),
     [
         (reference.TASK_KEYS, task_file.KEYS),
-        (reference.REWARD_KEYS, reward_parts.REWARD_KEYS),
+        (reference.REWARD_KEYS, parts.REWARD_KEYS),
         (reference.PROMPT_KEYS, task_file.PROMPT_KEYS),
     ],
 )

@@ -1,18 +1,20 @@
-"""One AdamW for the policy and one for the critic, each with its own rate and gradient clip.
+"""One AdamW for the policy and one for the critic, each with its own rate, schedule and gradient clip.
 
-Weight decay applies to matrices alone: biases and norms' weights are in a group without it.
+Weight decay applies to matrices alone: biases and norms' weights are in a group without it. A schedule is each
+iteration's factor on the peak rate (like TRL, one step per rollout batch).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig, Schedule
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World, add_up_in_place
 from ppo_core.models import quantized
@@ -144,3 +146,34 @@ def _norm_weights(network: nn.Module) -> set[nn.Parameter]:
     """Return the weights of LayerNorm, RMSNorm and similar classes, one for every architecture."""
     norms = [module for module in network.modules() if "norm" in type(module).__name__.lower()]
     return {parameter for module in norms for parameter in module.parameters(recurse=False)}
+
+
+def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, min_lr_rate: float = 0.0) -> float:
+    """Return the factor in [0, 1] for `iteration` of 0 to total - 1, and 0 before iteration 0.
+
+    The warm-up rises linearly and never wastes an iteration at 0; `constant` has none. `linear` and `cosine`
+    then fall from 1 towards `min_lr_rate`, which they would reach one iteration after the last; the fall is
+    scaled to end there, as in transformers' cosine_with_min_lr.
+
+    A network that starts late has its own whole schedule over the rest of the run: after a critic warm-up of
+    n iterations the policy is at (iteration - n, total - n), and its factor is 0 before.
+    """
+    if iteration < 0:
+        return 0.0
+    warmup = 0 if kind == "constant" else round(warmup_ratio * total)
+    if iteration < warmup:
+        return (iteration + 1) / (warmup + 1)
+    return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
+
+
+def _decay(kind: Schedule, progress: float) -> float:
+    """Return the fall from 1 to 0 over `progress` of 0 to 1."""
+    match kind:
+        case "linear":
+            return 1 - progress
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        case "constant" | "constant_with_warmup":
+            return 1.0
+        case _:
+            assert_never(kind)

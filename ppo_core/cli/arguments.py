@@ -1,6 +1,11 @@
-"""The flags of a run: its own, and one for each declared hyperparameter, by group. Never imports torch."""
+"""A run's values: by its flags, one for each declared hyperparameter among them, or by a config file. No torch.
+
+A config file holds hyperparameters and the run's settings under their flags' names. Values are layered: declared
+defaults, then the task's reference, then a file or a trial, then flags.
+"""
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,12 +13,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ppo_core.cli.command_line import Parser, positive, positive_int
-from ppo_core.cli.hub import Push
+from ppo_core.cli.run_folder import HubRepo
+from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue
-from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.data.task import BUILT_IN
-from ppo_core.errors import ConfigError
+from ppo_core.errors import ConfigError, located, nearest
 from ppo_core.output import short
 from ppo_core.report import DEVICES
 
@@ -176,8 +184,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return Settings(**values)
 
 
-def push_of(args: argparse.Namespace) -> Push | None:
-    """Return the requested push to the hub, or None.
+def repo_of(args: argparse.Namespace) -> HubRepo | None:
+    """Return the repository to create and push the model to, or None.
 
     Raises:
         ConfigError: two repositories are named, or flags of a push are given without it.
@@ -192,7 +200,7 @@ def push_of(args: argparse.Namespace) -> Push | None:
         raise ConfigError(
             f"--push_to_hub {named} and --hub_model_id {other} name two repositories; leave one of them out"
         )
-    return Push(named or other or None, args.hub_private_repo)
+    return HubRepo(named or other or "", args.hub_private_repo)
 
 
 def hyperparameters_of(given: Mapping[str, Any]) -> dict[str, HyperValue]:
@@ -211,3 +219,97 @@ def refuse_flags(args: argparse.Namespace) -> None:
     given += [f"--{name}" for name in HYPERPARAMETERS if name in args]
     if given:
         raise ConfigError(f"--resume continues the run as it was, so it does not take {', '.join(given)}")
+
+
+FORMATS = (".json", ".yaml", ".yml", ".toml")
+
+_OTHER_WAY = {
+    "batch_size": "gradient_accumulation_steps",
+    "gradient_accumulation_steps": "batch_size",
+    "mini_batch_size": "num_mini_batches",
+    "num_mini_batches": "mini_batch_size",
+}
+"""Pairs of hyperparameters that state the same size."""
+
+_LISTS = ("reward", "report_to")
+_NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")
+
+
+def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
+    """Merge `layers` over the declared defaults, later ones over earlier ones.
+
+    A layer that states a size in one way replaces earlier layers' values for the other way.
+
+    Raises:
+        ConfigError: the values together are not allowed.
+    """
+    values: dict[str, HyperValue] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if value is not None and name in _OTHER_WAY:
+                values.pop(_OTHER_WAY[name], None)
+        values |= layer
+    return PPOConfig.from_dict(values)
+
+
+def read_config(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:
+    """Return the settings and the hyperparameters of a config file's content; `where` names it in errors.
+
+    Raises:
+        ConfigError: a key or value is not allowed; the message names the key.
+    """
+    settings: dict[str, Any] = {}
+    values: dict[str, HyperValue] = {}
+    for name, value in content.items():
+        if name in SETTINGS:
+            settings[name] = None if value is None else _setting(name, value, where)
+        elif name in HYPERPARAMETERS:
+            values[name] = hyperparameter(name, value, where)
+        else:
+            raise ConfigError(
+                f'{where}: unknown hyperparameter "{name}"{nearest(str(name), [*HYPERPARAMETERS, *SETTINGS])}'
+            )
+    return Settings(**settings), values
+
+
+def hyperparameter(name: str, value: object, where: str) -> HyperValue:
+    """Return a value in its hyperparameter's type, or raise ConfigError that begins with `where`."""
+    with located(f"{where}: "):
+        return HYPERPARAMETERS[name].coerce(value)
+
+
+def _setting(name: str, value: object, where: str) -> object:
+    where = f"{where}: {name}"
+    if name in _LISTS:
+        return texts(value, where)
+    if name in _NUMBERS:
+        return (checks.whole if "episode" in name else checks.number)(value, checks.POSITIVE, where)
+    return checks.text(value, where, "a string")
+
+
+def texts(value: object, where: str) -> tuple[str, ...]:
+    """Return one text or a list of texts as a tuple, or raise ConfigError that begins with `where`."""
+    values = [value] if isinstance(value, str) else value
+    if isinstance(values, list) and all(isinstance(text, str) and text for text in values):
+        return tuple(values)
+    raise ConfigError(f"{where} = {value!r} is not allowed; expected a string or a list of strings")
+
+
+def parse_config(path: Path) -> Mapping[str, Any]:
+    """Return the content of a JSON, YAML or TOML file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a table; the message names the file.
+    """
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{path}: a config file ends in {', '.join(FORMATS)}{nearest(path.suffix, FORMATS)}")
+    if path.suffix == ".toml":
+        return checks.read_toml(path, "config file")
+    text = checks.read_text(path, "config file")
+    try:
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # or more nested lists than Python reads
+        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error
+    if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"{path}: not a table of hyperparameters and their values")
+    return content

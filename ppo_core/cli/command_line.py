@@ -1,11 +1,16 @@
-"""Shared by all commands: parsing, one line per error, and exit statuses."""
+"""Shared by all commands: parsing, one line per error, exit statuses, and Ctrl-C and SIGTERM."""
 
 import argparse
 import io
 import math
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from ppo_core import output
@@ -60,11 +65,6 @@ def import_from_working_folder() -> None:
         sys.path.insert(0, folder)
 
 
-def status_of(error: PPOTunerError) -> int:
-    """Return an error's exit status: 2 for a mistake in the command line, a study, a task or a value; else 1."""
-    return EXIT_USAGE if isinstance(error, ConfigError | TaskError) else EXIT_ERROR
-
-
 def run(name: str, work: Callable[[], int]) -> int:
     """Run a command's `work` and return its exit status; `name` prefixes its messages on stderr.
 
@@ -82,7 +82,7 @@ def run(name: str, work: Callable[[], int]) -> int:
     except PPOTunerError as error:
         if launched.rank() == 0:  # the other processes of the launch report the same
             print(f"{name}: error: {output.plain(' '.join(str(error).split()))}", file=sys.stderr)
-        return status_of(error)
+        return EXIT_USAGE if isinstance(error, ConfigError | TaskError) else EXIT_ERROR
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -99,3 +99,46 @@ def run(name: str, work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+INTERRUPTED = "interrupted"
+_REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM"}
+_PASSED_ON_SECONDS = 5.0
+"""A repeated signal within this time counts as one: launchers forward a Ctrl-C that their processes
+also got from the terminal.
+"""
+
+
+class StopRequest:
+    """A request to stop, with its reason: the first Ctrl-C or SIGTERM; the second ends the program at once."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        self._since = 0.0
+        self.on_request: Callable[[], None] = lambda: None
+        """Called in the signal's handler, to end a wait."""
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        """Note the first signal; raise KeyboardInterrupt at the second."""
+        if self.why is not None:
+            if launched.size() > 1 and time.monotonic() - self._since < _PASSED_ON_SECONDS:
+                return
+            raise KeyboardInterrupt
+        self._since = time.monotonic()
+        self.why = _REASONS[signal.Signals(number)]
+        self.on_request()
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Handle the signals inside the context (in the main thread; elsewhere none arrive)."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.receive) for number in _REASONS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -5,7 +5,7 @@ Never imports torch.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ppo_core.config.kl_budget import is_within, kl_excursion
@@ -58,7 +58,7 @@ def _number(step: Mapping[str, Any], name: str, default: float) -> float:
 
 @dataclass(frozen=True)
 class Ending:
-    """The report on a run that has ended."""
+    """The report on a run that has ended, also the value of `ending` in `run.json`."""
 
     kl_budget: float
     note: str | None = None
@@ -67,10 +67,6 @@ class Ending:
     """Evaluation of a kept checkpoint that is better than the end, and whose model is also saved; or None."""
     kl_course: str | None = None
     """One line on when KL left the budget or came back; None: it never left."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to the value of `ending` in `run.json`."""
-        return asdict(self)
 
 
 def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step: int | None) -> Ending:

@@ -1,27 +1,34 @@
 """Plan a new run: flags over a config file or a trial, over the task's reference, over defaults.
 
-Never imports torch.
+A task given by its parts (policy, reward, prompts) becomes a task file that says the same. Never imports torch.
 """
 
+import dataclasses
+import json
 import re
 import time
 import uuid
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ppo_core.cli import arguments, config_file, task_by_parts, trackers, trl
+from ppo_core.cli import arguments, trackers, trl
 from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings
-from ppo_core.cli.hub import Push
-from ppo_core.cli.run_folder import TASK_FILE, Run, RunOrigin
+from ppo_core.cli.run_folder import TASK_FILE, HubRepo, Run, RunOrigin
 from ppo_core.cli.trl import TrlFile
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import Stage, require_reached
+from ppo_core.data.lookup import require_reachable
+from ppo_core.data.parts import reward_kind, reward_name
 from ppo_core.data.task import OnProgress, Task
-from ppo_core.data.task_file import Preparation, get_task
+from ppo_core.data.task_file import Preparation, get_task, read_table
 from ppo_core.distributed import launch as launched
+from ppo_core.errors import TaskError
 from ppo_core.report import require_device
 
 RUNS_FOLDER = Path("runs") / "train"
@@ -59,8 +66,8 @@ class RunPlan:
     """Hyperparameters of the file or the trial, over the task's reference."""
     flags: Mapping[str, HyperValue]
     trl: TrlFile | None
-    push: Push | None
-    """Hub repository to push the model to, if any."""
+    repo: HubRepo | None
+    """Hub repository to create and push the model to, if any."""
 
 
 def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
@@ -75,21 +82,21 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
     settings = flag_settings.merged_over(base_settings)
     settings.require_whole_task()
     prefix = "--" if args.config is None else f"{args.config}: "
-    parts = task_by_parts.checked(settings, prefix) if settings.inline else None
+    parts = _checked_parts(settings, prefix) if settings.inline else None
     report_to = trackers.resolve(settings.report_to or ())
     flags = arguments.hyperparameters_of(vars(args))
     task = settings.task or DEFAULT_TASK
     reference = {} if parts is not None else get_task(task).reference
-    config = config_file.layered(reference, base_values, flags)
+    config = arguments.layered(reference, base_values, flags)
     stages = tuple(
-        replace(stage, values=config_file.layered(reference, stage.values, flags).to_dict())
+        replace(stage, values=arguments.layered(reference, stage.values, flags).to_dict())
         for stage in (() if start is None else start.stages)
     )
     given = settings.task or settings.policy or DEFAULT_TASK
     name = start.name if start is not None else re.sub(r"[^\w.-]+", "-", given).strip("-.")[-60:]
     output = Path(settings.output) if settings.output else RUNS_FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     device = require_device(settings.device or "auto", "--device")
-    push = arguments.push_of(args)
+    repo = arguments.repo_of(args)
     if start is not None:
         require_reached(stages, config, start.origin.trial)
     run = Run(
@@ -109,7 +116,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
         origin=None if start is None else _origin(start, config, stages),
         stages=stages,
     )
-    return RunPlan(run=run, parts=parts, base_values=base_values, flags=flags, trl=trl_file, push=push)
+    return RunPlan(run=run, parts=parts, base_values=base_values, flags=flags, trl=trl_file, repo=repo)
 
 
 _NOT_COUNTED_AS_CHANGES = ("total_episodes", "seed")
@@ -137,7 +144,7 @@ def resolve(plan: RunPlan, progress: OnProgress) -> Run:
     """
     run = plan.run
     if plan.parts is not None:
-        Path(run.task).write_text(task_by_parts.task_file(plan.parts, run.config), encoding="utf-8")
+        Path(run.task).write_text(_task_file(plan.parts, run.config), encoding="utf-8")
     task = get_task(run.task)
     config, save_every_episodes = _config(plan, task, progress)
     return replace(
@@ -159,11 +166,11 @@ def _base(path: Path | None, start: Start | None) -> tuple[Settings, Mapping[str
         return Settings(task=start.task, device=start.device, kl_budget=start.kl_budget), start.values, None
     if path is None:
         return Settings(), {}, None
-    content = config_file.parse(path)
+    content = arguments.parse_config(path)
     if trl.is_trl(content):
         file = trl.read(content, str(path))
         return file.settings, file.values, file
-    settings, values = config_file.read(content, str(path))
+    settings, values = arguments.read_config(content, str(path))
     settings.require_one_task(str(path))
     return settings, values, None
 
@@ -171,11 +178,62 @@ def _base(path: Path | None, start: Start | None) -> tuple[Settings, Mapping[str
 def _config(plan: RunPlan, task: Task, progress: OnProgress) -> tuple[PPOConfig, int | None]:
     """Return the run's hyperparameters, and the episodes between checkpoints if a TRL file states them."""
     if plan.trl is None:
-        return config_file.layered(task.reference, plan.base_values, plan.flags), None
+        return arguments.layered(task.reference, plan.base_values, plan.flags), None
     assets = task.prepare(progress)
     file = plan.trl.for_task(len(assets.prompts.train), has_reward_model=assets.reward_model is not None)
     if file["value_model_path"] != plan.trl.values["value_model_path"]:
         progress("the critic, from the policy, since the task has no reward model", 1.0)
-    length = config_file.layered(task.reference, file, plan.flags).spread_over(launched.size())
-    config = config_file.layered(task.reference, plan.trl.for_length(length) | file, plan.flags)
+    length = arguments.layered(task.reference, file, plan.flags).spread_over(launched.size())
+    config = arguments.layered(task.reference, plan.trl.for_length(length) | file, plan.flags)
     return config, plan.trl.save_every_episodes(config.spread_over(launched.size()))
+
+
+def _checked_parts(settings: Settings, prefix: str) -> Preparation:
+    """Resolve the parts' paths, relative ones from the working directory.
+
+    Raises:
+        TaskError: a part does not exist, is not allowed, or is on a hub that cannot be reached; `prefix` precedes its
+            name in the message.
+    """
+    parts = read_table(_parts_table(settings), Path.cwd() / TASK_FILE, prefix).prepare
+    assert isinstance(parts, Preparation)
+    for key, model in parts.models:
+        require_reachable(model, f"{prefix}{key}")
+    return parts
+
+
+def _task_file(parts: Preparation, config: PPOConfig) -> str:
+    """Return the TOML text of a task of these parts; evaluations sample like the run of `config`."""
+    lines = ['doc = "Given by its parts on the command line."', f"policy = {_toml(parts.policy)}"]
+    for part in parts.rewards:
+        lines += ["", "[[reward]]", *(f"{key} = {_toml(getattr(part, key))}" for key in ("name", "kind", "where"))]
+    source = dataclasses.asdict(parts.prompts)
+    lines += ["", "[prompts]", *(f"{key} = {_toml(value)}" for key, value in source.items() if value is not None)]
+    lines += ["", "[eval]", *(f"{key} = {_toml(getattr(config, key))}" for key in ("response_length", "temperature"))]
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def in_words_of_flags(file: str) -> Iterator[None]:
+    """Remove the name of the generated task file from errors: the user has given flags."""
+    try:
+        yield
+    except TaskError as error:
+        text = str(error).removeprefix(f"{file}: ").removeprefix(f'task "{file}": ')
+        raise TaskError(text) from error
+
+
+def _parts_table(settings: Settings) -> Mapping[str, Any]:
+    rewards, counts = [], Counter[str]()
+    for where in settings.reward or ():
+        name = reward_name(where, reward_kind(where))
+        counts[name] += 1
+        rewards.append({"where": where} if counts[name] == 1 else {"where": where, "name": f"{name}_{counts[name]}"})
+    column = {} if settings.prompt_column is None else {"column": settings.prompt_column}
+    prompts = {"path": settings.prompts, **column, **(settings.prompt_splits or {})}
+    return {"policy": settings.policy, "reward": rewards, "prompts": prompts}
+
+
+def _toml(value: str | int | float) -> str:
+    """Return a text or a number as TOML: JSON's escapes are TOML's, except for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -22,7 +22,6 @@ from typing import Any
 
 from ppo_core import checkpoint
 from ppo_core.cli.ending import Ending
-from ppo_core.cli.hub import HubRepo
 from ppo_core.cli.trackers import TrackedRun
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import Stage, described
@@ -74,6 +73,16 @@ class RunOrigin:
         """Read an origin from `run.json`."""
         readings = tuple(ConfirmedReading(**reading) for reading in stored["confirmed"])
         return cls(stored["study"], stored["trial"], readings, tuple(stored["changed"]))
+
+
+@dataclass(frozen=True)
+class HubRepo:
+    """A model repository on the hub."""
+
+    id: str
+    """`user/name`; of one that is yet to be created also a name alone, or empty for that of the run's folder."""
+    private: bool | None = None
+    """None: the user's or the organisation's default."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +196,7 @@ def write(run: Run, ending: Ending | None = None) -> None:
     """Write `run.json`, for resuming, and the hyperparameters; with an ending, the run is finished."""
     _replace(run.output / CONFIG_FILE, dumps(run.config.to_dict()) + "\n")
     stored = {name: value for name, value in asdict(run).items() if name not in _NOT_STORED}
-    end = {"finished": ending is not None, "ending": None if ending is None else ending.to_dict()}
+    end = {"finished": ending is not None, "ending": None if ending is None else asdict(ending)}
     _replace(run.output / RUN_FILE, dumps({"format": _FORMAT, **end, **stored}) + "\n")
 
 

@@ -11,7 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,12 @@ from rich.console import Console
 
 from ppo_core import checkpoint, output
 from ppo_core.checkpoint import CheckpointKeeper
-from ppo_core.cli import hub, model_card, new_run, run_folder
+from ppo_core.cli import new_run, publish, run_folder
 from ppo_core.cli.arguments import refuse_flags
-from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK
+from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, StopRequest, stop_requests
 from ppo_core.cli.ending import Ending, judge
 from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import Run
-from ppo_core.cli.stop_request import StopRequest, stop_requests
-from ppo_core.cli.task_by_parts import in_words_of_flags
 from ppo_core.cli.trackers import Tracker
 from ppo_core.config.hyperparameters import PPOConfig, cautions
 from ppo_core.config.stages import StagedTrainer
@@ -36,8 +34,7 @@ from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
 from ppo_core.errors import OutOfMemory, PPOTunerError
 from ppo_core.output import KL_UNIT, params_line, plain, short
-from ppo_core.report import NextMove, StepReport, Trainer, iteration_seconds
-from ppo_core.sampling.sampler_check import AgreementWatch
+from ppo_core.report import AgreementWatch, NextMove, StepReport, Trainer, iteration_seconds
 from ppo_core.tasks.skeleton import example_note
 
 
@@ -123,9 +120,9 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
         for line in plan.trl.notes if plan.trl is not None else ():
             out.print(plain(line), soft_wrap=True)
         if plan.parts is not None:
-            until_end.enter_context(in_words_of_flags(plan.run.task))
+            until_end.enter_context(new_run.in_words_of_flags(plan.run.task))
         run = new_run.resolve(plan, progress)
-        return run if plan.push is None else replace(run, hub=hub.create(plan.push, folder.resolve().name))
+        return run if plan.repo is None else replace(run, hub=publish.create_repo(plan.repo, folder.resolve().name))
 
     with stop_requests() as stop, ExitStack() as until_end:
         if launched.rank() == 0:
@@ -197,7 +194,9 @@ class _Session:
     def _staged(self) -> StagedTrainer:
         run = self.run
         if run.threads is not None:
-            _torch().set_num_threads(run.threads)
+            import torch
+
+            torch.set_num_threads(run.threads)
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()  # its progress bars would mix with our lines
@@ -245,7 +244,9 @@ class _Session:
         """Write the run's files, start its trackers, and describe it."""
         room = checkpoint.require_room(trainer, self.run.checkpoints)
         if self.run.threads is None and "torch" in sys.modules:
-            self.run = replace(self.run, threads=_torch().get_num_threads())  # torch's choice, for resuming
+            import torch
+
+            self.run = replace(self.run, threads=torch.get_num_threads())  # its choice, for resuming
         run_folder.write(self.run)
         for name in self.run.report_to:
             self._trackers.append(Tracker(name, self.run.tracked))
@@ -285,7 +286,7 @@ class _Session:
     def _finish(self, ending: Ending, as_json: bool) -> None:
         """Report the end, remove checkpoints, and push the model if requested."""
         run, steps = self.run, run_folder.recorded(self.run)
-        model_card.write(run.model, run, self._task, self._assets, steps, ending)
+        publish.write_card(run.model, run, self._task, self._assets, steps, ending)
         self._print(f"saved the model in {run.model}")
         if ending.kl_course is not None:
             self._print(ending.kl_course)
@@ -293,7 +294,7 @@ class _Session:
             self._print(f"warning: {ending.note}")
         if ending.best is not None:
             up_to = [step for step in steps if step["step"] <= ending.best.step]
-            model_card.write(run.best_model, run, self._task, self._assets, up_to, ending)
+            publish.write_card(run.best_model, run, self._task, self._assets, up_to, ending)
             self._print(f"saved the model of episode {ending.best.episode} in {run.best_model}")
         run_folder.write(run, ending)
         shutil.rmtree(run.checkpoints, ignore_errors=True)
@@ -310,7 +311,7 @@ class _Session:
         if run.hub is None:
             return None
         folder = run.model if ending.best is None else run.best_model
-        address = hub.upload(run.hub, folder, f"{run.run_name}, trained with PPO Tuner")
+        address = publish.upload(run.hub, folder, f"{run.run_name}, trained with PPO Tuner")
         self._print(f"pushed {folder} to {address}")
         return address
 
@@ -340,19 +341,13 @@ def _progress_printer(out: Console) -> OnProgress:
     return lambda what, share: print_once(what)
 
 
-def _torch() -> Any:
-    import torch
-
-    return torch
-
-
 def _result_dict(run: Run, reports: Sequence[StepReport], ending: Ending) -> dict[str, Any]:
     return {
         "task": run.task,
         "output": str(run.output),
         "model": str(run.model),
         "best_model": None if ending.best is None else str(run.best_model),
-        "ending": ending.to_dict(),
+        "ending": asdict(ending),
         "config": run.config.to_dict(),
         "steps": [run_folder.step_data(report) for report in reports],
     }

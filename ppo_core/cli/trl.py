@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ppo_core.cli.arguments import SETTINGS, Settings
-from ppo_core.cli.config_file import hyperparameter, texts
+from ppo_core.cli.arguments import SETTINGS, Settings, hyperparameter, texts
 from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig

@@ -62,6 +62,15 @@ def convert(value: object, kind: type) -> float | int | bool | str | None:
     return number
 
 
+def listed(text: str) -> list[str] | None:
+    """Return the texts of a JSON list, as which `convert` keeps a list; None: it is another text."""
+    try:
+        values = json.loads(text) if text.startswith("[") else None
+    except ValueError:
+        return None
+    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else None
+
+
 def read_text(path: Path, what: str) -> str:
     """Return a file's text; `what` describes the file in errors.
 

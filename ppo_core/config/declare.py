@@ -102,22 +102,13 @@ class Hyperparameter:
         raise ConfigError(f"{self.name} = {value!r} is not allowed; expected {self.allowed}{hint}")
 
 
-class Help(str):
-    """A field's help text, with its declaration: `HfArgumentParser` takes every other key of the
-    metadata for an argument of argparse."""
-
-    declared: Hyperparameter
-    heading: str
-
-
 def hyper(default: HyperValue, label: str, doc: str, *, source: str, heading: str = "", **known: Any) -> Any:
     """Return a dataclass field that declares a hyperparameter; `known` are further fields of `Hyperparameter`.
 
     A `heading` starts a group of this field and those after it, up to the next heading.
     """
-    text = Help(doc.replace("%", "%%"))
-    text.declared, text.heading = Hyperparameter(label, doc, source, **known), heading
-    return dataclasses.field(default=default, metadata={"help": text})
+    declared = Hyperparameter(label, doc, source, **known)
+    return dataclasses.field(default=default, metadata={"declared": declared, "heading": heading})
 
 
 def read_declarations(cls: type) -> dict[str, Hyperparameter]:
@@ -125,15 +116,14 @@ def read_declarations(cls: type) -> dict[str, Hyperparameter]:
     hints = typing.get_type_hints(cls)
     table, group = {}, ""
     for item in dataclasses.fields(cls):
-        text: Help = item.metadata["help"]
-        group = text.heading or group
+        group = item.metadata["heading"] or group
         annotated = hints[item.name]
         is_union = typing.get_origin(annotated) in (UnionType, typing.Union)
         members = typing.get_args(annotated) if is_union else (annotated,)
         base = next(m for m in members if m is not type(None))
         choices = typing.get_args(base) if typing.get_origin(base) is Literal else ()
         table[item.name] = dataclasses.replace(
-            text.declared,
+            item.metadata["declared"],
             name=item.name,
             group=group,
             kind=str if choices else base,

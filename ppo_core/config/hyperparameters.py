@@ -6,7 +6,6 @@ study may replace. Never imports torch.
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Literal
 
 from ppo_core.config import batch_sizes
 from ppo_core.config.batch_sizes import BatchSizes
-from ppo_core.config.checks import AT_LEAST_ONE, POSITIVE, Bounds
+from ppo_core.config.checks import AT_LEAST_ONE, POSITIVE, Bounds, listed
 from ppo_core.config.declare import Hyperparameter, HyperValue, Range, hyper, read_declarations
 from ppo_core.errors import ConfigError, nearest
 
@@ -499,13 +498,8 @@ def _texts(stop_strings: str | None) -> tuple[str, ...]:
     """
     if stop_strings is None:
         return ()
-    texts: object = [stop_strings]
-    if stop_strings.startswith("["):
-        try:
-            texts = json.loads(stop_strings)
-        except ValueError:
-            texts = None
-    if isinstance(texts, list) and texts and all(isinstance(text, str) and text for text in texts):
+    texts = listed(stop_strings) if stop_strings.startswith("[") else [stop_strings]
+    if texts and all(texts):
         return tuple(texts)
     raise ConfigError(
         f'stop_strings = {stop_strings!r} is not allowed; expected a string, or a JSON list of strings such as ["\\n"]'

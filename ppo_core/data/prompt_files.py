@@ -19,12 +19,15 @@ from ppo_core.data.prompts import (
     PromptRow,
     PromptSource,
     Reason,
+    Split,
+    draw,
     is_chat,
+    make_plan,
     make_prompt,
     plain,
     prompt_lengths,
+    rows_of,
 )
-from ppo_core.data.splits import Split, draw, make_plan, rows_of
 from ppo_core.data.task import Prompt, Prompts
 from ppo_core.errors import TaskError, first_line, nearest
 

@@ -19,10 +19,9 @@ from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue, read_range, require_numeric, require_searchable
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from ppo_core.data.lookup import attribute_hint, import_file, not_found, require_reachable
-from ppo_core.data.places import TASK_PREFIX, data_place, policy_place, split_place
+from ppo_core.data.parts import TASK_PREFIX, data_place, policy_place, read_reward, split_place
 from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource
-from ppo_core.data.reward_parts import read_reward
 from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest
 

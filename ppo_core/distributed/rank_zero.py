@@ -27,8 +27,7 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     """
     if launched.size() == 1:
         return work()
-    from ppo_core.distributed.process_group import joined
-    from ppo_core.distributed.world import run_on_rank_zero
+    from ppo_core.distributed.world import joined, run_on_rank_zero
 
     return run_on_rank_zero(joined(), work)
 
@@ -37,7 +36,7 @@ def first_from_any_rank(value: T | None) -> T | None:
     """Return the value of the first process that has one, in all processes."""
     if launched.size() == 1:
         return value
-    from ppo_core.distributed.process_group import joined
+    from ppo_core.distributed.world import joined
 
     return next((each for each in joined().gather_objects([value]) if each is not None), None)
 
@@ -51,7 +50,7 @@ def drive(work: Callable[[], int]) -> int:
     launched.require_known()
     if launched.size() == 1:
         return work()
-    from ppo_core.distributed.process_group import joined
+    from ppo_core.distributed.world import joined
 
     if launched.rank() != 0:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the rest of the process

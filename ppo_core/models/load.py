@@ -15,7 +15,7 @@ from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.prompts import prompt_lengths
 from ppo_core.data.task import Prompts, Reward, Scored, Task
 from ppo_core.data.task_file import get_task
-from ppo_core.distributed import process_group
+from ppo_core.distributed.world import joined, require_own_gpu
 from ppo_core.errors import TaskError
 from ppo_core.models import quantized
 from ppo_core.models.networks import computes_in_bf16, load_pretrained, prepare_layers, quiet_loading
@@ -26,8 +26,7 @@ from ppo_core.rewards.combined import load_reward
 from ppo_core.sampling.cache_check import decide_decoding, unit_of
 from ppo_core.sampling.cuda_graphs import cast_products
 from ppo_core.sampling.generation import Rollouts
-from ppo_core.sampling.sequences import Sequences
-from ppo_core.sampling.texts import TokenTexts
+from ppo_core.sampling.sequences import Sequences, TokenTexts
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +72,9 @@ def resolve_device(device: str) -> torch.device:
         ConfigError: another name, or a launch of more processes than there are GPUs.
     """
     on_cpu = require_device(device, "device") == "cpu"
-    process_group.joined()  # accelerate would start a group without gloo
+    joined()  # accelerate would start a group without gloo
     if not on_cpu:
-        process_group.require_own_gpu()
+        require_own_gpu()
     accelerator = torch.device(Accelerator(cpu=on_cpu).device)
     if accelerator.type == "cuda":
         accelerator = torch.device("cuda", torch.cuda.current_device())  # torch reads a GPU's share only by its index

@@ -1,10 +1,9 @@
 """Load and build a run's networks: copies of a task's frozen models, or adapters on shared weights."""
 
 import copy
-import json
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +27,7 @@ from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ppo_core.algorithm.randomness import Purpose, generator
+from ppo_core.config.checks import listed
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError, first_line, nearest
 from ppo_core.models import quantized
@@ -266,7 +266,7 @@ def _modules_to_save(model: PreTrainedModel, config: PPOConfig, task: str) -> tu
         if name not in existing and task == CAUSAL_LM:
             hint = nearest(name, {path.rpartition(".")[2] for path in modules})
             raise _cannot_save(config, f'{type(model).__name__} has no module "{name}"{hint}')
-        if any(path.endswith(name) and quantized.is_4_bits(module) for path, module in modules.items()):
+        if any(path.endswith(name) and quantized.scales(module) for path, module in modules.items()):
             raise _cannot_save(config, f"load_in_4bit holds {name} in 4 bits, which cannot be trained")
     if not existing or not _has_tied_head(model):
         return existing, False
@@ -285,10 +285,11 @@ def _cannot_save(config: PPOConfig, reason: str) -> ConfigError:
 
 def _names(text: str | None) -> list[str]:
     """Return the distinct names in comma-separated text, or in a JSON list, as which a list in a file is kept."""
-    names: list[object] = list((text or "").split(","))
-    with suppress(ValueError):  # what is no JSON list is names, which the model has or not
-        names = json.loads(text) if text and text.startswith("[") else names
-    return list(dict.fromkeys(str(name).strip() for name in names if str(name).strip()))
+    text = text or ""
+    names = listed(text)
+    if names is None:  # what is no list is names, which the model has or not
+        names = text.split(",")
+    return list(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 def _has_tied_head(model: PreTrainedModel) -> bool:

@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from ppo_core.algorithm.kl import exact_kl
 from ppo_core.models.memory import room_for_logits
-from ppo_core.sampling.sequences import Sequences, position_ids
-from ppo_core.sampling.token_sets import TokenSets
+from ppo_core.sampling.sequences import Sequences, TokenSets, position_ids
 
 LOGITS_AT_ONCE = 2**25
 """Logits that may always be held at once, in addition to those of one backward pass (128 MiB in float32)."""

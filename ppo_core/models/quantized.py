@@ -51,15 +51,10 @@ def keep_gradients(model: nn.Module) -> None:
             module.__dict__["support_avx512bf16_for_cpu"] = False
 
 
-def scales(model: nn.Module) -> list[object]:
-    """Return the scales of a model's 4-bit weights, which are neither parameters nor buffers."""
-    states = (getattr(module, "quant_state", None) for module in model.modules())
+def scales(module: nn.Module) -> list[object]:
+    """Return the scales of a module's 4-bit weights, which are neither parameters nor buffers; empty without any."""
+    states = (getattr(each, "quant_state", None) for each in module.modules())
     return [state for state in states if state is not None]
-
-
-def is_4_bits(module: nn.Module) -> bool:
-    """Return True if a module, or one inside it, has 4-bit weights, which cannot be trained."""
-    return bool(scales(module))
 
 
 def adamw_8bit(groups: list[dict[str, Any]], **options: Any) -> Optimizer:

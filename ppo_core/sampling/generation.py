@@ -20,9 +20,7 @@ from ppo_core.models.policy import ActorCritic
 from ppo_core.sampling.cuda_graphs import CapturedDecoding, CastWeights, Decoding
 from ppo_core.sampling.decoding import IS_FIXED, CachedDecoding
 from ppo_core.sampling.next_token import SamplingSettings, Stops, next_token
-from ppo_core.sampling.sequences import Sequences, padded_left, position_ids
-from ppo_core.sampling.texts import response_texts
-from ppo_core.sampling.token_sets import TokenSets
+from ppo_core.sampling.sequences import Sequences, TokenSets, padded_left, position_ids, response_texts
 
 
 @dataclass(frozen=True)

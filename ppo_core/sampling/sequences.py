@@ -1,10 +1,16 @@
-"""Prompts with responses, as tensors.
+"""Prompts with responses: as tensors, with the tokens that the sampler's filters left, and as texts.
 
 A batch is [prompt | response], prompts padded on the left and responses on the right, so that every
 response begins in the same column. Attention and position ids come from the mask, never from token
 ids, since a pad token may equal EOS and may even be sampled.
+
+Training needs exactly the tokens that top-k and top-p left at each position of the sampler. They cannot be computed
+again: the training forward rounds differently from a decode step, so a token at the edge of the set would come and go,
+and the set must stay that of the policy that sampled while the epochs change the policy. A position after the end of a
+response has no set.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +19,51 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
 
-from ppo_core.sampling.token_sets import TokenSets, ragged_range
+
+@dataclass(frozen=True)
+class TokenSets:
+    """N sets of tokens of a vocabulary of V."""
+
+    vocabulary: int
+    """V."""
+    counts: Tensor
+    """[N], int32: the sets' sizes."""
+    ids: Tensor
+    """[sum of counts], int32: the sets' ids, one set after the other."""
+
+    @classmethod
+    def of(cls, members: Tensor) -> "TokenSets":
+        """Return the sets of booleans [N, V]."""
+        return cls(members.shape[-1], members.sum(-1).int(), members.nonzero()[:, 1].int())
+
+    @classmethod
+    def cat(cls, parts: Sequence["TokenSets"]) -> "TokenSets":
+        """Concatenate the sets of the parts, at least one."""
+        counts, ids = (torch.cat([getattr(part, name) for part in parts]) for name in ("counts", "ids"))
+        return cls(parts[0].vocabulary, counts, ids)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, index: slice | Tensor) -> "TokenSets":
+        """Return some sets, in the order of `index` (numbers, not booleans)."""
+        starts, counts = self.counts.cumsum(0) - self.counts, self.counts[index]
+        return TokenSets(self.vocabulary, counts, self.ids[ragged_range(starts[index], counts)])
+
+    def members(self) -> Tensor:
+        """Return the booleans [N, V]."""
+        members = torch.zeros(len(self), self.vocabulary, dtype=torch.bool, device=self.counts.device)
+        rows = torch.arange(len(self), device=self.counts.device).repeat_interleave(self.counts)
+        members[rows, self.ids.long()] = True
+        return members
+
+
+def ragged_range(starts: Tensor, counts: Tensor) -> Tensor:
+    """Return start, start + 1, ... for each [N] start and count, concatenated: [sum of counts]."""
+    offsets = counts.cumsum(0) - counts
+    return (starts - offsets).repeat_interleave(counts) + torch.arange(int(counts.sum()), device=counts.device)
 
 
 @dataclass(frozen=True)
@@ -102,3 +151,49 @@ def padded_left(rows: Sequence[Sequence[int]], device: torch.device) -> Sequence
         for parts in (tokens, [torch.ones_like(row) for row in tokens])
     )
     return Sequences(ids, mask, ids.shape[1])
+
+
+REPLACEMENT = "\ufffd"
+"""Character that tokenizers decode incomplete bytes to."""
+
+
+def response_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) -> tuple[str, ...]:
+    """Return the responses' texts, decoded with their prompts: decoded alone, one can lose its leading space."""
+    prompts, responses = sequences.prompt_tokens(), sequences.response_tokens()
+    wholes = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+    texts = (tokenizer.batch_decode(rows, skip_special_tokens=True) for rows in (prompts, wholes))
+    return tuple(_text_after(tokenizer, *row) for row in zip(prompts, responses, *texts, strict=True))
+
+
+def _text_after(
+    tokenizer: PreTrainedTokenizerBase, prompt: list[int], response: list[int], prompt_text: str, whole_text: str
+) -> str:
+    """Return a row's text after its prompt, whose end the response's first tokens may have changed.
+
+    A character that the prompt leaves unfinished belongs to the response. A response that begins with an incomplete
+    byte can spoil all bytes before it in one decoder (byte fallback): it is then decoded after less of the prompt.
+    """
+    if whole_text.startswith(prompt_text):
+        return whole_text[len(prompt_text) :]
+    finished = prompt_text.rstrip(REPLACEMENT)
+    if finished != prompt_text and whole_text.startswith(finished):
+        return whole_text[len(finished) :]
+    dropped = 1
+    while dropped < len(prompt):
+        context = prompt[:-dropped]
+        before, after = tokenizer.batch_decode([context, [*context, *response]], skip_special_tokens=True)
+        if before and not before.endswith(REPLACEMENT) and after.startswith(before):
+            return str(after[len(before) :])
+        dropped *= 2
+    return str(tokenizer.decode(response, skip_special_tokens=True))
+
+
+class TokenTexts:
+    """Text of each token by itself, for rewards and pages that look at single tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._text = functools.cache(lambda token: str(tokenizer.decode([token])))
+
+    def __call__(self, sequences: Sequences) -> list[list[str]]:
+        """Return the response tokens' texts, row by row."""
+        return [list(map(self._text, tokens)) for tokens in sequences.response_tokens()]

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2Fo
 
 from ppo_core import PPOConfig
 from ppo_core.__main__ import main
-from ppo_core.cli import model_card
+from ppo_core.cli import publish
 from ppo_core.cli.ending import Ending
 from ppo_core.cli.run_folder import Run
 from ppo_core.data import lookup
@@ -130,7 +130,7 @@ def test_only_a_hub_id_is_the_cards_base_model(folder: Path, policy: str, base: 
     run.model.mkdir(parents=True)
     part = RewardPart("r", "http", "http://localhost/score")
     assets = TaskAssets(policy, (part,), Prompts.of_texts("a", "b", "c"))
-    model_card.write(run.model, run, TINY_TASK, assets, [], Ending(kl_budget=10.0))
+    publish.write_card(run.model, run, TINY_TASK, assets, [], Ending(kl_budget=10.0))
     card = (run.model / "README.md").read_text()
     assert front_matter(card).get("base_model") == base
     assert f"- Base model: `{policy}`" in card and "No evaluation." in card
@@ -142,7 +142,7 @@ def test_the_card_holds_no_password(folder: Path) -> None:
     run = Run("t", PPOConfig(), "cpu", folder / "out", 1, (), "mine", "id", None, 300.0, command)
     run.model.mkdir(parents=True)
     assets = TaskAssets("policy", (RewardPart("r", "http", url),), Prompts.of_texts("a", "b", "c"))
-    model_card.write(run.model, run, TINY_TASK, assets, [], Ending(kl_budget=10.0))
+    publish.write_card(run.model, run, TINY_TASK, assets, [], Ending(kl_budget=10.0))
     card = (run.model / "README.md").read_text()
     assert "hidden" not in card and "`https://me:***@host/score?api_key=***&n=1`" in card
     assert "'https://me:***@host/score?api_key=***&n=1' --reward 'https://***@host' --run_name me@home" in card

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_how_a_run_ended(
     ending = judge(stored, 5.0, kept)
     assert (ending.best and ending.best.step) == best
     assert ending.note is None if note is None else ending.note is not None and note in ending.note
-    json.dumps(ending.to_dict())
+    json.dumps(asdict(ending))
 
 
 def test_the_budget_holds_with_the_standard_error_of_the_kl() -> None:
@@ -64,4 +65,4 @@ def test_the_budget_holds_with_the_standard_error_of_the_kl() -> None:
 )
 def test_where_kl_left_the_budget_or_came_back_is_told(kls: tuple[float, ...], told: str | None) -> None:
     ending = judge([step(n, 1.0 + n, kl) for n, kl in enumerate(kls)], 5.0, None)
-    assert ending.kl_course == told == ending.to_dict()["kl_course"]
+    assert ending.kl_course == told == asdict(ending)["kl_course"]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from transformers import TrainingArguments
 
-from ppo_core.cli import config_file, new_run, trl
+from ppo_core.cli import arguments, new_run, trl
 from ppo_core.cli.arguments import core_parser
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
@@ -133,7 +133,7 @@ def warned(file: trl.TrlFile) -> set[str]:
 
 def config_of(file: trl.TrlFile, prompts: int = 1000, *, has_reward_model: bool = True) -> PPOConfig:
     values = file.for_task(prompts, has_reward_model=has_reward_model)
-    return config_file.layered(file.for_length(config_file.layered(values)) | values)
+    return arguments.layered(file.for_length(arguments.layered(values)) | values)
 
 
 def test_the_tldr_example() -> None:

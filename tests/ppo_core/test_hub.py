@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard, constants
 
 from ppo_core import PPOConfig
 from ppo_core.__main__ import main
-from ppo_core.cli import model_card
+from ppo_core.cli import publish
 from ppo_core.cli.ending import Ending
 from ppo_core.cli.run_folder import ConfirmedReading, Run, RunOrigin
 from ppo_core.data.task import Prompts, TaskAssets
@@ -247,7 +247,7 @@ def card(folder: Path, origin: RunOrigin | None, **config: int) -> ModelCard:
     run = Run("t", PPOConfig(**config), "cpu", folder, 1, (), "mine", "id", None, 300.0, "train", origin=origin)
     run.model.mkdir(parents=True)
     assets = TaskAssets("me/base", (), Prompts.of_texts("a", "b", "c"))
-    model_card.write(run.model, run, replace(quick_run.TASK, name="my task"), assets, [], Ending(kl_budget=10.0))
+    publish.write_card(run.model, run, replace(quick_run.TASK, name="my task"), assets, [], Ending(kl_budget=10.0))
     return ModelCard.load(run.model / "README.md")
 
 

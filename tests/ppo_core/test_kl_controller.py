@@ -8,7 +8,7 @@ import pytest
 
 from ppo_core import PPOConfig
 from ppo_core.algorithm.kl_controller import AdaptiveController, KLController, LandingController, controller_of
-from ppo_core.algorithm.schedule import Schedule, lr_factors
+from ppo_core.algorithm.optim import Schedule, lr_factor
 
 
 def landing(first: float, target: float, iterations: int) -> LandingController:
@@ -102,7 +102,7 @@ def test_a_landing_beta_brings_a_rising_kl_down_to_the_target(iterations: int, f
 @pytest.mark.parametrize("kind", get_args(Schedule))
 def test_a_landing_beta_stays_while_the_kl_is_on_course(kind: Schedule, first_kl: float) -> None:
     """A KL that rises with the learning rate, by the target in all; sampled with top-p it does not begin at 0."""
-    controller, rates = landing(0.1, target=6.0, iterations=30), lr_factors(kind, 30, 0.3, 0.0)
+    controller, rates = landing(0.1, target=6.0, iterations=30), [lr_factor(kind, i, 30, 0.3) for i in range(30)]
     for step in range(30):
         kl = first_kl + 6.0 * sum(rates[:step]) / sum(rates)
         controller.update(kl, 32, rates[max(0, step - 1)], sum(rates[step:]))

@@ -13,9 +13,9 @@ from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic
+from ppo_core.report import is_apart
 from ppo_core.sampling.generation import Request, Rollouts, TransformersGenerator
 from ppo_core.sampling.next_token import SamplingSettings
-from ppo_core.sampling.sampler_check import is_apart
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies
 

@@ -1,5 +1,6 @@
 """How a batch is padded, ordered and cut into micro-batches changes nothing beyond rounding."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -36,6 +37,7 @@ TOKENS: dict[str, Callable[..., Tensor]] = {
 }
 SHAPES = st.lists(st.integers(1, 5), min_size=2, max_size=6)
 SEEDS = st.integers(0, 10_000)
+JUNK = st.sampled_from([9.0, math.nan, math.inf, -math.inf])
 
 
 def batch_of(seed: int, lengths: list[int]) -> Batch:
@@ -46,10 +48,10 @@ def batch_of(seed: int, lengths: list[int]) -> Batch:
     return first, second, third, mask
 
 
-def padded(batch: Batch, columns: int) -> Batch:
-    """The batch with columns added that hold nothing usable and are masked."""
+def padded(batch: Batch, columns: int, junk: float) -> Batch:
+    """The batch with columns added that hold junk and are masked."""
     *numbers, mask = batch
-    first, second, third = (torch.nn.functional.pad(x, (0, columns), value=float("nan")) for x in numbers)
+    first, second, third = (torch.nn.functional.pad(x, (0, columns), value=junk) for x in numbers)
     return first, second, third, torch.nn.functional.pad(mask, (0, columns))
 
 
@@ -71,10 +73,10 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@given(seed=SEEDS, lengths=SHAPES, columns=st.integers(1, 4))
-def test_padding_changes_no_loss(name: str, seed: int, lengths: list[int], columns: int) -> None:
+@given(seed=SEEDS, lengths=SHAPES, columns=st.integers(1, 4), junk=JUNK)
+def test_padding_changes_no_loss(name: str, seed: int, lengths: list[int], columns: int, junk: float) -> None:
     sums, gradient = computed(name, batch_of(seed, lengths))
-    wide_sums, wide_gradient = computed(name, padded(batch_of(seed, lengths), columns))
+    wide_sums, wide_gradient = computed(name, padded(batch_of(seed, lengths), columns, junk))
     assert same(wide_sums, sums)
     assert same(wide_gradient[:, :5], gradient)
     assert not wide_gradient[:, 5:].any()
@@ -94,13 +96,13 @@ def test_order_and_micro_batches_change_no_loss(
 
 
 @pytest.mark.parametrize("name", TOKENS)
-@given(seed=SEEDS, lengths=SHAPES, columns=st.integers(1, 4), data=st.data())
+@given(seed=SEEDS, lengths=SHAPES, columns=st.integers(1, 4), junk=JUNK, data=st.data())
 def test_padding_and_order_change_no_advantage(
-    name: str, seed: int, lengths: list[int], columns: int, data: st.DataObject
+    name: str, seed: int, lengths: list[int], columns: int, junk: float, data: st.DataObject
 ) -> None:
     batch = batch_of(seed, lengths)
     order = torch.tensor(data.draw(st.permutations(range(len(lengths)))))
     expected = TOKENS[name](*batch)
-    found = TOKENS[name](*rows(padded(batch, columns), order))
+    found = TOKENS[name](*rows(padded(batch, columns, junk), order))
     assert same(found[:, :5], expected[order])
     assert not found[:, 5:].any()

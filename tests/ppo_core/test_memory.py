@@ -127,33 +127,28 @@ def test_not_even_one_row_is_an_error_of_one_line(models: TaskModels, work: str)
         "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried 9 bytes",
     ],
 )
-def test_memory_that_runs_out_beside_torchs_allocator_halves_the_rows_too(message: str) -> None:
+def test_memory_that_runs_out_beside_torchs_cuda_allocator_halves_the_rows_for_good(message: str) -> None:
     def attempt(rows: int) -> int:
         if rows > 5:
             raise RuntimeError(message)
         return rows
 
-    assert ChunkRows("scoring", 64).run(attempt, most=20) == 5
-
-
-def test_other_errors_pass_and_the_cpus_own_is_known() -> None:
-    def fail(message: str, over: int) -> Any:
-        def attempt(rows: int) -> int:
-            if rows > over:
-                raise RuntimeError(message)
-            return rows
-
-        return attempt
-
-    full = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"
     chunk = ChunkRows("scoring", 64)
-    assert chunk.run(fail(full, over=5), most=20) == 5 == chunk.rows
-    assert chunk.run(fail(full, over=5), most=3) == 3, "a smaller job is done whole"
+    assert chunk.run(attempt, most=20) == 5 == chunk.rows
+    assert chunk.run(attempt, most=3) == 3, "a smaller job is done whole"
+
+
+def test_other_errors_pass() -> None:
+    def fail(rows: int) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    chunk = ChunkRows("scoring", 64)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        chunk.run(fail("mat1 and mat2 shapes cannot be multiplied", over=0))
-    assert chunk.rows == 5
+        chunk.run(fail, most=20)
+    assert chunk.rows == 64
 
 
 # Logits

@@ -287,21 +287,6 @@ def test_a_policy_of_adapters_begins_with_them_and_is_saved_whole(
     assert (logits_of(saved) - trained).abs().max() < 1e-4 < 0.05 < (sft - trained).abs().max()
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_the_model_of_one_run_is_the_policy_of_the_next(
-    models: TaskModels, tiny_folder: Path, tmp_path: Path, lora: bool
-) -> None:
-    first = PPOTrainer(LORA if lora else CONFIG, models)
-    list(first)
-    first.save_model(tmp_path)
-    assert (tmp_path / "adapter_config.json").exists() == lora
-    second = PPOTrainer(LORA, load_models(tmp_path, tiny_folder))
-    trained = logits_of(first.network.policy)
-    assert (logits_of(second.network.policy) - trained).abs().max() < 1e-4 < 0.05
-    assert (logits_of(models.reference) - trained).abs().max() > 0.05
-    assert next(iter(second)).metrics["eval/kl"] == pytest.approx(0, abs=1e-5)
-
-
 def test_adapters_that_cannot_be_merged_are_refused_in_one_line(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo_core.data.prompts import PromptRow, PromptSource, SplitChoice
-from ppo_core.data.splits import SplitPlan, draw, make_plan, rows_of
+from ppo_core.data.prompts import PromptRow, PromptSource, SplitChoice, SplitPlan, draw, make_plan, rows_of
 from ppo_core.errors import TaskError
 
 DRAWN = SplitPlan("train", None, None)

@@ -137,6 +137,3 @@ def test_reward_model_is_not_fooled_by_repetition(assets: TaskAssets) -> None:
     ]
     reward, *rewards = _rewards(assets, [good, *(text.strip() for text in repeated)])
     assert max(rewards) < reward - 0.5
-
-
-# --- declaration

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppo_core.algorithm.optim import Schedule, lr_factor
 from ppo_core.algorithm.randomness import Key, Purpose, generator, mini_batch_order, prompt_rows, uniforms
-from ppo_core.algorithm.schedule import Schedule, lr_factor
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ppo_core.data.task import Prompt
 from ppo_core.models.load import TaskModels
 from ppo_core.sampling.generation import Rollouts, generate
 from ppo_core.sampling.next_token import SamplingSettings
-from ppo_core.sampling.token_sets import TokenSets
+from ppo_core.sampling.sequences import TokenSets
 from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_options import warped
 

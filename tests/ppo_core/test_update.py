@@ -159,10 +159,3 @@ def test_a_missing_eos_costs_its_penalty(tiny: TaskModels) -> None:
     difference = (plain.returns - fined.returns)[:, 0]
     assert torch.allclose(difference, torch.where(rollouts.ended, 0.0, 2.5), atol=1e-5)
     assert rollouts.ended.any() and not rollouts.ended.all()
-
-
-def test_the_first_mini_batch_has_ratio_one(tiny: TaskModels) -> None:
-    config = replace(BASE, num_ppo_epochs=1, mini_batch_size=16)
-    metrics = learn(tiny, config)[1].metrics()
-    assert metrics["val/ratio"] == pytest.approx(1, abs=1e-5)
-    assert metrics["val/ratio_var"] == pytest.approx(0, abs=1e-5)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ppo_core import PPOConfig
 from ppo_core.algorithm.advantages import masked_var, masked_whiten
-from ppo_core.algorithm.experience import build_experience, token_kl
+from ppo_core.algorithm.experience import build_experience, critic_metrics, part_metrics, rollout_metrics, token_kl
 from ppo_core.algorithm.optim import Optimizers, StepNorms
-from ppo_core.algorithm.rollout_metrics import critic_metrics, part_metrics, rollout_metrics
 from ppo_core.algorithm.scores import Normalization, RewardStatistics, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.data.task import Prompt, Scored

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from sqlalchemy import update
 
-from ppo_core.cli import config_file, trl
+from ppo_core.cli import arguments, trl
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task_file import get_task
@@ -32,7 +32,7 @@ ACTOR = "actor_rollout_ref.actor"
 
 def of(**values: HyperValue) -> LaunchConfig:
     """Return a configuration of the reviews task with some values changed."""
-    return LaunchConfig(trial_row(3), config_file.layered(REVIEWS.reference, values), ("Trial 3.",), 10.0, None, None)
+    return LaunchConfig(trial_row(3), arguments.layered(REVIEWS.reference, values), ("Trial 3.",), 10.0, None, None)
 
 
 def export(config: LaunchConfig, target: str) -> tuple[str, dict[str, Any], dict[str, str]]:
@@ -222,10 +222,10 @@ def test_our_own_file_is_the_same_configuration_for_train(tmp_path: Path) -> Non
     config = of(**CHANGED)
     written = write(config, "yaml", "reviews")
     (tmp_path / "mine.yaml").write_text(written.text)
-    content = config_file.parse(tmp_path / "mine.yaml")
-    settings, values = config_file.read(content, "mine")
+    content = arguments.parse_config(tmp_path / "mine.yaml")
+    settings, values = arguments.read_config(content, "mine")
     assert not trl.is_trl(content) and settings.task == "reviews"
-    assert config_file.layered(REVIEWS.reference, values) == config.config
+    assert arguments.layered(REVIEWS.reference, values) == config.config
     assert "Trial 3." in written.text
 
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_core.metrics import METRICS
-from ppo_core.report import StepReport
-from ppo_core.sampling import sampler_check
+from ppo_core.report import KL_GAP_LIMIT, MISMATCH_LIMIT, StepReport
 from tuner.judge.guard import CORE, READ, WATCHED, WINDOW, GuardSettings, GuardState, check_step
 from tuner.judge.rules import RULES
 from tuner.study.status import Reason
@@ -206,8 +205,8 @@ def test_sampled_kl_that_stays_apart_from_the_exact_one_stops() -> None:
 
 
 def test_the_declared_limits_are_those_that_a_run_without_a_guard_is_warned_by() -> None:
-    assert RULES["sampler_mismatch"].limit == sampler_check.MISMATCH_LIMIT
-    assert RULES["sampled_kl"].limit == sampler_check.KL_GAP_LIMIT
+    assert RULES["sampler_mismatch"].limit == MISMATCH_LIMIT
+    assert RULES["sampled_kl"].limit == KL_GAP_LIMIT
 
 
 def test_nothing_learned_by_half_of_the_episodes() -> None:

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from ppo_core import output
 from ppo_core.checkpoint import size
-from ppo_core.cli import config_file
-from ppo_core.cli.arguments import HyperparameterParser, hyperparameters_of
+from ppo_core.cli.arguments import HyperparameterParser, hyperparameters_of, layered
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK, refuse_unknown
 from ppo_core.cli.training import seconds_left
 from ppo_core.config import checks
@@ -52,7 +51,7 @@ def _request(args: argparse.Namespace) -> _Request:
     device = require_device(args.device or ("auto" if spec is None else spec.device), "--device")
     if spec is None:
         task = get_task(args.what)
-        return _Request(task.name, device, {"run": config_file.layered(task.reference, {}, values)})
+        return _Request(task.name, device, {"run": layered(task.reference, {}, values)})
     if values:
         raise ConfigError(
             f"a study states its own values, so it does not take {', '.join(f'--{name}' for name in values)}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ppo_core.cli.stop_request import StopRequest
+from ppo_core.cli.command_line import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.output import report_line

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ppo_core.cli.stop_request import INTERRUPTED, StopRequest, stop_requests
+from ppo_core.cli.command_line import INTERRUPTED, StopRequest, stop_requests
 from ppo_core.errors import ConfigError, StudyError
 from tuner.confirm.held_out_readings import due_readings, why_unread
 from tuner.confirm.plan import Plan, cost_line, missing

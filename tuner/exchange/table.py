@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppo_core.cli.config_file import hyperparameter
+from ppo_core.cli.arguments import hyperparameter
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
 from ppo_core.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from ppo_core.cli import config_file, trl
+from ppo_core.cli import arguments, trl
 from ppo_core.errors import ConfigError
 from ppo_core.output import plain, short
 from tuner.exchange.launch_config import LaunchConfig
@@ -27,7 +27,7 @@ def read(path: Path) -> Imported:
     Raises:
         ConfigError: it cannot be read, is of none of the trainers, or holds a value that is not allowed.
     """
-    flat = _flat(config_file.parse(path))
+    flat = _flat(arguments.parse_config(path))
     for table in (VERL, OPENRLHF, TRL):
         if table.is_own(flat):
             return read_table(table, flat, str(path))

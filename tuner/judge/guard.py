@@ -15,8 +15,7 @@ from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
-from ppo_core.report import StepReport
-from ppo_core.sampling.sampler_check import KL_GAP, KL_GAP_NOISE, MISMATCH
+from ppo_core.report import KL_GAP, KL_GAP_NOISE, MISMATCH, StepReport
 from tuner.judge.rules import ENTROPY, IDLE_STEPS, KL, REPETITION, RULES, VALUE_LOSS, Rule
 from tuner.study.status import Reason
 

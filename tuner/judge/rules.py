@@ -13,7 +13,7 @@ from typing import Literal
 
 from ppo_core.config.checks import Bounds
 from ppo_core.metrics import METRICS
-from ppo_core.sampling.sampler_check import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
+from ppo_core.report import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 from tuner.study.status import Reason
 
 KL = "objective/kl_exact"

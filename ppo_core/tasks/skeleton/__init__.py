@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.places import TASK_PREFIX, policy_place
+from ppo_core.data.parts import TASK_PREFIX, policy_place
 from ppo_core.data.task import Task
 from ppo_core.data.task_file import KL_BUDGET, KL_LIMIT, Preparation, get_task
 from ppo_core.errors import TaskError

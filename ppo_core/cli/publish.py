@@ -1,7 +1,11 @@
-"""The model card of a run: a README.md of one page in the model's folder, as the hub reads it. Never imports torch."""
+"""Publish a trained model: its card, a README.md of one page as the hub reads it, and the push to the Hugging Face Hub.
+
+The repository is created before training. Never imports torch.
+"""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,9 +14,10 @@ from huggingface_hub import ModelCardData
 
 from ppo_core import __version__
 from ppo_core.cli.ending import Ending
-from ppo_core.cli.run_folder import Run, RunOrigin
+from ppo_core.cli.run_folder import HubRepo, Run, RunOrigin
 from ppo_core.data.lookup import HUB_ID
 from ppo_core.data.task import Task, TaskAssets
+from ppo_core.errors import ConfigError, PPOTunerError, first_line
 from ppo_core.output import KL_UNIT, counted, plus_minus, short, without_secrets
 
 CARD = "README.md"
@@ -20,11 +25,13 @@ ADAPTERS = "adapter_config.json"
 """File that identifies a folder of adapters, to be loaded with peft."""
 PACKAGES = ("torch", "transformers", "peft")
 
+FLAG = "--push_to_hub"
+
 _PIPE = "\\|"
 """A pipe inside a table's cell."""
 
 
-def write(
+def write_card(
     model: Path, run: Run, task: Task, assets: TaskAssets, steps: Sequence[Mapping[str, Any]], ending: Ending
 ) -> None:
     """Write the card of a model of the run into its folder `model`.
@@ -128,3 +135,60 @@ def _origin(origin: RunOrigin) -> str:
 def _code(text: str) -> str:
     """Return a text as inline code on one line; backticks inside become apostrophes."""
     return "`" + " ".join(text.replace("`", "'").split()) + "`"
+
+
+def create_repo(asked: HubRepo, name: str) -> HubRepo:
+    """Create the repository unless it exists, and return it; `name` is used if it has none.
+
+    Raises:
+        ConfigError: the name is not allowed, or there is no token.
+        PPOTunerError: the hub cannot be reached, or refuses.
+    """
+    from huggingface_hub import HfApi, get_token  # slow to import
+    from huggingface_hub.errors import HFValidationError
+
+    if get_token() is None:
+        raise ConfigError(f"{FLAG} needs a token that may write: log in with `hf auth login`, or set HF_TOKEN")
+    repo = asked.id or name
+    try:
+        with _one_line(f"{FLAG}: cannot create the repository {repo}"):
+            return HubRepo(HfApi().create_repo(repo, private=asked.private, exist_ok=True).repo_id, asked.private)
+    except HFValidationError as error:
+        raise ConfigError(f"{FLAG} {repo} is not allowed: {first_line(error)}") from None
+
+
+def upload(repo: HubRepo, folder: Path, message: str) -> str:
+    """Upload a model's folder and return its repository's address.
+
+    Raises:
+        PPOTunerError: it did not arrive; the message says where the model is, and how to push it later.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()  # progress bars would mix with our lines
+    try:
+        with _one_line(f"pushing the model to {repo.id} failed"):
+            api = HfApi()
+            api.upload_folder(repo_id=repo.id, folder_path=folder, commit_message=message)
+            return f"{api.endpoint}/{repo.id}"
+    except PPOTunerError as error:
+        private = ["--private"] if repo.private else []
+        command = shlex.join(["hf", "upload", repo.id, str(folder), ".", *private])
+        raise PPOTunerError(f"{error}; the model stays in {folder}; push it later with: {command}") from error
+
+
+@contextmanager
+def _one_line(failure: str) -> Iterator[None]:
+    """Convert errors of the hub's library, or of the connection, to a one-line PPOTunerError."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
+    except HFValidationError:
+        raise
+    except HfHubHTTPError as error:
+        answer = error.server_message or first_line(error)
+        raise PPOTunerError(f"{failure}: the hub refuses ({error.response.status_code}): {answer}") from error
+    except Exception as error:  # connections raise classes of libraries below the hub's own
+        raise PPOTunerError(f"{failure}: {first_line(error)}") from error
