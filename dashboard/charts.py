@@ -116,19 +116,20 @@ def thinned(line: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
     return pd.concat([line.iloc[:1], inner.loc[kept], line.iloc[-1:]], ignore_index=True)
 
 
-def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
-    """Return a band by bucket of x: `low` and `high` around the middle 80% of the points, and their `mean`.
+def band_edges(frame: pd.DataFrame, buckets: int = 60, least: int = 1) -> pd.DataFrame:
+    """Return a band by bucket of x: `low` and `high` around the middle 80% of the points, their `mean`, and its `end`.
 
-    Buckets in which fewer than half of the remaining trials have a point are left out.
+    Buckets in which fewer than half of the remaining trials, or than `least` trials, have a point are left out.
     """
     numbers = frame.dropna(subset="y")
     width = max((numbers["x"].max() - numbers["x"].min()) / buckets, 1)
     bucket = numbers.groupby(numbers["x"] // width)
     x, y = bucket["x"], bucket["y"]
-    band = pd.DataFrame({"x": x.mean(), "low": y.quantile(0.1), "high": y.quantile(0.9), "mean": y.mean()})
-    ends = numbers.groupby("trial")["x"].max()
+    edges = {"low": y.quantile(0.1), "high": y.quantile(0.9), "mean": y.mean()}
+    band = pd.DataFrame({"x": x.mean(), **edges, "end": x.max()})
+    ends, count = numbers.groupby("trial")["x"].max(), bucket["trial"].nunique()
     remaining = x.min().map(lambda start: (ends >= start).sum())
-    return band[2 * bucket["trial"].nunique() >= remaining].reset_index(drop=True)
+    return band[(2 * count >= remaining) & (count >= least)].reset_index(drop=True)
 
 
 MOST_LIMITS = 1.5
@@ -143,6 +144,8 @@ MOST_LINES = 20
 """Most lines in colour."""
 MOST_SPREADS = 3
 """Most highlighted trials for which the spread is drawn behind the line."""
+LEAST_IN_BAND = 10
+"""Fewer grey trials than these are a line each, also after the band of those that have ended."""
 MOST_IN_ALL = 6_000
 """Most points in a chart: a refresh sends them all."""
 KL_METRICS = (KL, "objective/kl", "eval/kl")
@@ -169,14 +172,16 @@ class Drawing:
 
 def needed(metrics: Sequence[str], axis: Axis) -> tuple[str, ...]:
     """Return the columns needed to chart these metrics, in declared order."""
-    wanted = {*metrics, *BUDGETED, *NEEDED[axis], *(name for metric in metrics for name in quantiles(metric))}
+    wanted = {*metrics, *BUDGETED, *NEEDED[axis], *(name for metric in metrics for name in spread(metric))}
     return tuple(name for name in METRICS if name in wanted)
 
 
-def quantiles(metric: str) -> tuple[str, ...]:
-    """Return the quantile metrics of `metric`; empty if only its mean is reported."""
-    names = tuple(f"{metric}_{suffix}" for suffix in QUANTILES)
-    return names if all(name in METRICS for name in names) else ()
+def spread(metric: str) -> tuple[str, ...]:
+    """Return the metrics that tell a metric's spread: its quantiles, or the standard error of an evaluation; empty if
+    only its mean is reported.
+    """
+    quantiles, error = tuple(f"{metric}_{suffix}" for suffix in QUANTILES), f"{metric}_se"
+    return (error,) if error in METRICS else quantiles if METRICS.keys() >= set(quantiles) else ()
 
 
 def curve(
@@ -231,6 +236,9 @@ def curve(
     ]
     limits += [echarts.limit(value, name, is_below=is_kl) for name, value in (targets or {}).items() if value <= top]
     vertical: Option = {"name": METRICS[metric].unit or METRICS[metric].label}
+    if is_kl and evaluations and not chart.is_evaluation:
+        line, points = METRICS[metric].label, METRICS["eval/kl"].label
+        vertical["name"] = f"{line} (line) and {points} (points), {METRICS[metric].unit}"
     if is_kl:
         vertical |= {"min": LOG_FLOOR, "type": "log"} if chart.is_log else {"min": 0}
         vertical["max"] = top
@@ -298,22 +306,25 @@ class _Chart:
 
     @cached_property
     def top(self) -> float:
-        """The top of a KL axis: above the budget and the curves it is fitted to, and above the guard's limit if they
-        come near it. Infinity for other metrics.
+        """The top of a KL axis: above the budget and the curves it is fitted to, and above the guard's lower limit if
+        they come near it. Infinity for other metrics.
 
-        A linear axis is fitted to trials in colour that were not pruned, as far as there are any.
+        A linear axis is fitted to trials in colour that were not pruned, as far as there are any; if all were, it
+        extends to the guard's upper limit.
         """
         if not self.is_kl:
             return math.inf
-        budget, limit = min(self.levels.values(), default=1.0), max(self.levels.values(), default=1.0)
-        fitted = self.shown
+        levels, fitted = sorted(self.levels.values()) or [1.0], self.shown
+        budget, limit = levels[0], levels[:2][-1]
+        most = math.inf if self.is_log else MOST_LIMITS * limit
         if not self.is_log:
             unpruned = self.trials.loc[self.trials["status"] != Status.PRUNED, "number"]
             for numbers in (self.looks, unpruned):
                 wanted = fitted["trial"].isin(numbers)
                 fitted = fitted[wanted] if wanted.any() else fitted
+            if self.looks and not fitted["trial"].isin(unpruned).any():
+                most = max(most, 1.1 * levels[-1])
         highest = float(np.fmax(fitted["measured"].max(), budget))
-        most = math.inf if self.is_log else MOST_LIMITS * limit
         top = min(1.02 * max(highest, limit if highest > NEAR_LIMIT * limit else 1.1 * budget), most)
         tick = 10.0 ** math.floor(math.log10(top)) / 2
         return math.ceil(top / tick) * tick  # the axis ends on a tick
@@ -410,16 +421,18 @@ def _labels_below(chart: _Chart) -> dict[str, bool]:
 
 def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[int, DataSeries]]:
     """Return the series in the background (the band of many grey trials, inherited parts of forks), and the other lines
-    by number, grey ones first.
+    by number, grey ones first: of many, those that outlast the band.
     """
     trials, looks = chart.trials, chart.looks
     others = chart.points[~chart.points["trial"].isin(looks)]
     greys = sorted(others["trial"].unique())
     behind: list[DataSeries] = []
     if len(greys) > style.DISTINCT:
-        edges = band_edges(others, buckets=8 if chart.is_evaluation else 60)
-        edges = edges.drop(columns="mean").set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
-        behind, greys = echarts.area("band", edges, style.NEUTRAL, (0.225,)), []
+        edges = band_edges(others, buckets=8 if chart.is_evaluation else 60, least=LEAST_IN_BAND)
+        band = edges[["x", "low", "high"]].set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
+        behind, ends = echarts.area("band", band, style.NEUTRAL, (0.225,)), others.groupby("trial")["x"].max()
+        left = sorted(ends.index[ends > edges["end"].max()])
+        greys = left if len(left) < LEAST_IN_BAND else []
     most = _points_per_line(len(looks) + len(greys))
     at_rung = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
     marked = {*trials.loc[trials["status"].isin(EARLY), "number"], *at_rung}
@@ -505,19 +518,25 @@ def _evaluations(chart: _Chart) -> list[Option]:
 
 
 def _spreads(chart: _Chart) -> list[DataSeries]:
-    """Return the measured spread of a few highlighted trials, unsmoothed."""
+    """Return the measured spread of a few highlighted trials, unsmoothed: from minimum to maximum with the quartiles,
+    or a standard error up and down.
+    """
+    frame, axis, error = chart.frame, chart.drawing.axis, f"{chart.metric}_se"
     columns = [f"{chart.metric}_{name}" for name in ("min", "q25", "q75", "max")]
-    axis = chart.drawing.axis
-    if len(chart.looks) > MOST_SPREADS or axis == "KL" or not set(columns) <= set(chart.frame.columns):
+    opacities: tuple[float, ...] = (0.08, 0.2, 0.08)
+    if error in frame.columns:
+        y, columns, opacities = frame[chart.metric], ["one SE below", "one SE above"], (0.2,)
+        low = (y - frame[error]).clip(lower=LOG_FLOOR if chart.is_log else None)
+        frame = frame.assign(**dict(zip(columns, (low, y + frame[error]), strict=True)))
+    if len(chart.looks) > MOST_SPREADS or axis == "KL" or not set(columns) <= set(frame.columns):
         return []
     areas: list[DataSeries] = []
     for number, look in chart.looks.items():
-        steps = chart.frame[chart.frame["trial"] == number]
+        steps = frame[frame["trial"] == number]
         edges = steps.assign(x=positions(steps, axis))[["x", *columns]].dropna()
         if len(edges):
             every = -(-len(edges) // (MOST_IN_ALL // 10))
-            edges = edges.iloc[::every].set_axis(["x", "spread", "min to q25", "q25 to q75", "q75 to max"], axis=1)
-            areas += echarts.area(f"trial {number}", edges, look.colour, (0.08, 0.2, 0.08))
+            areas += echarts.area(f"trial {number}", edges.iloc[::every], look.colour, opacities)
     return areas
 
 
@@ -637,7 +656,7 @@ def incident(steps: pd.DataFrame, crossing: Incident | None, *, colour: str, lin
         limits = []
         if metric == KL:  # labels at alternating ends, so that close ones do not overlap
             heights = enumerate(lines.items())
-            limits = [echarts.limit(kl, f"{name} {kl:g}", at_end=place % 2 == 1) for place, (name, kl) in heights]
+            limits = [echarts.limit(kl, name, at_end=place % 2 == 1) for place, (name, kl) in heights]
         if crossing is not None:
             limits.append(echarts.limit(crossing.step, is_upright=True))
         move = moves.get(metric)

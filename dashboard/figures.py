@@ -288,6 +288,7 @@ def trajectories(
     *,
     spec: StudySpec,
     chosen: Collection[int],
+    numbered: Collection[int] | None = None,
     best: Checkpoint | None = None,
     confirmed: Sequence[Confirmed] = (),
     star: str = "best checkpoint",
@@ -295,7 +296,8 @@ def trajectories(
 ) -> go.Figure:
     """Plot every trial's trajectory over its evaluations, and the front of all evaluations.
 
-    The `chosen` trials are in colour, with their numbers where there is room, the others grey. An early end has the
+    The `chosen` trials are in colour, those `numbered` (None: all) with their numbers where there is room, the others
+    grey. An early end has the
     symbol of its status, with the guard's rule in the tooltip; a screened trial has its screening score. The `best`
     checkpoint is a star, which `star` names; a diamond is the mean of a `confirmed` one's fresh seeds. The range over
     the budget is shaded.
@@ -333,7 +335,8 @@ def trajectories(
     taken = [place(kl.mean, reward.mean) for _, reward, kl in means]
     taken += [] if best is None else [place(best.kl, best.reward)]
     shown = points[points["trial"].isin(looks)]
-    _numbers(figure, shown.assign(x=shown["x"].clip(upper=right)), looks, place, taken, log_kl)
+    shown = shown.assign(x=shown["x"].clip(upper=right))
+    _numbers(figure, shown, looks, looks if numbered is None else numbered, place, taken, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
     return figure.update_yaxes(range=heights).update_xaxes(**axis)
@@ -364,12 +367,16 @@ def _numbers(
     figure: go.Figure,
     points: pd.DataFrame,
     looks: Mapping[int, style.Look],
+    numbered: Collection[int],
     place: Callable[[float, float], np.ndarray],
     taken: Sequence[np.ndarray],
     log_kl: bool,
 ) -> None:
-    """Label trials at their last evaluations, the highest reward first; `place` turns KL and reward into pixels."""
+    """Label the trials `numbered` at their last evaluations, the highest reward first; `place` turns KL and reward into
+    pixels.
+    """
     last = points.groupby("trial").tail(1).sort_values("reward", ascending=False)
+    last = last[last["trial"].isin(numbered)]
     places = label_placing.beside(
         {row.trial: place(row.x, row.reward) for row in last.itertuples()},
         [np.stack([place(row.x, row.reward) for row in line.itertuples()]) for _, line in points.groupby("trial")],

@@ -1,7 +1,7 @@
 """The look of trials on all pages: colour and dash, symbol by status, and status words.
 
-The colours are Okabe and Ito's (2008), distinguishable with common colour-vision deficiencies; black and yellow are
-left out because each vanishes on a dark or a light page.
+The first six colours are Okabe and Ito's (2008), distinguishable with common colour-vision deficiencies; black and
+yellow are left out because each vanishes on a dark or a light page. The others are those farthest from them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,11 +11,9 @@ from tuner.store import TrialRow
 from tuner.store.rows import SCREENED as SCREENED
 from tuner.study.status import Status, Wanted
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-INKS = {"#0072B2": "#ffffff"}
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#E020E0", "#A04060", "#806020")
+INKS = dict.fromkeys(("#0072B2", "#A04060", "#806020"), "#ffffff")
 """Text colour by background; black on all others."""
-HUES = 4
-"""The first of `COLOURS` are told apart most easily; the others are a second blue and a second orange."""
 NEUTRAL = "#808080"
 """For limits and background trials; readable on light and dark pages."""
 
@@ -39,8 +37,8 @@ _DASHES = (
     Dash((9, 3, 2, 3), "dashdot", "double", "━•━"),
 )
 
-DISTINCT = len(COLOURS) * len(_DASHES)
-"""Number of distinct looks."""
+DISTINCT = 24
+"""Most trials that are told apart in one picture."""
 AT_A_GLANCE = 8
 """Most trials in colour by default."""
 
@@ -112,17 +110,15 @@ def ink(colour: str) -> str:
 
 
 def looks(trials: Iterable[int]) -> dict[int, Look]:
-    """Return looks by number, no two alike among the first `DISTINCT`; one more trial at the end changes none.
-
-    Each has its number's colour, unless an earlier one has it already: then the next free one, dashed only once all
-    colours are taken.
+    """Return looks by number: a colour that follows from the number alone, and a dash by which a trial differs from
+    those before it of its colour. The first colour is that of trial 0, the reference, alone.
     """
-    place_of: dict[int, int] = {}
+    look_of: dict[int, Look] = {}
     for number in dict.fromkeys(trials):
-        free = [place for place in range(DISTINCT) if place not in place_of.values()]
-        place_of[number] = number % HUES if number % HUES in free else next(iter(free), number % DISTINCT)
-    every = [Look(colour, dash) for dash in _DASHES for colour in COLOURS]
-    return {number: every[place_of[number]] for number in sorted(place_of)}
+        own = colour(1 + (number - 1) % (len(COLOURS) - 1)) if number else COLOURS[0]
+        alike = sum(look.colour == own for look in look_of.values())
+        look_of[number] = Look(own, _DASHES[alike % len(_DASHES)])
+    return dict(sorted(look_of.items()))
 
 
 def heading(number: int, look: Look, label: str = "") -> str:

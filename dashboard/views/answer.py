@@ -102,8 +102,8 @@ def _next_steps(snapshot: Snapshot, answer: Answer | None, running: Sequence[Car
 def _title(view: StudyView) -> None:
     common.heading(
         "What to launch" if view.state == "finished" or view.confirming else "Best so far",
-        "What was confirmed on fresh seeds; else the trial with the highest eval reward whose eval KL is within "
-        "the KL budget. ± is one standard error over the eval prompts, of one run.",
+        f"What was confirmed on fresh seeds; else the trial of the highest value. {common.VALUE_IS} ± is one standard "
+        "error over the eval prompts, of one run.",
     )
 
 
@@ -151,11 +151,11 @@ def _key_numbers(
         budget += f", end {trial.end_kl:.1f}"
     return [
         KeyNumber(
-            f"Reward of trial {trial.number}" if is_confirmed else "Best eval reward",
+            f"Reward of trial {trial.number}" if is_confirmed else "Highest value",
             "–" if reward is None else f"{reward:.2f}",
             source,
-            f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed. {RULE} Below: its "
-            "interval, or how far its eval reward is over the SFT policy's.",
+            f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed, else its value. "
+            f"{common.VALUE_IS} {RULE} Below: its interval, or how far its value is over the SFT policy's.",
         ),
         KeyNumber(
             "Its KL",
@@ -174,7 +174,7 @@ def _no_answer(view: StudyView, leader: TrialRow | None) -> str:
         return f"No trial has an evaluation within {budget} yet, except the SFT policy's."
     value, kl = plus_minus(leader.value, leader.value_se), measured(leader.kl)
     ended = "No trial that ended is within it" if view.ended else "No trial has ended yet"
-    return f"{ended}. Trial {leader.number} leads: eval reward {value} at a KL of {kl} {KL_UNIT}, within {budget}."
+    return f"{ended}. Trial {leader.number} leads: value {value} at a KL of {kl} {KL_UNIT}, within {budget}."
 
 
 def _heading(answer: Answer) -> None:

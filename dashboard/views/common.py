@@ -26,6 +26,7 @@ from tuner.store import DEFAULT_STORAGE, Store
 from tuner.study.status import Role, Status
 from tuner.study.study_file import STRATEGIES
 
+VALUE_IS = f"A trial's value is the eval reward of {VALUE}."
 REFRESH_SECONDS = 2
 """Refresh interval while a controller is alive."""
 Numbers = tuple[int, ...]
@@ -260,7 +261,7 @@ def _about(view: StudyView) -> str:
             f"Live pages refresh every {REFRESH_SECONDS} s."
         )
     return safe_text.in_markdown(
-        f"Task {spec.task}. Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. A trial's value is {VALUE}. "
+        f"Task {spec.task}. Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. {VALUE_IS} "
         f"Started {ago(row.created_at)}, last activity {ago(data.last_sign(view))}. {controller}"
     )
 
@@ -410,10 +411,19 @@ def key_numbers(numbers: Sequence[KeyNumber]) -> None:
 
 
 def screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
-    """Return `analysis.screening` of a study under its own KL budget, since the sidebar's promoted none."""
-    own = data.snapshot(store, snapshot.view.row.name).view
+    """Return `analysis.screening` of a study under its own KL budget, since the sidebar's promoted none.
+
+    It is kept until a trial changes: of 2,000 it takes half a second.
+    """
+    own = data.snapshot(store, snapshot.view.row.name)
+    stamp = data.stamp(store, own, [row.number for row in own.view.trials])
     steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
-    return analysis.screening(own.trials, steps, own.spec)
+    return _screening(f"{stamp}|{own.view.spec.kl_budget}", own.view, steps)
+
+
+@st.cache_data(max_entries=20, show_spinner=False)
+def _screening(key: str, _own: StudyView, _steps: pd.DataFrame) -> pd.DataFrame:
+    return analysis.screening(_own.trials, _steps, _own.spec)
 
 
 MOST_ROWS = 16

@@ -127,11 +127,12 @@ def _outcomes(
     common.heading(
         "Outcomes",
         f"On fresh seeds: the mean reward and KL of the runs that confirm it, on the test prompts, with 95% intervals. "
-        f"Below: one run of each trial. {BEST} is the highest value, if none ran on fresh seeds. {analysis.NOISE}",
+        f"Below: one run of each trial. {common.VALUE_IS} {BEST} is the highest, if none ran on fresh seeds. "
+        f"{analysis.NOISE}",
     )
     spec, top = snapshot.view.spec, max((row.value for row in rows if row.value is not None), default=None)
     evaluated = data.curves(store, snapshot, analysis.EVALUATED, numbers=list(roles), evaluations_only=True)
-    episode_of = {(each.trial, each.step): f"{each.episode:,}" for each in evaluated.itertuples()}
+    read_at = {(each.trial, each.step): f"{each.episode:,} (step {each.step})" for each in evaluated.itertuples()}
     fresh: dict[str, list[str]] = {}
     for run in runs:
         one_of = {one.trial.number: one for one in run.configurations if one.reward is not None}
@@ -155,7 +156,7 @@ def _outcomes(
             NONE_TRAINED if row.value_step == 0 else star_of.get(row.number, "") + plus_minus(row.value, row.value_se)
             for row in rows
         ],
-        "Read at episode": [episode_of.get((row.number, row.value_step or None), "") for row in rows],
+        "Read at episode": [read_at.get((row.number, row.value_step or None), "") for row in rows],
         "Eval KL there (nats)": ["" if row.value_step == 0 else measured(row.kl) for row in rows],
         "Last eval reward": [measured(row.end_reward) for row in rows],
         "Last eval KL (nats)": [measured(row.end_kl) for row in rows],
@@ -178,7 +179,7 @@ def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, roles: 
     styles = table.map(lambda cell: f"background-color: {common.MARKS['✓']}" if cell.startswith(BEST) else "")
     styles.loc[0, names] = [f"color: {looks[number].colour}" for number in roles]
     columns: dict[str, Any] = {title: st.column_config.TextColumn(title.capitalize(), pinned=True)} | {
-        name: st.column_config.TextColumn(name.capitalize(), width=14 + 6 * int(characters))
+        name: st.column_config.TextColumn(name.capitalize(), width=16 + int(6.5 * characters))
         for name, characters in table[names].map(len).clip(len("Trial 00"), MOST_CHARACTERS).max().items()
     }
     styled = table.style.apply(lambda _: styles, axis=None)
@@ -225,7 +226,8 @@ def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
             lines.append(f"Trial {step.trial} is a fork of trial {step.parent} at step {step.step}: {changed}")
         forks = analysis.forks_of(trials, row.number)
         if forks:
-            lines.append(f"Trial {row.number} was forked into trial{'s' if len(forks) > 1 else ''} {_listed(forks)}")
+            into = ", ".join(map(str, forks))
+            lines.append(f"Trial {row.number} was forked into trial{'s' if len(forks) > 1 else ''} {into}")
     if lines:
         common.heading("Lineage", "Up to the fork's step a fork's curve is its parent's.")
         for line in dict.fromkeys(lines):
@@ -261,7 +263,3 @@ def draw_known(view: StudyView, rows: Sequence[TrialRow]) -> None:
     lengths = " and ".join(f"{episodes:,}" for episodes in sorted({run.episodes for run in runs} - {0})) or "no"
     text = f"The results above are of runs of {lengths} episodes; how longer runs end is not known, so watch their KL."
     st.caption(text)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

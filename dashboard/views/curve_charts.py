@@ -22,7 +22,6 @@ from tuner.store import Store, TrialRow
 from tuner.study.status import Origin, Status
 
 DEFAULT_METRICS = (KL, "eval/reward", "objective/scores")
-ROLLOUT_KLS = tuple(metric for metric in KL_METRICS if not metric.startswith("eval/"))
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def draw(curves: ChartData, metrics: Sequence[str], *, height: int, is_first_wid
 def _draw_linked(curves: ChartData, metrics: Sequence[str], baseline: float | None, height: int) -> None:
     options, captions = zip(*(_chart_and_caption(curves, metric, baseline) for metric in metrics), strict=True)
     titles = [METRICS[metric].title for metric in metrics]
-    common.heading("Curves with one cursor", _help(curves, metrics[0]))
+    common.heading("Curves with one cursor", _help(metrics[0]))
     key = f"linked curves {' '.join(metrics)}"
     _echarts(echarts.stacked(options, titles, height), key, curves, height * len(metrics), ", ".join(titles))
     for title, text in zip(titles, captions, strict=True):
@@ -112,7 +111,7 @@ def _draw_linked(curves: ChartData, metrics: Sequence[str], baseline: float | No
 
 
 def _draw_one(curves: ChartData, metric: str, baseline: float | None, height: int) -> None:
-    common.heading(METRICS[metric].label, _help(curves, metric))
+    common.heading(METRICS[metric].label, _help(metric))
     option, text = _chart_and_caption(curves, metric, baseline)
     _echarts(option, f"{metric} curves", curves, height, METRICS[metric].title)
     if text:
@@ -166,27 +165,29 @@ def _set_window(span: tuple[int, int]) -> None:
     common.ask_for_the_whole_page()
 
 
-def _help(curves: ChartData, metric: str) -> str:
+def _help(metric: str) -> str:
     """Return a chart's help: the metric, and how to read the numbers."""
-    texts = [METRICS[metric].doc, "The number at a line's end is its trial."]
-    if curves.snapshot.view.spec.pauses_trials and metric in ROLLOUT_KLS:
-        texts.append("It is of a step's rollouts, before its update; the KL printed at a pause is evaluated after it.")
-    return " ".join(texts)
+    of_rollouts = metric in KL_METRICS and not metric.startswith("eval/")
+    rollouts = " The line is of a step's rollouts, before its update; evaluations are after it." * of_rollouts
+    return f"{METRICS[metric].doc}{rollouts} The number at a line's end is its trial."
 
 
 def _spread_text(curves: ChartData, metric: str) -> str:
     """Explain the areas behind the lines, or how to get them; empty if the metric has none."""
-    names = charts.quantiles(metric)
+    names, is_few = charts.spread(metric), len(curves.bright) <= charts.MOST_SPREADS
     if not any(map(curves.is_measured, names)) or curves.drawing.axis == "KL":
         return ""
-    if len(curves.bright) > charts.MOST_SPREADS:
+    if len(names) == 1:
+        usual = curves.frame[names[0]].median()
+        return f"The standard error of a point, over the eval prompts, is about {usual:.2g}{' (shaded)' * is_few}."
+    if not is_few:
         return f"Choose up to {charts.MOST_SPREADS} trials to see the spread over their rollouts."
     return "Shaded behind each line: its rollouts from minimum to maximum, darker between the quartiles."
 
 
 POINTS = (
-    "Points are evaluations: eval KL beside the line of training KL; hollow ones are over the KL budget, and ★ is the "
-    "one that counts."
+    "Points are evaluations: hollow ones are over the KL budget, and ★ is the one that the trial's value is of, the "
+    "best within the budget."
 )
 
 
@@ -195,7 +196,8 @@ def caption(curves: ChartData, chosen: common.Numbers) -> str:
     others, paused = len(curves.others), ", ◇ screened" if curves.snapshot.view.spec.pauses_trials else ""
     count = len(curves.snapshot.view.trials) - len(curves.bright)
     which = f"{others} of the other {count} trials" if others < count else f"the other {counted(count, 'trial')}"
-    band = "the area holds the middle 80% of them" if others > style.DISTINCT else "a line or mark each"
+    area = f"the area holds the middle 80% of them while at least {charts.LEAST_IN_BAND} run, then they are lines"
+    band = area if others > style.DISTINCT else "a line or mark each"
     grey = f"Grey: {which}, {band}." if others else ""
     texts = (_in_colour(curves, chosen), grey, POINTS, f"✕ pruned, ▲ failed, ■ stopped{paused}.")
     return " ".join(filter(None, texts))
@@ -294,7 +296,12 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
     """Return a chart's horizontal lines by name: budget and limit, or the SFT baseline."""
     spec = snapshot.view.spec
     if metric in KL_METRICS:
-        return {f"KL budget {spec.kl_budget:g}": spec.kl_budget, f"Guard stops at {spec.kl_limit:g}": spec.kl_limit}
+        limit, at_once = spec.kl_limit, spec.kl_limit * spec.guard.limits["kl_hard"]
+        lines = {
+            f"KL budget {spec.kl_budget:g}": spec.kl_budget,
+            f"Guard stops after {counted(spec.guard.patience, 'step')} over {limit:g}": limit,
+        }
+        return lines | ({f"Guard stops at once over {at_once:g}": at_once} if at_once else {})
     if metric == "eval/reward" and baseline is not None:
         return {f"SFT baseline {baseline:.2f}": baseline}
     return {}

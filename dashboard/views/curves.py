@@ -15,7 +15,7 @@ from dashboard.views import common, curve_charts, incident
 from dashboard.views.curve_charts import DEFAULT_METRICS, WINDOW, ChartData
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.metrics import METRICS, QUANTILES
+from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, measured
 from tuner.judge.diagnose import HEALTH_METRICS, LATEST, NEEDED, Course, why_nothing, with_repeats
 from tuner.judge.rules import HEALTH, SIGNS
@@ -125,7 +125,7 @@ def metrics_of(picked: Sequence[str]) -> tuple[str, ...]:
 
 def by_group() -> list[str]:
     """Return all metrics except quantiles (drawn with their mean), each group after its name."""
-    quantiles = {f"{name}_{suffix}" for name in METRICS for suffix in QUANTILES if charts.quantiles(name)}
+    quantiles = {each for name in METRICS for each in charts.spread(name) if not each.endswith("_se")}
     order = [*GROUPS.values(), "Run"]
     names = [*order, *(name for name in METRICS if name not in quantiles)]
     return sorted(names, key=lambda name: order.index(_group(name)))

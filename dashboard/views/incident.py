@@ -6,7 +6,7 @@ import streamlit as st
 from dashboard import charts, data, diagnosis, echarts
 from dashboard.data import Snapshot
 from dashboard.diagnosis import SIGNALS, Incident
-from dashboard.views import common
+from dashboard.views import common, curve_charts
 from ppo_core.metrics import METRICS
 from tuner.judge.rules import KL
 from tuner.store import Store
@@ -91,7 +91,7 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
 
 
 def _panels(snapshot: Snapshot, steps: pd.DataFrame, incident: Incident | None, number: int) -> None:
-    lines = {"Budget": snapshot.view.spec.kl_budget, "Limit": snapshot.view.spec.kl_limit}
+    lines = curve_charts.levels(snapshot, KL)
     chart = charts.incident(steps, incident, colour=common.looks(snapshot, [number])[number].colour, lines=lines)
     alt = f"Trial {number}: KL and {len(SIGNALS)} signals by step"
     st.echarts_chart(chart, key="incident chart", height=echarts.height(chart), alt=alt)

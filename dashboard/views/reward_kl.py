@@ -18,7 +18,7 @@ from tuner.judge.answer import of_study
 from tuner.judge.best import RULE, is_sound
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
-from tuner.store import Store, TrialRow
+from tuner.store import Store
 from tuner.study.spec import StudySpec
 
 
@@ -35,7 +35,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     best, answer = best_checkpoint(snapshot.view, evaluated), of_study(store, snapshot.view)
     is_own = answer is not None and answer.kl_budget == answer.own_budget
     confirmed = answer.confirmation.configurations if answer is not None and answer.confirmation and is_own else ()
-    _figure(snapshot, evaluated, chosen, best, confirmed)
+    _figure(snapshot, evaluated, chosen, best, confirmed, None if answer is None else answer.number)
     left, right = st.columns(2, gap="medium")
     with left:
         _what_kl_buys(snapshot, evaluated)
@@ -97,14 +97,21 @@ def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, c
     trial = next(row for row in snapshot.view.trials if row.number == best.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     reward = plus_minus(best.reward, best.reward_se)
-    common.heading(f"Highest in the search: trial {best.trial}, step {best.step}, {reward} at KL {best.kl:.2f}", RULE)
-    fresh = next((_on_fresh_seeds(one) for one in confirmed if one.trial.number == best.trial), "")
-    st.text(
-        f"The star is the highest of {count:,} noisy evaluations within the budget, so part of it is luck. "
-        f"{fresh or 'Confirm it on fresh seeds before you rely on it.'}"
-    )
-    if note := _end_note(snapshot.view, trial):
-        st.text(note)
+    found = f"Highest value in the search: {reward}, trial {best.trial} at step {best.step}, KL {best.kl:.2f}"
+    common.heading(found, f"{common.VALUE_IS} {RULE}")
+    fresh = "Confirm it on fresh seeds before you rely on it."
+    for one in confirmed:
+        if one.trial.number == best.trial and one.reward is not None and one.kl is not None:
+            fresh = (
+                f"What to expect is the mean of {counted(one.reward.n, 'fresh seed')} of {one.name} on the test "
+                f"prompts: {one.reward.text} at a KL of {one.kl.text}."
+            )
+    st.text(f"The star is the highest of {count:,} noisy evaluations within the budget, so part of it is luck. {fresh}")
+    if ends_within(trial, snapshot.view.spec) is False:
+        st.text(
+            f"Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
+            "good up to this step, and not to its end."
+        )
     if kept.path is not None:
         common.show_commands(safe_text.one_line(str(kept.path)))
         st.text("To continue training from it, with other values where you like:")
@@ -114,36 +121,20 @@ def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, c
         common.show_commands(data.train_again(study.name, trial, best.episode))
 
 
-def _on_fresh_seeds(one: Confirmed) -> str:
-    if one.reward is None or one.kl is None:
-        return ""
-    return (
-        f"What to expect is the mean of {counted(one.reward.n, 'fresh seed')} of {one.name} on the test prompts: "
-        f"{one.reward.text} at a KL of {one.kl.text}."
-    )
-
-
-def _end_note(view: StudyView, trial: TrialRow) -> str:
-    """Return a caution if the best checkpoint's trial ends over the budget; else empty."""
-    if ends_within(trial, view.spec) is not False:
-        return ""
-    return (
-        f"Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
-        "good up to this step, and not to its end."
-    )
-
-
 def _figure(
     snapshot: Snapshot,
     evaluated: pd.DataFrame,
     chosen: common.Numbers,
     best: Checkpoint | None,
     confirmed: Sequence[Confirmed],
+    launched: int | None,
 ) -> None:
     spec, front = snapshot.view.spec, analysis.front(evaluated)
-    highlighted = common.highlighted(snapshot, chosen, style.DISTINCT)
-    if best is not None and not chosen:
-        highlighted = tuple(dict.fromkeys([*highlighted, best.trial]))
+    highlighted = numbered = common.highlighted(snapshot, chosen, style.DISTINCT)
+    if not chosen:
+        found = [number for number in (best.trial if best else None, launched) if number is not None]
+        highlighted = tuple(dict.fromkeys([*highlighted, *found]))
+        numbered = (*snapshot.default_trials, *found)
     row = st.container(horizontal=True, vertical_alignment="center")
     row.subheader("Reward against KL", anchor=False, help=_legend(spec), width="content")
     scale = row.segmented_control(
@@ -158,6 +149,7 @@ def _figure(
             front,
             spec=spec,
             chosen=highlighted,
+            numbered=numbered,
             best=best,
             confirmed=confirmed,
             log_kl=scale == "log",
@@ -177,7 +169,8 @@ _MEANS = (
 def _legend(spec: StudySpec) -> str:
     paused = "◇ where screening paused it, " if spec.pauses_trials else ""
     return (
-        "A line joins a trial's evaluations, starting at the SFT policy; its number is at the last, if there is room. "
+        "A line joins a trial's evaluations, starting at the SFT policy. Numbered at their last, if there is room: the "
+        "chosen trials, else the reference, the best, the one to launch, and the latest pruned for KL. "
         f"✕ marks where a rule ended it, ■ a person, {paused}▲ where it failed. The grey steps are the front: the "
         "highest reward of any evaluation at no more KL. The star is the best checkpoint, the highest of many noisy "
         "evaluations; a large diamond is the mean of a configuration's fresh seeds, with its 95% intervals. The dotted "

@@ -17,7 +17,6 @@ from ppo_core.output import KL_UNIT, NOTHING, duration, measured, plus_minus
 from tuner.confirm.result import Confirmation, Interval, confirmations, runs_text
 from tuner.files import trial_log
 from tuner.judge.answer import of_study
-from tuner.judge.guard import GuardSettings
 from tuner.judge.results import StudyView, as_view
 from tuner.store import Store, TrialRow
 from tuner.study.status import Origin
@@ -70,8 +69,6 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
             st.text(f"label: {safe_text.one_line(row.label)}")
     if row.reason is not None:
         st.text(safe_text.visible(row.reason.message))
-        if row.reason.rule in ("kl_limit", "kl_hard"):
-            st.caption(_kl_rules(snapshot.view.spec.guard))
     found = confirmations(store, as_view(snapshot.view.row, (*snapshot.view.trials, *snapshot.view.confirming)))
     common.key_numbers([*_on_fresh_seeds(found, number), *_key_numbers(snapshot, row)])
     reference = next((each for each in snapshot.view.trials if each.origin is Origin.REFERENCE), row)
@@ -99,13 +96,6 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
     _log(snapshot, number)
 
 
-def _kl_rules(guard: GuardSettings) -> str:
-    """Name the two limits on training KL that end a trial."""
-    limit, times = guard.kl_limit, guard.limits["kl_hard"]
-    at_once = f", and at once over {limit * times:g} ({times:g} times that)" if times else ""
-    return f"The guard stops a trial whose training KL stays over {limit:g} nats for {guard.patience} steps{at_once}."
-
-
 def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     """Return the trial's results: value, end, and cost."""
     spec, total = snapshot.view.spec, int(row.config.get("total_episodes") or 0)
@@ -116,10 +106,10 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     share = f", {row.episodes / total:.0%}" if total and row.episodes < total else ""
     return [
         KeyNumber(
-            "Best in the budget ± SE",
+            "Value ± SE",
             plus_minus(row.value, row.value_se) if row.value_step else NOTHING,
             checkpoint,
-            "Eval reward of its best checkpoint within the KL budget, ± one standard error over the eval prompts.",
+            f"{common.VALUE_IS} ± is one standard error over the eval prompts.",
         ),
         KeyNumber("Eval reward at its end", measured(row.end_reward), None, "Of its last evaluation, whatever its KL."),
         KeyNumber("Eval KL at its end", NOTHING if row.end_kl is None else f"{row.end_kl:.2f}", end, f"In {KL_UNIT}."),

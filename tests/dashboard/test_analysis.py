@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard import analysis, diagnosis, sentences
+from dashboard import analysis, data, diagnosis, sentences
+from dashboard.views import common
 from ppo_core.config.declare import Choices, Dimension, Range
+from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import CUT_SPEC
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.hacking import Finding
@@ -365,6 +368,23 @@ def test_whether_screening_predicts_the_end_is_a_rank_correlation_beside_what_ch
     assert "is +0.94, and chance alone reaches ±0.88" in said
     for ends in (-six["end"], [1.9, 1.5, 1.8, 1.4, 1.6, 1.7]):
         assert sentences.of_prediction(six.assign(end=ends)).startswith("It cannot be told whether screening predicts")
+
+
+def test_screening_is_judged_again_only_once_a_trial_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, judged = tmp_path / "store.db", list[int]()
+    fake_store.build_cut(path).close()
+    judge = analysis.screening
+    monkeypatch.setattr(analysis, "screening", lambda rows, *more: (judged.append(len(rows)), judge(rows, *more))[1])
+
+    def places() -> int:
+        store = data.open_store(f"sqlite:///{path}")
+        return len(common.screening(store, data.snapshot(store, fake_store.CUT)))
+
+    assert places() == places() > 0 and len(judged) == 1
+    shown.change(path, "UPDATE ppo_trials SET seconds = seconds + 1 WHERE number = 7")
+    assert places() and len(judged) == 2
 
 
 def test_trials_are_in_the_order_of_their_last_evaluations_and_none_over_the_budget_or_failed_is_the_best() -> None:

@@ -84,7 +84,7 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
         "Pruned for KL": ("2", "1 other pruned, 1 failed"),
-        "Best eval reward": ("1.74", "one seed, +1.32 over SFT"),
+        "Highest value": ("1.74", "one seed, +1.32 over SFT"),
         "Its KL": ("9.6 nats", "budget 10, end 11.9"),
         "Device time": ("4 min", "19 s per ended trial"),
     }
@@ -127,7 +127,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
         "Trials ended": ("5", "1 paused, 1 interrupted"),
         "Search budget": ("5.8 of 8 full trials", "21 not promoted"),
         "Pruned for KL": ("2", "1 failed"),
-        "Best eval reward": ("1.74", "one seed, +1.32 over SFT"),
+        "Highest value": ("1.74", "one seed, +1.32 over SFT"),
         "Its KL": ("9.7 nats", "budget 10, end 14.5"),
         "Device time": ("3 min", "18 s per ended trial"),
     }
@@ -286,7 +286,7 @@ def of_each_tab(curves: Page, path: Path) -> list[int]:
 @pytest.mark.parametrize("course", [GOOD, FAILED])
 def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
     app = run(page_of(tmp_path / "store.db", page, (course,)))
-    assert cards(app).get("Best eval reward", ("–",))[0] == ("1.42" if course is GOOD else "–")
+    assert cards(app).get("Highest value", ("–",))[0] == ("1.42" if course is GOOD else "–")
     assert of_each_tab(curves, tmp_path / "store.db") == [3, 0]
 
 
@@ -304,7 +304,7 @@ def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, pa
         warning.value.startswith("No checkpoint of any trial was evaluated within the KL budget.")
         for warning in app.warning
     )
-    assert "Best eval reward" not in cards(app)
+    assert "Highest value" not in cards(app)
 
 
 # No store, or none that can be shown

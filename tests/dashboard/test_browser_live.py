@@ -28,7 +28,7 @@ RUNS = 13
 """The trial that is under way."""
 KL_ENDS = 35 + 50 + 105 + 65 + 75
 """Where the table's column of KL ends, in pixels: the boxes to tick, and the widths of `dashboard.views.overview`."""
-ORANGE = (0xE6, 0x9F, 0x00)
+VERMILION = (0xD5, 0x5E, 0x00)
 """Its colour, which no other chosen one has."""
 
 
@@ -223,7 +223,7 @@ def _reach(chart: Locator) -> int:
                         right = Math.max(right, at / 4 % width);
                 return right;
             }""",
-            list(ORANGE),
+            list(VERMILION),
         )
     )
 

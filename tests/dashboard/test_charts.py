@@ -156,7 +156,9 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     assert curve_charts.targets(shared, (0, 1, 4), frame) == {"KL target: 5.1": 5.1}
     assert curve_charts.targets(snapshot, (0, 1), frame) == {}
     assert curve_charts.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"
-    assert curve_charts.levels(snapshot, KL) == LEVELS
+    assert curve_charts.levels(snapshot, KL) == {
+        "KL budget 10": 10.0, "Guard stops after 3 steps over 15": 15.0, "Guard stops at once over 60": 60.0
+    }  # fmt: skip
     assert curve_charts.levels(snapshot, "eval/reward", 0.42) == {"SFT baseline 0.42": 0.42}
     assert curve_charts.levels(snapshot, SCORE, 0.42) == {}
 
@@ -192,6 +194,11 @@ def test_a_kl_axis_is_fitted_to_trials_in_colour_that_were_not_pruned() -> None:
     assert [line["yAxis"] for line in named(option, "Limits")["markLine"]["data"]] == [6]
     assert named(option, "pruned")["data"][0]["value"] == [2, 7], "its mark is at the top"
     assert chart(frame, *rows, chosen=(0, 1), log_kl=True)["yAxis"]["max"] == 200
+    both = LEVELS | {"Guard stops at once over 60": 60.0}
+    alone = chart(frame, *rows, chosen=(1,), levels=both)
+    assert alone["yAxis"]["max"] == 70, "of a pruned trial alone both limits are of interest"
+    assert [line["yAxis"] for line in named(alone, "Limits")["markLine"]["data"]] == [10, 15, 60]
+    assert chart(frame, *rows, chosen=(0, 1), levels=both)["yAxis"]["max"] == 15
 
 
 def test_the_text_at_an_early_end_is_what_was_measured_there() -> None:
@@ -203,8 +210,9 @@ def test_the_text_at_an_early_end_is_what_was_measured_there() -> None:
 def test_a_trial_shown_alone_looks_as_it_does_beside_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(st, "session_state", {"trial": [1, 25]})
     snapshot = Snapshot(cast(StudyView, SimpleNamespace()), pd.DataFrame())
-    assert common.looks(snapshot, [25]) == {25: style.Look("#0072B2", style.SOLID)}
-    assert style.looks([25])[25].colour == "#E69F00", "without trial 1"
+    look = common.looks(snapshot, [25])[25]
+    assert (look.colour, look.dash.plotly) == ("#E69F00", "dash")
+    assert style.looks([25])[25] == style.Look("#E69F00", style.SOLID), "without trial 1"
 
 
 def test_labels_at_lines_that_end_at_or_just_before_the_right_edge_are_moved_apart() -> None:
@@ -349,7 +357,8 @@ def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: 
 def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> None:
     frame = pd.concat([steps(number, [float(number), NAN, 10.0 + number]) for number in range(11)], ignore_index=True)
     frame.loc[frame["trial"].eq(10) & frame["step"].eq(1), KL] = 99.0
-    assert charts.band_edges(charts.points_of(frame, KL)).to_numpy().tolist() == [[0, 1, 9, 5], [2, 11, 19, 15]]
+    assert charts.band_edges(charts.points_of(frame, KL)).to_numpy().tolist() == [[0, 1, 9, 5, 0], [2, 11, 19, 15, 2]]
+    assert charts.band_edges(charts.points_of(frame, KL), least=12).empty
 
 
 def test_more_grey_trials_than_can_be_told_apart_become_one_band() -> None:
@@ -357,6 +366,27 @@ def test_more_grey_trials_than_can_be_told_apart_become_one_band() -> None:
     few, many = names(chart(frame[frame["trial"] < 25], chosen=(0,))), names(chart(frame, chosen=(0,)))
     assert "Other trials" not in few and "Trial 24" in few
     assert "Other trials" in many and [name for name in many if name.startswith("Trial")] == ["Trial 0"]
+
+
+@pytest.mark.parametrize(("going_on", "lines"), [(9, [f"Trial {number}" for number in range(9)]), (10, [])])
+def test_a_band_ends_where_few_trials_are_left_and_those_are_lines(going_on: int, lines: list[str]) -> None:
+    every = [steps(number, [1.0] * (6 if number < going_on else 3)) for number in range(26)]
+    option = chart(pd.concat(every))
+    [lower] = [one for one in option["series"] if one["name"] == "Other trials, lower edge"]
+    assert option["dataset"][lower["datasetIndex"]]["source"]["x"].max() == (2 if lines else 5)
+    assert [name for name in names(option) if name.startswith("Trial")] == lines
+
+
+def test_an_evaluation_of_few_trials_has_its_standard_error_behind_it() -> None:
+    errors = {"eval/reward": [0.5, 1.0, NAN], "eval/reward_se": [0.1, 0.2, NAN]}
+    few, many = (pd.concat([steps(number, [0, 1, 2], **errors) for number in range(count)]) for count in (3, 4))
+    option = chart(few, metric="eval/reward", chosen=(0, 1, 2))
+    areas = [option["dataset"][one["datasetIndex"]]["source"] for one in option["series"] if one.get("stack")]
+    assert len(areas) == 6
+    low, height = (area.to_numpy().tolist() for area in areas[:2])
+    assert low == [[0, pytest.approx(0.4)], [1, pytest.approx(0.8)]]
+    assert height == [[0, pytest.approx(0.2)], [1, pytest.approx(0.4)]]
+    assert not [one for one in chart(many, metric="eval/reward", chosen=(0, 1, 2, 3))["series"] if one.get("stack")]
 
 
 QUARTERS = ("min", "q25", "q50", "q75", "max")

@@ -46,7 +46,7 @@ def test_only_the_differing_settings_are_shown(built: Path, monkeypatch: pytest.
 
 def test_each_trial_has_the_line_that_it_has_in_the_charts(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch, trial=["0", "8"])
-    assert colours(app, 0) == {"row0_col1": "color: #0072B2", "row0_col2": "color: #E69F00"}
+    assert colours(app, 0) == {"row0_col1": "color: #0072B2", "row0_col2": "color: #806020"}
 
 
 def test_the_highest_value_is_marked_not_by_colour_alone(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_values_of_best_checkpoints_are_told_with_their_episode_and_a_pause_with
     app = page("compare", tmp_path / "store.db", monkeypatch, trial=["5", "0", "7"])
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert outcomes.loc["Status"].tolist() == ["✓ completed", "◇ screened", "✓ completed"]
-    assert outcomes.loc["Read at episode"].tolist() == ["768", "192", "1,920"]
+    assert outcomes.loc["Read at episode"].tolist() == ["768 (step 12)", "192 (step 3)", "1,920 (step 30)"]
     assert outcomes.loc["Ends within 10 nats"].tolist() == ["no", "-", "yes"]
     assert outcomes.loc["Screening score", "trial 0"] == "1.00"
     said = [text for text in shown.texts(app) if " against trial 5" in text]

@@ -168,7 +168,7 @@ def test_the_figure_has_reward_its_difference_to_the_reference_and_kl() -> None:
     assert kl.levels == {"KL budget 6": 6.0}
     figure = view.intervals(found, style.looks([0, 5, 7]), 6.0)
     colours = {(trace.y[0], trace.marker.color) for trace in figure.data}
-    assert colours == {("reference (0)", "#0072B2"), ("trial 5", "#E69F00"), ("trial 7", "#CC79A7")}
+    assert colours == {("reference (0)", "#0072B2"), ("trial 5", "#D55E00"), ("trial 7", "#A04060")}
     assert [axis.title.text for axis in figure.select_xaxes()] == [reward.title, over.title, kl.title]
     assert [list(trace.x) for trace in figure.data if trace.yaxis == "y3" and len(trace.x) > 1] == [[4.0, 5.0, 6.5]] * 3
     [shaded] = [shape for shape in figure.layout.shapes if shape.type == "rect"]
@@ -245,7 +245,7 @@ def test_the_first_page_has_one_answer_under_any_budget(
     store.close()
     assert found is not None
     app = page("overview", path, monkeypatch, **({} if budget is None else {"budget": f"{budget:g}"}))
-    (card,) = [one for one in app.metric if one.label in (f"Reward of trial {found.number}", "Best eval reward")]
+    (card,) = [one for one in app.metric if one.label in (f"Reward of trial {found.number}", "Highest value")]
     assert card.delta.startswith(found.badge if found.confirmed is None else "95% interval 1.")
     [headline] = [one.value for one in app.markdown if one.value.startswith("**Trial ")]
     assert headline.strip("*").split(", step")[0] == f"Trial {found.number}"

@@ -105,11 +105,12 @@ def test_what_moves_after_the_crossing_does_not_count() -> None:
 
 def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -> None:
     frame = steps(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
-    option = charts.incident(frame, found(frame), colour="#CC79A7", lines={"Budget": 10, "Limit": 15})
+    option = charts.incident(frame, found(frame), colour="#CC79A7", lines={"KL budget 10": 10, "Guard": 15})
     assert [series["name"] for series in option["series"]] == ["Training KL", "Clip fraction", "Response length"]
     assert len(option["grid"]) == len(option["xAxis"]) == len(option["yAxis"]) == 3
     kl, clip, length = (series["markLine"]["data"] for series in option["series"])
     assert [mark.get("yAxis", mark.get("xAxis")) for mark in kl] == [10, 15, 11]
+    assert [mark["label"]["formatter"] for mark in kl] == ["KL budget 10", "Guard", ""]
     assert [mark["xAxis"] for mark in clip] == [11, 9]
     assert [mark["xAxis"] for mark in length] == [11]
     assert {(axis["min"], axis["max"]) for axis in option["xAxis"]} == {(0, 12)}

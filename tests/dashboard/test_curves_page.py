@@ -40,7 +40,10 @@ def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Pa
     assert [mark["label"]["show"] for mark in marks] == [True, False], "trial 5 went on"
     [said] = [one.value for one in app.caption if one.value.startswith("In colour: ")]
     assert said.endswith("✕ pruned, ▲ failed, ■ stopped, ◇ screened.")
-    assert " Grey: the other 26 trials, the area holds the middle 80% of them. Points are evaluations: " in said
+    area = "the area holds the middle 80% of them while at least 10 run, then they are lines"
+    assert f" Grey: the other 26 trials, {area}. Points are evaluations: " in said
+    told = [one.value for one in app.caption]
+    assert any("standard error of a point, over the eval prompts, is about 0.035 (shaded)." in one for one in told)
     assert any(one.value.startswith("In colour: trials 0 (reference), 5 (best).") for one in app.caption)
 
 

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
@@ -44,20 +45,29 @@ def test_every_status_has_its_own_symbol_everywhere() -> None:
         assert len({getattr(style.mark(kind), library) for kind in style.KINDS}) == len(style.KINDS)
 
 
-def test_no_two_trials_of_a_picture_look_alike_though_their_numbers_would() -> None:
-    looks = style.looks([49, 1, 25, 2])
+def test_a_trials_colour_is_its_numbers_whatever_is_beside_it_and_dashes_tell_those_of_one_colour_apart() -> None:
+    looks = style.looks([49, 1, 25, 2, 25])
+    assert {number: (look.colour, look.dash.plotly) for number, look in looks.items()} == {
+        1: ("#E69F00", "dash"), 2: ("#009E73", "solid"), 25: ("#E69F00", "dot"), 49: ("#E69F00", "solid")
+    }  # fmt: skip
     assert list(looks) == [1, 2, 25, 49]
-    assert len({(look.colour, look.dash) for look in looks.values()}) == 4
-    assert looks[49] == style.Look("#E69F00", style.SOLID) and looks[25].colour not in ("#E69F00", "#D55E00")
-    assert {look.dash for look in style.looks([0, 6, 12, 18, 24, 30]).values()} == {style.SOLID}
-    for shown in ([24 * place for place in range(24)], [0, 24, 1], range(100, 124)):
-        assert len(set(style.looks(shown).values())) == len(shown)
+    assert looks[49] == style.looks([49])[49] and looks[1] == style.looks([49, 1])[1], (
+        "one more at the end changes none"
+    )
+    assert {number for number, look in style.looks(range(200)).items() if look.colour == "#0072B2"} == {0}
+    assert len(set(style.looks(range(33)).values())) == 33
+    assert {look.dash for look in style.looks(range(9)).values()} == {style.SOLID}
 
 
-def test_a_trial_chosen_last_takes_what_those_before_it_leave() -> None:
-    looks = style.looks([5, 25, 1, 25])
-    assert {number: look for number, look in looks.items() if number != 1} == style.looks([5, 25])
-    assert looks[1].colour == "#009E73", "trial 5 has the orange, trial 25 the blue"
+def test_the_text_on_a_trials_colour_is_easily_read() -> None:
+    def luminance(colour: str) -> float:
+        parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    for colour in style.COLOURS:
+        dark, light = sorted((luminance(colour), luminance(style.ink(colour))))
+        assert (light + 0.05) / (dark + 0.05) >= 5, colour
 
 
 # Trajectories
@@ -101,6 +111,7 @@ def test_a_number_covers_no_other_and_no_line_and_one_without_room_is_left_out()
         WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=(0,), best=Checkpoint(1, 5, 320, 1.2, NAN, 8.5, NAN)
     )
     assert labels(starred)["0"] == (8, 1.2, 0, 20), "the star is to the right"
+    assert set(labels(ways((0, 1, 2), numbered=(0, 7)))) == {"0"}
 
 
 def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
@@ -371,7 +382,7 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
     figure = figures.aligned(frame, "objective/kl_exact", [7, 0, 9], SPEC)
     seventh, first = figure.data
     assert (list(seventh.x), list(seventh.y), list(first.x)) == ([0, 128], [0, 2], [0, 64])
-    assert (seventh.line.color, seventh.line.dash) == ("#CC79A7", "solid")
+    assert (seventh.line.color, seventh.line.dash) == ("#A04060", "solid")
     assert figure.layout.shapes[0].y0 == 10 and figure.layout.yaxis.title.text == METRICS["objective/kl_exact"].title
     assert seventh.hovertemplate.endswith("%{y:.3f} nats per response<extra></extra>")
     (share,) = figures.aligned(frame.assign(**{"response/repetition": 0.5}), "response/repetition", [7], SPEC).data

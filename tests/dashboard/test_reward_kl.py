@@ -27,9 +27,12 @@ pytestmark = pytest.mark.slow
 def test_the_best_checkpoint_is_told_under_the_studys_own_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("reward_kl", built, monkeypatch)
     assert app.slider(key="budget").value == 10
-    best = "Highest in the search: trial 9, step 18, 1.739 ± 0.035 at KL 9.56"
+    best = "Highest value in the search: 1.739 ± 0.035, trial 9 at step 18, KL 9.56"
     assert shown.subheaders(app) == ["Reward against KL", "What the KL buys", best]
-    assert app.subheader[2].help == RULE
+    assert (
+        app.subheader[2].help
+        == f"A trial's value is the eval reward of the best checkpoint within the KL budget. {RULE}"
+    )
     luck = (
         "The star is the highest of 54 noisy evaluations within the budget, so part of it is luck. Confirm it on fresh"
     )
@@ -46,7 +49,7 @@ def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
     cut: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = page("reward_kl", cut, monkeypatch)
-    assert shown.subheaders(app)[2:] == ["Highest in the search: trial 5, step 12, 1.744 ± 0.035 at KL 9.68"]
+    assert shown.subheaders(app)[2:] == ["Highest value in the search: 1.744 ± 0.035, trial 5 at step 12, KL 9.68"]
     best = data.snapshot(data.open_store(f"sqlite:///{cut}"), fake_store.CUT).view.best()
     assert best is not None and (best.number, best.value_step) == (5, 12), "the study's own"
     assert any("Trial 5 itself ends over the budget, at a KL of 14.51" in text for text in shown.texts(app))
@@ -90,13 +93,13 @@ def test_where_another_is_to_launch_that_comes_first(cut: Path, monkeypatch: pyt
     monkeypatch.setattr(reward_kl, "of_study", other)
     app = page("reward_kl", cut, monkeypatch)
     headings = shown.subheaders(app)[2:]
-    assert headings == ["What to launch", "Highest in the search: trial 5, step 12, 1.744 ± 0.035 at KL 9.68"]
+    assert headings == ["What to launch", "Highest value in the search: 1.744 ± 0.035, trial 5 at step 12, KL 9.68"]
     assert any(text.value.startswith("**Trial 7") for text in app.markdown)
 
 
 def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("reward_kl", cut, monkeypatch, budget="5")
-    assert shown.subheaders(app)[2:] == ["Highest in the search: trial 7, step 6, 1.454 ± 0.035 at KL 4.49"]
+    assert shown.subheaders(app)[2:] == ["Highest value in the search: 1.454 ± 0.035, trial 7 at step 6, KL 4.49"]
     app.slider(key="budget").set_value(0.1)
     assert shown.subheaders(shown.run(app))[2:] == ["No trained checkpoint within 0.1 nats"]
 
