@@ -42,8 +42,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     common.watch(store, snapshot, numbers)
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
     findings = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
-    st.caption(diagnosis.describe_hacking(findings))
-    draw(store, snapshot, numbers)
+    draw(store, snapshot, numbers, diagnosis.describe_hacking(findings))
     _hacking(findings)
 
 
@@ -65,9 +64,12 @@ def fuller_run(store: Store, view: StudyView, trial: TrialRow) -> TrialRow:
     return judged_again(store, runs[:1], view.spec)[0] if trial.is_at_rung and runs else trial
 
 
-def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
+def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str = "") -> None:
     """Draw samples of the trials, as many as fit; beside others a screened one is shown by a run that confirmed it."""
-    common.heading("Samples on the same prompts", _HELP)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        common.heading("Samples on the same prompts", _HELP)
+        if verdict:
+            st.caption(verdict)
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
         numbers = numbers[:SIDE_BY_SIDE]
