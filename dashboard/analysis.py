@@ -13,7 +13,7 @@ from dashboard.data import PARAMS
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import is_within
-from tuner.judge.best import best_rank, is_eligible
+from tuner.judge.best import is_eligible
 from tuner.judge.paired import ERRORS
 from tuner.judge.results import differences
 from tuner.judge.rules import RULES
@@ -302,18 +302,6 @@ def _why_not(evaluations: Sequence[dict[str, Any]], spec: StudySpec) -> str:
         return "KL not readable"
     pace = kl_pace(last["eval/kl"], last["episode"], spec.kl_budget, spec.total_episodes)
     return "KL rose too slowly" if pace < SLOWEST else "KL rose too fast" if pace > FASTEST else "lower reward"
-
-
-def in_order(rows: Sequence[TrialRow], trials: pd.DataFrame, steps: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
-    """Return the trials that ended or were screened and have a value, in the order of their last evaluations: their
-    `place` from 1 on, and the `best` value so far of those that ended, as screened ones are shorter.
-    """
-    begun = [row.number for row in rows if row.status.is_final or row.is_at_rung]
-    ended = trials[trials["number"].isin(begun)].dropna(subset=["value"])
-    ended = ended.assign(at=ended["number"].map(steps.groupby("trial")["at"].max())).sort_values("at", kind="stable")
-    values = {row.number: row.value for row in rows if best_rank(row, kl_budget) is not None and not row.is_at_rung}
-    best = ended["number"].map(values).astype(float).cummax().ffill()
-    return ended.assign(place=range(1, len(ended) + 1), best=best).reset_index(drop=True)
 
 
 def best_by_kl(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:

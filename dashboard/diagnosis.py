@@ -178,11 +178,11 @@ def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
 
 
 def describe_hacking(findings: Sequence[Finding]) -> str:
-    """Describe the table of `hacking_rows` in a sentence."""
+    """Describe the table of `hacking_rows` in a line."""
     suspect = [str(finding.trial) for finding in findings if finding.verdict == "suspect"]
     if not suspect:
-        return "In none of these trials does reward rise while another sign is over its threshold."
-    return f"Reward rises while another sign is over its threshold in trial {', '.join(suspect)}: read the samples."
+        return "Reward hacking: no sign in these trials; readings are below the samples."
+    return f"Reward hacking: suspect in trial {', '.join(suspect)}; read its samples, and the table below them."
 
 
 HACKING_MEANS = (

@@ -180,46 +180,32 @@ def reward_against_kl(
     return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(list(measured["value"])))
 
 
-def history(order: pd.DataFrame) -> go.Figure:
-    """Plot each trial's value in the order of `analysis.in_order`, coloured by it, and the best that ended as steps."""
-    figure, is_many = by_reward(), len(order) > MANY
-    add_trials(
-        figure,
-        order,
-        "place",
-        "value",
-        "<br>eval reward %{y:.3f}",
-        marker_size=SMALL if is_many else 9,
-        marker_opacity=FAINTNESS if is_many else 1.0,
-        marker_color=order["value"],
-        marker_coloraxis="coloraxis",
-    )
-    line = {"color": style.colour(0), "width": 2, "shape": "hv"}
-    figure.add_scatter(
-        x=order["place"], y=order["best"], mode="lines", line=line, name="best that ended", hoverinfo="skip"
-    )
-    return lay_out(figure, x="Trials in the order they ended or were screened", y=METRICS["eval/reward"].title)
+_FATES = {"not promoted": GREY, "promoted": style.colour(0), "promoted, then pruned": style.colour(5)}
+"""What became of a screened trial, with its colour."""
 
 
 def screening(ranked: pd.DataFrame) -> go.Figure:
-    """Plot the rewards of `analysis.screening` at their places, and above them those at the end of promoted trials."""
+    """Plot the rewards of `analysis.screening` at their places, joined to those at the end of promoted trials."""
     figure, ended = go.Figure(), ranked.dropna(subset=["end"])
     figure.add_scatter(
         x=[x for place in ended["place"] for x in (place, place, None)],
         y=[y for row in ended.itertuples() for y in (row.reward, row.end, None)],
         mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip", showlegend=False,
     )  # fmt: skip
-    colours = ranked["outcome"].map(lambda outcome: style.colour(0) if outcome == "promoted" else GREY)
-    size = SMALL if len(ranked) > MANY else 9
-    for points, y, text in (
-        (ranked.assign(kind=style.SCREENED), "reward", "at screening"),
-        (ended, "end", "of the best checkpoint"),
-    ):
-        hover = f"<br>place %{{x}} at screening, %{{customdata[1]}}<br>eval reward {text} %{{y:.3f}}"
-        add_trials(
-            figure, points, "place", y, hover, ("number", "outcome"), marker_color=colours[points.index],
-            marker_size=size,
-        )  # fmt: skip
+    is_promoted, size = ranked["outcome"] == "promoted", SMALL if len(ranked) > MANY else 9
+    fate = is_promoted.map({True: "promoted", False: "not promoted"})
+    fate = fate.mask(is_promoted & (ranked["kind"] == Status.PRUNED), "promoted, then pruned")
+    for y, what in (("reward", "at screening"), ("end", "of the best checkpoint")):
+        points = ended if y == "end" else ranked.assign(kind=style.SCREENED)
+        for name, colour in _FATES.items():
+            group = points[fate[points.index] == name]
+            figure.add_scatter(
+                x=group["place"], y=group[y], mode="markers", name=name, legendgroup=name, showlegend=y == "reward",
+                marker={"color": colour, "size": size, "symbol": [style.mark(kind).plotly for kind in group["kind"]]},
+                customdata=group[["number", "outcome"]].to_numpy().tolist(),
+                hovertemplate="<b>Trial %{customdata[0]}</b>, %{customdata[1]}<br>place %{x} at screening"
+                f"<br>eval reward {what} %{{y:.3f}}<extra></extra>",
+            )  # fmt: skip
     return lay_out(figure, x="Place at screening", y=METRICS["eval/reward"].title, height=380)
 
 

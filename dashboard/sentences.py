@@ -55,12 +55,16 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
     if math.isnan(correlation):  # a single trial, or all alike
         return ""
     chance = _chance(len(points))
-    change = "rises" if correlation > 0 else "falls"
-    change = "KL has no clear direction" if abs(correlation) <= chance else f"KL {change} with it"
-    return (
+    is_clear = abs(correlation) > chance
+    change = f"KL {'rises' if correlation > 0 else 'falls'} with it" if is_clear else "KL has no clear direction"
+    text = (
         f"{change}: the rank correlation over {len(points)} trials is {correlation:+.2f}, and chance alone "
         f"reaches ±{chance:.2f}."
     )
+    if is_clear or len(points) <= BEST:
+        return text
+    lowest = _span(points.nsmallest(BEST, "kl"), name)
+    return f"{text} Any effect of it is in where the {BEST} lowest lie: at {lowest}, of {_span(points, name)} tried."
 
 
 AT_AN_END = 0.1
@@ -127,29 +131,13 @@ def of_progress(rises: pd.DataFrame, spent: float) -> str:
     )
 
 
-def of_history(order: pd.DataFrame) -> str:
-    """Describe how often the best value rose from trial to trial (see `analysis.in_order`), and when last."""
-    rises = order[order["best"] > order["best"].shift().fillna(-math.inf)]
-    if rises.empty:
-        return "No trial has ended within the KL budget yet."
-    last = rises.iloc[-1]
-    return (
-        f"The best value of trials that ended rose {counted(len(rises), 'time')}, last to {last['best']:.3g} with "
-        f"trial {last['number']:.0f}, number {last['place']:.0f} of {len(order):,} to end."
-    )
-
-
 def of_screening(ranked: pd.DataFrame) -> str:
-    """Say how many trials of `analysis.screening` were promoted, and why others were not."""
-    others = ranked[ranked["outcome"] != "promoted"]
-    text = f"{len(ranked) - len(others)} of the {counted(len(ranked), 'trial')} screened were promoted (blue)"
-    text += f"; {len(others)} were not ({why_not_promoted(others)})." if len(others) else "."
-    if "next in line" in set(others["outcome"]):
-        text += (
-            " Places are among all trials screened by now, promotions were decided among those screened until then: so "
-            "a trial next in line can stand above promoted ones."
-        )
-    return text
+    """Say how many trials of `analysis.screening` were promoted and how they ended, and why others were not."""
+    is_promoted = ranked["outcome"] == "promoted"
+    promoted, others = ranked[is_promoted], ranked[~is_promoted]
+    ends = ", ".join(f"{kind}: {count}" for kind, count in promoted["kind"].value_counts().items())
+    text = f"{len(promoted)} of the {counted(len(ranked), 'trial')} screened were promoted{ends and f' ({ends})'}"
+    return f"{text}; {len(others)} were not ({why_not_promoted(others)})." if len(others) else f"{text}."
 
 
 def why_not_promoted(ranked: pd.DataFrame) -> str:
@@ -171,8 +159,7 @@ def of_prediction(ranked: pd.DataFrame) -> str:
     )
     return (
         f"{told}: over the {len(ended)} promoted trials that ended, the rank correlation of their places at screening "
-        f"and at the end is {correlation:+.2f}, and chance alone reaches ±{chance:.2f}. All of them did well at "
-        "screening, so it says little about the others."
+        f"and at the end is {correlation:+.2f}, and chance alone reaches ±{chance:.2f}."
     )
 
 

@@ -128,7 +128,7 @@ def table(confirmation: Confirmation) -> pd.DataFrame:
             "reward over the reference": text(config.over_reference),
             "best over this one": text(config.under_best),
             "ends within budget": "–" if config.reward is None else f"{config.ends_within} of {config.reward.n}",
-            "in the search": plus_minus(config.trial.value, config.trial.value_se)
+            "value in the search": plus_minus(config.trial.value, config.trial.value_se)
             + (" at screening" if config.trial.is_at_rung else ""),
             "note": runs_text(config),
         }

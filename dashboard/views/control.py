@@ -1,13 +1,13 @@
 """Control: actions on a study and its trials, the commands that run it, and the action log."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import access, data, safe_text
+from dashboard import access, data, safe_text, steering
 from dashboard.data import Snapshot
 from dashboard.steering import EFFECTS
 from dashboard.views import common, new_trial, running
@@ -102,13 +102,25 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
             st.rerun()  # the buttons depend on it
 
     common.live(snapshot, follow, head)
-    row = st.container(horizontal=True)
-    over = "the study is finished, so no trial runs that could be paused" if view.state == "finished" else None
-    for kind, label in _STUDY_BUTTONS.items():
-        why_not = over if kind == "pause" else None
-        order_button(row, label, f"study {kind}", EFFECTS[kind, True], store, view, kind, why_not=why_not)
+    _buttons(
+        store, view, _STUDY_BUTTONS, None,
+        "The study is finished: there is nothing to pause, stop or retry. Below it can be confirmed, or go on with a "
+        "larger budget; New trial adds one.",
+    )  # fmt: skip
     if not was_held:
         _commands(store, view)
+
+
+def _buttons(store: Store, view: StudyView, labels: Mapping[str, str], trial: int | None, without: str) -> None:
+    """Draw a button for each order that would now have an effect; `without` any, a sentence."""
+    is_over = trial is None and view.state == "finished"  # a pause would be carried out, and pause nothing
+    kinds = [kind for kind in labels if not (is_over and kind == "pause")]
+    kinds = [kind for kind in kinds if steering.refusal(store, view, kind, trial) is None]
+    row, key = st.container(horizontal=True), "study" if trial is None else "trial"
+    for kind in kinds:
+        order_button(row, labels[kind], f"{key} {kind}", EFFECTS[kind, trial is None], store, view, kind, trial)
+    if not kinds:
+        st.text(without)
 
 
 def _commands(store: Store, view: StudyView) -> None:
@@ -150,9 +162,8 @@ def _trial(store: Store, view: StudyView) -> None:
     common.heading("Trial")
     row = choose_trial(view, "steer")
     if row is not None:
-        place = st.container(horizontal=True)
-        for kind, label in _TRIAL_BUTTONS.items():
-            order_button(place, label, f"trial {kind}", EFFECTS[kind, False], store, view, kind, row.number)
+        without = "It has ended: nothing to pause, stop, resume or retry. New trial copies or forks it."
+        _buttons(store, view, _TRIAL_BUTTONS, row.number, without)
 
 
 def _settings(store: Store, view: StudyView) -> None:

@@ -47,14 +47,9 @@ def order_button(
     kind: str,
     trial: int | None = None,
     arguments: Mapping[str, Any] | None = None,
-    *,
-    why_not: str | None = None,
 ) -> None:
-    """Draw a button that asks for confirmation of an order.
-
-    It is disabled, with the reason as help, if the order would be refused, or is pointless: `why_not`.
-    """
-    refusal = steering.refusal(store, view, kind, trial, arguments) or why_not
+    """Draw a button that asks for confirmation of an order; disabled, with the reason, if that would be refused."""
+    refusal = steering.refusal(store, view, kind, trial, arguments)
     if refusal is not None:
         help_text = safe_text.in_markdown(refusal)
     if place.button(label, key=key, help=help_text, disabled=refusal is not None or not access.may_order()):

@@ -221,10 +221,14 @@ def draw_health(courses: Mapping[int, Course]) -> None:
             if not sign.of_whole_run
         ]
         title = f"{METRICS[metric].label} {', '.join(limits)}"
-        about = " ".join((METRICS[metric].doc, *dict.fromkeys(f"{sign.label}: {sign.doc}" for sign in signs)))
+        about = " ".join((METRICS[metric].doc, *(f"{sign.label} ({sign.range}): {sign.doc}" for sign in signs)))
         columns[metric] = st.column_config.TextColumn(title, width=14 + 6 * len(title), help=about)
     common.table(health_rows(courses), "health", columns, marked=True)
-    st.caption(f"Medians of the last {LATEST} steps, but of KL the highest of the run.")
+    too_small, clipped = (METRICS[str(SIGNS[name].metric)].label for name in ("updates_small", "clip_fraction"))
+    st.caption(
+        f"Medians of the last {LATEST} steps, but of KL the highest of the run. Updates that are too small show in "
+        f"{too_small} (its title's tooltip has the limit); a low {clipped} alone is no sign."
+    )
 
 
 def health_rows(courses: Mapping[int, Course]) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from dashboard.views.common import ago, heading, looks, table, trial_link
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
 from tuner.judge.rules import KL, RULES
+from tuner.judge.scoring import NOT_PROMOTED
 from tuner.search.choose import promotable
 from tuner.store import Store, TrialRow
 from tuner.study.status import Role, Status
@@ -132,11 +133,16 @@ def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> No
     )[: 3 * most]  # pauses are later than starts
     if not rows:
         return
-    heading("What happened", "Trials and confirming runs that started, were paused or ended last.")
+    heading(
+        "What happened",
+        "Trials and confirming runs that started, were paused or ended last. "
+        f"Screened: {style.MEANINGS[style.SCREENED]} If it stays there, it was not promoted.",
+    )
     paused = [row.number for row in rows if row.status is Status.PAUSED]
     paused_at = data.curves(store, snapshot, health.READ, numbers=paused).groupby("trial")["at"].max()
     line = {row.number: place for place, row in enumerate(promotable(snapshot.view.spec, snapshot.view.trials), 1)}
-    in_line = {number: f"{place} of {len(line)} in line to be promoted" for number, place in line.items()}
+    lead = f"{NOT_PROMOTED}; " if snapshot.view.state == "finished" else ""
+    in_line = {number: f"{lead}{place} of {len(line)} in line to be promoted" for number, place in line.items()}
     events = sorted(
         (_event(row, paused_at.get(row.number), in_line.get(row.number, "")) for row in rows),
         key=lambda event: event[0],
@@ -164,6 +170,7 @@ def _event(row: TrialRow, paused_at: float | None, in_line: str) -> tuple[float,
     if row.ended_at is None:
         is_queued = row.status is Status.WAITING and not row.attempts
         verb = "paused" if paused_at else "queued" if is_queued else "started"
+        verb = style.SCREENED if row.is_at_rung else verb
     reason = in_line
     if row.reason is not None and not in_line:
         rule = RULES.get(row.reason.rule)  # its label is short enough for the column

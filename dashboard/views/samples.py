@@ -17,6 +17,7 @@ from ppo_core.output import NOTHING
 from ppo_core.report import TokenReadings
 from tuner.judge import hacking
 from tuner.judge.answer import of_study
+from tuner.judge.hacking import Finding
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import judged_again
 from tuner.store import Store, TrialRow
@@ -39,19 +40,18 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), SIDE_BY_SIDE)
     common.watch(store, snapshot, numbers)
-    draw(store, snapshot, numbers)
-    _hacking(store, snapshot, numbers)
+    steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
+    findings = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
+    draw(store, snapshot, numbers, diagnosis.describe_hacking(findings))
+    _hacking(findings)
 
 
-def _hacking(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
+def _hacking(findings: Sequence[Finding]) -> None:
     """Draw signs of reward hacking, one column per trial as above, with worsened readings marked."""
     common.heading(
         "Reward hacking: does reward rise while something else worsens?",
         "A reason to read the samples above, not a proof.",
     )
-    steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
-    findings = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
-    st.text(diagnosis.describe_hacking(findings))
     rows = diagnosis.hacking_rows(findings).rename(columns=diagnosis.HACKING_TITLES)
     signs = rows.set_index("trial").T.rename(columns="Trial {}".format).reset_index(names="Sign")
     common.table(signs, "hacking", {"Sign": st.column_config.TextColumn(width=130, pinned=True)}, marked=True)
@@ -64,9 +64,12 @@ def fuller_run(store: Store, view: StudyView, trial: TrialRow) -> TrialRow:
     return judged_again(store, runs[:1], view.spec)[0] if trial.is_at_rung and runs else trial
 
 
-def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
+def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str = "") -> None:
     """Draw samples of the trials, as many as fit; beside others a screened one is shown by a run that confirmed it."""
-    common.heading("Samples on the same prompts", _HELP)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        common.heading("Samples on the same prompts", _HELP)
+        if verdict:
+            st.caption(verdict)
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
         numbers = numbers[:SIDE_BY_SIDE]

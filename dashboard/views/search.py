@@ -1,4 +1,4 @@
-"""Search: importance, linked figures of trials over hyperparameters, early ends, and the report."""
+"""Search: importance, who was promoted, linked figures of trials over hyperparameters, early ends, and the report."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from dashboard.importance_figures import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import NOTHING, counted, duration
+from ppo_core.output import counted, duration
 from tuner.judge.scoring import FASTEST, SLOWEST
 from tuner.search import fidelity, importance
 from tuner.search.choose import ONE_IN, SHARE
@@ -49,7 +49,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         outcome: sorted(names, key=lambda name: order.index(name) if name in order else len(order))
         for outcome, order in important.items()
     }
-    _linked(store, snapshot, compared, point, ranked, chosen)
+    _linked(snapshot, compared, point, ranked, chosen)
     _ended_early(snapshot)
     _report(store, snapshot)
 
@@ -83,8 +83,6 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
     key += f"|{[(row.id, row.attempts, row.value) for row in usable]}"
     with st.spinner("Resampling", show_time=True):
         importances = _resampled(key, snapshot, usable)
-    if point.at_rung:
-        st.text("This is about reward and KL at screening.")
     kl, reward = point.short
     titles: dict[Outcome, str] = {"reward": reward.lower(), "KL": kl}
     for place, (outcome, title) in zip(st.columns(2), titles.items(), strict=True):
@@ -103,8 +101,8 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
                     else f"{_label(name)}: {sentences.of_slice(snapshot.trials, name, 'kl')}"
                 )
     st.caption(
-        "A bar says how much, not in which direction: the charts below show that. Lines on the bars: the middle 80% of "
-        f"{importance.RESAMPLES} resamples of the trials. Pale bars are no more than chance."
+        "A bar says how far the best trials' values lie from all trials', not in which direction. Lines on the bars: "
+        f"the middle 80% of {importance.RESAMPLES} resamples of the trials. Pale bars are no more than chance."
     )
     return {outcome: [item.name for item in items] for outcome, items in importances.items()}
 
@@ -159,7 +157,6 @@ class _Linked:
 
 
 def _linked(
-    store: Store,
     snapshot: Snapshot,
     compared: Snapshot,
     point: Fidelity,
@@ -180,15 +177,19 @@ def _linked(
     linked = _Linked(trials, point, ranked, marked, key)
     spec = snapshot.view.spec
     _slices(spec, linked)
-    _every_trial(store, snapshot, linked)
-    left, right = st.columns(2)
-    with left:
-        _kl_slice(spec, linked)
-    numbers = [name for name in names if importance_figures.is_number(trials[data.PARAMS + name])]
-    if len(numbers) > 1:
+    more = st.expander("More charts: KL, two hyperparameters, all of them", key="more", bind="query-params")
+    if not more.open:
+        return
+    with more:
+        left, right = st.columns(2)
+        with left:
+            _front(snapshot, linked)
         with right:
+            _kl_slice(spec, linked)
+        numbers = [name for name in names if importance_figures.is_number(trials[data.PARAMS + name])]
+        if len(numbers) > 1:
             _pair(spec, linked, numbers)
-    _parallel(spec, linked)
+        _parallel(spec, linked)
 
 
 def _bar(key: str, marked: common.Numbers) -> None:
@@ -226,42 +227,25 @@ def _select(key: str, figure: str) -> None:
     )
 
 
-def _every_trial(store: Store, snapshot: Snapshot, linked: _Linked) -> None:
-    """Draw the front of trials, and how the best value rose."""
+def _front(snapshot: Snapshot, linked: _Linked) -> None:
+    """Draw each trial's reward against its KL, and the front of them."""
     point, spec, best = linked.point, snapshot.view.spec, snapshot.view.best()
     early = "" if point.at_rung else " Pruned and stopped trials are shown at their last values."
-    common.heading("Every trial", f"Each point is a trial.{early}")
+    common.heading("Reward against KL", f"Each point is a trial.{early}")
     # The KL of the best checkpoint, as for the value, not that of the end.
     trials = linked.trials if point.at_rung else snapshot.trials
-    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
-    order = analysis.in_order(snapshot.view.trials, snapshot.trials, steps, spec.kl_budget)
-    left, right = st.columns(2)
-    with left:
-        front = figures.reward_against_kl(
-            trials, kl_budget=None if point.at_rung else spec.kl_budget,
-            best=best.number if best else None, chosen=linked.marked,
-            best_name="best at its end" if point.at_rung else "best",
-        )  # fmt: skip
-        caption = sentences.of_front(figures.front_of(trials), spec.kl_budget)
-        if point.at_rung:
-            low, high = (times * SHARE * spec.kl_budget for times in (SLOWEST, FASTEST))
-            front.update_layout(xaxis_title=point.kl, yaxis_title=point.reward)
-            front.add_vrect(low, high, fillcolor=style.colour(0), opacity=0.1, line_width=0, layer="below")
-            caption = f"A KL in the band, about {low:.2g} to {high:.2g} nats, has the full screening score."
-        linked.figure(
-            front.update_layout(height=380),
-            "front of trials",
-            "Every trial's value against its eval KL, and the front of them",
-            caption,
-        )
-    with right:
-        linked.figure(
-            figures.history(order).update_layout(height=380),
-            "history",
-            "Every trial's value in the order they ended, and the best value of those that ended",
-            f"{sentences.of_history(order)} A value is that of a trial's best checkpoint"
-            f"{f', of screened trials in the first {SHARE:.0%} of their episodes' if point.at_rung else ''}.",
-        )
+    front = figures.reward_against_kl(
+        trials, kl_budget=None if point.at_rung else spec.kl_budget,
+        best=best.number if best else None, chosen=linked.marked,
+        best_name="best at its end" if point.at_rung else "best",
+    )  # fmt: skip
+    caption = sentences.of_front(figures.front_of(trials), spec.kl_budget)
+    if point.at_rung:
+        low, high = (times * SHARE * spec.kl_budget for times in (SLOWEST, FASTEST))
+        front.update_layout(xaxis_title=point.kl, yaxis_title=point.reward)
+        front.add_vrect(low, high, fillcolor=style.colour(0), opacity=0.1, line_width=0, layer="below")
+        caption = f"A KL in the band, about {low:.2g} to {high:.2g} nats, has the full screening score."
+    linked.figure(front, "front of trials", "Every trial's value against its eval KL, and the front of them", caption)
 
 
 def _slices(spec: StudySpec, linked: _Linked) -> None:
@@ -340,7 +324,9 @@ def _screening(ranked: pd.DataFrame) -> None:
         f"if its KL has used {SLOWEST:g} to {FASTEST:g} times its share of the study's KL budget so far; less if it "
         "rose more slowly, and would not reach the budget, or faster, and would be over it before it has learned much. "
         f"For every {ONE_IN} trials screened, the best one that waits is promoted; so are more if some of the search "
-        "budget is left at the end.",
+        "budget is left at the end. Places are among all trials screened by now, promotions were decided among those "
+        "screened until then: so a trial next in line can stand above promoted ones. All that were promoted did well "
+        "at screening, so their ends say little about the others.",
     )
     st.text(f"{sentences.of_screening(ranked)} {sentences.of_prediction(ranked)}")
     left, right = st.columns([9, 11])
@@ -352,7 +338,7 @@ def _screening(ranked: pd.DataFrame) -> None:
         )
     titles = {
         "number": "Trial", "outcome": "Outcome", "score": "Screening score", "reward": "Reward at screening",
-        "end": "Best reward",
+        "end": "Value",
     }  # fmt: skip
     cells = ranked[["place", *titles]].round(2).rename(columns=titles)
     widths = zip(cells, (50, 50, 135, 110, 135, 90), strict=True)  # all within half of the page
@@ -362,7 +348,7 @@ def _screening(ranked: pd.DataFrame) -> None:
 
 
 def _ended_early(snapshot: Snapshot) -> None:
-    common.heading("What ending trials early saved")
+    common.heading("What ending trials early saved", "Time is at the median pace of completed trials.")
     view = snapshot.view
     is_over, at_rung = view.state == "finished" or bool(view.confirming), view.tally.at_rung
     early = analysis.ended_early(snapshot.trials, is_over=is_over)
@@ -372,16 +358,11 @@ def _ended_early(snapshot: Snapshot) -> None:
         st.info("No trial was pruned or stopped.")
         return
     saved = analysis.savings(snapshot.trials, is_over=is_over)
-    with st.grid(3, min_column_width=150):
-        for label, value, help_text in (
-            ("Ended early", f"{saved.trials}",
-             "Trials that a rule pruned or a person stopped; once the search has ended, those left at screening, too."),
-            ("Episodes saved", f"{saved.episodes:,} ({saved.share:.0%})",
-             "Against running them to their end; the share is of all that the ended trials would have taken."),
-            ("Time saved", NOTHING if math.isnan(saved.seconds) else duration(saved.seconds),
-             "Their episodes left, at the median pace of completed trials."),
-        ):  # fmt: skip
-            st.metric(label, value, border=True, height="stretch", help=help_text)
+    time = "" if math.isnan(saved.seconds) else f" and about {duration(saved.seconds)}"
+    st.text(
+        f"{counted(saved.trials, 'trial')} ended early, which saved {saved.episodes:,} episodes ({saved.share:.0%} of "
+        f"what all trials that ended would have taken){time}."
+    )
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     columns = {
         "rule": text("Ended by"),

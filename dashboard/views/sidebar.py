@@ -9,6 +9,7 @@ import streamlit as st
 from dashboard import data, safe_text, style
 from dashboard.data import Snapshot
 from ppo_core.output import KL_UNIT
+from tuner.judge.best import VALUE
 from tuner.store import Store
 
 STUDY, TRIALS, BUDGET = "study", "trial", "budget"
@@ -74,7 +75,8 @@ def describe(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         value = "" if row.value is None or row.kl is None else f" {row.value:.2f} · KL {row.kl:.1f} ·"
         lines.append(f"Trial {row.number}{star}:{value} {style.status_text(row)}")
     if lines:
-        st.sidebar.caption("  \n".join(lines), help="Best reward within the KL budget, its KL and status; ★: the best.")
+        about = f"Value (eval reward of {VALUE}), its KL, and status; ★: the best."
+        st.sidebar.caption("  \n".join(lines), help=about)
 
 
 def choose_budget(snapshot: Snapshot) -> float:

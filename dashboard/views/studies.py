@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from dashboard.data import Snapshot
 from dashboard.views import common
 from dashboard.views.answer import what_to_launch
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.data.task_file import Preparation, get_task
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration, measured, plus_minus
 from tuner.judge.answer import Badge, of_study
@@ -92,7 +94,7 @@ def _best(store: Store, snapshot: Snapshot, points: pd.DataFrame, kl_budget: flo
     reading = None if confirmed is None else confirmed.reward
     return {
         "study": _link(snapshot.view.row.name),
-        "task": safe_text.cell(snapshot.view.spec.task),
+        "task": task_text(snapshot.view.spec.task),
         "baseline": baseline,
         "reward": values["reward"],
         "reward_se": values["reward_se"],
@@ -107,13 +109,13 @@ def _best_columns(kl_budget: float) -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     return {
         "study": _link_column(),
-        "task": text("Task", width=85),
+        "task": _task_column(),
         "baseline": number("SFT baseline", format="%.3f", width=95, help="Eval reward before training."),
         "reward": number(
-            f"Best within {kl_budget:g} nats",
+            f"Best value within {kl_budget:g} nats",
             format="%.3f",
-            width=135,
-            help="The highest eval reward of a trained checkpoint.",
+            width=165,
+            help="The highest eval reward of a trained checkpoint within the KL budget.",
         ),
         "reward_se": number("± SE", format="%.3f", width=60, help=METRICS["eval/reward_se"].doc),
         "gain": number("Over SFT", format="%+.3f", width=75, help="Best eval reward minus the SFT baseline."),
@@ -161,6 +163,20 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
     )
 
 
+def task_text(name: str) -> str:
+    """Return a task's policy, rewards and prompts by the last parts of their paths; of one without a file, its name."""
+    prepare = get_task(name).prepare
+    if not isinstance(prepare, Preparation):
+        return safe_text.cell(name)
+    places = prepare.policy, *(part.where for part in prepare.rewards), prepare.prompts.path
+    return safe_text.cell(", ".join(Path(place).name if Path(place).is_absolute() else place for place in places))
+
+
+def _task_column() -> Any:
+    about = "Policy, rewards and prompts: last parts of their paths, or hub ids; or the built-in task's name."
+    return st.column_config.TextColumn("Task", width=130, help=about)
+
+
 def _link(name: str) -> str:
     """Return the address of a study's Overview, from any page."""
     return f"./?study={quote(name, safe='')}"
@@ -196,14 +212,15 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
     at_kl = None if answer is None else answer.trial.kl
     return {
         "study": _link(row.name),
+        "task": task_text(view.spec.task),
         "state": data.WORDS[data.shown_state(view)],
         "launch": None if answer is None else answer.name,
         "certainty": None if answer is None else answer.badge.value,
         "reward": value if reward is None else reward.text,
         "kl": f"{measured(at_kl if kl is None else kl.mean)} of {view.spec.kl_budget:g}",
-        "sign": common.ago(data.last_sign(view)),
         "ended": f"{view.ended}{planned}{at_rung}{spent}",
         "device": duration(3_600 * data.cost(view).hours),
+        "sign": common.ago(data.last_sign(view)),
     }
 
 
@@ -211,6 +228,7 @@ def _study_columns() -> dict[str, Any]:
     text = st.column_config.TextColumn
     return {
         "study": _link_column(),
+        "task": _task_column(),
         "state": text("State", width=90, help="Not responding: its controller has been silent for a minute."),
         "launch": text("Launch", width=130, help="The configuration to train for real, under the study's KL budget."),
         "certainty": _certainty_column(),

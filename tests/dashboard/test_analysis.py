@@ -86,6 +86,11 @@ def test_a_sentence_counts_a_checkpoint_as_within_the_budget_only_with_its_stand
             [1e-4, 4e-4, 3e-4, 2e-4],
             "KL has no clear direction: the rank correlation over 4 trials is +0.20, and chance alone reaches ±1.00.",
         ),
+        (
+            [4, 3, 5, 6, 2, 9, 1],
+            "KL has no clear direction: the rank correlation over 7 trials is -0.14, and chance alone reaches ±0.80. Any "
+            "effect of it is in where the 5 lowest lie: at 2 to 6, of 1 to 9 tried.",
+        ),
     ],
 )
 def test_kl_over_one_hyperparameter_is_told_only_where_a_correlation_exists(values: list[float], said: str) -> None:
@@ -350,10 +355,8 @@ def test_screened_trials_have_their_places_and_why_they_were_not_promoted() -> N
     assert found["reward"].fillna(-1).tolist() == [0.6, 0.5, 0.4, 0.3, 0.8, 0.9, -1], "then, not at the end"
     assert found["end"].fillna(-1).tolist() == [-1, 1.8, -1, -1, -1, -1, -1], "trial 8 runs"
     assert sentences.of_screening(found) == (
-        "2 of the 7 trials screened were promoted (blue); 5 were not (next in line: 1, "
-        "lower reward: 1, KL rose too fast: 1, KL rose too slowly: 1, KL not readable: 1). Places are among all trials "
-        "screened by now, promotions were decided among those screened until then: so a trial next in line can stand "
-        "above promoted ones."
+        "2 of the 7 trials screened were promoted (completed: 1, running: 1); 5 were not (next in line: 1, "
+        "lower reward: 1, KL rose too fast: 1, KL rose too slowly: 1, KL not readable: 1)."
     )
     too_few = "Too few of the promoted trials have ended to tell whether screening predicts the end."
     assert sentences.of_prediction(found) == too_few
@@ -362,7 +365,9 @@ def test_screened_trials_have_their_places_and_why_they_were_not_promoted() -> N
 
 def test_whether_screening_predicts_the_end_is_a_rank_correlation_beside_what_chance_reaches() -> None:
     six = pd.DataFrame({"place": [1, 2, 4, 5, 7, 9], "outcome": "promoted", "end": [1.9, 1.8, 1.7, 1.5, 1.6, 1.4]})
-    assert sentences.of_screening(six) == "6 of the 6 trials screened were promoted (blue)."
+    ends = ["completed", "pruned", *4 * ["completed"]]
+    said = sentences.of_screening(six.assign(kind=ends))
+    assert said == "6 of the 6 trials screened were promoted (completed: 5, pruned: 1)."
     said = sentences.of_prediction(six)
     assert said.startswith("Screening predicted the end: over the 6 promoted trials that ended")
     assert "is +0.94, and chance alone reaches ±0.88" in said
@@ -385,19 +390,3 @@ def test_screening_is_judged_again_only_once_a_trial_has_changed(
     assert places() == places() > 0 and len(judged) == 1
     shown.change(path, "UPDATE ppo_trials SET seconds = seconds + 1 WHERE number = 7")
     assert places() and len(judged) == 2
-
-
-def test_trials_are_in_the_order_of_their_last_evaluations_and_none_over_the_budget_or_failed_is_the_best() -> None:
-    rows = [
-        row(0, 1.0, 5.0, value_step=3),
-        row(1, 2.0, 11.0, value_step=3),
-        row(2, 3.0, 5.0, value_step=3, status=Status.FAILED),
-        row(3, 1.5, 5.0, value_step=3, status=Status.PAUSED, paused_by=PausedBy.STRATEGY),
-        row(4, 0.5, 5.0, value_step=3, status=Status.RUNNING),
-    ]  # trial 3 was screened, and is shorter
-    trials = pd.DataFrame({"number": range(5), "value": [one.value for one in rows]})
-    steps = pd.DataFrame({"trial": [0, 1, 2, 3, 4, 0], "at": [1.0, 4.0, 2.0, 3.0, 6.0, 5.0]})
-    found = analysis.in_order(rows, trials, steps, 10)
-    assert found[["number", "place"]].to_numpy().tolist() == [[2, 1], [3, 2], [1, 3], [0, 4]]
-    assert found["best"].fillna(-1).tolist() == [-1, -1, -1, 1.0]
-    assert sentences.of_history(found).startswith("The best value of trials that ended rose 1 time, last to 1 with")

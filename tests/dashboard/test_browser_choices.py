@@ -95,9 +95,9 @@ def test_a_zoom_is_the_same_on_all_charts_and_pages_until_all_is_shown(browser: 
 def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_chosen(
     browser: Browser, server: Server
 ) -> None:
-    with opened(browser, server, f"search?study={STUDY}", width=1440) as visit:
+    with opened(browser, server, f"search?study={STUDY}&more=true", width=1440) as visit:
         figures = visit.page.locator(".js-plotly-plot:has(.scatterlayer)")
-        expect(figures).to_have_count(5)  # panels, front, history, the KL's slice, a pair
+        expect(figures).to_have_count(4)  # panels, front, the KL's slice, a pair
         panels = figures.first
         visit.scroll_to(panels)
         visit.page.mouse.wheel(0, -150)  # the bar of marked trials stays over it
@@ -122,7 +122,7 @@ def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_cho
         go(visit, "Curves")
         assert all(f"trial={number}" in visit.page.url for number in marked[0].split(","))
         visit.page.go_back()
-        visit.sees("All hyperparameters")
+        visit.sees("Reward over each hyperparameter")
         read(visit)
         visit.page.go_back()
         visit.page.wait_for_url(lambda url: "trial=" not in url)

@@ -138,7 +138,7 @@ def test_a_live_study_shows_what_runs_and_waits_and_when_trials_were_paused(fold
     ]
     assert runs["kl"].round(1).fillna(-1).tolist() == [9.0, -1, 0.9]
     [happened] = [each.value.set_index("trial") for each in app.dataframe if "when" in each.value]
-    assert happened["when"][27].startswith("paused ") and happened["when"][28].startswith("started ")
+    assert happened["when"][27].startswith("screened ") and happened["when"][28].startswith("started ")
     assert happened["reason"][27] == "7 of 21 in line to be promoted"
     assert 12 not in happened.index, "it was paused an hour ago"
     assert len(happened) == 12
@@ -174,24 +174,28 @@ def test_the_whole_page_is_drawn_again_after_a_run_that_no_look_saw(store: Store
     assert run(app).session_state["drawn"] == times
 
 
-def test_what_a_trials_status_rules_out_is_disabled_and_says_why(store: Store) -> None:
+def offered(app: AppTest, start: str) -> list[str]:
+    return [button.label for button in app.button if (button.key or "").startswith(start) and not button.disabled]
+
+
+def test_only_what_a_trials_status_allows_is_offered(store: Store) -> None:
     app = page(part="Steer", steer="0")
-    buttons = {button.label: button for button in app.button if (button.key or "").startswith("trial ")}
-    assert all(button.disabled for button in buttons.values())
-    assert buttons["Stop after this step"].help == r"trial 0 is completed\; stop does not apply to it"
+    said = "It has ended: nothing to pause, stop, resume or retry. New trial copies or forks it."
+    assert offered(app, "trial ") == [] and said in texts(app)
     app.selectbox(key="steer").set_value(1)
     run(app)
-    enabled = [button.label for button in app.button if (button.key or "").startswith("trial ") and not button.disabled]
-    assert enabled == ["Retry"]
+    assert offered(app, "trial ") == ["Retry"] and said not in texts(app)
 
 
-def test_a_finished_study_cannot_be_paused_and_says_why(folder: Path, store: Store) -> None:
-    assert not page(part="Steer").button(key="study pause").disabled
-    lease = store.acquire(STUDY)
-    store.set_finished(lease)
-    store.release(lease)
-    pause = page(part="Steer").button(key="study pause")
-    assert pause.disabled and pause.help == r"the study is finished\, so no trial runs that could be paused"
+def test_a_finished_study_offers_no_pause_and_says_what_is_possible(folder: Path) -> None:
+    done = tuple(course for course in fake_store.COURSES[:3])
+    fake_store.build(folder / "store.db", courses=done, held=True).close()
+    said = "The study is finished: there is nothing to pause, stop or retry. "
+    app = page(part="Steer")
+    assert offered(app, "study ") == ["Pause", "Stop study"] and said not in texts(app)
+    change(folder / "store.db", "UPDATE ppo_studies SET finished_at = 1, lease_renewed_at = NULL")
+    app = page(part="Steer")
+    assert offered(app, "study ") == [] and said in texts(app)
 
 
 def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(store: Store) -> None:
@@ -217,8 +221,7 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
 
 def test_what_would_be_refused_is_told_on_the_page(store: Store) -> None:
     app = page(part="Steer")
-    resume = app.button(key="study resume")
-    assert resume.disabled and "not paused" in resume.help
+    assert offered(app, "study ") == ["Pause", "Retry all failed"], "it is not paused, and nothing runs it"
     app.text_input(key="set kl_budget").set_value("nine")
     press(app, "Change")
     assert "kl.budget = 'nine' is not allowed" in texts(app)

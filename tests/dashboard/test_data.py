@@ -250,6 +250,15 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert table["device"][1] == "61 s"
 
 
+def test_a_task_is_told_by_its_policy_reward_and_prompts(tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("def score(prompts, responses, columns):\n    return [0.0 for _ in responses]\n")
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1 + 1 ="}\n' * 9)
+    task = 'policy = "task:arithmetic"\nreward = "my.py:score"\nprompts = "sums.jsonl"\n'
+    (tmp_path / "task.toml").write_text(task)
+    assert studies.task_text(str(tmp_path / "task.toml")) == "task:arithmetic, my.py:score, sums.jsonl"
+    assert studies.task_text("reviews") == "reviews"
+
+
 def test_studies_are_compared_with_their_own_baselines_and_confirmations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

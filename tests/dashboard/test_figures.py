@@ -317,7 +317,6 @@ def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) 
     for figure in (
         against_kl(),
         importance_figures.slices(SEARCHED, ["cliprange"], SPEC, "Reward"),
-        figures.history(ORDER),
     ):
         completed = points_of(figure, Status.COMPLETED)
         assert (completed.marker.size, completed.marker.opacity) == (4, 0.4)
@@ -392,39 +391,28 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
 # Reward against KL
 
 
-ORDER = pd.DataFrame(
-    [
-        trial(3, kind="screened", value=0.5) | {"place": 1, "best": 0.5},
-        trial(0, value=1.5) | {"place": 2, "best": 1.5},
-        trial(1, Status.PRUNED, value=1.9) | {"place": 3, "best": 1.5},
-    ]
-)
-
-
-def test_the_history_has_a_point_a_trial_and_the_best_value_so_far_as_steps() -> None:
-    figure = figures.history(ORDER)
-    assert (list(points_of(figure, Status.COMPLETED).x), list(points_of(figure, Status.COMPLETED).y)) == ([2], [1.5])
-    [screened] = [trace for trace in figure.data if trace.legendgroup == "screened" and trace.customdata is not None]
-    assert (screened.customdata[0], screened.marker.symbol) == ([3], "diamond-open")
-    line = named(figure, "best that ended")
-    assert (list(line.x), list(line.y), line.line.shape) == ([1, 2, 3], [0.5, 1.5, 1.5], "hv")
-    assert sentences.of_history(ORDER) == (
-        "The best value of trials that ended rose 2 times, last to 1.5 with trial 0, number 2 of 3 to end."
-    )
-    assert sentences.of_history(ORDER.assign(best=NAN)) == "No trial has ended within the KL budget yet."
-
-
-def test_screening_joins_each_trials_reward_at_its_place_to_that_at_its_end() -> None:
+def test_screening_joins_each_trials_reward_at_its_place_to_that_at_its_end_in_the_colour_of_its_outcome() -> None:
     columns = ["place", "number", "kind", "reward", "end", "outcome"]
     ranked = pd.DataFrame(
-        [[1, 4, "completed", 0.7, 1.9, "promoted"], [2, 3, "screened", 0.6, NAN, "lower reward"]], columns=columns
+        [
+            [1, 4, "completed", 0.7, 1.9, "promoted"],
+            [2, 3, "screened", 0.6, NAN, "lower reward"],
+            [3, 5, "pruned", 0.5, 0.8, "promoted"],
+        ],
+        columns=columns,
     )
-    line, screened, _, ended, _ = figures.screening(ranked).data
-    assert (line.x[:2], line.y[:2]) == ((1, 1), (0.7, 1.9)) and len(line.x) == 3
-    assert (list(screened.x), list(screened.y), screened.marker.symbol) == ([1, 2], [0.7, 0.6], "diamond-open")
-    assert list(screened.marker.color) == [style.colour(0), figures.GREY]
-    assert screened.customdata == ([4, "promoted"], [3, "lower reward"])
-    assert (list(ended.x), list(ended.y), ended.marker.symbol) == ([1], [1.9], "circle")
+    line, *points = figures.screening(ranked).data
+    assert (line.x[:2], line.y[:2]) == ((1, 1), (0.7, 1.9)) and len(line.x) == 6
+    drawn = [(one.name, *one.x, *one.y, *one.marker.symbol, one.marker.color) for one in points if len(one.x)]
+    assert drawn == [
+        ("not promoted", 2, 0.6, "diamond-open", figures.GREY),
+        ("promoted", 1, 0.7, "diamond-open", style.COLOURS[0]),
+        ("promoted, then pruned", 3, 0.5, "diamond-open", style.COLOURS[5]),
+        ("promoted", 1, 1.9, "circle", style.COLOURS[0]),
+        ("promoted, then pruned", 3, 0.8, "x", style.COLOURS[5]),
+    ]
+    assert [one.name for one in points if one.showlegend] == ["not promoted", "promoted", "promoted, then pruned"]
+    assert points[0].customdata == ([3, "lower reward"],)
 
 
 ENDED = pd.DataFrame(

@@ -59,7 +59,7 @@ _END = Fidelity(
     "at their end",
     "Eval reward of the best checkpoint",
     f"Eval KL at the end ({_KL.unit})",
-    ("KL at the end", "Best reward"),
+    ("KL at the end", "Value"),
     "The reward is that of a trial's best checkpoint within the KL budget, the KL that of its last evaluation.",
 )
 
