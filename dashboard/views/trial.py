@@ -102,7 +102,7 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
 def _kl_rules(guard: GuardSettings) -> str:
     """Name the two limits on training KL that end a trial."""
     limit, times = guard.kl_limit, guard.limits["kl_hard"]
-    at_once = f", and at once over {limit * times:g} ({times:g} times that)" if times else ""
+    at_once = "" if "kl_hard" in guard.off else f", and at once over {limit * times:g} ({times:g} times that)"
     return f"The guard stops a trial whose training KL stays over {limit:g} nats for {guard.patience} steps{at_once}."
 
 

@@ -1,11 +1,12 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
 import pytest
 
 from ppo_core.report import StepReport
-from tuner.judge.extra_evaluations import MOST_EXTRA, WatchState, watch
+from tuner.judge.guard import MOST_EXTRA, WatchState, watch
 
 KL = "objective/kl_exact"
 EVALUATED = {"eval/reward": 1.0, "eval/kl": 1.0}
@@ -73,4 +74,4 @@ def test_a_state_that_was_stored_as_json_goes_on_as_if_it_had_not_been() -> None
         straight, expected = watch(straight, report, 6.0)
         stored, is_due = watch(stored, report, 6.0)
         assert (stored, is_due) == (straight, expected)
-        stored = WatchState.from_dict(json.loads(json.dumps(stored.to_dict())))
+        stored = WatchState(**json.loads(json.dumps(asdict(stored))))
