@@ -149,7 +149,7 @@ def _rules() -> Iterator[str]:
     rows = (
         (
             f"`{rule.name}`",
-            "`true`" if rule.limit is True else f"`{rule.limit:g}`",
+            "`true`" if rule.valid is None else f"`{rule.limit:g}`",
             f"{rule.label}. {rule.doc}",
             ", ".join(name for name, holds in flags if holds(rule)),
             rule.change,

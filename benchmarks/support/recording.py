@@ -22,8 +22,7 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from ppo_core.report import StepReport, Trainer
-from tuner.judge.extra_evaluations import WatchState, watch
-from tuner.judge.guard import CORE, READ
+from tuner.judge.guard import CORE, READ, WatchState, watch
 from tuner.search.propose import propose
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec

@@ -12,8 +12,7 @@ from typing import Any
 
 from ppo_core.config.declare import HyperValue
 from tuner.engine.protocol import Stepped
-from tuner.judge.extra_evaluations import WatchState, watch
-from tuner.judge.guard import GuardState, check_step
+from tuner.judge.guard import GuardState, WatchState, check_step, watch
 from tuner.judge.scoring import EVALUATION_METRICS, is_finite
 from tuner.study.spec import StudySpec
 

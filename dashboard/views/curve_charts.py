@@ -296,12 +296,15 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
     """Return a chart's horizontal lines by name: budget and limit, or the SFT baseline."""
     spec = snapshot.view.spec
     if metric in KL_METRICS:
-        limit, at_once = spec.kl_limit, spec.kl_limit * spec.guard.limits["kl_hard"]
+        guard, limit = spec.guard, spec.kl_limit
         lines = {
             f"KL budget {spec.kl_budget:g}": spec.kl_budget,
-            f"Guard stops after {counted(spec.guard.patience, 'step')} over {limit:g}": limit,
+            f"Guard stops after {counted(guard.patience, 'step')} over {limit:g}": limit,
         }
-        return lines | ({f"Guard stops at once over {at_once:g}": at_once} if at_once else {})
+        if "kl_hard" not in guard.off:
+            at_once = limit * guard.limits["kl_hard"]
+            lines[f"Guard stops at once over {at_once:g}"] = at_once
+        return lines
     if metric == "eval/reward" and baseline is not None:
         return {f"SFT baseline {baseline:.2f}": baseline}
     return {}

@@ -44,8 +44,7 @@ from tests.tuner.quick_study import (
     run,
 )
 from tests.tuner.quick_trainer import QuickTrainer
-from tuner.judge.extra_evaluations import WatchState, watch
-from tuner.judge.guard import GuardState, check_step
+from tuner.judge.guard import GuardState, WatchState, check_step, watch
 from tuner.store import OrderState
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status

@@ -16,8 +16,7 @@ import numpy as np
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.report import Sample, StepReport, TokenReadings
-from tuner.judge.extra_evaluations import WatchState, watch
-from tuner.judge.guard import GuardState, check_step
+from tuner.judge.guard import GuardState, WatchState, check_step, watch
 from tuner.judge.scoring import evaluations_of, judged, outcome, rung_score
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 from tuner.store.trials import write_pause

@@ -380,7 +380,7 @@ def test_a_budget_is_kept_and_more_of_it_goes_on_where_it_was(tmp_path: Path) ->
 def test_a_trial_that_lost_its_checkpoints_starts_from_step_0_when_it_is_promoted_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.judge.front.MOST_KEPT", 1)
+    monkeypatch.setattr("tuner.judge.scoring.MOST_ON_FRONT", 1)
     spec = cut_spec()
     assert run(tmp_path, spec, workers=1)[0]
     paused = [row.number for row in rows(tmp_path) if row.is_at_rung]

@@ -156,7 +156,7 @@ def test_a_value_loss_of_several_times_its_first_steps_asks_for_a_lower_value_ra
 
 
 LIMITS = {
-    "nonfinite": True, "kl_hard": 4, "kl_limit": True, "entropy_collapse": 0.02, "repetition_collapse": 0.8,
+    "nonfinite": 0, "kl_hard": 4, "kl_limit": 1, "entropy_collapse": 0.02, "repetition_collapse": 0.8,
     "value_divergence": 100, "sampler_mismatch": 1, "sampled_kl": 4, "nothing_learned": 0.01,
     "updates_small": 0.0003, "approx_kl": 0.05, "clip_fraction": 0.3, "ratio_high": 1.1, "ratio_low": 0.9, "value_loss": 3, "var_explained": 0,
     "kl_early": 1, "kl_end": 1, "kl_stuck": 0.1, "kl_unspent": 0.5,

@@ -14,7 +14,7 @@ from tests.tuner.quick_trainer import GATED_STEP
 from tests.tuner.test_orders import place
 from tests.waiting import SECONDS, until
 from tuner.control.events import Event, OrderDecided, TrialEnded, TrialStepped
-from tuner.files.file_work import FileWork
+from tuner.files.trial_files import FileWork
 from tuner.store import OrderState, Store
 from tuner.study.status import Status
 

@@ -22,8 +22,7 @@ from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
 from tuner.control.controller import NO_PLACE
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
-from tuner.engine.base import EngineNeeds
-from tuner.engine.hang_timeout import HangTimeout
+from tuner.engine.base import EngineNeeds, HangTimeout
 from tuner.engine.local import LocalEngine
 from tuner.engine.protocol import Ended, Entered, Lost, Phase, PrepareTask, Progress, Stepped, WorkerSettings
 from tuner.study.status import Status

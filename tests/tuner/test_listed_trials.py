@@ -10,8 +10,8 @@ from ppo_core.errors import ConfigError
 from tests.tuner import quick_study
 from tuner.control.events import StudyStarted
 from tuner.control.orders import enqueued_params
-from tuner.search.warm_start import ListedTrial
 from tuner.study.spec import StudySpec
+from tuner.study.trial_tables import ListedTrial
 
 BETAS: list[dict[str, Any]] = [
     {"label": "low", "kl_coef": "1e-2"},

@@ -20,8 +20,8 @@ from tests.tuner.quick_study import NAME, controller, curves, opened, quick_spec
 from tuner.control import forks
 from tuner.control.events import Event, ReadingOnTest, StudyWarned
 from tuner.judge import results
-from tuner.judge.front import MOST_KEPT, kept
 from tuner.judge.results import StudyView
+from tuner.judge.scoring import MOST_ON_FRONT, kept_of_front
 from tuner.store import OnTest, Store
 from tuner.study.spec import StudySpec
 
@@ -209,7 +209,7 @@ def on_disk(folder: Path) -> dict[int, list[int]]:
 
 def test_the_checkpoints_of_the_front_are_kept_and_nothing_else(store: Store, view: StudyView, finished: Path) -> None:
     kept = results.front(store, view)
-    assert len(kept) == MOST_KEPT
+    assert len(kept) == MOST_ON_FRONT
     assert [point.budget for point in kept] == sorted(point.budget for point in kept)
     assert [point.reward.mean for point in kept] == sorted(point.reward.mean for point in kept)
     assert all(point.step > 0 for point in kept)
@@ -222,7 +222,7 @@ def test_the_checkpoints_of_the_front_are_kept_and_nothing_else(store: Store, vi
         expected[point.trial].add(point.step)
     assert {number: set(steps) for number, steps in on_disk(finished).items()} == expected
     there_were = [one for curve in curves(finished).values() for one in evaluated(curve)]
-    assert len(there_were) > 3 * MOST_KEPT, "all of which are on the front"
+    assert len(there_were) > 3 * MOST_ON_FRONT, "all of which are on the front"
 
 
 def test_any_budget_finds_the_best_of_all_evaluations(store: Store, view: StudyView) -> None:
@@ -240,9 +240,9 @@ def test_of_the_front_the_checkpoints_that_are_here_are_kept() -> None:
         number: front([Point(drawn.random(), drawn.uniform(0.5, 9.0), number, step) for step in range(1, 6)])
         for number in range(60)
     }
-    found = kept(own, lambda _: True)
-    assert 3 < len(found) <= MOST_KEPT
+    found = kept_of_front(own, lambda _: True)
+    assert 3 < len(found) <= MOST_ON_FRONT
     here = {found[0], found[3]}
-    assert kept(own, here.__contains__) == [found[0], found[3]]
-    without_best = kept(own | {found[-1].trial: []}, lambda _: True)
+    assert kept_of_front(own, here.__contains__) == [found[0], found[3]]
+    without_best = kept_of_front(own | {found[-1].trial: []}, lambda _: True)
     assert found[-1] not in without_best and without_best

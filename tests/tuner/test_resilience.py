@@ -265,8 +265,10 @@ def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit
     assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600, 570]
     assert told == ["trial 3: no space; trying again for up to 50 min"]
     assert room.why_give_up == "trial 3 waited for 50 min: no space"
-    room.end(3)
-    room.end(4)  # which never waited
+    room.stepped(3, 0)  # it is no further than it was
+    assert len(told) == 1
+    room.stepped(3, 64)
+    room.stepped(4, 64)  # which never waited
     assert told[1:] == ["trial 3: it goes on after 50 min"]
 
 

@@ -9,8 +9,7 @@ from ppo_core import checkpoint
 from tests.tuner.quick_study import NAME, opened, quick_spec, run
 from tests.tuner.trial_rows import trial_row
 from tuner.control.session import open_study
-from tuner.files.retention import Saved, kept_at_rung, to_delete
-from tuner.files.trial_files import TrialFiles
+from tuner.files.trial_files import Saved, TrialFiles, kept_at_rung, to_delete
 from tuner.study.status import PausedBy, Role, Status
 
 AT_RUNG = dict[str, Any](status=Status.PAUSED, paused_by=PausedBy.STRATEGY)
@@ -74,7 +73,7 @@ def on_disk(folder: Path) -> dict[int, list[int]]:
 def test_a_study_keeps_its_answer_of_a_trial_at_a_rung_that_loses_its_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.judge.front.MOST_KEPT", 2)
+    monkeypatch.setattr("tuner.judge.scoring.MOST_ON_FRONT", 2)
     monkeypatch.setattr("tuner.search.choose._promoted", lambda *_: None)
     monkeypatch.setattr("tuner.files.trial_files.promotable", lambda *_: [])
     monkeypatch.setattr("tuner.search.choose.own_rung", lambda *_: 48)

@@ -13,10 +13,10 @@ from ppo_core.errors import ConfigError, StudyError
 from tests.tuner import quick_study
 from tuner.control.events import StudyStarted
 from tuner.control.run import run_study
-from tuner.search.warm_start import RECIPES, moved
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin
+from tuner.study.trial_tables import RECIPES, moved
 
 SEARCH = {
     "learning_rate": {"low": 1e-5, "high": 1e-3},

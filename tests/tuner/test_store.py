@@ -80,32 +80,27 @@ def test_a_living_processs_lease_holds_when_the_clock_is_set(
         store.acquire("a")
 
 
-@pytest.mark.parametrize("space", ["another-boot pid:[4026531836]", "another container", None])
+@pytest.mark.parametrize(
+    "elsewhere",
+    [{"lease_pid_space": space} for space in ("another-boot pid:[4026531836]", "another container", None)]
+    + [{"lease_host": "elsewhere"}],
+)
 @pytest.mark.parametrize(("age", "held"), [(LEASE_SECONDS - 30, True), (LEASE_SECONDS + 1, False)])
-def test_a_process_elsewhere_on_a_host_of_the_same_name_is_not_looked_up(
-    store: Store, space: str | None, age: float, held: bool
+def test_a_process_elsewhere_is_not_looked_up_and_holds_its_lease_as_long_as_it_renews_it(
+    store: Store, elsewhere: dict[str, str | None], age: float, held: bool
 ) -> None:
     store.acquire("a")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     renewed = store.study("a").lease_renewed_at
     assert renewed is not None
-    pretend(store, lease_pid=gone.pid, lease_pid_space=space, lease_renewed_at=renewed - age)
+    pretend(store, lease_pid=gone.pid, lease_renewed_at=renewed - age, **elsewhere)
     assert store.study("a").is_held is held
     if held:
         with pytest.raises(StudyError, match=r"stop that one first, or wait ([12]?\d|30) s if it is dead$"):
             store.acquire("a")
     else:
         assert store.acquire("a").token == 2
-
-
-@pytest.mark.parametrize(("age", "held"), [(LEASE_SECONDS - 30, True), (LEASE_SECONDS + 1, False)])
-def test_another_hosts_lease_holds_as_long_as_it_is_renewed(store: Store, age: float, held: bool) -> None:
-    store.acquire("a")
-    renewed = store.study("a").lease_renewed_at
-    assert renewed is not None
-    pretend(store, lease_host="elsewhere", lease_renewed_at=renewed - age)
-    assert store.study("a").is_held is held
 
 
 def test_another_hosts_lease_is_read_by_the_clock_it_was_written_by(

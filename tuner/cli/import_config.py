@@ -15,8 +15,8 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.errors import ConfigError
 from tuner.exchange.table import Imported
 from tuner.exchange.trainers import read
-from tuner.search.warm_start import moved
 from tuner.study.spec import StudySpec
+from tuner.study.trial_tables import moved
 
 
 def run(args: argparse.Namespace) -> int:

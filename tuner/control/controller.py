@@ -108,8 +108,6 @@ class TrialLoop:
         self._starting: set[int] = set()
         """Trials whose checkpoint is being looked up."""
         self._outages = TrialWatch(self._warn)
-        self._reached: dict[int, int] = {}
-        """Episode of each trial at its last outage."""
         self._verdict: str | None = None
         self._stopping: str | None = None
         self._renewed_at = time.monotonic()
@@ -380,8 +378,7 @@ class TrialLoop:
             case Entered():
                 self._running[number].has_saved |= message.phase is Phase.STEPPING
             case Stepped():
-                if message.report.episode > self._reached.get(number, -1):
-                    self._outages.end(number)
+                self._outages.stepped(number, message.report.episode)
                 self._record(number, message)
             case Ended():
                 self._outages.end(number)
@@ -471,10 +468,9 @@ class TrialLoop:
         if self._is_left_to_next_run(number, what):
             return
         row = study.refresh(number)
-        self._reached[number] = row.episodes
         study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec), Reason(OUTAGE, what))
         if study.refresh(number).status is Status.WAITING:  # no pending order stopped or paused it
-            self._outages.lacks(number, what)
+            self._outages.lacks(number, what, row.episodes)
 
     def _is_left_to_next_run(self, number: int, what: str) -> bool:
         """Note what interrupted a trial, and return True if this run is stopping, so that the next one resumes it."""

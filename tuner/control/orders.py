@@ -17,8 +17,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
 from tuner.control import forks
 from tuner.control.events import Limits
-from tuner.control.overrides import after_order, changed_spec
-from tuner.control.session import OpenStudy
+from tuner.control.session import OpenStudy, after_order, changed_spec
 from tuner.files.trial_files import ForkPoint, TrialFiles
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import judged, judged_again

@@ -84,6 +84,8 @@ class _Waiting:
     """Seconds until the retry after the next one."""
     due: float | None = None
     """Time of the next retry; None while that is under way."""
+    reached: int = 0
+    """Episode at which it was interrupted last."""
 
 
 class TrialWatch:
@@ -107,13 +109,14 @@ class TrialWatch:
         self.why_give_up: str | None = None
         """The reason to give up, set if a trial was retried for the whole time and still has to wait."""
 
-    def lacks(self, number: int, why: str) -> None:
-        """Record that a trial has to wait (again) for `why`."""
+    def lacks(self, number: int, why: str, episode: int = 0) -> None:
+        """Record that a trial, interrupted at `episode`, has to wait (again) for `why`."""
         now = self._clock()
         if number not in self._waiting:
             self._waiting[number] = _Waiting(now, FIRST_OUTAGE_WAIT)
             self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
         trial = self._waiting[number]
+        trial.reached = episode
         if now - trial.began >= self._limit:
             self.why_give_up = f"trial {number} waited for {duration(self._limit)}: {why}"
         trial.due = min(now + trial.wait, max(now, trial.began + self._limit))
@@ -133,6 +136,11 @@ class TrialWatch:
         """Record that a waiting trial is being retried."""
         if number in self._waiting:
             self._waiting[number].due = None
+
+    def stepped(self, number: int, episode: int) -> None:
+        """Note a trial's step: it is well once it comes further than it was when it was interrupted."""
+        if number in self._waiting and episode > self._waiting[number].reached:
+            self.end(number)
 
     def end(self, number: int, *, is_well: bool = True) -> None:
         """Remove a trial from the schedule, and report it if it is well again."""

@@ -14,9 +14,8 @@ from tuner.confirm.held_out_readings import due_readings, why_unread
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.control.controller import TrialLoop
 from tuner.control.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
-from tuner.control.overrides import changed_spec
 from tuner.control.retry import StoreRetry
-from tuner.control.session import OpenStudy, open_study, reconcile
+from tuner.control.session import OpenStudy, changed_spec, open_study, reconcile
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.gpu import mps_line
 from tuner.engine.local import LocalEngine, threads_per_worker

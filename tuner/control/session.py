@@ -1,20 +1,26 @@
-"""A study held by this process, with its lease and its folder."""
+"""A study held by this process, with its lease, its folder, and its spec: what file, flags, orders and trials say.
 
-from collections.abc import Iterator, Mapping
+Settled starts are stored in place of the names in `warm_start`, so that neither new ranges nor a new best trial of an
+earlier study changes one that has run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner.control.overrides import at_run
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
+from tuner.judge.results import read_study
 from tuner.judge.scoring import judged_again
 from tuner.search.choose import counting_trials
 from tuner.store import Lease, Store, StudyRow, TrialRow
 from tuner.study import folder as study_folder
+from tuner.study.space import is_number
 from tuner.study.spec import SpecChanges, StudySpec
-from tuner.study.starts import best_of, settle
-from tuner.study.status import Origin
+from tuner.study.status import CHANGEABLE_SETTINGS, Origin
+from tuner.study.trial_tables import STUDY, ListedTrial, moved
 
 
 @dataclass
@@ -90,14 +96,14 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, from_file: bool) 
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
         StudyError: an earlier study that it is to start from does not exist, or has no best trial.
     """
-    study.spec, record, notes = at_run(study.spec, study.row.overrides or {}, from_file=from_file, flags=flags)
+    study.spec, record, notes = _at_run(study.spec, study.row.overrides or {}, from_file=from_file, flags=flags)
     yield from notes
     stored = None
     if study.rows:
         stored = StudySpec.from_dict(study.row.spec, f'study "{study.row.name}" in the store')
     ran = sum(row.origin is Origin.LISTED for row in counting_trials(study.rows))
     changes = SpecChanges() if stored is None else study.spec.changes_to(stored)
-    study.spec, notes, refused = settle(study.spec, stored, ran, partial(best_of, study.store))
+    study.spec, notes, refused = _settle_starts(study.store, study.spec, stored, ran)
     refused = [*changes.refused, *refused]
     if refused:
         raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(refused)}')
@@ -110,3 +116,142 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, from_file: bool) 
     study.row = replace(study.row, overrides=record)
     if judged:
         study.rows = study.store.trials(study.row)
+
+
+FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
+"""Settings by their name in orders, with their keys in study files."""
+FILE, SET = "file", "set"
+
+Overrides = Mapping[str, Mapping[str, float | None]]
+"""Per setting: `file`, its value in the study file at the last run, None if it had none; `set`, an order's since."""
+
+
+def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
+    """Return the spec changed by an order `set`; a change of `workers` is only checked.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
+    if not changes:
+        raise ConfigError(f"set changes nothing; available: {', '.join(CHANGEABLE_SETTINGS)}")
+    for name in changes:
+        if name not in CHANGEABLE_SETTINGS:
+            available = ", ".join(CHANGEABLE_SETTINGS)
+            raise ConfigError(f'unknown setting "{name}"; available: {available}{nearest(name, CHANGEABLE_SETTINGS)}')
+    workers = changes.get("workers", 1)
+    if not is_number(workers) or workers < 1 or workers % 1 != 0:
+        raise ConfigError(f"workers = {workers!r} is not allowed; expected a whole number of at least 1")
+    keys: dict[str, object] = {name: changes[name] for name in ("trials", "budget") if name in changes}
+    if "kl_budget" in changes:
+        keys["kl"] = {"budget": changes["kl_budget"]}
+    return spec.with_keys(keys, f'study "{spec.name}"')
+
+
+def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return the record updated by an order `set`."""
+    ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
+    return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
+
+
+def _at_run(
+    spec: StudySpec, overrides: Overrides, *, from_file: bool, flags: Mapping[str, float]
+) -> tuple[StudySpec, dict[str, dict[str, float | None]], list[str]]:
+    """Return a run's spec, the updated record, and notes for the user, one line each.
+
+    Args:
+        spec: The study file's, or the stored one.
+        overrides: The record so far.
+        from_file: True if `spec` comes from a file.
+        flags: Values of `--trials` and `--budget`, if given.
+
+    Raises:
+        ConfigError: a kept value contradicts the file, or a flag does not apply to a study that lists its trials.
+    """
+    record: dict[str, dict[str, float | None]] = {}
+    notes = []
+    for name in FILE_KEYS:
+        old, value = overrides.get(name, {}), getattr(spec, name)
+        in_file = {FILE: value} if from_file else old
+        record[name] = {FILE: in_file[FILE]} if FILE in in_file else {}
+        is_changed = from_file and old.get(FILE, value) != value
+        kept = old.get(SET)
+        if kept is None or name in flags or is_changed:
+            continue
+        record[name][SET] = kept
+        if kept != value:
+            spec = changed_spec(spec, {name: kept})
+            file_said = "nothing" if value is None else f"{value:g}"
+            notes.append(
+                f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order; the study file said {file_said}; "
+                f"to change it: ppo-tuner set {spec.name} --{name.replace('_', '-')} X, or another value in the file"
+            )
+    return (changed_spec(spec, flags) if flags else spec), record, notes
+
+
+def _settle_starts(
+    store: Store, spec: StudySpec, stored: StudySpec | None, ran: int
+) -> tuple[StudySpec, list[str], list[str]]:
+    """Return the study with all starts settled, changes in those still to run, and forbidden changes, one line each.
+
+    Args:
+        store: Has the earlier studies whose best trials are starts of this one.
+        spec: The study as its file describes it now.
+        stored: The study as stored; None: it has no trial yet.
+        ran: Number of its stored starts that have run, or are running.
+    """
+    before = () if stored is None else stored.starts
+    done, known = before[:ran], {start.source: start for start in before}
+    asked = [*spec.starts, *(start for start, _ in spec.dropped)]
+    names = spec.warm_start
+    for name in names:
+        if name.startswith(STUDY):
+            old = known.get(name)
+            asked.append(
+                moved(old.original, spec.search, old.label, source=name) if old else _best_of(store, spec, name)
+            )
+    asked.sort(key=lambda start: names.index(start.source) if start.source in names else -1)
+    gone = [start for start in done if not any(_is_same(start, other, spec) for other in asked)]
+    new = [start for start in asked if not any(_is_same(start, other, spec) for other in done)]
+    settled = replace(spec.with_starts(done, new), warm_start=())
+    refused = [
+        f"{start.name} has run, and the file no longer has it unchanged; give the study another name" for start in gone
+    ]
+    return settled, [] if stored is None else list(_changes_of_starts(before[ran:], settled.starts[ran:])), refused
+
+
+def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
+    """Return True for the same warm start, or the same label and searched values."""
+    if one.source or other.source:
+        return one.source == other.source
+    values, others = (
+        {name: value for name, value in start.original.items() if name in spec.search} for start in (one, other)
+    )
+    return one.label == other.label and values == others
+
+
+def _changes_of_starts(before: Sequence[ListedTrial], after: Sequence[ListedTrial]) -> Iterator[str]:
+    yield from (f"{start.name} will not run any more" for start in before if start not in after)
+    yield from (f"{start.name} will run: {start.text}" for start in after if start not in before)
+
+
+def _best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
+    """Return the best trial of the study in `study:NAME`, moved into the ranges of `spec`.
+
+    Raises:
+        StudyError: the store holds no such study, or it has no best trial.
+    """
+    study = name.removeprefix(STUDY)
+    try:
+        view = read_study(store, study)
+    except StudyError as error:
+        raise StudyError(f'warm_start "{name}": {error}') from None
+    best = view.best()
+    if best is None:
+        budget = f"its KL budget of {view.spec.kl_budget:g} nats per response"
+        raise StudyError(f'warm_start "{name}": study "{study}" has no best trial: none is within {budget}')
+    config = PPOConfig.from_dict(best.config)
+    sizes = config.batch_sizes(world_size=1)
+    values = config.to_dict() | {
+        name: getattr(sizes, name) for name in ("batch_size", "mini_batch_size", "num_mini_batches")
+    }
+    return moved(values, spec.search, f"{name} trial {best.number}", source=name)

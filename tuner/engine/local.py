@@ -14,8 +14,7 @@ from typing import Any
 
 from ppo_core.errors import ConfigError
 from ppo_core.report import NextMove
-from tuner.engine.base import Engine, EngineNeeds, JobId
-from tuner.engine.hang_timeout import HangTimeout, wait_seconds
+from tuner.engine.base import Engine, EngineNeeds, HangTimeout, JobId, wait_seconds
 from tuner.engine.process import WorkerProcess, end_all
 from tuner.engine.protocol import Job, Lost, Message, is_last, is_worker_spent
 

@@ -177,7 +177,7 @@ class Stepped:
     reason: Reason | None
     """The guard's objection to the trial, if any."""
     is_near_budget: bool = False
-    """True if the policy is about to cross the KL budget or to return; see `tuner.judge.extra_evaluations`."""
+    """True if the policy is about to cross the KL budget or to return; see `tuner.judge.guard`."""
     is_again: bool = False
     """True if this repeats the last report for EVALUATE, with an evaluation if possible."""
 

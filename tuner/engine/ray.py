@@ -23,8 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from ppo_core.report import NextMove
-from tuner.engine.base import Engine, EngineNeeds, JobId
-from tuner.engine.hang_timeout import HangTimeout, wait_seconds
+from tuner.engine.base import Engine, EngineNeeds, HangTimeout, JobId, wait_seconds
 from tuner.engine.protocol import (
     Failed,
     Job,

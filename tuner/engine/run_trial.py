@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, is_outa
 from ppo_core.report import NextMove, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.protocol import Ended, Left, Phase, Read, ReadTest, Stepped, TrialJob, TrialSpec
-from tuner.judge.extra_evaluations import WatchState, watch
-from tuner.judge.guard import GUARD, GuardState, check_step
+from tuner.judge.guard import GUARD, GuardState, WatchState, check_step, watch
 
 WATCH = "extra_evaluations"
 """Key in a checkpoint's `extra` of the KL budget watch's state."""
@@ -64,7 +63,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
             answer = asked(Stepped(report, clock.since_report(), clock.longest_step, reason, is_again=True))
         if ends_stage := staged.ends_stage(report):
             state = state.with_new_patience()
-        extra = {GUARD: state.to_dict(), WATCH: watched.to_dict(), LONGEST_STEP: clock.longest_step}
+        extra = {GUARD: state.to_dict(), WATCH: asdict(watched), LONGEST_STEP: clock.longest_step}
         save = partial(_save, keeper, staged.trainer, report, extra, enter)
         if answer is NextMove.STOP:
             if on_rank_zero(partial(keeper.is_new_best, report)):
@@ -193,4 +192,4 @@ def _restored(spec: TrialSpec) -> tuple[GuardState, WatchState, float]:
     if spec.resume_from is None:
         return GuardState(), WatchState(), 0.0
     extra = checkpoint.verify(spec.resume_from)["extra"]
-    return GuardState.from_dict(extra[GUARD]), WatchState.from_dict(extra.get(WATCH, {})), extra.get(LONGEST_STEP, 0.0)
+    return GuardState.from_dict(extra[GUARD]), WatchState(**extra.get(WATCH, {})), extra.get(LONGEST_STEP, 0.0)

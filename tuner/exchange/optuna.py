@@ -34,12 +34,12 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.judge.best import best_trial
 from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
-from tuner.search.warm_start import ListedTrial
 from tuner.store import Store, TrialRow, schema
 from tuner.study import space
 from tuner.study.space import Encoded
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role
+from tuner.study.trial_tables import ListedTrial
 
 BEST = "best_trial"
 _LOCK_SECONDS = 60

@@ -7,7 +7,7 @@ from ppo_core.checkpoint import MOST_KEPT, NEWEST, at_most, size
 from ppo_core.cli.training import seconds_left
 from ppo_core.output import duration
 from tuner.engine.run_trial import OWN_FRONT
-from tuner.judge.front import MOST_KEPT as FRONT
+from tuner.judge.scoring import MOST_ON_FRONT as FRONT
 from tuner.search.choose import ONE_IN, SHARE
 from tuner.study.spec import StudySpec
 

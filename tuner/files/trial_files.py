@@ -1,25 +1,37 @@
 """Checkpoint files of a study's trials: find where to resume, copy for forks, delete.
 
-`FileWork` does what takes time in a thread; the loop acts on the results when it collects them.
+| a trial                               | keeps                                                               |
+|---------------------------------------|---------------------------------------------------------------------|
+| runs or waits, or a person paused it  | its newest two, its best within the KL budget, and up to 3 more     |
+|                                       | that are its best for other budgets                                 |
+| is at its rung, one of the best there | its newest two, its best, and its part of the study's front         |
+| is at its rung, another               | its part of the study's front                                       |
+| has ended                             | its newest, its best, and its part of the study's front             |
+
+A fork also keeps the checkpoint that it started from, and the study its answer. The first row is the job of the
+trial's worker, which saves and deletes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): none of those is deleted
+here, and the study's front is later chosen from the ones it kept. The front has at most 8 checkpoints.
 """
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Self, TypeVar
 
 from ppo_core import checkpoint
+from ppo_core.checkpoint import NEWEST
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import Point
 from ppo_core.errors import CheckpointError, PPOTunerError, StoreError, is_outage
 from tuner.control import forks
 from tuner.control.session import OpenStudy
-from tuner.files.file_work import FileWork
-from tuner.files.retention import Saved, kept_at_rung, to_delete
-from tuner.judge import front
 from tuner.judge.best import best_trial
+from tuner.judge.scoring import kept_of_front, own_fronts
 from tuner.search.choose import promotable, promotions
 from tuner.store import TrialRow
 from tuner.study import folder as study_folder
@@ -27,6 +39,87 @@ from tuner.study import folder as study_folder
 _log = logging.getLogger(__name__)
 FORK_ATTEMPTS = 3
 """Tries for a fork to copy a checkpoint that its running parent may delete meanwhile."""
+LEAST_AT_RUNG = 3
+"""Fewest trials at a rung that keep their checkpoints, even if the budget promotes none: it may be raised."""
+T = TypeVar("T")
+
+
+class FileWork:
+    """A thread for work on files: hashing, copying and deleting checkpoints takes from a second to minutes.
+
+    It does one piece after the other, while the controller's loop, which alone uses the store, goes on and collects the
+    results. Close it, or use it in a `with` statement.
+    """
+
+    def __init__(self) -> None:
+        self.on_done: Callable[[], None] = lambda: None
+        """Called in the worker thread when a piece is done and ready to `collect`."""
+        self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._open = 0
+        # A daemon: a second Ctrl-C ends the process at once; a checkpoint that is cut off does not exist.
+        self._thread = threading.Thread(target=self._work, name="file work", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(wait=kind is None or not issubclass(kind, KeyboardInterrupt))
+
+    @property
+    def is_busy(self) -> bool:
+        """True if any work is not done or not collected."""
+        return self._open > 0
+
+    def give(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        """Queue `work` for the worker thread, in order.
+
+        `collect` calls `then` with its outcome. `work` must use neither the store nor what the loop changes.
+        """
+        outcome: Future[T] = Future()
+
+        def piece() -> None:
+            try:
+                outcome.set_result(work())
+            except Exception as error:
+                outcome.set_exception(error)
+            self._done.put(lambda: then(outcome))
+
+        self._open += 1
+        self._given.put(piece)
+
+    def collect(self) -> None:
+        """Run the follow-ups of finished work in this thread; their errors are raised here."""
+        while not self._done.empty():
+            follow = self._done.get()
+            self._open -= 1
+            follow()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Drop queued work and, unless `wait` is false, let the current piece finish."""
+        try:
+            while True:
+                self._given.get_nowait()
+        except Empty:
+            self._given.put(None)
+        if wait:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (piece := self._given.get()) is not None:
+            piece()
+            self.on_done()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Finished checkpoints in a trial's folder."""
+
+    steps: tuple[int, ...] = ()
+    """Oldest first."""
+    best: int | None = None
+    """Step of the best one within the KL budget, or None."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +183,12 @@ class TrialFiles:
         self.tidy()
 
     def tidy(self) -> None:
-        """Delete the checkpoints that the study no longer keeps; see `tuner.files.retention`.
+        """Delete the checkpoints that the study no longer keeps: all but those in the table above.
 
         A trial started meanwhile looks up its checkpoint in a later piece of work.
         """
         rows, spec = list(self._study.rows), self._study.spec
-        own_fronts = front.own_fronts(self._study.store, rows)
+        fronts = own_fronts(self._study.store, rows)
         at_rung = kept_at_rung([row.number for row in promotable(spec, rows)], promotions(spec, rows))
 
         def tidy() -> None:
@@ -104,7 +197,7 @@ class TrialFiles:
             for row in rows:
                 if row.is_done and row.number not in self._saved:
                     self._saved[row.number] = self._look(row.number, is_new=False)
-            kept = {(point.trial, point.step) for point in front.kept(own_fronts, self._is_here)}
+            kept = {(point.trial, point.step) for point in kept_of_front(fronts, self._is_here)}
             best = best_trial(rows, spec.kl_budget)
             if best is not None and best.value_step is not None:
                 kept.add((best.number, best.value_step))
@@ -202,3 +295,43 @@ def fork_copy(
             if attempts_left == 0 or (chosen / checkpoint.MANIFEST).exists():
                 raise
     raise AssertionError
+
+
+def kept_at_rung(ranked: Sequence[int], promotions: int) -> Sequence[int]:
+    """Return the trials at their rung that keep their checkpoints.
+
+    Args:
+        ranked: Numbers of the trials that may be promoted, the best first.
+        promotions: Number of promotions that the budget pays for.
+    """
+    return ranked[: max(LEAST_AT_RUNG, 2 * promotions)]
+
+
+def to_delete(
+    rows: Sequence[TrialRow],
+    saved: Mapping[int, Saved],
+    at_rung: Collection[int],
+    front: Collection[tuple[int, int]],
+) -> list[tuple[int, int]]:
+    """Return the checkpoints to delete, as (trial, step).
+
+    Args:
+        rows: The study's trials.
+        saved: By number, the checkpoints on disk of trials that have ended or are at their rung.
+        at_rung: Numbers of the trials at their rung that keep theirs, see `kept_at_rung`.
+        front: The checkpoints of the study's front and its answer, as (trial, step).
+    """
+    return [
+        (row.number, step)
+        for row in rows
+        if row.is_done and row.number in saved
+        for step in saved[row.number].steps
+        if step not in _kept_steps(row, saved[row.number], row.number in at_rung) and (row.number, step) not in front
+    ]
+
+
+def _kept_steps(row: TrialRow, saved: Saved, is_at_rung: bool) -> Collection[int | None]:
+    """Return the steps that a trial keeps apart from the front."""
+    if row.status.is_final:
+        return {row.fork_step, saved.best, *saved.steps[-1:]}
+    return {row.fork_step, saved.best, *saved.steps[-NEWEST:]} if is_at_rung else {row.fork_step}

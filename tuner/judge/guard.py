@@ -3,6 +3,10 @@
 A pure fold over step reports: `check_step` takes the state and a report, and returns the next state and, if a rule (see
 `tuner.judge.rules`) is broken, the reason. It runs in the trainer's process, and its state travels in the checkpoint. A
 metric missing from a report neither breaks a rule nor resets its count of broken steps.
+
+`watch` is such a fold, too: it says when a trial about to cross the KL budget is evaluated beside its regular
+evaluations. A trial's value is its best evaluation within the budget, and the regular ones may all miss the last
+policies within it.
 """
 
 import math
@@ -65,7 +69,9 @@ class GuardSettings:
     grace: float = 0.1
     """Share of a trial's episodes in which the rules with a grace period are silent."""
     limits: Mapping[str, float] = field(default_factory=lambda: {rule.name: rule.limit for rule in RULES.values()})
-    """Each rule's limit by name (True: on, without a number; False: off)."""
+    """Each rule's limit by name."""
+    off: frozenset[str] = frozenset()
+    """Names of the rules that are switched off."""
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], kl_limit: float, where: str) -> "GuardSettings":
@@ -75,16 +81,26 @@ class GuardSettings:
             ConfigError: an unknown key, or a value that is not allowed.
         """
         checks.require_known(table, ("patience", "grace", *RULES), f"{where}.")
+        off = frozenset(name for name in RULES if table.get(name) is False)
+        set_limits = {
+            name: _limit(RULES[name], value, f"{where}.{name}")
+            for name, value in table.items()
+            if name in RULES and name not in off
+        }
         return cls(
             kl_limit,
             checks.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
             checks.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
-            {name: _limit(rule, table.get(name, rule.limit), f"{where}.{name}") for name, rule in RULES.items()},
+            {**{rule.name: rule.limit for rule in RULES.values()}, **set_limits},
+            off,
         )
 
     def to_dict(self) -> dict[str, float]:
         """Return the [guard] table that `from_dict` reads (the KL limit is not part of it)."""
-        return {"patience": self.patience, "grace": self.grace, **self.limits}
+        rules = {
+            name: name not in self.off and (rule.valid is None or self.limits[name]) for name, rule in RULES.items()
+        }
+        return {"patience": self.patience, "grace": self.grace, **rules}
 
 
 @dataclass(frozen=True)
@@ -125,18 +141,17 @@ def check_step(
     in_grace = progress <= settings.grace
     state = _remember(settings, state, report, in_grace)
     bad = next((name for name in CORE if not math.isfinite(report.metrics.get(name, 0.0))), None)
-    if bad is not None and settings.limits["nonfinite"]:
+    if bad is not None and "nonfinite" not in settings.off:
         return state, _nonfinite(bad, state, report)
     reason = None
     for name, rule in RULES.items():
-        limit = settings.limits[name]
-        if limit is False or rule.metric not in report.metrics or (rule.has_grace and in_grace):
+        if name in settings.off or rule.metric not in report.metrics or (rule.has_grace and in_grace):
             continue
         reading = _reading(settings, state, report, progress, rule)
         count = state.broken.get(name, 0) + 1 if reading.is_broken else 0
         state = replace(state, broken={**state.broken, name: count})
         if reason is None and count >= (settings.patience if rule.is_patient else 1):
-            reason = _reason(rule, limit, reading, count, state, report)
+            reason = _reason(rule, settings.limits[name], reading, count, state, report)
     return state, reason
 
 
@@ -177,10 +192,8 @@ def _reading(settings: GuardSettings, state: GuardState, report: StepReport, pro
     setting, value = settings.limits[rule.name], float(report.metrics[str(rule.metric)])
     is_due = True
     match rule.name:
-        case "kl_hard":
+        case "kl_hard" | "kl_limit":
             limit = setting * settings.kl_limit
-        case "kl_limit":
-            limit = settings.kl_limit
         case "entropy_collapse":
             limit = setting * state.first.get(ENTROPY, 0.0)
         case "repetition_collapse":
@@ -201,8 +214,8 @@ def _reading(settings: GuardSettings, state: GuardState, report: StepReport, pro
 
 
 def _limit(rule: Rule, value: object, where: str) -> float:
-    if value is False or (value is True and rule.valid is None):
-        return value
+    if value is True and rule.valid is None:
+        return rule.limit
     with suppress(ConfigError):
         if rule.valid is not None:
             return checks.number(value, rule.valid, where)
@@ -232,3 +245,51 @@ def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: Gu
         steps = f" for {count} steps" if rule.is_patient and count > 1 else ""
         message = f"{metric.label} was {side} {limit}{steps}: {reading.value:.3g} at step {report.step}"
     return Reason(rule.name, message, rule.metric, reading.value, reading.limit, count, report.step, state.window)
+
+
+MOST_EXTRA = 4
+"""Extra evaluations allowed a trial."""
+AHEAD = 5
+"""Steps ahead for which a rise of the KL is extrapolated."""
+SMOOTHING = 0.5
+"""Weight of the newest change in the smoothed change per step; one batch's KL is noisy."""
+
+
+@dataclass(frozen=True)
+class WatchState:
+    """The watch's memory between two steps."""
+
+    kl: float | None = None
+    """The last finite rollout KL, in nats per response; None before any."""
+    change: float = 0.0
+    """Its smoothed change per step."""
+    extra: int = 0
+    """Extra evaluations so far."""
+
+
+def watch(state: WatchState, report: StepReport, kl_budget: float) -> tuple[WatchState, bool]:
+    """Return the state after `report`, and True if its policy is to be evaluated now, before the next update.
+
+    With k_n the rollout KL of step n, B the budget, and d_n = d_{n-1} + SMOOTHING · (k_n - k_{n-1} - d_{n-1}), d_1 = 0,
+    that is when
+
+        k_n <= B and k_n + AHEAD · d_n > B    (about to cross), or
+        k_n > B  and k_n + d_n <= B           (about to return),
+
+    unless the report is an evaluation already, which counts as no extra one, or MOST_EXTRA were made. k_n is of the
+    policy before the update of step n; what is evaluated is the policy after it. A KL that is missing or not finite
+    changes nothing.
+
+    Chosen and judged on 33 configurations of `reviews` (20 drawn at random, 13 that learn fast) that were evaluated at
+    every step and read under ten budgets from 2.5 to 12 nats, in the 176 cases where the KL came near the budget. Loss
+    in reward of the best evaluation within the budget against the best of all steps: 0.088 with ten regular
+    evaluations alone, 0.030 with 1.8 extra ones by this rule, 0.059 with 1.2 by one step ahead without smoothing.
+    """
+    kl = report.metrics.get(KL)
+    if kl is None or not math.isfinite(kl):
+        return state, False
+    change = 0.0 if state.kl is None else state.change + SMOOTHING * (kl - state.kl - state.change)
+    will_cross = kl <= kl_budget < kl + AHEAD * change
+    will_return = kl + change <= kl_budget < kl
+    is_due = (will_cross or will_return) and not report.is_evaluation and state.extra < MOST_EXTRA
+    return WatchState(float(kl), change, state.extra + is_due), is_due

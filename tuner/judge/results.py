@@ -19,10 +19,18 @@ from ppo_core.data.task_file import get_task
 from ppo_core.metrics import METRICS
 from tuner.control import forks
 from tuner.judge.best import best_trial
-from tuner.judge.front import kept, own_fronts
 from tuner.judge.paired import Difference, improvement, over
 from tuner.judge.rules import blame_of
-from tuner.judge.scoring import Tally, ends_within, evaluations_by_trial, evaluations_of, judged_again, tally
+from tuner.judge.scoring import (
+    Tally,
+    ends_within,
+    evaluations_by_trial,
+    evaluations_of,
+    judged_again,
+    kept_of_front,
+    own_fronts,
+    tally,
+)
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 from tuner.study.spec import SCALE_FREE, StudySpec
 from tuner.study.status import Origin, Role, Status
@@ -165,7 +173,7 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
     def path_of(point: Point) -> Path | None:
         return forks.find(view.row, point.trial, point.step).path
 
-    kept_points = kept(own_fronts(store, view.trials), lambda point: path_of(point) is not None)
+    kept_points = kept_of_front(own_fronts(store, view.trials), lambda point: path_of(point) is not None)
     numbers = {point.trial for point in kept_points}
     evaluations = evaluations_by_trial(store, [row for row in view.trials if row.number in numbers])
     points = []

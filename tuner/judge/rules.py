@@ -61,7 +61,7 @@ class Rule:
     metric: str | None
     """None: several metrics."""
     limit: float
-    """Default; True: on, without a number."""
+    """Default, where a study file may set it."""
     moves: Moves = ()
     relative_to: str = ""
     """Quantity that the limit multiplies; empty: the limit is in the metric's unit."""
@@ -77,7 +77,7 @@ class Rule:
 
     blame: Blame = "broken"
     valid: Bounds | None = None
-    """Allowed settings in a study file; None: true or false."""
+    """Allowed limits in a study file; None: it sets none, and switches the rule on or off by true or false."""
     is_patient: bool = True
     """True if it must be broken for `patience` steps in a row."""
     has_grace: bool = False
@@ -116,12 +116,12 @@ class Rule:
 _LARGE, _BUDGET, _FIRST = "Updates too large", "the KL budget", "the first reading"
 
 _ENDING = (
-    Rule("nonfinite", "Not a number", "A core metric is NaN or infinite. Stops at once.", None, True, _SLOWER, is_patient=False),
+    Rule("nonfinite", "Not a number", "A core metric is NaN or infinite. Stops at once.", None, 0.0, _SLOWER, is_patient=False),
     Rule(
         "kl_hard", "KL far over the limit", "The KL of a single step is over this many times the KL limit. Stops at once.",
         KL, 4.0, _LESS_KL, "the KL limit", blame="kl", valid=_TIMES, is_patient=False,
     ),
-    Rule("kl_limit", "KL over the limit", "The KL stays over the KL limit.", KL, True, _LESS_KL, blame="kl"),
+    Rule("kl_limit", "KL over the limit", "The KL stays over the KL limit.", KL, 1.0, _LESS_KL, blame="kl"),
     Rule(
         "entropy_collapse", "Entropy collapse",
         "The policy's entropy stays under this share of its first reading. Where one answer is right, a policy may well "

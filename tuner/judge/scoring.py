@@ -1,12 +1,17 @@
-"""Judge trials: value, KL constraint, screening score, and a study's progress. Never imports torch."""
+"""Judge trials: value, KL constraint, screening score, a study's front and its progress. Never imports torch.
+
+A study's front is the evaluated checkpoints that are best for some KL budget. Some are kept, so that another budget
+finds its checkpoint, too. A deleted one still beats others: if it is the answer, it is trained again.
+"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ppo_core.config.kl_budget import is_within, rank
+from ppo_core.config.kl_budget import Point, bound, front, is_within, rank, thinned
 from ppo_core.output import counted
+from tuner.judge.best import is_sound
 from tuner.judge.rules import blame_of
 from tuner.store import Outcome, Store, TrialRow
 from tuner.study.spec import StudySpec
@@ -16,6 +21,8 @@ LEAST_VIOLATION = -5.0
 BROKEN_VIOLATION = 1.0
 SLOWEST, FASTEST = 0.5, 3.0
 """Range of spent KL budget for a trial on course at its rung, as multiples of its share of episodes."""
+MOST_ON_FRONT = 8
+"""Number of checkpoints of a study kept for being on its front."""
 
 
 class TrialValue(NamedTuple):
@@ -158,6 +165,38 @@ def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) ->
     at_rung = [each for each in evaluations if row.rung_episode is not None and each["episode"] <= row.rung_episode]
     score = rung_score(at_rung, spec.kl_budget, spec.total_episodes) if at_rung else None
     return replace(row, rung_score=score, **vars(outcome(evaluations, spec, row.status, row.reason)))
+
+
+def own_fronts(store: Store, rows: Iterable[TrialRow]) -> dict[int, list[Point]]:
+    """Return the own front of each trial that has ended or is paused, by number, from the store's evaluations."""
+    done = [row for row in rows if row.is_done]
+    evaluations = evaluations_by_trial(store, done)
+    return {row.number: own_front(row, evaluations[row.number]) for row in done}
+
+
+def kept_of_front(own: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -> list[Point]:
+    """Return the points of a study's front whose checkpoints are kept, by rising KL and reward.
+
+    Args:
+        own: The trials' own fronts by number.
+        is_here: True for a checkpoint that still exists.
+    """
+    whole = front(point for points in own.values() for point in points)
+    return thinned([point for point in whole if point.step > 0 and is_here(point)], MOST_ON_FRONT)
+
+
+def own_front(trial: TrialRow, evaluations: Evaluations) -> list[Point]:
+    """Return a trial's own front; empty if it failed, broke, or confirms another.
+
+    Step 0, the SFT policy, is one of the points, so checkpoints no better than it are left out.
+    """
+    if not is_sound(trial) or trial.role is Role.CONFIRM:
+        return []
+    return front(
+        Point(row["eval/reward"], bound(row["eval/kl"], row["eval/kl_se"]), trial.number, row["step"])
+        for row in evaluations
+        if is_finite(row["eval/reward"])
+    )
 
 
 NOT_PROMOTED = "not promoted"

@@ -7,20 +7,23 @@ Imports torch only for the sampler that needs it.
 import heapq
 import math
 import statistics
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.errors import ConfigError
-from ppo_core.rewards.batch import one_line
+from ppo_core.data.lookup import import_module
+from ppo_core.errors import ConfigError, nearest
+from ppo_core.rewards.batch import cut, one_line
 from tuner.judge.scoring import kl_pace
-from tuner.search import user_callable
 from tuner.search.choose import New, as_stored
 from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
@@ -176,5 +179,40 @@ def _sampler(spec: StudySpec, number: int) -> BaseSampler:
             return GPSampler(seed=seed, n_startup_trials=1)
         case "tpe":
             return TPESampler(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)
-    sampler: BaseSampler = user_callable.call(spec.sampler.name, "sampler", BaseSampler, seed=seed)
+    sampler: BaseSampler = own_callable(spec.sampler.name, "sampler", BaseSampler, seed=seed)
     return sampler
+
+
+def own_callable(path: str, what: str, kind: Any, **arguments: Any) -> Any:
+    """Call a user's own sampler or pruner, `module:callable`, and return the object, checked to be of the kind.
+
+    Args:
+        path: `module:callable`, as in the study file.
+        what: "sampler" or "pruner", for errors.
+        kind: Class that the object must be an instance of.
+        arguments: Arguments of the call.
+
+    Raises:
+        ConfigError: it cannot be imported or called, or returns something else.
+    """
+    who = f'{what} "{path}"'
+    try:
+        module, name = import_module(path, what, ConfigError)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's module may raise anything
+        raise ConfigError(f"{who}: importing it raised {one_line(error)}") from error
+    make = getattr(module, name, None)
+    if not callable(make):
+        there_are = [key for key, value in vars(module).items() if callable(value)]
+        raise ConfigError(f'{who}: module "{module.__name__}" has no callable "{name}"{nearest(name, there_are)}')
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of Optuna's own classes: the user chose them
+            made = make(**arguments)
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        raise ConfigError(f"{who}: calling it with {given or 'nothing'} raised {one_line(error)}") from error
+    if not isinstance(made, kind):
+        raise ConfigError(f"{who} returned {cut(made)}, which is not an optuna {kind.__name__}")
+    return made

@@ -19,7 +19,7 @@ from optuna.trial import Trial, TrialState
 from ppo_core.errors import ConfigError
 from ppo_core.rewards.batch import one_line
 from tuner.judge.scoring import Evaluations, trial_value
-from tuner.search import user_callable
+from tuner.search.propose import own_callable
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import PRUNER, Origin, Reason, Status
@@ -127,5 +127,5 @@ def _pruner(spec: StudySpec) -> BasePruner:
             return HyperbandPruner(min_resource=first, max_resource=last)
         case "successive_halving":
             return SuccessiveHalvingPruner(min_resource=first)
-    pruner: BasePruner = user_callable.call(str(spec.pruner), "pruner", BasePruner)
+    pruner: BasePruner = own_callable(str(spec.pruner), "pruner", BasePruner)
     return pruner

@@ -9,11 +9,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_core.errors import StoreError
 from tuner.store import connect, schema
-from tuner.store.curves import STEP_KEYS, Curves
 from tuner.store.orders import Order, Orders, OrderState
 from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Outcome, StudyRow, TrialRow
 from tuner.store.studies import Studies
-from tuner.store.trials import KnownTrials, NewTrial, Trials
+from tuner.store.trials import STEP_KEYS, KnownTrials, NewTrial, Trials
 
 __all__ = [
     "DEFAULT_STORAGE",
@@ -35,7 +34,7 @@ __all__ = [
 DEFAULT_STORAGE = "sqlite:///runs/ppo-tuner.db"
 
 
-class Store(Studies, Trials, Curves, Orders):
+class Store(Studies, Trials, Orders):
     """A database of studies. Open it with `Store.open`."""
 
     @classmethod

@@ -93,24 +93,22 @@ class Orders(Database):
         query = select(schema.orders).where(schema.orders.c.id == order_id)
         return self._read(lambda connection: _order(connection.execute(query).mappings().one()))
 
-    def decide(self, lease: Lease, order: Order, effect: Effect, state: OrderState = OrderState.DONE) -> bool:
-        """Carry out an order and record its outcome, both or neither; return False if it was already decided."""
+    def decide(self, lease: Lease, order: Order, effect: Effect, state: OrderState = OrderState.DONE) -> None:
+        """Carry out an order and record its outcome, both or neither; one that was already decided stays as it is."""
         table = schema.orders
         this = table.c.id == order.id
 
-        def decide(connection: Connection) -> bool:
+        def decide(connection: Connection) -> None:
             values = {"state": state, "decided_at": now(connection)}
             waiting = update(table).where(this, table.c.state == OrderState.WAITING)
-            if connection.execute(waiting.values(**values)).rowcount != 1:
-                return False
-            connection.execute(update(table).where(this).values(outcome=effect(connection)))
-            return True
+            if connection.execute(waiting.values(**values)).rowcount == 1:
+                connection.execute(update(table).where(this).values(outcome=effect(connection)))
 
-        return self._write(lease, decide)
+        self._write(lease, decide)
 
-    def refuse(self, lease: Lease, order: Order, why: str) -> bool:
-        """Record why an order was refused; return False if it was already decided."""
-        return self.decide(lease, order, lambda _: why, OrderState.REFUSED)
+    def refuse(self, lease: Lease, order: Order, why: str) -> None:
+        """Record why an order was refused, unless it was already decided."""
+        self.decide(lease, order, lambda _: why, OrderState.REFUSED)
 
 
 def _order(row: RowMapping) -> Order:

@@ -95,7 +95,7 @@ class StudyRow:
     workers: int | None = None
     """Number of trials run at a time."""
     overrides: dict[str, dict[str, float | None]] | None = None
-    """Values last read from the study file, and those that orders changed since (see `tuner.control.overrides`)."""
+    """Values last read from the study file, and those that orders changed since (see `tuner.control.session`)."""
     read_at: float | None = None
     """Time of this reading, by the leases' clock (see `tuner.store.connect`). Not stored."""
 

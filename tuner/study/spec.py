@@ -19,10 +19,9 @@ from ppo_core.tasks.skeleton import example_note
 from tuner.engine.protocol import WorkerSettings
 from tuner.environment import STUDY_FILE, to_copy
 from tuner.judge.guard import GuardSettings
-from tuner.search import warm_start
-from tuner.search.warm_start import ListedTrial, moved
 from tuner.study import study_file, trial_tables
 from tuner.study.study_file import SamplerSpec, Strategy
+from tuner.study.trial_tables import ListedTrial, moved
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 
@@ -87,7 +86,7 @@ class StudySpec:
     starts: tuple[ListedTrial, ...] = ()
     """Trials after trial 0 that begin the search, in the study's ranges; no two are alike."""
     warm_start: tuple[str, ...] = ()
-    """Names of warm starts in the study file; empty once all are among `starts` (see `tuner.study.starts`)."""
+    """Names of warm starts in the study file; empty once all are among `starts` (see `tuner.control.session`)."""
     dropped: tuple[tuple[ListedTrial, str], ...] = field(default=(), compare=False)
     """Starts that were left out, with the earlier trial that each would repeat."""
     workers: WorkerSettings = field(default_factory=WorkerSettings)
@@ -201,8 +200,8 @@ class StudySpec:
         )
         spec._check(where)
         known = {start.source for start in settled}
-        recipes = [name for name in names if name in warm_start.RECIPES and name not in known]
-        starts += [moved(warm_start.RECIPES[name].values, search, name, source=name) for name in recipes]
+        recipes = [name for name in names if name in trial_tables.RECIPES and name not in known]
+        starts += [moved(trial_tables.RECIPES[name].values, search, name, source=name) for name in recipes]
         return spec.with_starts(settled, starts, f"{where}: ")
 
     def to_dict(self) -> dict[str, Any]:
