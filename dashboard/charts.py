@@ -177,11 +177,11 @@ def needed(metrics: Sequence[str], axis: Axis) -> tuple[str, ...]:
 
 
 def spread(metric: str) -> tuple[str, ...]:
-    """Return the metrics that tell a metric's spread: its quantiles, or the standard error of an evaluation; empty if
-    only its mean is reported.
-    """
+    """Return a metric's quantiles, or the standard error of an evaluation; empty if it has neither."""
     quantiles, error = tuple(f"{metric}_{suffix}" for suffix in QUANTILES), f"{metric}_se"
-    return (error,) if error in METRICS else quantiles if METRICS.keys() >= set(quantiles) else ()
+    if error in METRICS:
+        return (error,)
+    return quantiles if METRICS.keys() >= set(quantiles) else ()
 
 
 def curve(

@@ -167,9 +167,10 @@ def _set_window(span: tuple[int, int]) -> None:
 
 def _help(metric: str) -> str:
     """Return a chart's help: the metric, and how to read the numbers."""
-    of_rollouts = metric in KL_METRICS and not metric.startswith("eval/")
-    rollouts = " The line is of a step's rollouts, before its update; evaluations are after it." * of_rollouts
-    return f"{METRICS[metric].doc}{rollouts} The number at a line's end is its trial."
+    texts = [METRICS[metric].doc, "The number at a line's end is its trial."]
+    if metric in KL_METRICS and not metric.startswith("eval/"):
+        texts.append("The line is of a step's rollouts, before its update; evaluations are after it.")
+    return " ".join(texts)
 
 
 def _spread_text(curves: ChartData, metric: str) -> str:
@@ -179,7 +180,8 @@ def _spread_text(curves: ChartData, metric: str) -> str:
         return ""
     if len(names) == 1:
         usual = curves.frame[names[0]].median()
-        return f"The standard error of a point, over the eval prompts, is about {usual:.2g}{' (shaded)' * is_few}."
+        shaded = " (shaded)" if is_few else ""
+        return f"The standard error of a point, over the eval prompts, is about {usual:.2g}{shaded}."
     if not is_few:
         return f"Choose up to {charts.MOST_SPREADS} trials to see the spread over their rollouts."
     return "Shaded behind each line: its rollouts from minimum to maximum, darker between the quartiles."

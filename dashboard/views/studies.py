@@ -15,6 +15,7 @@ from dashboard.views import common
 from dashboard.views.answer import what_to_launch
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task_file import Preparation, get_task
+from ppo_core.errors import TaskError
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration, measured, plus_minus
 from tuner.judge.answer import Badge, of_study
@@ -164,8 +165,13 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
 
 
 def task_text(name: str) -> str:
-    """Return a task's policy, rewards and prompts by the last parts of their paths; of one without a file, its name."""
-    prepare = get_task(name).prepare
+    """Return a task's policy, rewards and prompts by the last parts of their paths; of one that is built in, written in
+    Python (a page runs no code of a task) or no longer there, its name.
+    """
+    try:
+        prepare = get_task(name).prepare if name.endswith(".toml") else None
+    except TaskError:
+        prepare = None
     if not isinstance(prepare, Preparation):
         return safe_text.cell(name)
     places = prepare.policy, *(part.where for part in prepare.rewards), prepare.prompts.path

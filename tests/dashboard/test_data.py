@@ -257,6 +257,7 @@ def test_a_task_is_told_by_its_policy_reward_and_prompts(tmp_path: Path) -> None
     (tmp_path / "task.toml").write_text(task)
     assert studies.task_text(str(tmp_path / "task.toml")) == "task:arithmetic, my.py:score, sums.jsonl"
     assert studies.task_text("reviews") == "reviews"
+    assert studies.task_text("/nowhere/task.toml") == "/nowhere/task.toml"
 
 
 def test_studies_are_compared_with_their_own_baselines_and_confirmations(
