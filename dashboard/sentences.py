@@ -55,16 +55,13 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
     if math.isnan(correlation):  # a single trial, or all alike
         return ""
     chance = _chance(len(points))
-    is_clear = abs(correlation) > chance
-    change = f"KL {'rises' if correlation > 0 else 'falls'} with it" if is_clear else "KL has no clear direction"
-    text = (
+    change = f"KL {'rises' if correlation > 0 else 'falls'} with it"
+    if abs(correlation) <= chance:
+        change = "KL neither rises nor falls clearly with it"
+    return (
         f"{change}: the rank correlation over {len(points)} trials is {correlation:+.2f}, and chance alone "
         f"reaches ±{chance:.2f}."
     )
-    if is_clear or len(points) <= BEST:
-        return text
-    lowest = _span(points.nsmallest(BEST, "kl"), name)
-    return f"{text} Any effect of it is in where the {BEST} lowest lie: at {lowest}, of {_span(points, name)} tried."
 
 
 AT_AN_END = 0.1

@@ -179,7 +179,7 @@ def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, roles: 
     styles = table.map(lambda cell: f"background-color: {common.MARKS['✓']}" if cell.startswith(BEST) else "")
     styles.loc[0, names] = [f"color: {looks[number].colour}" for number in roles]
     columns: dict[str, Any] = {title: st.column_config.TextColumn(title.capitalize(), pinned=True)} | {
-        name: st.column_config.TextColumn(name.capitalize(), width=16 + int(6.5 * characters))
+        name: st.column_config.TextColumn(name.capitalize(), width=14 + 6 * int(characters))
         for name, characters in table[names].map(len).clip(len("Trial 00"), MOST_CHARACTERS).max().items()
     }
     styled = table.style.apply(lambda _: styles, axis=None)

@@ -141,8 +141,11 @@ def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> No
     paused = [row.number for row in rows if row.status is Status.PAUSED]
     paused_at = data.curves(store, snapshot, health.READ, numbers=paused).groupby("trial")["at"].max()
     line = {row.number: place for place, row in enumerate(promotable(snapshot.view.spec, snapshot.view.trials), 1)}
-    lead = f"{NOT_PROMOTED}; " if snapshot.view.state == "finished" else ""
-    in_line = {number: f"{lead}{place} of {len(line)} in line to be promoted" for number, place in line.items()}
+    is_over = snapshot.view.state == "finished"
+    in_line = {
+        number: NOT_PROMOTED if is_over else f"{place} of {len(line)} in line to be promoted"
+        for number, place in line.items()
+    }
     events = sorted(
         (_event(row, paused_at.get(row.number), in_line.get(row.number, "")) for row in rows),
         key=lambda event: event[0],

@@ -180,7 +180,7 @@ def task_text(name: str) -> str:
 
 def _task_column() -> Any:
     about = "Policy, rewards and prompts: last parts of their paths, or hub ids; or the built-in task's name."
-    return st.column_config.TextColumn("Task", width=130, help=about)
+    return st.column_config.TextColumn("Task", width=110, help=about)
 
 
 def _link(name: str) -> str:
@@ -211,7 +211,6 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
     tally, total, answer = view.tally, data.total(view), of_study(store, view)
     planned = "" if total is None else f" of {total}"
     at_rung = f", {tally.at_rung} {NOT_PROMOTED}" if tally.at_rung else ""
-    spent = "" if tally.budget is None else f", {tally.spent:.1f} of {tally.budget:g} spent"
     confirmed = None if answer is None else answer.confirmed
     reward, kl = (None, None) if confirmed is None else (confirmed.reward, confirmed.kl)
     value = None if answer is None else plus_minus(answer.trial.value, answer.trial.value_se)
@@ -224,7 +223,7 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
         "certainty": None if answer is None else answer.badge.value,
         "reward": value if reward is None else reward.text,
         "kl": f"{measured(at_kl if kl is None else kl.mean)} of {view.spec.kl_budget:g}",
-        "ended": f"{view.ended}{planned}{at_rung}{spent}",
+        "ended": f"{view.ended}{planned}{at_rung}",
         "device": duration(3_600 * data.cost(view).hours),
         "sign": common.ago(data.last_sign(view)),
     }
@@ -247,10 +246,6 @@ def _study_columns() -> dict[str, Any]:
         ),
         "kl": text("KL of budget", width=90, help=f"Its KL and the study's KL budget. {METRICS['eval/kl'].doc}"),
         "sign": text("Last activity", width=100),
-        "ended": text(
-            "Trials ended",
-            width=200,
-            help="And those not promoted at screening; what is spent of the budget.",
-        ),
+        "ended": text("Trials ended", width=140, help="And those not promoted at screening."),
         "device": text("Device time", width=85, help="Trials that run side by side each count."),
     }

@@ -84,12 +84,8 @@ def test_a_sentence_counts_a_checkpoint_as_within_the_budget_only_with_its_stand
         ([1e-4, 1e-4], ""),
         (
             [1e-4, 4e-4, 3e-4, 2e-4],
-            "KL has no clear direction: the rank correlation over 4 trials is +0.20, and chance alone reaches ±1.00.",
-        ),
-        (
-            [4, 3, 5, 6, 2, 9, 1],
-            "KL has no clear direction: the rank correlation over 7 trials is -0.14, and chance alone reaches ±0.80. Any "
-            "effect of it is in where the 5 lowest lie: at 2 to 6, of 1 to 9 tried.",
+            "KL neither rises nor falls clearly with it: the rank correlation over 4 trials is +0.20, and chance alone "
+            "reaches ±1.00.",
         ),
     ],
 )

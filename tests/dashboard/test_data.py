@@ -281,7 +281,7 @@ def test_studies_are_compared_with_their_own_baselines_and_confirmations(
     assert listed.loc["./?study=reviews-cut", ["launch", "certainty", "reward"]].tolist() == [
         confirmed.name, "confirmed", confirmed.reward.text
     ]  # fmt: skip
-    assert listed.loc["./?study=reviews-cut", "ended"].endswith(" spent")
+    assert listed.loc["./?study=reviews-cut", "ended"].endswith(" not promoted")
     assert shown.codes(app)[0].startswith(f"ppo-tuner train --from {CUT} {confirmed.trial.number} ")
     assert (cut["study"], cut["task"], cut["trial"]) == ("./?study=reviews-cut", "reviews", 5)
     assert [round(cut[name], 3) for name in ("baseline", "reward", "gain")] == [0.42, 1.744, 1.324]
