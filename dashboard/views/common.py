@@ -421,7 +421,7 @@ def screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
     return _screening(f"{stamp}|{own.view.spec.kl_budget}", own.view, steps)
 
 
-@st.cache_data(max_entries=20, show_spinner=False)
+@st.cache_resource(max_entries=20, show_spinner=False)
 def _screening(key: str, _own: StudyView, _steps: pd.DataFrame) -> pd.DataFrame:
     return analysis.screening(_own.trials, _steps, _own.spec)
 
