@@ -77,7 +77,7 @@ def by_rule(early: pd.DataFrame) -> pd.DataFrame:
         trials=("number", "size"),
         share=("share", "median"),
         episodes_saved=("episodes_saved", "sum"),
-        seconds_saved=("seconds_saved", "sum"),
+        seconds_saved=("seconds_saved", lambda seconds: seconds.sum(skipna=False)),
     )
     return rules.sort_values("trials", ascending=False, kind="stable").reset_index()
 

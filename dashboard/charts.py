@@ -116,7 +116,7 @@ def thinned(line: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
     return pd.concat([line.iloc[:1], inner.loc[kept], line.iloc[-1:]], ignore_index=True)
 
 
-def band_edges(frame: pd.DataFrame, buckets: int = 60, least: int = 1) -> pd.DataFrame:
+def band_edges(frame: pd.DataFrame, buckets: int, least: int = 1) -> pd.DataFrame:
     """Return a band by bucket of x: `low` and `high` around the middle 80% of the points, their `mean`, and its `end`.
 
     Buckets in which fewer than half of the remaining trials, or than `least` trials, have a point are left out.
@@ -428,7 +428,7 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
     greys = sorted(others["trial"].unique())
     behind: list[DataSeries] = []
     if len(greys) > style.DISTINCT:
-        edges = band_edges(others, buckets=8 if chart.is_evaluation else 60, least=LEAST_IN_BAND)
+        edges = band_edges(others, _buckets(chart.metric), least=LEAST_IN_BAND)
         band = edges[["x", "low", "high"]].set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
         behind, ends = echarts.area("band", band, style.NEUTRAL, (0.225,)), others.groupby("trial")["x"].max()
         left = sorted(ends.index[ends > edges["end"].max()])
@@ -479,12 +479,25 @@ def _measured(chart: _Chart) -> list[DataSeries]:
     ]
 
 
+def _buckets(metric: str) -> int:
+    return 8 if metric.startswith("eval/") else 60
+
+
+def group_means(points: pd.DataFrame, metric: str, groups: Mapping[int, str]) -> pd.DataFrame:
+    """Return the points of each group's mean, as its line is drawn: `trial` is the group's name; `x`, `y`."""
+    means = [
+        band_edges(part, _buckets(metric)).rename(columns={"mean": "y"}).assign(trial=group)
+        for group, part in points.groupby(points["trial"].map(groups))
+    ]
+    return pd.concat(means) if means else points.iloc[:0]
+
+
 def _means(chart: _Chart, groups: Mapping[int, str]) -> tuple[list[DataSeries], dict[int, DataSeries]]:
     """Return the band of the middle 80% of each group's trials, and by its place the line of its mean."""
     bands, lines = list[DataSeries](), {}
     group_of_point = chart.points["trial"].map(groups)
     for place, group in enumerate(dict.fromkeys(groups.values())):
-        edges = band_edges(chart.points[group_of_point == group], buckets=8 if chart.is_evaluation else 60)
+        edges = band_edges(chart.points[group_of_point == group], _buckets(chart.metric))
         if edges.empty:
             continue
         colour = style.colour(place)

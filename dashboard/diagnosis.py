@@ -181,8 +181,8 @@ def describe_hacking(findings: Sequence[Finding]) -> str:
     """Describe the table of `hacking_rows` in a line."""
     suspect = [str(finding.trial) for finding in findings if finding.verdict == "suspect"]
     if not suspect:
-        return "Reward hacking: no sign in these trials; readings are below the samples."
-    return f"Reward hacking: suspect in trial {', '.join(suspect)}; read its samples, and the table below them."
+        return "No sign of reward hacking in these trials"
+    return f"Reward hacking suspected in trial {', '.join(suspect)}: read its samples and the table below them"
 
 
 HACKING_MEANS = (

@@ -306,7 +306,7 @@ def trajectories(
     if len(front):
         figure.add_trace(_front(front["kl"].clip(lower=floor), front))
     _kl_budget(figure, spec.kl_budget, right, log_kl=log_kl)
-    if spec.kl_limit <= right:
+    if spec.kl_limit <= right and "kl_limit" not in spec.guard.off:
         _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
     before = evaluated.loc[evaluated["step"] == 0, "reward"]
     if len(before):  # its label is where hardly a trajectory is

@@ -158,6 +158,8 @@ class RunState:
         self.optimizer_steps = state["optimizer_steps"]
         if not changed & _BETA or (before.is_landing and self.config.is_landing):
             self.kl_controller.load_state_dict(state["kl_controller"])
+        else:
+            self.kl_controller.first = state["kl_controller"].get("first")
         if "normalize_rewards" not in changed:
             self.reward_statistics.load_state_dict(state["reward_statistics"])
         for chunk, configured_before in zip(self.chunks, Chunks.of(before, self.world), strict=True):

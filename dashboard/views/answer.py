@@ -73,7 +73,9 @@ def _others(store: Store, snapshot: Snapshot, number: int) -> None:
     counts = ", ".join(f"{len(rows)} {how}{why if how == NOT_PROMOTED else ''}" for how, rows in ends.items())
     with st.container(horizontal=True, vertical_alignment="center"):
         if ends:
-            st.caption(f"Of the other {sum(map(len, ends.values()))} trials: {counts}.", width="content")
+            others, done = len(view.trials) - 1, sum(map(len, ends.values()))
+            so_far = "" if done == others else f", {done} so far"
+            st.caption(f"Of the other {others} trials{so_far}: {counts}.", width="content")
         for rows in ends.values():
             if rows[-1].status in (Status.PRUNED, Status.FAILED):
                 common.trial_link(rows[-1].number, f"Open trial {rows[-1].number}")

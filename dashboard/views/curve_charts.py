@@ -247,9 +247,7 @@ def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[st
     trials, looks = (snapshot.trials.iloc[:0], {}) if groups else (snapshot.trials, _curves.looks)
     names: dict[Any, str] = {number: f"trial {number}" for number in _curves.bright}
     if groups:
-        grouped = points[points["trial"].isin(groups)]
-        points = grouped.assign(trial=grouped["trial"].map(groups)).groupby(["trial", "x"], as_index=False)["y"].mean()
-        names = {name: name for name in groups.values()}
+        points, names = charts.group_means(points, _metric, groups), {name: name for name in groups.values()}
     texts = (
         charts.describe_ends(points, _metric, snapshot.view.spec.kl_budget, names),
         GROUPED if groups else _spread_text(_curves, _metric),
@@ -299,10 +297,9 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
     spec = snapshot.view.spec
     if metric in KL_METRICS:
         guard, limit = spec.guard, spec.kl_limit
-        lines = {
-            f"KL budget {spec.kl_budget:g}": spec.kl_budget,
-            f"Guard stops after {counted(guard.patience, 'step')} over {limit:g}": limit,
-        }
+        lines = {f"KL budget {spec.kl_budget:g}": spec.kl_budget}
+        if "kl_limit" not in guard.off:
+            lines[f"Guard stops after {counted(guard.patience, 'step')} over {limit:g}"] = limit
         if "kl_hard" not in guard.off:
             at_once = limit * guard.limits["kl_hard"]
             lines[f"Guard stops at once over {at_once:g}"] = at_once

@@ -55,7 +55,7 @@ def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
         "What the KL buys",
         "The highest eval reward of any evaluation within each KL, and what it adds to the row above; in the first "
         "row, to the SFT policy. Within means that the KL and its standard error fit. ± is one standard error over the "
-        "eval prompts. Failed trials are left out.",
+        "eval prompts. Trials that failed or broke are left out.",
     )
     sound = [row.number for row in snapshot.view.trials if is_sound(row)]
     best = analysis.best_by_kl(evaluated[evaluated["trial"].isin(sound)], snapshot.view.spec.kl_budget)
@@ -95,7 +95,8 @@ def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, c
     study = snapshot.view.row
     kept = forks.find(snapshot.view.row, best.trial, best.step)
     trial = next(row for row in snapshot.view.trials if row.number == best.trial)
-    count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
+    sound = evaluated["trial"].isin([row.number for row in snapshot.view.trials if is_sound(row)])
+    count = len(analysis.trained_within(evaluated[sound], snapshot.view.spec.kl_budget))
     reward = plus_minus(best.reward, best.reward_se)
     found = f"Highest value in the search: {reward}, trial {best.trial} at step {best.step}, KL {best.kl:.2f}"
     common.heading(found, f"{common.VALUE_IS} {RULE}")

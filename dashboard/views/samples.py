@@ -66,10 +66,7 @@ def fuller_run(store: Store, view: StudyView, trial: TrialRow) -> TrialRow:
 
 def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str = "") -> None:
     """Draw samples of the trials, as many as fit; beside others a screened one is shown by a run that confirmed it."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        common.heading("Samples on the same prompts", _HELP)
-        if verdict:
-            st.caption(verdict)
+    common.heading(verdict or "Samples on the same prompts", _HELP)
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
         numbers = numbers[:SIDE_BY_SIDE]

@@ -361,7 +361,7 @@ def _ended_early(snapshot: Snapshot) -> None:
     time = "" if math.isnan(saved.seconds) else f" and about {duration(saved.seconds)}"
     st.text(
         f"{counted(saved.trials, 'trial')} ended early, which saved {saved.episodes:,} episodes ({saved.share:.0%} of "
-        f"what all trials that ended would have taken){time}."
+        f"what these and the completed trials would have taken){time}."
     )
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     columns = {

@@ -33,6 +33,8 @@ class KLController:
 
     def __init__(self, coef: float) -> None:
         self.coef = coef
+        self.first: float | None = None
+        """KL of the run's first batch, which is known to a fork whose β begins to land, too; None before it."""
 
     def begin(self, spread: Callable[[], float]) -> None:
         """Set the first β by the standard deviation of a rollout batch's scores, if that determines it."""
@@ -46,14 +48,16 @@ class KLController:
             last_rate: The policy's learning rate in the iteration before; it does not matter in the first.
             ahead: Sum of its learning rates in this and all later iterations.
         """
+        if self.first is None:
+            self.first = kl
 
     def state_dict(self) -> dict[str, float]:
         """Return the changing state for a checkpoint's JSON; the rest is in the config."""
-        return {"coef": self.coef}
+        return {"coef": self.coef} | ({} if self.first is None else {"first": self.first})
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore from a `state_dict`."""
-        self.coef = state["coef"]
+        self.coef, self.first = state["coef"], state.get("first")
 
 
 class AdaptiveController(KLController):
@@ -65,6 +69,7 @@ class AdaptiveController(KLController):
 
     def update(self, kl: float, episodes: int, last_rate: float, ahead: float) -> None:
         """Move β by the formula above; a batch longer than the horizon counts as the horizon."""
+        super().update(kl, episodes, last_rate, ahead)
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * min(episodes / self.horizon, 1.0)
 
@@ -79,7 +84,7 @@ class LandingController(KLController):
         super().__init__(0.0)
         self.target, self.iterations = target, iterations
         self.known: dict[str, float] = {}
-        """`first` and latest `kl`, and the smoothed `rise` and `rate`; each missing before it is known."""
+        """The latest `kl`, and the smoothed `rise` and `rate`; each missing before it is known."""
 
     def begin(self, spread: Callable[[], float]) -> None:
         """Set the first β by the formula above, once."""
@@ -88,24 +93,26 @@ class LandingController(KLController):
 
     def update(self, kl: float, episodes: int, last_rate: float, ahead: float) -> None:
         """Move β by the formula above; the first batch, sampled before any update, has no rise yet."""
+        super().update(kl, episodes, last_rate, ahead)
         known, weight = self.known, min(SMOOTHING / self.iterations, 1.0)
-        if known:
+        if known and self.first is not None:
             for name, newest in (("rise", kl - known["kl"]), ("rate", last_rate)):
                 smoothed = known.setdefault(name, newest)
                 known[name] = smoothed + weight * (newest - smoothed)
-            forecast = max(kl - known["first"] + known["rise"] / known["rate"] * ahead, 1e-3)
+            to_come = known["rise"] / known["rate"] * ahead if known["rate"] > 0 else 0.0
+            forecast = max(kl - self.first + to_come, 1e-3)
             error = min(max(math.log(forecast / self.target), -1.0), 1.0)
             self.coef *= math.exp(min(PACE / self.iterations, FASTEST) * error)
-        self.known = {"first": kl, **known, "kl": kl}
+        self.known = {**known, "kl": kl}
 
     def state_dict(self) -> dict[str, float]:
         """Return the changing state."""
-        return {"coef": self.coef, **self.known}
+        return super().state_dict() | self.known
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore from a `state_dict`."""
-        self.known = {**state}
-        self.coef = self.known.pop("coef")
+        super().load_state_dict(state)
+        self.known = {name: value for name, value in state.items() if name not in ("coef", "first")}
 
 
 def controller_of(config: PPOConfig, iterations: int) -> KLController:

@@ -195,7 +195,7 @@ def test_a_rise_while_something_worsens_is_suspect(readings: dict[str, list[floa
     assert (finding.verdict, finding.worse) == ("suspect", (said,))
     [row] = diagnosis.hacking_rows([finding]).to_dict("records")
     assert row["verdict"] == "▲ suspect" and row[next(iter(readings))].startswith("▲ ")
-    assert "suspect in trial 0;" in diagnosis.describe_hacking([finding])
+    assert "suspected in trial 0:" in diagnosis.describe_hacking([finding])
 
 
 def test_reward_over_the_kl_budget_is_suspect() -> None:
@@ -259,6 +259,7 @@ def test_what_was_ended_early_says_by_which_rule_at_what_share_and_what_it_saved
     assert early["seconds_saved"].tolist() == pytest.approx([60, 80, 50, 100])
     unknown = analysis.ended_early(TRIALS[TRIALS["status"] != Status.COMPLETED], is_over=False)
     assert unknown["seconds_saved"].isna().all(), "no completed trial says how long one takes"
+    assert analysis.by_rule(unknown)["seconds_saved"].isna().all()
     first = analysis.by_rule(early).iloc[0]
     assert (first["trials"], first["share"], first["episodes_saved"]) == (2, pytest.approx(0.3), 1400)
 

@@ -357,8 +357,20 @@ def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: 
 def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> None:
     frame = pd.concat([steps(number, [float(number), NAN, 10.0 + number]) for number in range(11)], ignore_index=True)
     frame.loc[frame["trial"].eq(10) & frame["step"].eq(1), KL] = 99.0
-    assert charts.band_edges(charts.points_of(frame, KL)).to_numpy().tolist() == [[0, 1, 9, 5, 0], [2, 11, 19, 15, 2]]
-    assert charts.band_edges(charts.points_of(frame, KL), least=12).empty
+    assert charts.band_edges(charts.points_of(frame, KL), 60).to_numpy().tolist() == [
+        [0, 1, 9, 5, 0],
+        [2, 11, 19, 15, 2],
+    ]
+    assert charts.band_edges(charts.points_of(frame, KL), 60, least=12).empty
+
+
+def test_a_groups_mean_is_over_its_trials_though_their_positions_differ() -> None:
+    points = pd.DataFrame(
+        {"trial": [0, 0, 1, 1, 2], "x": [0.0, 100.0, 0.5, 100.5, 50.0], "y": [1.0, 2.0, 3.0, 6.0, 9.0]}
+    )
+    found = charts.group_means(points, KL, {0: "fast", 1: "fast"})
+    assert found["trial"].unique().tolist() == ["fast"] and found["y"].tolist() == [2.0, 4.0]
+    assert charts.group_means(points, KL, {}).empty
 
 
 def test_more_grey_trials_than_can_be_told_apart_become_one_band() -> None:

@@ -34,7 +34,7 @@ def test_the_best_checkpoint_is_told_under_the_studys_own_budget(built: Path, mo
         == f"A trial's value is the eval reward of the best checkpoint within the KL budget. {RULE}"
     )
     luck = (
-        "The star is the highest of 54 noisy evaluations within the budget, so part of it is luck. Confirm it on fresh"
+        "The star is the highest of 50 noisy evaluations within the budget, so part of it is luck. Confirm it on fresh"
     )
     assert any(text.startswith(luck) for text in shown.texts(app))
     bought = app.dataframe[0].value.set_index("within")

@@ -114,8 +114,8 @@ def figures_of(app: AppTest) -> dict[str, Any]:
 def test_what_was_ended_early_and_what_it_saved(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("search", built, monkeypatch)
     assert (
-        "3 trials ended early, which saved 2,560 episodes (11% of what all trials that ended would have taken) and about "
-        "33 s."
+        "3 trials ended early, which saved 2,560 episodes (11% of what these and the completed trials would have taken) "
+        "and about 33 s."
     ) in shown.texts(app)
     [rules] = (table.value for table in app.dataframe)
     assert rules[["rule", "trials"]].to_numpy().tolist() == [["KL over the limit", 2], ["Not a number", 1]]

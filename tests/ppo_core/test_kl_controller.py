@@ -68,6 +68,23 @@ def test_a_landing_beta_follows_the_forecast() -> None:
     assert controller.coef == pytest.approx(0.1 * math.exp(0.1 * math.log(3.7525773 / 5)))
 
 
+def test_a_landing_beta_that_begins_late_counts_the_kl_from_the_start_of_the_run() -> None:
+    before = AdaptiveController(0.1, target=5.0, horizon=128)
+    before.update(0.0, 32, 0.0, 59.0)
+    controller = landing(0.1, target=5.0, iterations=60)
+    controller.first = before.first
+    controller.update(4.0, 32, 1.0, 3.0)
+    controller.update(4.0, 32, 1.0, 2.0)
+    assert controller.coef == pytest.approx(0.1 * math.exp(0.1 * math.log(4 / 5)))
+
+
+def test_a_landing_beta_allows_a_learning_rate_of_0() -> None:
+    controller = landing(0.1, target=5.0, iterations=60)
+    for _ in range(3):
+        controller.update(5.0, 32, 0.0, 0.0)
+    assert controller.coef == pytest.approx(0.1 * math.exp(-2 * 0.1))  # a KL that does not rise, cut at 1 / e
+
+
 def test_a_landing_beta_of_a_short_run_has_a_fastest_pace() -> None:
     controller = landing(0.1, target=5.0, iterations=4)
     controller.update(0.0, 32, 1.0, 4.0)

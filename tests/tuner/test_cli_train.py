@@ -115,6 +115,7 @@ FAR = Outcome(Status.PRUNED, made_study.KL_REASON, 0.2, 0.05, 20.0, 1.0)
 
 def outcome_of(own_folder: Path, *outcomes: Outcome) -> str:
     """What is printed at the end of the hand-made study with these outcomes."""
+    own_folder.mkdir(exist_ok=True)
     store = made_study.make(own_folder / "o.db", outcomes=[outcomes[n % len(outcomes)] for n in range(8)])
     try:
         view, text = read_study(store, made_study.NAME), StringIO()
@@ -128,6 +129,9 @@ def test_without_a_winner_it_is_said_what_became_of_the_trials(own_folder: Path)
     text = outcome_of(own_folder, FAR, FAILED)
     assert "no trained checkpoint has so low a KL (4 kl_limit, 4 error). What to change: " in text
     assert "diagnose made TRIAL" in text
+    broken = Outcome(Status.PRUNED, Reason("nonfinite", "Ratio was not a number"), 0.2, 0.05, 2.0, -1.0, 2)
+    text = outcome_of(own_folder / "broken", broken)
+    assert "has so low a KL" not in text and "soundly (8 nonfinite)" in text
 
 
 def test_interrupted_train_saves_and_resumes(

@@ -13,7 +13,7 @@ from tuner.confirm.result import confirmations, longest_read
 from tuner.control import forks
 from tuner.environment import to_copy
 from tuner.judge.answer import Answer, answer_data, of_study
-from tuner.judge.best import best_rank
+from tuner.judge.best import best_rank, is_sound
 from tuner.judge.paired import improvement
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
 from tuner.judge.scoring import with_running
@@ -202,10 +202,10 @@ def no_winner(view: StudyView) -> str:
     counts = Counter(trial.reason.rule if trial.reason else trial.status_word for trial in view.trials)
     fates = ", ".join(f"{count} {fate}" for fate, count in counts.items())
     budget = f"{output.short(view.spec.kl_budget)} {output.KL_UNIT}"
-    return (
-        f'No trial of study "{name}" is within the KL budget of {budget}: no trained checkpoint has so low a KL '
-        f"({fates}). What to change: {to_copy(['diagnose', name, 'TRIAL'])}"
-    )
+    within = f"is within the KL budget of {budget}: no trained checkpoint has so low a KL"
+    if any(trial.value_step and not is_sound(trial) for trial in view.trials):
+        within = f"that is within the KL budget of {budget} ended soundly"
+    return f'No trial of study "{name}" {within} ({fates}). What to change: {to_copy(["diagnose", name, "TRIAL"])}'
 
 
 def all_failed(view: StudyView) -> Sequence[TrialRow]:

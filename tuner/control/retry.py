@@ -116,7 +116,7 @@ class TrialWatch:
             self._waiting[number] = _Waiting(now, FIRST_OUTAGE_WAIT)
             self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
         trial = self._waiting[number]
-        trial.reached = episode
+        trial.reached = max(trial.reached, episode)
         if now - trial.began >= self._limit:
             self.why_give_up = f"trial {number} waited for {duration(self._limit)}: {why}"
         trial.due = min(now + trial.wait, max(now, trial.began + self._limit))
