@@ -97,7 +97,7 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     )
     [changed] = [one.value for one in app.caption if one.value.startswith("Changed from the reference: ")]
     assert r"Policy learning rate **0\.00036** (was 0\.0001)" in changed
-    others = "Of the other 12 trials: 8 completed, 2 ended by the guard (KL over the limit), 1 failed, 1 ended by the guard (Not a number)."
+    others = "Of the other 13 trials, 12 so far: 8 completed, 2 ended by the guard (KL over the limit), 1 failed, 1 ended by the guard (Not a number)."
     assert others in [one.value for one in app.caption]
     links = [link.proto.label for link in app.get("page_link")]
     assert links[:4] == ["Open trial 9", "Open trial 6", "Open trial 8", "Open trial 10"]
@@ -135,7 +135,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
     assert any("It ends at KL 14.51" in one.value for one in app.text)
     told = app.text[0].help.replace("\\", "")
     assert "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth." in told
-    assert "A trial's value is the best checkpoint within the KL budget." in told
+    assert "A trial's value is the eval reward of the best checkpoint within the KL budget." in told
     assert "best so far" not in charts(app), "it reads every evaluation, so it waits until it is opened"
     app.session_state["cost"] = True
     spent = table_with(run(app), "on")
@@ -192,7 +192,7 @@ def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
 def test_while_the_first_trial_runs_the_page_names_it_as_the_one_that_leads(tmp_path: Path, page: Page) -> None:
     with closing(fake_store.build(tmp_path / "store.db", courses=(fake_store.COURSES[13],), held=True)):
         said = [info.value for info in run(page(tmp_path / "store.db")).info]
-    assert any(text.startswith("No trial has ended yet. Trial 0 leads: eval reward ") for text in said)
+    assert any(text.startswith("No trial has ended yet. Trial 0 leads: value ") for text in said)
     assert "The first trials are running: nothing to do." in said
 
 
