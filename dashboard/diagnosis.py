@@ -181,8 +181,8 @@ def describe_hacking(findings: Sequence[Finding]) -> str:
     """Describe the table of `hacking_rows` in a line."""
     suspect = [str(finding.trial) for finding in findings if finding.verdict == "suspect"]
     if not suspect:
-        return "No sign of reward hacking in these trials"
-    return f"Reward hacking suspected in trial {', '.join(suspect)}: read its samples and the table below them"
+        return "no sign of reward hacking in these trials"
+    return f"reward hacking suspected in trial {', '.join(suspect)} (see the table below)"
 
 
 HACKING_MEANS = (

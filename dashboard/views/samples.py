@@ -66,7 +66,7 @@ def fuller_run(store: Store, view: StudyView, trial: TrialRow) -> TrialRow:
 
 def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str = "") -> None:
     """Draw samples of the trials, as many as fit; beside others a screened one is shown by a run that confirmed it."""
-    common.heading(verdict or "Samples on the same prompts", _HELP)
+    common.heading(f"Samples: {verdict}" if verdict else "Samples on the same prompts", _HELP)
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
         numbers = numbers[:SIDE_BY_SIDE]

@@ -180,7 +180,7 @@ def task_text(name: str) -> str:
 
 def _task_column() -> Any:
     about = "Policy, rewards and prompts: last parts of their paths, or hub ids; or the built-in task's name."
-    return st.column_config.TextColumn("Task", width=110, help=about)
+    return st.column_config.TextColumn("Task", width=95, help=about)
 
 
 def _link(name: str) -> str:
@@ -234,18 +234,18 @@ def _study_columns() -> dict[str, Any]:
     return {
         "study": _link_column(),
         "task": _task_column(),
-        "state": text("State", width=90, help="Not responding: its controller has been silent for a minute."),
+        "state": text("State", width=85, help="Not responding: its controller has been silent for a minute."),
         "launch": text("Launch", width=130, help="The configuration to train for real, under the study's KL budget."),
         "certainty": _certainty_column(),
         "reward": text(
             "Its reward",
-            width=130,
+            width=120,
             help="Of what to launch: its mean on fresh seeds and the test prompts with the 95% interval if it is "
             "confirmed; else of its best checkpoint, ± one standard error over the eval prompts: the highest of many, "
             "so part of it is luck.",
         ),
         "kl": text("KL of budget", width=90, help=f"Its KL and the study's KL budget. {METRICS['eval/kl'].doc}"),
         "sign": text("Last activity", width=100),
-        "ended": text("Trials ended", width=140, help="And those not promoted at screening."),
-        "device": text("Device time", width=85, help="Trials that run side by side each count."),
+        "ended": text("Trials ended", width=130, help="And those not promoted at screening."),
+        "device": text("Device time", width=80, help="Trials that run side by side each count."),
     }
