@@ -132,7 +132,7 @@ def _best_columns(kl_budget: float) -> dict[str, Any]:
 
 def _certainty_column() -> Any:
     meanings = " ".join(f"{badge.value.capitalize()}: {badge.meaning}" for badge in Badge)
-    return st.column_config.TextColumn("Certainty", width=130, help=f"Of what to launch. {meanings}")
+    return st.column_config.TextColumn("Certainty", width=125, help=f"Of what to launch. {meanings}")
 
 
 def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
@@ -235,7 +235,7 @@ def _study_columns() -> dict[str, Any]:
         "study": _link_column(),
         "task": _task_column(),
         "state": text("State", width=85, help="Not responding: its controller has been silent for a minute."),
-        "launch": text("Launch", width=130, help="The configuration to train for real, under the study's KL budget."),
+        "launch": text("Launch", width=125, help="The configuration to train for real, under the study's KL budget."),
         "certainty": _certainty_column(),
         "reward": text(
             "Its reward",
