@@ -129,7 +129,7 @@ def test_without_a_winner_it_is_said_what_became_of_the_trials(own_folder: Path)
     text = outcome_of(own_folder, FAR, FAILED)
     assert "no trained checkpoint has so low a KL (4 kl_limit, 4 error). What to change: " in text
     assert "diagnose made TRIAL" in text
-    broken = Outcome(Status.PRUNED, Reason("nonfinite", "Ratio was not a number"), 0.2, 0.05, 2.0, -1.0, 2)
+    broken = Outcome(Status.PRUNED, Reason("nonfinite", "Ratio was not a number"), 0.9, 0.05, 2.0)
     text = outcome_of(own_folder / "broken", broken)
     assert "has so low a KL" not in text and "soundly (8 nonfinite)" in text
 
