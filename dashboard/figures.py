@@ -181,7 +181,7 @@ def reward_against_kl(
 
 
 _FATES = {"not promoted": GREY, "promoted": style.colour(0), "promoted, then pruned": style.colour(5)}
-"""What became of a screened trial, with its colour."""
+"""Fates of a screened trial, each with its colour."""
 
 
 def screening(ranked: pd.DataFrame) -> go.Figure:
@@ -283,10 +283,9 @@ def trajectories(
     """Plot every trial's trajectory over its evaluations, and the front of all evaluations.
 
     The `chosen` trials are in colour, those `numbered` (None: all) with their numbers where there is room, the others
-    grey. An early end has the
-    symbol of its status, with the guard's rule in the tooltip; a screened trial has its screening score. The `best`
-    checkpoint is a star, which `star` names; a diamond is the mean of a `confirmed` one's fresh seeds. The range over
-    the budget is shaded.
+    grey. An early end has the symbol of its status, with the guard's rule in the tooltip; a screened trial has its
+    screening score. The `best` checkpoint is a star, which `star` names; a diamond is the mean of a `confirmed` one's
+    fresh seeds. The range over the budget is shaded.
     """
     figure, looks = go.Figure(), style.looks(chosen)
     floor = LOG_FLOOR if log_kl else -np.inf

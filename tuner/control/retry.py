@@ -85,7 +85,7 @@ class _Waiting:
     due: float | None = None
     """Time of the next retry; None while that is under way."""
     reached: int = 0
-    """Episode at which it was interrupted last."""
+    """Furthest episode at which it was interrupted."""
 
 
 class TrialWatch:

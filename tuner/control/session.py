@@ -123,7 +123,10 @@ FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
 FILE, SET = "file", "set"
 
 Overrides = Mapping[str, Mapping[str, float | None]]
-"""Per setting: `file`, its value in the study file at the last run, None if it had none; `set`, an order's since."""
+"""Per setting: `file`, its value in the study file at the last run, None if it had none; `set`, an order's since.
+
+An order's value holds until the file's own value changes or a flag of `run` gives another one.
+"""
 
 
 def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:

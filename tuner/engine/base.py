@@ -1,4 +1,4 @@
-"""What the controller needs of an engine, which runs the trials, and when any engine counts a silent worker as hung."""
+"""Interface between the controller and an engine, which runs the trials; timer for an engine's silent workers."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
