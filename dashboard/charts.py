@@ -483,21 +483,25 @@ def _buckets(metric: str) -> int:
     return 8 if metric.startswith("eval/") else 60
 
 
+def _bands(points: pd.DataFrame, metric: str, groups: Mapping[int, str]) -> dict[str, pd.DataFrame]:
+    """Return each group's band (see `band_edges`), in the groups' order; a group without points has an empty one."""
+    group_of_point = points["trial"].map(groups)
+    return {
+        group: band_edges(points[group_of_point == group], _buckets(metric)) for group in dict.fromkeys(groups.values())
+    }
+
+
 def group_means(points: pd.DataFrame, metric: str, groups: Mapping[int, str]) -> pd.DataFrame:
     """Return the points of each group's mean, as its line is drawn: `trial` is the group's name; `x`, `y`."""
-    means = [
-        band_edges(part, _buckets(metric)).rename(columns={"mean": "y"}).assign(trial=group)
-        for group, part in points.groupby(points["trial"].map(groups))
-    ]
+    bands = _bands(points, metric, groups)
+    means = [band.rename(columns={"mean": "y"}).assign(trial=group) for group, band in bands.items() if len(band)]
     return pd.concat(means) if means else points.iloc[:0]
 
 
 def _means(chart: _Chart, groups: Mapping[int, str]) -> tuple[list[DataSeries], dict[int, DataSeries]]:
     """Return the band of the middle 80% of each group's trials, and by its place the line of its mean."""
     bands, lines = list[DataSeries](), {}
-    group_of_point = chart.points["trial"].map(groups)
-    for place, group in enumerate(dict.fromkeys(groups.values())):
-        edges = band_edges(chart.points[group_of_point == group], _buckets(chart.metric))
+    for place, (group, edges) in enumerate(_bands(chart.points, chart.metric, groups).items()):
         if edges.empty:
             continue
         colour = style.colour(place)
