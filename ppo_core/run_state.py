@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ppo_core import checkpoint
 from ppo_core.algorithm.kl_controller import KLController, controller_of
+from ppo_core.algorithm.kl_step import KLStepController
 from ppo_core.algorithm.optim import Optimizers
+from ppo_core.algorithm.returns import ReturnStatistics
 from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
@@ -30,8 +32,8 @@ from ppo_core.models.policy import ActorCritic
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
-_BETA = {"kl_coef", "kl_target", "kl_horizon", "kl_controller"}
-"""β restarts if a run continues with another value of one of these, unless kl_controller is "landing" in both."""
+_BETA = {"kl_coef", "kl_target", "kl_horizon", "lr_controller"}
+"""β restarts if a run continues with another value of one of these, unless it holds the KL in both."""
 
 
 class Chunks(NamedTuple):
@@ -64,6 +66,10 @@ class RunState:
     optimizers: Optimizers
     kl_controller: KLController
     """Holds and moves β."""
+    kl_step: KLStepController | None
+    """Holds and moves the policy's learning rate; None: a schedule does."""
+    returns: ReturnStatistics | None
+    """The units of the critic; None: those of the reward, or there is no critic."""
     reward_statistics: RewardStatistics
     chunks: Chunks
     world: World = ONE_PROCESS
@@ -88,6 +94,10 @@ class RunState:
             network,
             Optimizers(network, config),
             controller_of(config, config.num_iterations(world.size) - config.critic_warmup),
+            KLStepController.of(config.learning_rate, config.wanted_kl_step(world.size))
+            if config.keeps_kl_step
+            else None,
+            ReturnStatistics(world) if config.has_critic and config.normalize_values else None,
             RewardStatistics(config.normalize_rewards, world),
             Chunks.of(config, world),
             world,
@@ -123,6 +133,8 @@ class RunState:
             "step": self.step,
             "optimizer_steps": self.optimizer_steps,
             "kl_controller": self.kl_controller.state_dict(),
+            "kl_step": self.kl_step and self.kl_step.state_dict(),
+            "returns": self.returns and self.returns.state_dict(),
             "reward_statistics": self.reward_statistics.state_dict(),
             "chunk_rows": {chunk.work: chunk.rows for chunk in self.chunks},
             "config": self.config.to_dict(),
@@ -139,8 +151,9 @@ class RunState:
         """Continue from a checkpoint of the same task and network shape, by this run's own config.
 
         If the configs differ, this one applies from the next step on: schedules follow it at the same progress, AdamW
-        keeps its moments, β restarts if a value that controls the KL differs (one that lands in both continues), and
-        the scores' statistics begin empty if normalize_rewards differs. All else continues.
+        keeps its moments, β restarts if a value that controls the KL differs (one that holds it in both continues), and
+        the scores' statistics begin empty if normalize_rewards differs. All else continues, the critic's values too if
+        normalize_values differs.
 
         Call in all processes of the run.
 
@@ -156,10 +169,16 @@ class RunState:
         self.optimizers.load_state_dict(moments)
         self.step = state["step"]
         self.optimizer_steps = state["optimizer_steps"]
-        if not changed & _BETA or (before.is_landing and self.config.is_landing):
+        if not changed & _BETA or (before.keeps_kl_step and self.config.keeps_kl_step):
             self.kl_controller.load_state_dict(state["kl_controller"])
-        else:
-            self.kl_controller.first = state["kl_controller"].get("first")
+        if self.kl_step is not None and state["kl_step"] is not None:
+            self.kl_step.load_state_dict(state["kl_step"])
+        if state["returns"] is not None:
+            saved = self.returns or ReturnStatistics()
+            saved.load_state_dict(state["returns"])
+            self.network.value_mean, self.network.value_std = saved.mean, saved.std
+            if self.returns is None:
+                self.network.set_value_units(0.0, 1.0)
         if "normalize_rewards" not in changed:
             self.reward_statistics.load_state_dict(state["reward_statistics"])
         for chunk, configured_before in zip(self.chunks, Chunks.of(before, self.world), strict=True):

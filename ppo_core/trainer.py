@@ -34,6 +34,7 @@ from ppo_core.algorithm.experience import (
     rollout_metrics,
     token_kl,
 )
+from ppo_core.algorithm.kl_step import read_kl_step, rounding_floor
 from ppo_core.algorithm.optim import lr_factor
 from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
 from ppo_core.algorithm.scores import score_spread, token_scores
@@ -103,6 +104,8 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
     scores = torch.tensor(scored.totals, dtype=torch.float32, device=sequences.ids.device)
     shaped = token_scores(config, state.reward_statistics, scored, rollouts)
     state.kl_controller.begin(lambda: score_spread(config, shaped, world))
+    if state.returns is not None:
+        state.returns.begin(shaped.sum(-1), state.network)
     kl_coef = state.kl_controller.coef
     reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
     kl = token_kl(config, reading, sequences.response_mask)
@@ -112,40 +115,52 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
 
 
 def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str, float]:
-    """Take the iteration's optimizer steps, adapt β to the batch's exact KL, and return the metrics of both."""
-    config = state.config
-    rates = _set_rates(state)
+    """Take the iteration's optimizer steps, move β and the rate by what is read, and return the metrics of all."""
+    config, network, world = state.config, state.network, state.world
+    policy_learns = state.step >= config.critic_warmup
+    kl_step = state.kl_step if policy_learns else None
+    if kl_step is not None and kl_step.floor is None:
+        kl_step.set_floor(rounding_floor(network, experience, config.temperature, state.chunks.scoring, world))
+    metrics = _set_rates(state)
+    if state.returns is not None:
+        assert experience.returns is not None
+        state.returns.update(experience.returns, experience.sequences.response_mask, network)
+        metrics["val/return_std"] = state.returns.std
     update = ppo_epochs(
-        state.network, state.optimizers, experience, config, state.step, state.chunks.training, state.world
+        network,
+        state.optimizers,
+        experience,
+        config,
+        state.step,
+        state.chunks.training,
+        world,
+        math.inf if kl_step is None else kl_step.cut,
     )
-    if state.step >= config.critic_warmup:  # during the critic's warm-up β has no effect
-        state.kl_controller.update(kl_exact, state.sizes.batch_size, *_last_and_ahead(state))
+    if kl_step is not None:
+        reading = read_kl_step(network, experience, config.temperature, state.chunks.scoring, world)
+        metrics |= {"policy/kl_step": reading, "policy/kl_step_wanted": kl_step.wanted}
+        if not world.agree(not bool(experience.advantages.any())):  # else there was nothing to learn
+            kl_step.update(reading, was_cut=update.was_cut)
+    if policy_learns:  # during the critic's warm-up β has no effect
+        state.kl_controller.update(kl_exact, state.sizes.batch_size)
     state.optimizer_steps += update.steps - update.skipped
     state.step += 1
-    return update.metrics() | rates | {"optimizer_steps": state.optimizer_steps}
+    return update.metrics() | metrics | {"optimizer_steps": state.optimizer_steps}
 
 
 def _set_rates(state: RunState) -> dict[str, float]:
     """Set the iteration's learning rates, and return them as metrics."""
     config, total, late = state.config, state.iterations, state.config.critic_warmup
     kind, warmup, floor = config.lr_scheduler_type, config.warmup_ratio, config.min_lr_rate
-    policy_rate = config.learning_rate * lr_factor(kind, state.step - late, total - late, warmup, floor)
+    if state.kl_step is None:
+        policy_rate = config.learning_rate * lr_factor(kind, state.step - late, total - late, warmup, floor)
+    else:
+        policy_rate = state.kl_step.rate if state.step >= late else 0.0
     value_warmup = warmup if config.value_warmup_ratio is None else config.value_warmup_ratio
     value_kind = config.value_lr_scheduler_type or kind
     value_rate = config.value_learning_rate * lr_factor(value_kind, state.step, total, value_warmup, floor)
     state.optimizers.set_rates(policy_rate, value_rate)
     return {"lr": policy_rate} | ({"value/lr": value_rate} if config.has_critic else {})
-
-
-def _last_and_ahead(state: RunState) -> tuple[float, float]:
-    """Return the policy's learning rate in the iteration before, and the sum of those of this and all later ones."""
-    config, late = state.config, state.config.critic_warmup
-    kind, total, here = config.lr_scheduler_type, state.iterations - late, state.step - late
-    last, *ahead = (
-        lr_factor(kind, iteration, total, config.warmup_ratio, config.min_lr_rate)
-        for iteration in (max(0, here - 1), *range(here, total))
-    )
-    return config.learning_rate * last, config.learning_rate * sum(ahead)
 
 
 class PPOTrainer:

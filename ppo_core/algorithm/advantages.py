@@ -16,6 +16,8 @@ from ppo_core.algorithm.shapes import require_same_shape
 from ppo_core.distributed.world import ONE_PROCESS, World
 from ppo_core.metrics import QUANTILES
 
+NO_SPREAD = 1e-8
+"""Added to a variance that divides, as a share of the mean square."""
 GRPO_EPSILON = 1e-4
 """Added to a group's standard deviation, as in TRL's GRPO."""
 
@@ -35,11 +37,14 @@ def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, worl
 
     With `shift_mean=False` the mean stays what it was (rewards keep their level). The variance is the
     biased one, as in OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's
-    masked_whiten takes the unbiased one, which divides by 0 there and is elsewhere larger by n / (n - 1).
+    masked_whiten takes the unbiased one, which divides by 0 there and is elsewhere larger by n / (n - 1). NO_SPREAD
+    keeps values that differ by rounding alone from being scaled up, whatever their unit; TRL adds an absolute 1e-8.
     """
     require_same_shape("masked_whiten", 2, values=values, mask=mask)
     mean = masked_mean(values, mask, world)
-    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask, world) + 1e-8)
+    least = NO_SPREAD * masked_mean(values**2, mask, world)
+    variance = masked_var(values, mask, world) + least
+    whitened = (values - mean) * torch.where(variance > 0, torch.rsqrt(variance), 0.0)
     if not shift_mean:
         whitened = whitened + mean
     return torch.where(mask > 0, whitened, 0.0)

@@ -220,8 +220,8 @@ def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[s
     if experience.values is None or experience.returns is None:
         return {}
     mask, returns = experience.sequences.response_mask, experience.returns
-    unexplained = masked_var(returns - experience.values, mask, world)
-    return {"val/var_explained": float(1 - unexplained / masked_var(returns, mask, world).clamp(min=1e-8))}
+    unexplained, variance = masked_var(returns - experience.values, mask, world), masked_var(returns, mask, world)
+    return {"val/var_explained": float(1 - unexplained / variance) if variance > 0 else 0.0}
 
 
 def repetition(sequences: Sequences) -> list[float]:

@@ -1,5 +1,6 @@
 """The PPO epochs over one rollout batch: shuffle, mini-batches, micro-batches, optimizer steps."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,12 @@ from ppo_core.models.policy import ActorCritic, response_states, token_readings
 Sums = dict[str, Tensor]
 
 
+def add_to(total: Sums, values: Sums) -> None:
+    """Add scalars by name; a new name begins at 0."""
+    for name, value in values.items():
+        total[name] = total[name] + value if name in total else value
+
+
 @dataclass
 class UpdateStatistics:
     """Sums over the tokens of all optimizer steps of one iteration, and over the steps.
@@ -27,24 +34,23 @@ class UpdateStatistics:
     They stay tensors until the end: reading one from a GPU would wait for it.
     """
 
+    steps_an_epoch: int
     sums: Sums = field(default_factory=dict)
     steps: int = 0
-    epochs: int = 0
+    policy_steps: int = 0
+    """Those in which the policy learned."""
     skipped: int = 0
-
-    def add(self, values: Sums) -> None:
-        """Add scalars by name; a new name begins at 0."""
-        for name, value in values.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+    was_cut: bool = False
+    """True if the policy had gone too far, so that its updates ended early."""
 
     def metrics(self) -> dict[str, float]:
         """Return the declared metrics, each a mean over the counted tokens (norms: over the steps)."""
         sums = {name: float(value) for name, value in self.sums.items()}
         taken = max(self.steps - self.skipped, 1)
         metrics = {
-            "policy/epochs": float(self.epochs),
+            "policy/epochs": self.policy_steps / self.steps_an_epoch,
             "policy/skipped_steps": float(self.skipped),
-            "policy/grad_norm": sums.get("policy_norm", 0.0) / taken,
+            "policy/grad_norm": sums.get("policy_norm", 0.0) / max(self.policy_steps - self.skipped, 1),
         }
         if "policy_tokens" in sums:
             means = {name: value / max(sums["policy_tokens"], 1) for name, value in sums.items()}
@@ -75,34 +81,41 @@ def ppo_epochs(
     iteration: int,
     chunk: ChunkRows,
     world: World = ONE_PROCESS,
+    most_kl: float = math.inf,
 ) -> UpdateStatistics:
-    """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer with max_approxkl.
+    """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer if the policy is cut.
 
     `experience` holds this process's rows. A mini-batch is drawn from the rows of all processes and spread over them
     again; losses are divided by its tokens, gradients and statistics are summed over all.
+
+    A mini-batch that, before its own step, already shows a KL over `most_kl` from the policy that sampled the batch, in
+    nats per response, is the first that the policy does not learn from. A separate critic learns from all.
     """
     sizes = config.batch_sizes(world.size)
-    policy_learns = iteration >= config.critic_warmup
     experience = experience.of_all(world)
-    gradients = _Gradients(network, optimizers, experience, config, policy_learns)
-    statistics = UpdateStatistics()
+    gradients = _Gradients(network, optimizers, experience, config, iteration >= config.critic_warmup)
+    statistics = UpdateStatistics(sizes.num_mini_batches)
     for epoch in range(config.num_ppo_epochs):
-        statistics.epochs += 1
         order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.batch_size))
         for rows in order.to(experience.advantages.device).split(sizes.mini_batch_size):
             tokens = experience.sequences.response_mask[rows].sum()
             local_rows = rows.split(sizes.local_mini_batch_size)[world.rank]
             sums = add_up(world, chunk.run(partial(gradients.of, local_rows, tokens), most=len(local_rows)))
+            if most_kl < math.inf and gradients.policy_learns and float(sums["approx_kl"]) > most_kl * len(rows):
+                statistics.was_cut = True
+                if network.critic is None:
+                    optimizers.clear()
+                    return statistics
+                gradients.policy_learns = False
+                sums = {name: value for name, value in sums.items() if name.startswith("value")}
             optimizers.add_up_gradients(world)
-            norms = optimizers.step(policy_learns=policy_learns)
+            norms = optimizers.step(policy_learns=gradients.policy_learns)
             statistics.steps += 1
+            statistics.policy_steps += gradients.policy_learns
             if norms.skipped:
                 statistics.skipped += 1  # its other numbers may be NaN
             else:
-                statistics.add({**sums, "policy_norm": norms.policy, "value_norm": norms.value})
-            limit = config.max_approxkl if policy_learns else None
-            if limit is not None and float(sums["approx_kl"] / sums["policy_tokens"]) > limit:
-                return statistics
+                add_to(statistics.sums, {**sums, "policy_norm": norms.policy, "value_norm": norms.value})
     return statistics
 
 
@@ -125,13 +138,13 @@ class _Gradients:
         self.optimizers.clear()  # drop the remains of an attempt that ran out of memory
         if size < len(rows):
             rows = rows[self.experience.sequences.attention_mask[rows].sum(-1).argsort(stable=True)]
-        total = UpdateStatistics()
+        total: Sums = {}
         with self.network.learning():
             for index in rows.split(size):
                 micro = self.experience.rows(index)
                 for sums in self._own_critic(micro, tokens) if self.network.critic else self._one_trunk(micro, tokens):
-                    total.add(sums)
-        return total.sums
+                    add_to(total, sums)
+        return total
 
     def _one_trunk(self, micro: Experience, tokens: Tensor) -> Iterator[Sums]:
         """Add the gradients of a policy with the critic's head on it, or without a critic, in one pass."""
@@ -195,8 +208,10 @@ class _Gradients:
 
     def _value_loss(self, micro: Experience, states: Tensor | None) -> tuple[Tensor, Sums]:
         assert micro.values is not None and micro.returns is not None
-        mask = micro.sequences.response_mask
-        values = self.network.values(states, micro.sequences)
-        value = value_loss(values, micro.values, micro.returns, mask, self.config.cliprange_value)
-        sums = {"value_tokens": mask.sum(), "value_loss": value.loss.detach(), "value_clipped": value.clipped}
+        mask, mean, std = micro.sequences.response_mask, self.network.value_mean, self.network.value_std
+        values = self.network.standard_values(states, micro.sequences)
+        old, returns = ((column - mean) / std for column in (micro.values, micro.returns))
+        value = value_loss(values, old, returns, mask, self.config.cliprange_value)
+        in_reward = value.loss.detach() * std**2
+        sums = {"value_tokens": mask.sum(), "value_loss": in_reward, "value_clipped": value.clipped}
         return self.config.vf_coef * value.loss, sums

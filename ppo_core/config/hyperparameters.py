@@ -26,6 +26,8 @@ ZIEGLER = "Ziegler et al. 2019, arXiv 1909.08593"
 COUNTED = "episodes, and with them the place in the order of prompts, are counted in rollout batches of its size"
 ADAPTERS = "it decides which weights are trained, and so what the checkpoint holds"
 SCALE = "the trained adapters are scaled by it, so the policy would jump"
+MOST_KL_STEP = 0.1
+"""Highest default of kl_step."""
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
@@ -53,15 +55,21 @@ class PPOConfig:
         "Decides every random draw of the run, regardless of chunking and the number of processes.",
         source=TRL, valid=Bounds(0, 2**32 - 1))
 
+    lr_controller: Literal["schedule", "kl_step"] = hyper("schedule", "Learning rate controller",
+        "What sets the policy's learning rate. schedule: learning_rate and lr_scheduler_type. kl_step: the rate that "
+        "moves the policy by kl_step in each iteration, found and followed by the run itself; needs kl_target.",
+        heading="Optimization", source="this project (kl_step)")
     learning_rate: float = hyper(3e-6, "Policy learning rate",
-        "Peak AdamW learning rate of the policy. Too high and the KL blows up; too low and nothing is learned.",
-        heading="Optimization", source=f"{TRL}; search range from published 1B to 7B recipes", valid=RATE,
+        "Peak AdamW learning rate of the policy. Too high and the KL blows up; too low and nothing is learned. With "
+        "lr_controller = kl_step only where the search of the rate begins: at a hundredth of it.",
+        source=f"{TRL}; search range from published 1B to 7B recipes", valid=RATE,
         search=Range(1e-6, 5e-5, "log"))
     value_learning_rate: float = hyper(1e-5, "Value learning rate",
         "Peak AdamW learning rate of the critic. With a shared trunk it trains only the value head.",
         source="OpenRLHF and verl give the critic a rate of its own", valid=RATE, search=Range(1e-5, 1e-4, "log"))
     lr_scheduler_type: Schedule = hyper("linear", "Schedule",
-        "How the learning rates fall from their peak after the warm-up. constant and constant_with_warmup keep it.",
+        "How the learning rates fall from their peak after the warm-up. constant and constant_with_warmup keep it. "
+        "With lr_controller = kl_step only the critic's.",
         source=f"{TRL} (linear)")
     value_lr_scheduler_type: Schedule | None = hyper(None, "Value schedule",
         "Schedule of the critic's learning rate. Unset: lr_scheduler_type.",
@@ -150,13 +158,15 @@ class PPOConfig:
     log_ratio_clamp: float | None = hyper(20.0, "Log-ratio clamp",
         "The log of the probability ratio stays within ± this before it is exponentiated. Unset: no bound.",
         source="OpenRLHF and verl (20)", unit="nats per token", valid=POSITIVE)
-    max_approxkl: float | None = hyper(None, "Approx KL stop",
-        "The PPO epochs over a rollout batch end after an optimizer step whose approximate KL from the sampling "
-        "policy is over this. Unset: they all run.",
-        source="Spinning Up's target_kl; TRL's and trlx's trainers have none", unit="nats per token", valid=POSITIVE)
+    normalize_values: bool = hyper(True, "Normalise values",
+        "The critic predicts returns less their running mean, over their running standard deviation, and its loss and "
+        "cliprange_value are in these units, so that the reward's own unit and offset decide nothing. false: in "
+        "reward, as TRL.",
+        source="van Hasselt et al. 2016 (PopArt), arXiv 1602.07714")
     cliprange_value: float | None = hyper(0.2, "Value clip range",
-        "No gain from moving a value prediction further than this from the old one. Unset: no clip.",
-        source=f"{TRL}; OpenAI baselines", valid=POSITIVE)
+        "No gain from moving a value prediction further than this from the old one, in standard deviations of the "
+        "returns. Unset: no clip.",
+        source=f"{TRL}, in reward; OpenAI baselines", valid=POSITIVE)
     vf_coef: float = hyper(0.1, "Value loss weight c1",
         "Weight of the value loss. With a separate critic AdamW cancels it, so it does nothing there.",
         source=f"{PPO_PAPER}, eq. 9 (c1); {TRL}", valid=Bounds(0), search=Range(0.5, 1.0))
@@ -188,14 +198,19 @@ class PPOConfig:
         heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0),
         search=Range(0.01, 0.2, "log"))
     kl_target: float | None = hyper(None, "KL target",
-        "Set: β adapts so that the exact KL of a response approaches this. Unset: β is fixed.",
+        "Set: β moves so that the exact KL of a response approaches this. Unset: β is fixed.",
         source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE,
         search=Range(3, 12, "log"))
-    kl_controller: Literal["adaptive", "landing"] = hyper("adaptive", "KL controller",
+    kl_controller: Literal["adaptive", "hold"] | None = hyper(None, "KL controller",
         "How β moves where kl_target is set. adaptive: up while the KL is over the target, down while it is under it. "
-        "landing: so that the KL, as it rises, is forecast to end the run at the target. It does not read kl_coef: β "
-        "begins at σ / √(2 kl_target), with σ the standard deviation of the first batch's scores.",
-        source=f"{ZIEGLER}, section 2.2 (adaptive); this project (landing)")
+        "hold: looking ahead, so that the KL reaches the target and stays; β begins at σ / √(2 kl_target), with σ the "
+        "standard deviation of the first batch's scores, and kl_coef is not read. Unset: hold with lr_controller = "
+        "kl_step, which it needs, else adaptive.",
+        source=f"{ZIEGLER}, section 2.2 (adaptive); this project (hold)")
+    kl_step: float | None = hyper(None, "KL step",
+        "With lr_controller = kl_step, the KL from the policy that samples a batch to the one that has learned from "
+        "it. Unset: 1 over the iterations in which the policy learns, at most 0.1.",
+        source="this project", unit="share of kl_target", valid=Bounds(0, 1, low_open=True))
     kl_horizon: int | None = hyper(None, "KL horizon",
         "Episodes over which an adaptive β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "
         "classic 10,000 does nothing in a short trial).",
@@ -410,9 +425,15 @@ class PPOConfig:
         return self.kl_horizon or max(1, self.total_episodes // 10)
 
     @property
-    def is_landing(self) -> bool:
-        """True if β lands the KL at a target."""
-        return self.kl_target is not None and self.kl_controller == "landing"
+    def keeps_kl_step(self) -> bool:
+        """True if the run keeps its own pace: the policy's learning rate follows the KL step, and β holds the KL."""
+        return self.lr_controller == "kl_step"
+
+    def wanted_kl_step(self, world_size: int = 1) -> float:
+        """Return the KL step of a run that keeps it, in nats per response, with the default filled in."""
+        assert self.kl_target is not None
+        share = default_kl_step(self.num_iterations(world_size) - self.critic_warmup)
+        return (share if self.kl_step is None else self.kl_step) * self.kl_target
 
     @property
     def has_critic(self) -> bool:
@@ -430,6 +451,11 @@ class PPOConfig:
         return _texts(self.stop_strings)
 
 
+def default_kl_step(iterations: int) -> float:
+    """Return the KL step of a run whose policy learns in so many iterations, as a share of the KL target."""
+    return min(MOST_KL_STEP, 1 / max(1, iterations))
+
+
 HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(read_declarations(PPOConfig))
 """Every hyperparameter by name, in the order of `PPOConfig`."""
 
@@ -444,7 +470,7 @@ def require_name(name: str, where: str) -> Hyperparameter:
 
 _NEEDS_CRITIC = ("value_learning_rate", "value_lr_scheduler_type", "value_warmup_ratio", "value_max_grad_norm",
                  "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam",
-                 "gamma")  # fmt: skip
+                 "gamma", "normalize_values")  # fmt: skip
 _NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save")
 
 
@@ -457,6 +483,18 @@ def _check(config: PPOConfig) -> None:
                 f'{network}lr_scheduler_type = "constant" has no warm-up; use "constant_with_warmup", or '
                 f"{network}warmup_ratio = 0"
             )
+    if config.keeps_kl_step and config.kl_target is None:
+        raise ConfigError('lr_controller = "kl_step" needs kl_target: the step is a share of it')
+    if config.keeps_kl_step and config.learning_rate == 0:
+        raise ConfigError(
+            'learning_rate = 0 is not allowed with lr_controller = "kl_step", which only multiplies it'
+        )
+    goes_with = "hold" if config.keeps_kl_step else "adaptive"
+    if config.kl_controller not in (None, goes_with):
+        raise ConfigError(
+            f'kl_controller = "{config.kl_controller}" is not allowed with lr_controller = "{config.lr_controller}"; '
+            f'expected "{goes_with}"'
+        )
     if config.dual_clip is not None and config.dual_clip <= 1 + (config.cliprange_high or config.cliprange):
         raise ConfigError(
             f"dual_clip = {config.dual_clip:g} is not allowed beside the clip range; expected a number over "
@@ -506,7 +544,7 @@ def _texts(stop_strings: str | None) -> tuple[str, ...]:
     )
 
 
-MAKES_INERT = ("advantage_estimator", "value_model", "kl_target", "kl_controller", "use_peft", "overlong_buffer")
+MAKES_INERT = ("advantage_estimator", "value_model", "kl_target", "lr_controller", "use_peft", "overlong_buffer")
 """Hyperparameters that can make others ineffective; `inert` reads these."""
 
 
@@ -518,9 +556,13 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
         return "with a separate critic AdamW cancels the weight of its loss; search value_learning_rate instead"
     if name in ("kl_controller", "kl_horizon") and fixed.get("kl_target") is None:
         return "it belongs to a β that moves; set kl_target"
-    is_landing = fixed.get("kl_target") is not None and fixed.get("kl_controller") == "landing"
-    if name in ("kl_coef", "kl_horizon") and is_landing:
-        return 'with kl_controller = "landing" β begins and moves by itself'
+    if fixed.get("lr_controller") == "kl_step":
+        if name in ("kl_coef", "kl_horizon"):
+            return 'with lr_controller = "kl_step" β begins and moves by itself'
+        if name == "learning_rate":
+            return 'with lr_controller = "kl_step" the rate follows the KL step; search kl_step instead'
+    elif name == "kl_step":
+        return 'it belongs to lr_controller = "kl_step"'
     if name in _NEEDS_LORA and not fixed.get("use_peft", False):
         return "there are no adapters; set use_peft = true"
     policy_schedule = str(fixed.get("lr_scheduler_type", "linear"))
@@ -543,9 +585,11 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
 def cautions(config: PPOConfig) -> list[str]:
     """Return warnings on allowed values that will have hardly any effect, one line each."""
     lines = []
-    if config.is_landing and config.kl_coef != HYPERPARAMETERS["kl_coef"].default:
-        lines.append(f"kl_coef = {config.kl_coef:g} does nothing: {inert('kl_coef', config.to_dict())}")
-    is_adaptive = config.kl_target is not None and config.kl_controller == "adaptive"
+    for name in ("kl_coef", "kl_step"):
+        value, why = getattr(config, name), inert(name, config.to_dict())
+        if why and value != HYPERPARAMETERS[name].default:
+            lines.append(f"{name} = {value:g} does nothing: {why}")
+    is_adaptive = config.kl_target is not None and not config.keeps_kl_step
     if is_adaptive and config.kl_coef == 0:
         lines.append("kl_target does nothing with kl_coef = 0: an adaptive β is only ever multiplied, so it stays 0")
     if is_adaptive and config.horizon > config.total_episodes:

@@ -213,6 +213,7 @@ class ActorCritic(nn.Module):
         self.save_policy = save_policy
         self.bf16 = bf16
         self.is_sharded = False
+        self.value_mean, self.value_std = 0.0, 1.0
         self._recomputed = recomputed
         self.head = LanguageHead.of(policy)
         self.eval()  # dropout would make the ratio differ from 1 before any update
@@ -236,13 +237,36 @@ class ActorCritic(nn.Module):
                 layer.training = False
 
     def values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
-        """Return the critic's values [B, T]; `states` are the policy's, unused by a separate critic."""
+        """Return the critic's values [B, T], in reward; `states` are the policy's, unused by a separate critic."""
+        return self.standard_values(states, sequences) * self.value_std + self.value_mean
+
+    def standard_values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
+        """Return the critic's own output [B, T]: values less `value_mean`, over `value_std`."""
         if self.critic is not None:
             states = response_states(self.critic, sequences)
         assert self.value_head is not None and states is not None
         with torch.autocast(states.device.type, enabled=False):
-            values: Tensor = self.value_head(states.float()).squeeze(-1)
-        return values
+            output: Tensor = self.value_head(states.float()).squeeze(-1)
+        return output
+
+    @property
+    def has_new_value_head(self) -> bool:
+        """True if the value head is still that of zeros that a new critic begins with."""
+        assert self.value_head is not None
+        return not any(bool(parameter.any()) for parameter in self.value_head.parameters())
+
+    @torch.no_grad()
+    def set_value_units(self, mean: float, std: float, *, keeps_values: bool = True) -> None:
+        """Set `value_mean` and `value_std`, and rescale the head so that the values stay.
+
+        Without `keeps_values` the head stays, and the values move. See `ppo_core.algorithm.returns`.
+        """
+        assert self.value_head is not None
+        if keeps_values:
+            ratio, shift = self.value_std / std, (self.value_mean - mean) / std
+            self.value_head.weight.mul_(ratio)
+            self.value_head.bias.copy_(self.value_head.bias.double() * ratio + shift)
+        self.value_mean, self.value_std = mean, std
 
     def shard(self, how: Callable[[PreTrainedModel], None]) -> None:
         """Spread the weights of both networks over processes; the small value heads stay whole."""

@@ -38,8 +38,8 @@ def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episo
     """
     before = PPOConfig.from_dict(config)
     values = {name: require_name(name, "fork").coerce(value) for name, value in changes.items()}
-    if before.is_landing and "kl_coef" in values:  # a β that is set no longer lands
-        values = {"kl_target": None, "kl_controller": "adaptive", **values}
+    if before.keeps_kl_step and values.keys() & {"kl_coef", "learning_rate"}:  # a run given either keeps no pace
+        values = {"lr_controller": "schedule", "kl_controller": None, "kl_target": None, **values}
     changed = {name: value for name, value in values.items() if value != getattr(before, name)}
     if not changed:
         raise ConfigError("a fork must change at least one value, or it would repeat its parent")

@@ -266,7 +266,7 @@ class StudySpec:
         """
         values = dict(get_task(self.task).reference)
         if self.lands_kl and "kl_coef" not in params:
-            values |= {"kl_target": self._reference_value("kl_target"), "kl_controller": "landing"}
+            values |= {"kl_target": self._reference_value("kl_target"), "lr_controller": "kl_step"}
             values.pop("kl_coef", None)
         values |= {name: self._reference_value(name) for name in self.search}
         values |= self.fixed

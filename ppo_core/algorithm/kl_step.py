@@ -1,0 +1,181 @@
+"""The policy's learning rate as the means to a wanted KL step: a run that keeps its pace needs no rate to be guessed.
+
+The KL step of an iteration is the KL from the policy that sampled its batch to the one after its updates, on that
+batch, in nats per response:
+
+    step = mean over responses of Σ_t ½ (log π_new(a_t) - log π_old(a_t))²
+
+read by one forward pass after the last optimizer step, since what the mini-batches show before theirs misses the last
+of them. A step's KL grows with the square of the rate, so after each iteration
+
+    rate *= clip(√(wanted / step), 1/1.5, 1.5)
+
+- **The search.** The rate begins at a hundredth of the configured one. Until a step of a quarter of the wanted one has
+  been read it may rise tenfold, so that it takes two iterations from a right rate and four from one a hundred times
+  too low.
+- **The cut.** A mini-batch that, before its own optimizer step, already shows twice the wanted step ends the policy's
+  updates of the iteration.
+- **The ceiling.** From the eighth iteration after the search on the rate is at most twice its highest of the fourth to
+  the seventh: a policy that has become deterministic shows no KL at any rate.
+- **The floor.** In bfloat16 two readings of one policy differ by rounding. Its KL (`rounding_floor`) is subtracted from
+  each reading, and the wanted step is at least twice that.
+
+Source: this project; docs/benchmarks.md has the measurements. Adapting the step size to a wanted KL goes back to
+Schulman's and Heess's PPO (arXiv 1707.02286, appendix A, where it moves a penalty).
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppo_core.algorithm.experience import Experience
+from ppo_core.distributed import fsdp as sharding
+from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.models.memory import ChunkRows
+from ppo_core.models.policy import ActorCritic, response_states, token_readings
+
+logger = logging.getLogger(__name__)
+
+FIRST_SHARE = 0.01
+"""The first rate, as a share of the configured one."""
+MOST_CHANGE, MOST_SEARCHED = 1.5, 10.0
+"""Most that the rate changes by in one iteration, and rises by during the search."""
+FOUND = 0.25
+"""Share of the wanted step that ends the search."""
+CUT = 2.0
+"""Times the wanted step at which an iteration's updates end."""
+SETTLED, WATCHED = 4, 8
+"""Iterations after the search between which the highest rate counts for the ceiling."""
+CEILING = 2.0
+"""Highest rate, in times that."""
+FLOORS = 2.0
+"""Least wanted step, in times the floor of rounding."""
+LAST_PLACE = 2.0**-8
+"""Relative size of bfloat16's last place, at most."""
+
+
+@torch.no_grad()
+def read_kl_step(
+    network: ActorCritic, experience: Experience, temperature: float, chunk: ChunkRows, world: World = ONE_PROCESS
+) -> float:
+    """Return the KL step from the policy that sampled a batch to the one of now, in nats per response.
+
+    `experience` holds this process's rows; the mean is over those of all processes. Rounding is included.
+    """
+    order = experience.sequences.by_length()
+
+    def attempt(rows: int) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for index in order.split(rows):
+            part = experience.rows(index)
+            states = response_states(network.policy, part.sequences)
+            logprobs, _ = token_readings(network.head, states, part.sequences, temperature, with_entropy=False)
+            log_ratio = (logprobs - part.logprobs) * part.sequences.response_mask
+            total += (0.5 * log_ratio**2).sum().cpu().double()
+        return total
+
+    with sharding.gathered(network), network.precision():
+        total = world.sum(chunk.run(attempt, most=len(order)))
+    return float(total) / (len(order) * world.size)
+
+
+def rounding_floor(
+    network: ActorCritic, experience: Experience, temperature: float, chunk: ChunkRows, world: World = ONE_PROCESS
+) -> float:
+    """Return the KL step that rounding alone shows for the policy that sampled the batch, in nats per response.
+
+    That policy is read once more with its embeddings changed in bfloat16's last place, so that all later
+    numbers are rounded otherwise. 0 in float32.
+    """
+    if not network.bf16:
+        return 0.0
+    with _rounded_otherwise(network.policy.get_input_embeddings()):
+        return read_kl_step(network, experience, temperature, chunk, world)
+
+
+@contextmanager
+def _rounded_otherwise(embeddings: nn.Module) -> Iterator[None]:
+    def change(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        signs = 1 - 2 * (torch.arange(output.shape[-1], device=output.device) % 2)
+        return (output.float() * (1 + LAST_PLACE * signs)).to(output.dtype)
+
+    handle = embeddings.register_forward_hook(change)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@dataclass
+class KLStepController:
+    """Moves the policy's learning rate so that each iteration takes the wanted KL step."""
+
+    wanted: float
+    """Nats per response; raised where rounding hides so small a step."""
+    rate: float
+    """Of the coming iteration."""
+    floor: float | None = None
+    """KL that rounding alone shows, in nats per response; None: not measured yet."""
+    searching: bool = True
+    since: int = 0
+    """Iterations since the search ended."""
+    top: float = 0.0
+    """Highest rate from SETTLED to WATCHED."""
+
+    @classmethod
+    def of(cls, configured_rate: float, wanted: float) -> "KLStepController":
+        """Return the controller of a run that begins."""
+        return cls(wanted, FIRST_SHARE * configured_rate)
+
+    @property
+    def cut(self) -> float:
+        """Step, in nats per response, over which an iteration's updates end."""
+        return CUT * self.wanted + (self.floor or 0.0)
+
+    def set_floor(self, floor: float) -> None:
+        """Set the floor of rounding, in nats per response, and raise the wanted step to a multiple of it."""
+        self.floor = floor
+        if self.wanted < FLOORS * floor:
+            logger.warning(
+                "the wanted KL step of %.2g nats per response is too near to what rounding shows (%.2g), so it is %.2g",
+                self.wanted, floor, FLOORS * floor,
+            )  # fmt: skip
+            self.wanted = FLOORS * floor
+
+    def update(self, reading: float, *, was_cut: bool) -> None:
+        """Move the rate after an iteration in which the policy had something to learn.
+
+        Args:
+            reading: The step as read, rounding included, in nats per response; one that is not finite changes nothing.
+            was_cut: True if a mini-batch ended the updates.
+        """
+        if not math.isfinite(reading):
+            return
+        step = max(reading - (self.floor or 0.0), 0.0)
+        was_searching, self.searching = self.searching, self.searching and not was_cut and step <= FOUND * self.wanted
+        most = MOST_SEARCHED if was_searching and self.searching else MOST_CHANGE
+        least_step = self.wanted / most**2
+        self.rate *= max(math.sqrt(self.wanted / max(step, least_step)), 1 / MOST_CHANGE)
+        self.since = 0 if self.searching else self.since + 1
+        if SETTLED <= self.since < WATCHED:
+            self.top = max(self.top, self.rate)
+        elif self.since >= WATCHED:
+            self.rate = min(self.rate, CEILING * self.top)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the changing state for a checkpoint's JSON; the wanted step follows from the config and the floor."""
+        return {name: getattr(self, name) for name in ("rate", "floor", "searching", "since", "top")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore from a `state_dict`."""
+        if state["floor"] is not None:
+            self.set_floor(state["floor"])
+        self.rate, self.searching, self.since, self.top = (
+            state[name] for name in ("rate", "searching", "since", "top")
+        )
