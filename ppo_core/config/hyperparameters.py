@@ -199,8 +199,7 @@ class PPOConfig:
         search=Range(0.01, 0.2, "log"))
     kl_target: float | None = hyper(None, "KL target",
         "Set: β moves so that the exact KL of a response approaches this. Unset: β is fixed.",
-        source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE,
-        search=Range(3, 12, "log"))
+        source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE)
     kl_controller: Literal["adaptive", "hold"] | None = hyper(None, "KL controller",
         "How β moves where kl_target is set. adaptive: up while the KL is over the target, down while it is under it. "
         "hold: looking ahead, so that the KL reaches the target and stays; β begins at σ / √(2 kl_target), with σ the "

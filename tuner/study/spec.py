@@ -11,7 +11,7 @@ from ppo_core.config import checks
 from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import Choices, Dimension, HyperValue
-from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions, default_kl_step
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from ppo_core.report import require_device
@@ -32,7 +32,9 @@ SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", 
 """Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 
 KL_TARGET = 0.85
-"""Share of the KL budget at which β lands a trial's KL, unless the study says how β moves."""
+"""KL target of trials that keep their own pace, as a share of the KL budget, unless the study or the task has one."""
+OF_A_SCHEDULE = ("learning_rate", "kl_coef", "kl_horizon", "kl_controller")
+"""Hyperparameters of trials that do not keep their own pace: what sets one of these sets pace or β itself."""
 
 _PLAIN_KEYS = ("name", "task", "trainer", "trials", "budget", "strategy", "seed", "device", "gpus_per_trial", "pruner")
 """Keys of a study file that are fields of `StudySpec` as they are."""
@@ -165,14 +167,15 @@ class StudySpec:
         fixed = study_file.read_fixed(checks.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
         listed = trial_tables.read_listed(content, fixed, where)
         table = checks.table(content.get("search", {}), f"{where}: search")
-        asked = study_file.read_search(table, task, f"{where}: search")
+        kl_budget, kl_limit = study_file.read_kl(
+            content.get("kl", {}), task, trial_tables.response_length(task, fixed, table, listed), f"{where}: kl"
+        )
+        advised = study_file.advised_ranges(task, fixed, kl_budget)
+        asked = study_file.read_search(table, advised, f"{where}: search")
         idle = {name: span for name, span in asked.items() if study_file.why_idle(name, asked, fixed)}
         search = {name: span for name, span in asked.items() if name not in idle}
         names = trial_tables.read_warm_starts(content, content["name"], where)
         settled, starts = trial_tables.read_starts(content, fixed, search, where)
-        kl_budget, kl_limit = study_file.read_kl(
-            content.get("kl", {}), task, trial_tables.response_length(task, fixed, asked, listed), f"{where}: kl"
-        )
         optional = partial(study_file.optional, content, where)
         guard = checks.table(content.get("guard", {}), f"{where}: guard")
         strategy = study_file.read_strategy(content, bool(listed), where)
@@ -265,9 +268,11 @@ class StudySpec:
             ConfigError: an unknown name, or values that do not go together.
         """
         values = dict(get_task(self.task).reference)
-        if self.lands_kl and "kl_coef" not in params:
+        if self.keeps_kl_step and not params.keys() & OF_A_SCHEDULE:
             values |= {"kl_target": self._reference_value("kl_target"), "lr_controller": "kl_step"}
             values.pop("kl_coef", None)
+        elif not (self.listed or "kl_coef" in {*self.search, *self.fixed, *params}):
+            values["kl_target"] = self._reference_value("kl_target")
         values |= {name: self._reference_value(name) for name in self.search}
         values |= self.fixed
         values |= params
@@ -343,20 +348,30 @@ class StudySpec:
         return {
             **{key: getattr(self, key) for key in ("task", "trainer", "strategy", "pruner", "seed")},
             **{f"fixed.{name}": self.fixed.get(name, "unset") for name in HYPERPARAMETERS},
-            "β": "landing the KL" if self.lands_kl else "as set by kl_coef or kl_target",
+            "pace": "kept by each trial" if self.keeps_kl_step else "as set by learning_rate and β",
             "kl.limit": self.kl_limit,
             **{f"guard.{key}": value for key, value in self.guard.to_dict().items()},
         }
 
     @property
-    def lands_kl(self) -> bool:
-        """True if β lands each trial's KL within the budget, as neither the study nor its task says how β moves."""
-        given = {*self.search, *self.fixed}
-        return not (self.listed or given & {"kl_coef", "kl_target"} or "kl_target" in get_task(self.task).reference)
+    def keeps_kl_step(self) -> bool:
+        """True if each trial keeps its own pace, unless its params say otherwise.
+
+        So it is if the study says so, or if neither it nor a trial that it lists sets a learning rate, or how β moves.
+        """
+        given = {*self.search, *self.fixed, *(name for trial in self.listed for name in trial.params)}
+        says_so = self.fixed.get("lr_controller") == "kl_step" or self.fixed.get("kl_controller") == "hold"
+        return says_so or not given & {*OF_A_SCHEDULE, "lr_controller"}
 
     def _reference_value(self, name: str) -> HyperValue:
-        value = get_task(self.task).reference.get(name, HYPERPARAMETERS[name].default)
-        return KL_TARGET * self.kl_budget if name == "kl_target" and value is None else value
+        reference = get_task(self.task).reference
+        value = reference.get(name, HYPERPARAMETERS[name].default)
+        if name == "kl_target" and value is None:
+            return KL_TARGET * self.kl_budget
+        if name == "kl_step" and value is None:
+            length = {key: value for key, value in {**reference, **self.fixed}.items() if key in study_file.LENGTH}
+            return default_kl_step(PPOConfig.from_dict(length).num_iterations())
+        return value
 
     def _check(self, where: str) -> None:
         """Raise ConfigError if a trial of this study could not be a valid PPOConfig."""

@@ -15,12 +15,20 @@ from ppo_core.config.declare import (
     Dimension,
     Hyperparameter,
     HyperValue,
+    Range,
     read_choices,
     read_range,
     require_numeric,
     require_searchable,
 )
-from ppo_core.config.hyperparameters import HYPERPARAMETERS, MAKES_INERT, inert, require_name
+from ppo_core.config.hyperparameters import (
+    HYPERPARAMETERS,
+    MAKES_INERT,
+    PPOConfig,
+    default_kl_step,
+    inert,
+    require_name,
+)
 from ppo_core.data.task import BUILT_IN, Task
 from ppo_core.data.task_file import get_task, is_task_path, read_table
 from ppo_core.errors import ConfigError, TaskError, nearest
@@ -93,6 +101,13 @@ STRATEGIES: Mapping[str, str] = {
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
 """Required keys of a study that lists its trials."""
+
+KL_TARGETS = (0.6, 1.0)
+"""Advised KL targets, as shares of the KL budget."""
+KL_STEP_SPAN = 3.0
+"""Advised KL steps: the default, divided and multiplied by this."""
+LENGTH = ("total_episodes", "batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+"""Hyperparameters that decide how many iterations a run has."""
 
 NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, dashes and underscores, at most 100")
 PER_TOKEN = "_per_token"
@@ -172,10 +187,26 @@ def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
     return fixed
 
 
-def read_search(values: Mapping[str, Any], task: Task, where: str) -> dict[str, Dimension]:
+def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float) -> dict[str, Range]:
+    """Return the range that `"advised"` stands for, by name: the task's, else the declared one.
+
+    Those of the KL target and the KL step are shares of the KL budget and of the run.
+    """
+    declared = {name: hyper.search for name, hyper in HYPERPARAMETERS.items() if hyper.search is not None}
+    reference = {name: value for name, value in {**task.reference, **fixed}.items() if name in LENGTH}
+    step = default_kl_step(PPOConfig.from_dict(reference).num_iterations())
+    low, high = KL_TARGETS
+    own = {
+        "kl_target": Range(low * kl_budget, high * kl_budget),
+        "kl_step": Range(step / KL_STEP_SPAN, min(1.0, step * KL_STEP_SPAN), "log"),
+    }
+    return declared | own | {name: advised.range for name, advised in task.advised.items()}
+
+
+def read_search(values: Mapping[str, Any], advised: Mapping[str, Range], where: str) -> dict[str, Dimension]:
     """Return the [search] table as ranges and choices, in the order of declaration; `where` names the table."""
     search = {
-        name: _read_dimension(require_name(name, where), value, task, f"{where}.{name}")
+        name: _read_dimension(require_name(name, where), value, advised, f"{where}.{name}")
         for name, value in values.items()
     }
     return {name: search[name] for name in HYPERPARAMETERS if name in search}
@@ -221,16 +252,15 @@ def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, Hyp
     return None if None in reasons else reasons[0]
 
 
-def _read_dimension(hyper: Hyperparameter, value: object, task: Task, where: str) -> Dimension:
+def _read_dimension(hyper: Hyperparameter, value: object, advised: Mapping[str, Range], where: str) -> Dimension:
     require_searchable(hyper, where)
     if isinstance(value, list):
         return read_choices(hyper, value, where)
     require_numeric(hyper, where)
-    advised = task.advised[hyper.name].range if hyper.name in task.advised else hyper.search
     if value == "advised":
-        if advised is None:
+        if hyper.name not in advised:
             raise ConfigError(f"{where}: no range is advised for it; write {{ low = ..., high = ... }}")
-        return advised
+        return advised[hyper.name]
     if not isinstance(value, Mapping):
         raise ConfigError(
             f'{where} = {value!r} is not allowed; expected "advised", a range {{ low = ..., high = ... }} or a list'

@@ -5,7 +5,7 @@ recipe has the searchable values that its source states; the reference fills in 
 7B, so in a study of a small one they move to the nearest end of the range. Batches count responses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -171,7 +171,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
 
 
 def response_length(
-    task: Task, fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], listed: Sequence[ListedTrial]
+    task: Task, fixed: Mapping[str, HyperValue], search: Collection[str], listed: Sequence[ListedTrial]
 ) -> int | None:
     """Return the response length in tokens if it is the same in all trials, else None."""
     name = "response_length"

@@ -41,7 +41,6 @@ TASK = Task(
         "batch_size": Advised(Range(32, 256, "log2"), "6,144 episodes are 24 to 192 rollout batches"),
         "mini_batch_size": Advised(Range(8, 32, "log2"), "1 to 32 optimizer steps per PPO epoch"),
         "num_ppo_epochs": Advised(Range(1, 6), "each pass costs time, and a response is only about three tokens"),
-        "kl_target": Advised(Range(0.4, 2, "log"), "around this task's KL budget of 1.5 nats"),
         "kl_coef": Advised(
             Range(0.005, 0.2, "log"), "answers that were right four times in ten cost about a nat to make certain"
         ),

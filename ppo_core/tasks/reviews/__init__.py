@@ -44,7 +44,6 @@ TASK = Task(
         ),
         "mini_batch_size": Advised(Range(8, 32, "log2"), "1 to 16 optimizer steps per PPO epoch"),
         "num_ppo_epochs": Advised(Range(1, 6), "at the upper rates one pass is already much, and each pass costs time"),
-        "kl_target": Advised(Range(2, 8, "log"), "around this task's KL budget of 6 nats"),
         "kl_coef": Advised(
             Range(0.01, 0.3, "log"),
             "the score's standard deviation is about 1 and the last nats within the budget earn about 0.1 each",

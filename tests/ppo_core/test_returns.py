@@ -1,0 +1,165 @@
+"""The critic in the units of the returns: numbers by hand, and what a reward's own unit must not change."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ppo_core import PPOConfig
+from ppo_core.algorithm.returns import ReturnStatistics
+from ppo_core.data.task import Prompt, Scored
+from ppo_core.models.load import TaskModels
+from ppo_core.models.networks import build_network
+from ppo_core.models.policy import ActorCritic
+from ppo_core.report import StepReport
+from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import count_w3
+from tests.ppo_core.test_trainer import CONFIG, without_seconds
+from tests.ppo_core.worlds import run_threads
+
+SCORES = torch.tensor([1.0, 3.0, 5.0, 7.0])  # mean 4, variance 5
+RETURNS = torch.tensor([[8.0, 99.0], [10.0, 12.0]])
+MASK = torch.tensor([[1.0, 0.0], [1.0, 1.0]])  # of 8, 10 and 12: mean 10, variance 8/3
+
+
+@pytest.fixture
+def network(tiny: TaskModels) -> ActorCritic:
+    return build_network(PPOConfig(), tiny.reference, None)
+
+
+def output(network: ActorCritic, state: torch.Tensor) -> float:
+    """The value of one hidden state, in reward."""
+    assert network.value_head is not None
+    return network.value_head(state).item() * network.value_std + network.value_mean
+
+
+def test_mean_and_variance_move_by_a_fifth_towards_each_batchs(network: ActorCritic) -> None:
+    statistics = ReturnStatistics()
+    statistics.begin(SCORES, network)
+    assert (statistics.mean, statistics.std) == (4.0, pytest.approx(math.sqrt(5)))
+    statistics.update(RETURNS, MASK, network)
+    # 4 + 0.2 · 6, and 0.8 · 5 + 0.2 · 8/3 + 0.16 · 36
+    assert (statistics.mean, statistics.variance) == (pytest.approx(5.2), pytest.approx(4 + 1.6 / 3 + 5.76))
+    again = ReturnStatistics()
+    again.load_state_dict(json.loads(json.dumps(statistics.state_dict())))
+    assert (again.mean, again.std) == (statistics.mean, statistics.std)
+
+
+def test_a_small_spread_beside_a_large_offset_is_not_lost(network: ActorCritic) -> None:
+    statistics = ReturnStatistics()
+    statistics.begin(1e6 + SCORES, network)
+    statistics.update(1e6 + RETURNS, MASK, network)
+    assert statistics.variance == pytest.approx(4 + 1.6 / 3 + 5.76)
+
+
+def test_a_new_head_begins_at_the_mean_score_and_later_values_stay_where_they_are(network: ActorCritic) -> None:
+    statistics, state = ReturnStatistics(), torch.randn(32, generator=torch.Generator().manual_seed(0))
+    statistics.begin(SCORES, network)
+    assert output(network, state) == 4.0
+    assert network.value_head is not None
+    torch.nn.init.normal_(network.value_head.weight)
+    before = output(network, state)
+    statistics.update(RETURNS, MASK, network)
+    assert output(network, state) == pytest.approx(before, rel=1e-5)
+
+
+def test_a_head_that_has_learned_elsewhere_begins_with_its_own_values(network: ActorCritic) -> None:
+    assert network.value_head is not None
+    torch.nn.init.normal_(network.value_head.weight)
+    state = torch.ones(32)
+    before = output(network, state)
+    ReturnStatistics().begin(SCORES, network)
+    assert output(network, state) == pytest.approx(before, rel=1e-5) and before != 4.0
+
+
+def test_scores_that_are_all_the_same_show_no_spread_yet(network: ActorCritic) -> None:
+    statistics = ReturnStatistics()
+    statistics.begin(torch.full((4,), 0.7), network)
+    assert statistics.std == 1.0
+    statistics.begin(SCORES, network)
+    assert (statistics.mean, statistics.std) == (4.0, pytest.approx(math.sqrt(5)))
+    statistics.begin(100 * SCORES, network)  # it has begun
+    assert statistics.mean == 4.0
+
+
+def test_all_processes_count_all_returns(tiny: TaskModels) -> None:
+    def counted(world: Any) -> tuple[float, float]:
+        network = build_network(PPOConfig(), tiny.reference, None)
+        statistics = ReturnStatistics(world)
+        statistics.begin(SCORES[2 * world.rank : 2 * world.rank + 2], network)
+        statistics.update(RETURNS[world.rank : world.rank + 1], MASK[world.rank : world.rank + 1], network)
+        return statistics.mean, statistics.variance
+
+    found = run_threads(2, counted)
+    assert found[0] == found[1] == (pytest.approx(5.2), pytest.approx(4 + 1.6 / 3 + 5.76))
+
+
+REWARD_UNITS = (
+    "objective/scores", "objective/rlhf_reward", "objective/non_score_reward", "objective/kl_coef", "reward/", "eval/reward",
+    "loss/value_avg", "val/return_std",
+)  # fmt: skip
+PACED = replace(CONFIG, lr_controller="kl_step", kl_target=1.0)
+
+
+def run_of(
+    tiny: TaskModels, config: PPOConfig, scale: float, offset: float = 0.0
+) -> tuple[PPOTrainer, list[StepReport]]:
+    """A run of the task with its rewards in another unit."""
+
+    def score(
+        prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]], ended: Sequence[bool]
+    ) -> Scored:
+        return Scored([scale * total + offset for total in count_w3(prompts, responses, tokens, ended).totals], {})
+
+    trainer = PPOTrainer(config, replace(tiny, reward=score))
+    return trainer, list(trainer)
+
+
+def unitless(report: StepReport) -> dict[str, float]:
+    return {n: v for n, v in without_seconds(report).metrics.items() if not n.startswith(REWARD_UNITS)}
+
+
+@pytest.mark.parametrize("changes", [{}, {"value_model": "separate"}, {"advantage_estimator": "rloo", "num_generations": 2, "whiten_advantages": True}],
+                         ids=["shared", "separate", "rloo"])  # fmt: skip
+@pytest.mark.parametrize("scale", [2.0**-7, 2.0**7])
+def test_a_rewards_unit_changes_nothing_but_its_own_numbers(
+    tiny: TaskModels, scale: float, changes: dict[str, Any]
+) -> None:
+    config = replace(PACED, **changes)
+    (one, expected), (other, found) = run_of(tiny, config, 1.0), run_of(tiny, config, scale)
+    assert [unitless(report) for report in found] == [unitless(report) for report in expected]
+    for name in ("objective/scores", "objective/kl_coef", "eval/reward"):
+        assert found[-1].metrics[name] == scale * expected[-1].metrics[name]
+    for name, weight in one.network.policy.state_dict().items():
+        assert torch.equal(weight, other.network.policy.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(0.01, 0.0), (100.0, 1000.0), (1.0, -40.0)])
+def test_other_units_and_offsets_part_the_first_advantages_by_rounding_alone(
+    tiny: TaskModels, scale: float, offset: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ppo_core import trainer
+
+    seen: list[torch.Tensor] = []
+    build = trainer.build_experience
+
+    def watched(*args: Any) -> Any:
+        experience = build(*args)
+        seen.append(experience.advantages)
+        return experience
+
+    monkeypatch.setattr(trainer, "build_experience", watched)
+    config = replace(PACED, total_episodes=16)
+    run_of(tiny, config, 1.0)
+    run_of(tiny, config, scale, offset)
+    assert torch.allclose(seen[0], seen[1], atol=1e-3)
+
+
+def test_rewards_own_units_are_kept_by_name(tiny: TaskModels) -> None:
+    trainer, reports = run_of(tiny, replace(CONFIG, normalize_values=False), 1.0)
+    assert (trainer.network.value_mean, trainer.network.value_std) == (0.0, 1.0)
+    assert "val/return_std" not in reports[-1].metrics
