@@ -162,7 +162,8 @@ class RunParser(HyperparameterParser):
 
 DESCRIPTION = (
     "Train once with PPO. Each value comes from its flag, else from {starts}, else from the task's reference, which "
-    "replaces the defaults below for its size, else from its default. Flags may be written with _ or -."
+    "replaces the defaults below for its size, else from its default. A run with kl_target but no "
+    "learning_rate has lr_controller = kl_step. Flags may be written with _ or -."
 )
 
 

@@ -63,7 +63,7 @@ class RunPlan:
     parts: Preparation | None
     """Set if the task is given by its parts; it is then to be written to the path `run.task`."""
     base_values: Mapping[str, HyperValue]
-    """Hyperparameters of the file or the trial, over the task's reference."""
+    """Hyperparameters of the file or the trial, over the task's reference, and what follows from them and the flags."""
     flags: Mapping[str, HyperValue]
     trl: TrlFile | None
     repo: HubRepo | None
@@ -85,6 +85,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
     parts = _checked_parts(settings, prefix) if settings.inline else None
     report_to = trackers.resolve(settings.report_to or ())
     flags = arguments.hyperparameters_of(vars(args))
+    base_values = {**_own_pace({**base_values, **flags}), **base_values}
     task = settings.task or DEFAULT_TASK
     reference = {} if parts is not None else get_task(task).reference
     config = arguments.layered(reference, base_values, flags)
@@ -117,6 +118,14 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
         stages=stages,
     )
     return RunPlan(run=run, parts=parts, base_values=base_values, flags=flags, trl=trl_file, repo=repo)
+
+
+def _own_pace(given: Mapping[str, HyperValue]) -> Mapping[str, HyperValue]:
+    """Return what lets a run keep its own pace, over the reference, if it is given a KL target but no rate."""
+    sets_rate = bool({"learning_rate", "lr_controller"} & given.keys()) or given.get("kl_controller") == "adaptive"
+    if given.get("kl_target") is None or sets_rate:
+        return {}
+    return {"lr_controller": "kl_step", "kl_coef": PPOConfig.kl_coef}  # a reference's β would do nothing
 
 
 _NOT_COUNTED_AS_CHANGES = ("total_episodes", "seed")

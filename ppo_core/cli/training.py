@@ -45,6 +45,7 @@ def lines(run: Run, kl_budget: float, room: str | None) -> list[str]:
         f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
         _length(run),
         *([] if run.stages_text is None else [run.stages_text]),
+        *([_pace(run.config)] if run.config.keeps_kl_step else []),
         *([f"{launched.size()} processes"] if launched.size() > 1 else []),
         f"other than the defaults: {params_line(changed)}" if changed else "all hyperparameters have their defaults",
         *(f"note: {line}" for line in (example_note(get_task(run.task)), *cautions(run.config)) if line),
@@ -66,6 +67,17 @@ def _length(run: Run) -> str:
         return f"{text}; ends after {run.last_step} (episode {run.last_step * batch})"
     asked, whole = config.total_episodes, iterations * batch
     return text if asked == whole else f"{text}; {asked} asked, {whole} run (whole batches of {batch})"
+
+
+def _pace(config: PPOConfig) -> str:
+    """Describe how the learning rate of a run that keeps its own pace moves."""
+    from ppo_core.algorithm.kl_step import FIRST_SHARE  # it imports torch
+
+    step = short(config.wanted_kl_step(launched.size()))
+    return (
+        f"the learning rate follows the KL step, {step} {KL_UNIT} in each iteration; its search begins at "
+        f"{short(FIRST_SHARE * config.learning_rate)}"
+    )
 
 
 FIRST_TIMED = 2

@@ -1,8 +1,8 @@
 """Read a YAML file written for TRL's PPO, unchanged.
 
 A file is TRL's if it has a field that only TRL has. Fields that it does not state have TRL's defaults; the critic is
-TRL's: a separate network that starts as the reward model, at the policy's learning rate. Values that depend on the
-number of iterations are resolved later: see `TrlFile`.
+TRL's: a separate network that starts as the reward model, predicts in reward, and has the policy's learning rate.
+Values that depend on the number of iterations are resolved later: see `TrlFile`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +26,8 @@ DEFAULTS: Mapping[str, HyperValue] = {
     "learning_rate": 3e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_mini_batches": 1,
     "local_rollout_forward_batch_size": 64, "response_length": 53, "temperature": 0.7, "missing_eos_penalty": None,
     "num_ppo_epochs": 4, "whiten_rewards": False, "kl_coef": 0.05, "kl_estimator": "k1", "cliprange": 0.2,
-    "vf_coef": 0.1, "cliprange_value": 0.2, "gamma": 1.0, "lam": 0.95, "seed": 42, "weight_decay": 0.0,
-    "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "lora_r": 16, "lora_alpha": 32,
+    "vf_coef": 0.1, "cliprange_value": 0.2, "normalize_values": False, "gamma": 1.0, "lam": 0.95, "seed": 42,
+    "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "lora_r": 16, "lora_alpha": 32,
     "value_model": "separate", "value_model_path": REWARD_MODEL, "lr_scheduler_type": "linear",
     "stop_token": "none", "stop_token_id": None,
 }  # fmt: skip

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2Fo
 
 from ppo_core import PPOConfig
 from ppo_core.__main__ import main
-from ppo_core.cli import publish
+from ppo_core.cli import new_run, publish
+from ppo_core.cli.arguments import core_parser
 from ppo_core.cli.ending import Ending
 from ppo_core.cli.run_folder import Run
 from ppo_core.data import lookup
@@ -163,6 +164,47 @@ def test_flags_win_over_the_file_over_the_defaults(run: Command, folder: Path) -
     assert json.loads((folder / "there" / "ppo_config.json").read_text()) == config
     stored = json.loads((folder / "there" / "run.json").read_text())
     assert (stored["save_every_episodes"], stored["finished"], stored["threads"]) == (8, True, 1)
+
+
+def test_with_a_kl_target_but_no_rate_the_run_finds_its_own(run: Command, folder: Path) -> None:
+    """The wanted KL step is a tenth of the target in each of ten iterations."""
+    (folder / "c.toml").write_text("total_episodes = 80\nbatch_size = 8\nresponse_length = 6\nkl_target = 2.0\n")
+    status, stdout, _ = run(*PARTS, "--config", "c.toml", "--output", "out")
+    stored = json.loads((folder / "out" / "run.json").read_text())["config"]
+    assert status == 0 and (stored["lr_controller"], stored["learning_rate"]) == ("kl_step", 3e-6)
+    rates = [step["lr"] for step in steps(folder / "out")[1:]]
+    assert rates[0] == pytest.approx(3e-8) and rates[1] == pytest.approx(3e-7), "tenfold while it is searched"
+    assert "0.2 nats/response" in stdout and "begins at 3e-08" in stdout
+    # Its task has a rate: the search begins there.
+    task = (folder / "out" / "task.toml").read_text()
+    (folder / "own.toml").write_text(f"{task}\n[reference]\nlearning_rate = 1e-3\nkl_coef = 0.5\n")
+    values = planned("--task", "own.toml", "--kl_target", "2")
+    assert (values.lr_controller, values.learning_rate, values.kl_coef) == ("kl_step", 1e-3, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("flags", "controller"),
+    [
+        ("", "schedule"),
+        ("--kl_target 2", "kl_step"),
+        ("--kl_target 2 --kl_controller hold", "kl_step"),
+        ("--kl_target 2 --learning_rate 1e-3 --lr_controller kl_step", "kl_step"),
+        ("--kl_target 2 --learning_rate 1e-3", "schedule"),
+        ("--kl_target 2 --lr_controller schedule", "schedule"),
+        ("--kl_target 2 --kl_controller adaptive", "schedule"),
+        ("--kl_target 2 --config rate.toml", "schedule"),
+        ("--kl_target 2 --config trl.yaml", "schedule"),
+    ],
+)
+def test_a_rate_that_is_given_is_followed(folder: Path, flags: str, controller: str) -> None:
+    (folder / "rate.toml").write_text("learning_rate = 1e-3\n")
+    (folder / "trl.yaml").write_text("dataset_name: prompts.jsonl\ntotal_episodes: 64\n")
+    assert planned(*PARTS, *flags.split()).lr_controller == controller
+
+
+def planned(*argv: str) -> PPOConfig:
+    """The configuration of a run that is given these flags."""
+    return new_run.plan(core_parser().parse_args(argv), "a command").run.config
 
 
 def test_a_yaml_of_trls_trains(run: Command, folder: Path) -> None:

@@ -149,6 +149,7 @@ def test_the_tldr_example() -> None:
     assert (config.value_model, config.value_model_path) == ("separate", "reward_model")
     assert (config.stop_token, config.stop_token_id, config.missing_eos_penalty) == ("eos", None, 1.0)
     assert config.seed == 42, "TRL's default, not ours"
+    assert not config.normalize_values, "its value clip is in reward"
     # 15,625 iterations of 64: TRL samples completions in every 1,562nd.
     assert config.eval_every_episodes == 1562 * 64
     assert file.save_every_episodes(config) == 500 * 64

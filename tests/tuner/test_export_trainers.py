@@ -1,5 +1,6 @@
 """`export --to`: a configuration in other trainers' keys; what they have no key for is listed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from ppo_core.errors import ConfigError
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import trial_row
+from tuner.confirm.plan import Plan
 from tuner.exchange import TRAINERS
-from tuner.exchange.launch_config import LaunchConfig, launch_config
+from tuner.exchange.launch_config import LaunchConfig, Readings, launch_config
 from tuner.exchange.table import effective
 from tuner.exchange.table import write as write_table
-from tuner.exchange.trainers import TARGETS, read, write
+from tuner.exchange.trainers import TARGETS, _flat, read, write
 from tuner.judge.results import read_study
 from tuner.store import Store, schema
 from tuner.study.spec import StudySpec
@@ -32,7 +34,8 @@ ACTOR = "actor_rollout_ref.actor"
 
 def of(**values: HyperValue) -> LaunchConfig:
     """Return a configuration of the reviews task with some values changed."""
-    return LaunchConfig(trial_row(3), arguments.layered(REVIEWS.reference, values), ("Trial 3.",), 10.0, None, None)
+    config = arguments.layered(REVIEWS.reference, values)
+    return LaunchConfig(trial_row(3), config, ("Trial 3.",), 10.0, None, Readings())
 
 
 def export(config: LaunchConfig, target: str) -> tuple[str, dict[str, Any], dict[str, str]]:
@@ -171,26 +174,87 @@ def test_the_names_that_trl_shares_are_all_of_them() -> None:
 
 
 def test_what_has_no_key_is_listed() -> None:
-    adaptive = replace(of(kl_target=6.0, kl_clamp=5.0, kl_estimator="abs", whiten_rewards=True), last_kl_coef=0.125)
+    adaptive = of(kl_target=6.0, kl_clamp=5.0, kl_estimator="abs", whiten_rewards=True)
+    adaptive = replace(adaptive, readings=Readings(kl_coef=0.125))
     text, keys, unsaid = export(adaptive, "trl")
     end = text.split("# No key there, or another meaning:\n")[1]
     assert "#   kl_target = 6\n" in end and "#   kl_estimator = abs\n" in end and "#   kl_clamp = 5\n" in end
     assert "kl_estimator" not in keys and "whiten_rewards" not in unsaid
     assert yaml.safe_load(text)["kl_coef"] == 0.125, "β is what it had adapted to"
     assert "not this file's" in text.splitlines()[0] and "0.125" in text.split("Trial 3.")[0]
-    landing = replace(of(kl_target=6.0, kl_controller="landing"), last_kl_coef=0.125)
-    assert yaml.safe_load(export(landing, "trl")[0])["kl_coef"] == 0.125
     for target in ("openrlhf", "verl"):
         unsaid = export(adaptive, target)[2]
         assert "a mean per token there, a sum per response here" in unsaid["kl_target"]
         assert {"whiten_rewards", "kl_clamp"} <= unsaid.keys()
 
 
+KEEPS_PACE: dict[str, HyperValue] = {
+    "kl_target": 6.0, "lr_controller": "kl_step", "kl_step": 0.05, "value_lr_scheduler_type": "cosine",
+    "cliprange_value": 0.2, "vf_coef": 0.5,
+}  # fmt: skip
+RATE, CLIP = 0, 3
+KEYS = {
+    "trl": ("learning_rate", "lr_scheduler_type", "warmup_steps", "cliprange_value"),
+    "openrlhf": ("actor.adam.lr", "actor.lr_scheduler", "actor.lr_warmup_ratio", "critic.value_clip"),
+    "verl": (
+        *(f"{ACTOR}.optim.{name}" for name in ("lr", "lr_scheduler_type", "lr_warmup_steps_ratio")),
+        "critic.cliprange_value",
+    ),
+}
+
+
+def flags(launch: LaunchConfig, target: str) -> dict[str, str]:
+    """Return a written file's values as text, by key."""
+    text = write(launch, target, "reviews").text
+    if target == "openrlhf":
+        lines = (line.strip(" \\").removeprefix("--").partition(" ") for line in text.splitlines())
+        return {key: value for key, _, value in lines}
+    return {key: str(value) for key, value in _flat(yaml.safe_load(text)).items()}
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_what_a_run_found_itself_is_a_constant_elsewhere_and_the_critics_units_are_rewards(target: str) -> None:
+    read = Readings(kl_coef=0.125, lr=2e-05, return_std=2.5)
+    launch = replace(of(**KEEPS_PACE), readings=read)
+    found = flags(launch, target)
+    schedule = "constant" if target == "verl" else "constant_with_warmup"
+    assert [found[key] for key in KEYS[target]] == ["2e-05", schedule, "0.1", "0.5"]
+    if target == "trl":
+        assert float(found["vf_coef"]) == pytest.approx(0.08)
+    end = write(launch, target, "reviews").text.split("# No key there, or another meaning:\n")[1]
+    assert "kl_target = 6" in end and not [name for name in ("controller", "kl_step", "normalize") if name in end]
+    assert ("vf_coef = 0.08" in end) is (target != "trl")
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_a_trial_with_a_schedule_keeps_it_and_its_critics_units_are_rewards_too(target: str) -> None:
+    rate, clip = (KEYS[target][place] for place in (RATE, CLIP))
+    config = of(learning_rate=1e-4, lr_scheduler_type="cosine", cliprange_value=0.2)
+    found = flags(replace(config, readings=Readings(lr=2e-05, return_std=0.5)), target)
+    assert (found[rate], found[clip]) == ("0.0001", "0.1") and found[KEYS[target][1]].startswith("cosine")
+    in_reward = replace(of(cliprange_value=0.2, normalize_values=False), readings=Readings(return_std=0.5))
+    assert flags(in_reward, target)[clip] == "0.2"
+    assert "normalize_values" not in write(in_reward, target, "reviews").text, "as there"
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_a_trial_without_readings_is_written_as_configured_and_says_so(target: str) -> None:
+    launch = of(**KEEPS_PACE, learning_rate=1e-4, kl_coef=0.25)
+    found, text = flags(launch, target), write(launch, target, "reviews").text
+    assert (found[KEYS[target][RATE]], found[KEYS[target][CLIP]]) == ("0.0001", "0.2")
+    assert text.count("as configured") == 2 and "normalize_values = true" in text
+
+
+def test_a_file_of_our_own_says_what_the_run_is_to_find_again() -> None:
+    launch = replace(of(**KEEPS_PACE), readings=Readings(kl_coef=0.125, lr=2e-05, return_std=2.5))
+    assert KEEPS_PACE.items() <= yaml.safe_load(write(launch, "yaml", "reviews").text).items()
+
+
 @pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_approxkl", 0.1), ("top_k", 40), ("stop_strings", "\n"), ("normalize_rewards", "reference"),
+        ("top_k", 40), ("stop_strings", "\n"), ("normalize_rewards", "reference"),
         ("skip_nonfinite_updates", True), ("value_lr_scheduler_type", "cosine"), ("log_ratio_clamp", 5.0),
         ("whiten_advantages", False), ("missing_eos_penalty", 2.0), ("overlong_buffer", 6), ("stop_token", "none"),
         ("cliprange_high", 0.4), ("num_generations", 4), ("entropy_coef", 0.02), ("use_kl_loss", True),
@@ -256,9 +320,34 @@ def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tm
     assert found.facts[-1] == "The same here: ppo-tuner train --from made 2"
     other = launch_config(with_store, view, 0)
     assert other is not None and other.facts[1].startswith("Eval reward 1.000 ± 0.030, eval KL 4.00 ± 0.20")
-    assert found.last_kl_coef == 0.05
+    assert found.readings == Readings(kl_coef=0.05)
     running = launch_config(with_store, view, 7)
     assert running is not None and running.facts[1].startswith("It has no value yet (status ")
+    with_store.close()
+
+
+def test_the_readings_are_what_a_run_of_that_length_came_to(tmp_path: Path) -> None:
+    with_store = stored(tmp_path)
+
+    def read(trial: int, rates: Sequence[float | None]) -> None:
+        steps = schema.steps
+        with with_store._engine.begin() as connection:
+            for step, rate in enumerate(rates):
+                at = (steps.c.trial_id == trial) & (steps.c.step == step)
+                connection.execute(update(steps).where(at).values(lr=rate, val_return_std=0.5 * step))
+
+    best = with_store.trial(read_study(with_store, "made").row, 2)
+    read(best.id, (None, 0.0, 7e-3, 4e-5, 2e-5))
+    found = launch_config(with_store, read_study(with_store, "made"), 2)
+    assert found is not None
+    assert found.readings == Readings(kl_coef=0.05, lr=pytest.approx(3e-5), return_std=2.0)
+
+    made_study.confirm(with_store, "made", Plan(top=1, seeds=3, total_episodes=512))
+    view = read_study(with_store, "made")
+    read(next(row.id for row in view.confirming if row.parent == 2), (None, None, None, 1e-5))
+    found = launch_config(with_store, view, 2)
+    assert found is not None and found.config.total_episodes == 512
+    assert found.readings == Readings(lr=1e-5, return_std=1.5), "the pace follows the length"
     with_store.close()
 
 

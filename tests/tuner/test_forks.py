@@ -42,13 +42,13 @@ def test_a_fork_has_its_parents_config_but_for_what_it_changes() -> None:
     assert config == CONFIG | {"kl_coef": 0.1, "num_ppo_epochs": 2}
 
 
-def test_a_beta_that_is_set_in_a_fork_no_longer_lands() -> None:
-    landing = CONFIG | {"kl_target": 5.0, "kl_controller": "landing"}
-    fixed = check(landing, {"kl_coef": CONFIG["kl_coef"]}, EPISODE)
-    assert fixed == CONFIG
-    adaptive = check(landing, {"kl_coef": 0.2, "kl_target": 4.0}, EPISODE)
+def test_a_fork_that_is_given_a_beta_or_a_rate_no_longer_keeps_its_own_pace() -> None:
+    paced = CONFIG | {"kl_target": 5.0, "lr_controller": "kl_step"}
+    assert check(paced, {"kl_coef": CONFIG["kl_coef"]}, EPISODE) == CONFIG
+    assert check(paced, {"learning_rate": 1e-5}, EPISODE) == CONFIG | {"learning_rate": 1e-5}
+    adaptive = check(paced, {"kl_coef": 0.2, "kl_target": 4.0}, EPISODE)
     assert adaptive == CONFIG | {"kl_coef": 0.2, "kl_target": 4.0}
-    assert check(landing, {"kl_target": 4.0}, EPISODE) == landing | {"kl_target": 4.0}
+    assert check(paced, {"kl_target": 4.0}, EPISODE) == paced | {"kl_target": 4.0}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Choose a study's configuration to launch, and state its facts. Never imports torch."""
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,18 @@ from tuner.study.status import Role
 
 
 @dataclass(frozen=True)
+class Readings:
+    """What a run moved by itself; None: never reported."""
+
+    kl_coef: float | None = None
+    """β at its end."""
+    lr: float | None = None
+    """Median of the policy's learning rate over its second half."""
+    return_std: float | None = None
+    """Standard deviation of the returns at its end, in reward."""
+
+
+@dataclass(frozen=True)
 class LaunchConfig:
     """A configuration to launch."""
 
@@ -29,8 +42,8 @@ class LaunchConfig:
     """The study's, in nats per response."""
     stop_at_episode: int | None
     """Episode to stop at, that of the checkpoint; None: the run's end."""
-    last_kl_coef: float | None
-    """β at the end of the trial; None: never reported."""
+    readings: Readings
+    """Of a run of this length."""
 
 
 def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchConfig | None:
@@ -63,7 +76,7 @@ def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchCo
         tuple(_facts(store, view, trial, config, answer, checkpoint)),
         view.spec.kl_budget,
         forks.stop_of(again),
-        _last_kl_coef(store, trial),
+        _readings(store, _run(view, trial, config)),
     )
 
 
@@ -125,7 +138,23 @@ def _checkpoint_facts(
     )
 
 
-def _last_kl_coef(store: Store, trial: TrialRow) -> float | None:
-    rows = store.steps([trial.id], ("objective/kl_coef",))
-    found = [row["objective/kl_coef"] for row in rows if row["objective/kl_coef"] is not None]
-    return float(found[-1]) if found and math.isfinite(found[-1]) else None
+def _run(view: StudyView, trial: TrialRow, config: PPOConfig) -> TrialRow:
+    """Return the trial, or the longest run that confirmed it where `config` has the length of these."""
+    if trial.config["total_episodes"] == config.total_episodes:
+        return trial
+    own = (row for row in view.confirming if row.parent == trial.number)
+    return max(
+        (row for row in own if row.config["total_episodes"] == config.total_episodes), key=lambda row: row.episodes
+    )
+
+
+def _readings(store: Store, run: TrialRow) -> Readings:
+    metrics = ("objective/kl_coef", "lr", "val/return_std")
+    rows = store.steps([run.id], metrics)
+    coefs, rates, stds = ([row[metric] for row in rows if row[metric] is not None] for metric in metrics)
+    learning = [rate for rate in rates[len(rates) // 2 :] if rate > 0]  # 0 while only the critic learns
+    return Readings(
+        coefs[-1] if coefs else None,
+        statistics.median(learning) if learning else None,
+        stds[-1] if stds else None,
+    )

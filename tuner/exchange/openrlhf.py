@@ -6,7 +6,7 @@ iterations over N, counted from 0; -1: in all. (The older `freezing_actor_steps`
 
 from typing import Any
 
-from tuner.exchange.table import PER_TOKEN, Ours, Row, Table, Theirs, count, never, pair, per_prompt, words
+from tuner.exchange.table import IN_REWARD, PER_TOKEN, Ours, Row, Table, Theirs, count, never, pair, per_prompt, words
 
 _RESPONSES = "rollout.n_samples_per_prompt"
 _FLOORED = "cosine_with_min_lr"
@@ -69,7 +69,7 @@ OPENRLHF = Table(
         Row("cliprange", "actor.eps_clip"),
         *pair("cliprange", "cliprange_high", "actor.eps_clip_low_high"),
         Row("dual_clip", "actor.dual_clip"),
-        Row("cliprange_value", "critic.value_clip"),
+        Row("cliprange_value", "critic.value_clip", to_ours=never),
         Row("entropy_coef", "actor.entropy_coef"),
         words("advantage_estimator", {"gae": "gae", "rloo": "rloo", "grpo": "group_norm"}, "algo.advantage.estimator"),
         Row("gamma", "algo.advantage.gamma"),
@@ -94,7 +94,8 @@ OPENRLHF = Table(
     {
         "kl_target": PER_TOKEN,
         "algo.kl.target": PER_TOKEN,
-        "value_model": "its critic is a network of its own",
+        "critic.value_clip": IN_REWARD,
+        **dict.fromkeys(("value_model", "vf_coef"), "its critic is a network of its own"),
         "kl_clamp": "it bounds the sampled KL of a token to ± 10 nats",
         "min_lr_rate": f"only its {_FLOORED} has a floor",
         "data.max_samples": "it counts prompts of passes over the data",

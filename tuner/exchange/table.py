@@ -15,6 +15,7 @@ Ours = Mapping[str, Any]
 Theirs = Mapping[str, Any]
 """Values by the trainer's keys; nested keys are joined by dots."""
 PER_TOKEN = "a mean per token there, a sum per response here"
+IN_REWARD = "in reward there, in standard deviations of the returns here"
 _FOLLOWS = {"cliprange_high": "cliprange"} | {
     f"value_{name}": name for name in ("lr_scheduler_type", "warmup_ratio", "max_grad_norm")
 }
@@ -148,6 +149,7 @@ def write(table: Table, values: Ours) -> tuple[dict[str, Any], dict[str, str]]:
     with_row = {row.ours for row in table.rows}
     usual = {name: declared.default for name, declared in HYPERPARAMETERS.items()}
     usual |= {name: values[other] for name, other in _FOLLOWS.items()}
+    usual["normalize_values"] = False  # as in all of them
     inexpressible = [name for name in HYPERPARAMETERS if name not in expressed and inert(name, values) is None]
     return keys, {
         name: table.why.get(name, "")

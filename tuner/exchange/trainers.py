@@ -137,6 +137,46 @@ class ConfigFile:
     """Our names that the trainer has no key for."""
 
 
+WARMUP = 0.1
+"""Share of a run over which the learning rate rises, where it is constant in place of one that followed the KL step."""
+
+
+def _held(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return constants for what the run moved with its KL, and a line on them."""
+    config, read = launch.config, launch.readings
+    if config.kl_target is None:
+        return {}, []
+    values: dict[str, Any] = {"kl_controller": None, "lr_controller": "schedule", "kl_step": None}
+    moved = "β and the learning rate" if config.keeps_kl_step else "β"
+    begin = f"The figures below are not this file's: in the study {moved} moved with the KL."
+    if read.kl_coef is None or (config.keeps_kl_step and read.lr is None):
+        return values, [f"{begin} The trial has no readings of that, so it is as configured: measure the KL again."]
+    values["kl_coef"] = read.kl_coef
+    here = f"Here β stays at what it was at the end of the trial, {short(read.kl_coef)}"
+    if config.keeps_kl_step:
+        values |= {"learning_rate": read.lr, "lr_scheduler_type": "constant_with_warmup", "warmup_ratio": WARMUP}
+        here += f", and the rate, after a warm-up, at its median over the second half, {short(read.lr)}"
+    return values, [f"{begin} {here}, so measure the KL again."]
+
+
+def _in_reward(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return what the run had in standard deviations of its returns, in reward, and a line on that."""
+    config, std = launch.config, launch.readings.return_std
+    if not (config.has_critic and config.normalize_values):
+        return {}, []
+    begin = "In the study the critic's errors are in standard deviations of the returns."
+    names = "cliprange_value and vf_coef"
+    if std is None:
+        return {}, [f"{begin} The trial has no reading of that, so {names} are as configured."]
+    clip = config.cliprange_value
+    values = {
+        "normalize_values": False,
+        "cliprange_value": None if clip is None else clip * std,
+        "vf_coef": config.vf_coef / std**2,
+    }
+    return values, [f"{begin} Here {names} are for errors in reward, converted by the trial's last, {short(std)}."]
+
+
 def write(launch: LaunchConfig, name: str, task: str) -> ConfigFile:
     """Write a task's configuration for the target `name` of `TARGETS`.
 
@@ -150,15 +190,9 @@ def write(launch: LaunchConfig, name: str, task: str) -> ConfigFile:
         if launch.stop_at_episode is not None:
             content["stop_at_episode"] = launch.stop_at_episode
         return ConfigFile(f"{_comments([*launch.facts, *target.launch])}\n{_yaml(content)}")
-    facts = [*launch.facts, f"Names are those of {table.title}.", *target.launch]
-    values = effective(launch.config)
-    if values["kl_target"] is not None and launch.last_kl_coef is not None:
-        facts.insert(
-            0,
-            "The figures below are not this file's: in the study β moved with the KL. Here it stays at what it "
-            f"was at the end of the trial, {short(launch.last_kl_coef)}, so measure the KL again.",
-        )
-        values |= {"kl_coef": launch.last_kl_coef, "kl_controller": "adaptive"}
+    (held, on_held), (in_reward, on_reward) = _held(launch), _in_reward(launch)
+    facts = [*on_held, *launch.facts, *on_reward, f"Names are those of {table.title}.", *target.launch]
+    values = effective(launch.config) | held | in_reward
     keys, without_key = write_table(table, values)
     if "advantage_estimator" in without_key:
         raise ConfigError(

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ppo_core.cli import trl
-from tuner.exchange.table import Ours, Row, Table, Theirs, count, never
+from tuner.exchange.table import IN_REWARD, Ours, Row, Table, Theirs, count, never
 
 _PASS, _PASSES, _STEPS = "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches"
 _MARKS = {"num_ppo_epochs", "kl_coef", "cliprange", "vf_coef", "lam", _STEPS, "response_length", "missing_eos_penalty",
           "reward_model_path", "sft_model_path", "num_sample_generations", "total_episodes"}  # fmt: skip
 """Fields that the configurations of TRL's other trainers lack."""
-_APART = (_PASS, _PASSES, _STEPS, "max_grad_norm", "kl_estimator", "load_in_4bit")
+_OF_VALUES = ("cliprange_value", "vf_coef")
+_APART = (_PASS, _PASSES, _STEPS, "max_grad_norm", "kl_estimator", "load_in_4bit", *_OF_VALUES)
 
 
 def _rows_in_pass(batch: int, ours: Ours) -> int:
@@ -47,6 +48,7 @@ TRL = Table(
     lambda flat: trl.is_trl(flat) and not _MARKS.isdisjoint(flat),
     (
         *(Row(name, name) for name in trl.SAME if name not in _APART),
+        *(Row(name, name, to_ours=never) for name in _OF_VALUES),
         Row("batch_size", _PASS, _rows_in_pass, _batch),
         Row("batch_size", _PASSES, lambda batch, ours: batch // _rows_in_pass(batch, ours), _batch),
         Row("mini_batch_size", _STEPS, lambda size, ours: ours["batch_size"] // size, _mini_batch),
@@ -71,6 +73,7 @@ TRL = Table(
         "value_model": "its critic is a network of its own, and starts as reward_model_path",
         "max_grad_norm": "it is declared there, and clips nothing",
         "log_ratio_clamp": "the log-ratio has no bound there",
+        **dict.fromkeys(_OF_VALUES, IN_REWARD),
         **dict.fromkeys(trl.COUNTED, "it counts iterations or epochs, which depend on the study's length"),
     },
     of_one_process=("batch_size", "mini_batch_size"),

@@ -6,7 +6,7 @@ The KL is in the reward or a loss, by two switches; a coefficient counts only if
 
 from typing import Any
 
-from tuner.exchange.table import PER_TOKEN, Ours, Row, Table, Theirs, count, never, pair, per_prompt, words
+from tuner.exchange.table import IN_REWARD, PER_TOKEN, Ours, Row, Table, Theirs, count, never, pair, per_prompt, words
 
 _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _OPTIM, _RESPONSES = f"{_ACTOR}.optim", f"{_ROLLOUT}.n"
@@ -82,7 +82,7 @@ VERL = Table(
         Row("cliprange", f"{_ACTOR}.clip_ratio_low"),
         Row("cliprange_high", f"{_ACTOR}.clip_ratio_high"),
         Row("dual_clip", f"{_ACTOR}.clip_ratio_c"),
-        Row("cliprange_value", "critic.cliprange_value"),
+        Row("cliprange_value", "critic.cliprange_value", to_ours=never),
         Row("entropy_coef", f"{_ACTOR}.entropy_coeff"),
         words("advantage_estimator", {name: name for name in ("gae", "rloo", "grpo")}, "algorithm.adv_estimator"),
         Row("gamma", "algorithm.gamma"),
@@ -103,11 +103,12 @@ VERL = Table(
     {
         "kl_target": PER_TOKEN,
         "algorithm.kl_ctrl.target_kl": PER_TOKEN,
+        "critic.cliprange_value": IN_REWARD,
         **dict.fromkeys(_SWITCHES, "either neither or both are on"),
         **dict.fromkeys((*_COEFFICIENTS, *_KINDS), _OFF),
         f"{_ACTOR}.clip_ratio": "clip_ratio_low and clip_ratio_high decide",
         "mini_batch_size": "it counts whole prompts",
-        "value_model": "its critic is a network of its own",
+        **dict.fromkeys(("value_model", "vf_coef"), "its critic is a network of its own"),
         "bf16": "its engines compute in bfloat16",
     },
 )  # fmt: skip
