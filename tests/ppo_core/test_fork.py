@@ -17,6 +17,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.stages import Stage, StagedTrainer, described, require_reached
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.models.load import TaskModels
+from ppo_core.run_state import RunState
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.test_trainer import without_seconds
 
@@ -37,6 +38,7 @@ BASE = PPOConfig(
     eval_every_episodes=64,
 )
 ADAPTIVE: dict[str, Any] = {"kl_target": 1.0, "kl_horizon": 16}
+PACED: dict[str, Any] = {"kl_target": 1.0, "lr_controller": "kl_step"}
 
 
 def run_to_fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
@@ -87,6 +89,24 @@ def _statistics(trainer: PPOTrainer) -> None:
 
 def _target(trainer: PPOTrainer) -> None:
     trainer.state.kl_controller.target = trainer.config.kl_target
+    assert trainer.state.kl_step is not None
+    trainer.state.kl_step.wanted = trainer.config.wanted_kl_step()
+
+
+def _begun(trainer: PPOTrainer) -> None:
+    _beta(trainer)
+    state = RunState.begin(trainer.config, trainer.models)
+    trainer.state.kl_step = state.kl_step
+
+
+def _schedule(trainer: PPOTrainer) -> None:
+    _beta(trainer)
+    trainer.state.kl_step = None
+
+
+def _in_reward(trainer: PPOTrainer) -> None:
+    trainer.state.returns = None
+    trainer.network.set_value_units(0.0, 1.0)
 
 
 def _nothing(trainer: PPOTrainer) -> None:
@@ -101,10 +121,12 @@ def _nothing(trainer: PPOTrainer) -> None:
         (ADAPTIVE, {"kl_target": 3.0}, _beta),
         (ADAPTIVE, {"kl_horizon": 64}, _beta),
         (ADAPTIVE, {"kl_target": None, "kl_horizon": None}, _beta),
-        (ADAPTIVE, {"kl_controller": "landing"}, _beta),
-        (ADAPTIVE | {"kl_controller": "landing"}, {"lam": 0.9}, _nothing),  # with its forecast
-        (ADAPTIVE | {"kl_controller": "landing"}, {"kl_target": 3.0}, _target),
-        (ADAPTIVE | {"kl_controller": "landing"}, {"kl_controller": "adaptive"}, _beta),
+        (ADAPTIVE, {"lr_controller": "kl_step"}, _begun),
+        (PACED, {"lam": 0.9}, _nothing),  # with its rate and β
+        (PACED, {"learning_rate": 1e-5}, _nothing),  # only where the search of the rate begins
+        (PACED, {"kl_target": 3.0}, _target),
+        (PACED, {"lr_controller": "schedule"}, _schedule),
+        ({}, {"normalize_values": False}, _in_reward),
         (ADAPTIVE, {"learning_rate": 1e-3, "lr_scheduler_type": "cosine"}, _nothing),  # the adapted β goes on
         ({"kl_target": 1.0}, {"total_episodes": 128}, _horizon),  # a tenth of the run, by default
         ({}, {"adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.1}, _adam),
@@ -207,7 +229,8 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "whiten_rewards": ({}, {"whiten_rewards": True}),
     "kl_coef": ({}, {"kl_coef": 0.5}),
     "kl_target": ({}, {"kl_target": 6.0}),
-    "kl_controller": (ADAPTIVE, {"kl_controller": "landing"}),
+    "lr_controller": (ADAPTIVE, {"lr_controller": "kl_step"}),
+    "kl_step": (PACED, {"kl_step": 0.3}),
     "kl_horizon": (ADAPTIVE, {"kl_horizon": 100}),
     "kl_estimator": ({}, {"kl_estimator": "k3"}),
     "use_kl_loss": ({}, {"use_kl_loss": True}),
@@ -216,9 +239,9 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cliprange_high": ({}, {"cliprange_high": 1e-3}),
     "dual_clip": ({}, {"dual_clip": 1.21}),
     "log_ratio_clamp": ({}, {"log_ratio_clamp": 1e-3}),
-    "max_approxkl": ({}, {"max_approxkl": 1e-9}),
     "cliprange_value": ({}, {"cliprange_value": 1e-4}),
     "vf_coef": ({}, {"vf_coef": 2.0}),
+    "normalize_values": ({}, {"normalize_values": False}),
     "entropy_coef": ({}, {"entropy_coef": 0.1}),
     "gamma": ({}, {"gamma": 0.5}),
     "lam": ({}, {"lam": 0.2}),
@@ -246,6 +269,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Of each hyperparameter that shows in the next two steps: what the run has otherwise, and the change."""
 UNSEEN = {
+    "kl_controller": "it follows lr_controller",
     "per_device_train_batch_size": "memory",
     "local_rollout_forward_batch_size": "memory",
     "gradient_checkpointing": "memory",

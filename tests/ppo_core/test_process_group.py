@@ -46,7 +46,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "shared critic": {"normalize_rewards": "running", "whiten_rewards": True},
     "separate critic": {"value_model": "separate", "per_device_train_batch_size": 2, "entropy_coef": 0.01},
     "LoRA": {"use_peft": True, "value_model": "separate"},
-    "LoRA, shared": {"use_peft": True, "top_k": 8, "top_p": 0.9, "max_approxkl": 0.05},
+    "LoRA, shared": {"use_peft": True, "top_k": 8, "top_p": 0.9, "kl_target": 1.0, "lr_controller": "kl_step"},
     "FSDP, shared critic": {"use_fsdp": True, "max_grad_norm": 0.5},
     "FSDP as ZeRO-2": {"use_fsdp": True, "fsdp_reshard_after_forward": False, "per_device_train_batch_size": 2},
     "FSDP, separate critic": {

@@ -320,45 +320,60 @@ def test_trial_0_is_trls_values_at_the_tasks_rates() -> None:
 
 
 def beta(study: StudySpec, **params: Any) -> tuple[float, float | None, str]:
-    """What a trial's β begins at, where it brings the KL, and how."""
+    """What a trial's β begins at, where it brings the KL, and what sets its learning rate."""
     config = study.config({**study.reference_params(), **params})
-    return config.kl_coef, config.kl_target, config.kl_controller
+    return config.kl_coef, config.kl_target, config.lr_controller
 
 
-def test_beta_lands_the_kl_within_the_budget_where_the_study_does_not_say_how_it_moves() -> None:
+def test_trials_keep_their_own_pace_where_the_study_sets_neither_a_rate_nor_beta() -> None:
     study = spec(search={"lam": "advised"}, kl={"budget": 6.0, "limit": 15.0})
-    assert study.lands_kl
-    assert beta(study) == (0.05, pytest.approx(5.1), "landing")
-    assert beta(study.with_keys({"kl": {"budget": 4.0}}, "set")) == (0.05, pytest.approx(3.4), "landing")
+    assert study.keeps_kl_step
+    assert beta(study) == (0.05, pytest.approx(5.1), "kl_step")
+    assert beta(study.with_keys({"kl": {"budget": 4.0}}, "set")) == (0.05, pytest.approx(3.4), "kl_step")
+    assert study.config({}).learning_rate == 2e-4, "the task's, where the search of the rate begins"
 
 
-def test_a_beta_that_lands_does_not_begin_at_the_references_and_one_that_a_trial_sets_does_not_land() -> None:
+def test_a_paced_trial_does_not_begin_at_the_references_beta_and_one_that_sets_beta_or_rate_keeps_no_pace() -> None:
     study = spec(task=BETA_TASK_PATH, search={"lam": "advised"}, kl={"budget": 6.0, "limit": 15.0})
     assert get_task(study.task).reference["kl_coef"] == 0.3
-    assert beta(study) == (0.05, pytest.approx(5.1), "landing")
-    assert beta(study, kl_target=4.0) == (0.05, 4.0, "landing")
-    assert beta(study, kl_coef=0.1) == (0.1, None, "adaptive")
-    assert beta(study, kl_coef=0.1, kl_target=4.0) == (0.1, 4.0, "adaptive")
+    assert beta(study) == (0.05, pytest.approx(5.1), "kl_step")
+    assert beta(study, kl_target=4.0) == (0.05, 4.0, "kl_step")
+    assert beta(study, kl_coef=0.1) == (0.1, None, "schedule")
+    assert beta(study, kl_coef=0.1, kl_target=4.0) == (0.1, 4.0, "schedule")
+    assert beta(study, learning_rate=1e-3) == (0.3, pytest.approx(5.1), "schedule")
 
 
-def test_a_study_says_how_beta_moves_by_its_search_or_by_what_it_fixes() -> None:
+def test_a_study_says_how_rate_and_beta_move_by_its_search_or_by_what_it_fixes() -> None:
     kl = {"budget": 6.0, "limit": 15.0}
     fixed_by_search = spec(search={"kl_coef": "advised"}, kl=kl)
-    assert beta(fixed_by_search, kl_coef=0.1) == (0.1, None, "adaptive")
-    assert beta(spec(search={"lam": "advised"}, fixed={"kl_coef": 0.2}, kl=kl)) == (0.2, None, "adaptive")
-    target = spec(search={"lam": "advised"}, fixed={"kl_target": 4.0, "kl_coef": 0.2}, kl=kl)
-    assert beta(target) == (0.2, 4.0, "adaptive")
+    assert beta(fixed_by_search, kl_coef=0.1) == (0.1, None, "schedule")
+    assert beta(spec(search={"lam": "advised"}, fixed={"kl_coef": 0.2}, kl=kl)) == (0.2, None, "schedule")
+    rate = spec(search={"learning_rate": "advised"}, kl=kl)
+    assert beta(rate, learning_rate=1e-3) == (0.05, pytest.approx(5.1), "schedule"), "β adapts to the budget's share"
     both = spec(search={"kl_coef": "advised", "kl_target": "advised"}, kl=kl)
     assert both.reference_params() == {"kl_coef": 0.05, "kl_target": pytest.approx(5.1)}
-    assert beta(both, kl_coef=0.1, kl_target=8.0) == (0.1, 8.0, "adaptive")
-    landing = spec(search={"kl_target": "advised"}, fixed={"kl_controller": "landing"}, kl=kl)
-    assert beta(landing, kl_target=8.0) == (0.05, 8.0, "landing")
-    assert beta(spec(search={"lam": "advised"}, fixed={"kl_controller": "adaptive"}, kl=kl))[2] == "adaptive"
-    assert not any(one.lands_kl for one in (fixed_by_search, target, both, landing))
+    assert beta(both, kl_coef=0.1, kl_target=8.0) == (0.1, 8.0, "schedule")
+    assert not any(one.keeps_kl_step for one in (fixed_by_search, rate, both))
+    target = spec(search={"kl_target": "advised"}, fixed={"kl_controller": "hold"}, kl=kl)
+    assert beta(target, kl_target=8.0) == (0.05, 8.0, "kl_step")
+    begins = spec(search={"lam": "advised"}, fixed={"lr_controller": "kl_step", "learning_rate": 1e-5}, kl=kl)
+    assert begins.config({}).learning_rate == 1e-5 and beta(begins)[1:] == (pytest.approx(5.1), "kl_step")
+
+
+def test_ranges_of_kl_are_shares_of_the_budget_and_of_the_run() -> None:
+    study = spec(
+        search={"kl_target": "advised", "kl_step": "advised"},
+        fixed={"batch_size": 32},
+        kl={"budget": 5.0, "limit": 9.0},
+    )
+    assert study.search == {"kl_target": Range(3.0, 5.0), "kl_step": Range(1 / 180, 3 / 60, "log")}  # 1,920 / 32
+    assert study.reference_params() == {"kl_target": pytest.approx(4.25), "kl_step": pytest.approx(1 / 60)}
+    short = spec(search={"kl_step": "advised"}, fixed={"batch_size": 640})
+    assert short.search["kl_step"] == Range(0.1 / 3, 0.3, "log"), "at most 0.1 by default"
 
 
 def test_what_a_task_says_of_beta_holds_and_listed_trials_are_as_they_are_listed() -> None:
-    assert beta(spec(task=OTHER_TASK_PATH, search={"lam": "advised"})) == (0.05, 6.0, "adaptive")
+    assert beta(spec(task=OTHER_TASK_PATH, search={"lam": "advised"})) == (0.05, 6.0, "kl_step")
     trials = [{"learning_rate": 1e-4}, {"kl_coef": 0.1, "kl_target": 4}]
     listed = StudySpec.from_dict({"name": "s", "task": "reviews", "trial": trials}, "s.toml")
     assert [beta(listed, **trial.params)[1] for trial in listed.listed] == [None, 4.0]
@@ -401,8 +416,8 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
     assert new.changes_to(new).refused == []
 
 
-def test_a_beta_that_no_longer_lands_the_kl_is_refused_as_is_the_reverse() -> None:
-    landing, searched = spec(search={"lam": "advised"}), spec(search={"lam": "advised", "kl_coef": "advised"})
-    ways = "as set by kl_coef or kl_target", "landing the KL"
-    for new, old, (now, before) in ((searched, landing, ways), (landing, searched, ways[::-1])):
-        assert new.changes_to(old).refused == [f"β: {now}, was {before}; give the study another name"]
+def test_trials_that_no_longer_keep_their_pace_are_refused_as_is_the_reverse() -> None:
+    paced, searched = spec(search={"lam": "advised"}), spec(search={"lam": "advised", "kl_coef": "advised"})
+    for new, old in ((searched, paced), (paced, searched)):
+        (refused,) = new.changes_to(old).refused
+        assert refused.startswith("pace: ")
