@@ -151,8 +151,8 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     assert [line["label"]["position"] for line in named(option, "Limits")["markLine"]["data"]] == [
         "insideStartTop", "insideStartBottom"
     ], "left, where no star is, and apart from the budget's"  # fmt: skip
-    landing = [SimpleNamespace(number=row.number, config={"kl_target": 5.1}) for row in rows]
-    shared = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=landing)), pd.DataFrame())
+    held = [SimpleNamespace(number=row.number, config={"kl_target": 5.1}) for row in rows]
+    shared = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=held)), pd.DataFrame())
     assert curve_charts.targets(shared, (0, 1, 4), frame) == {"KL target: 5.1": 5.1}
     assert curve_charts.targets(snapshot, (0, 1), frame) == {}
     assert curve_charts.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"

@@ -197,11 +197,11 @@ class StudyProgress:
         self._spec, self._tally, self._is_started = spec, event.tally, True
         if event.tally.done:
             self._evaluation_seconds = None
-        lands = f"; β lands each trial's KL at {output.short(spec.config({}).kl_target)}" if spec.lands_kl else ""
+        holds = f"; β holds each trial's KL at {output.short(spec.config({}).kl_target)}" if spec.lands_kl else ""
         self.say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
             f"{event.tally.text}; KL budget {output.short(spec.kl_budget)}, "
-            f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}{lands}"
+            f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}{holds}"
         )
         for note in event.notes:
             self.say(f"note: {output.plain(note)}")
