@@ -163,6 +163,25 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     assert curve_charts.levels(snapshot, SCORE, 0.42) == {}
 
 
+def test_the_kl_step_is_beside_the_wanted_one_and_what_spans_decades_is_logarithmic() -> None:
+    step, wanted, beta = "policy/kl_step", "policy/kl_step_wanted", "objective/kl_coef"
+    frame = steps(3, [0.0] * 4).assign(**{
+        step: [NAN, 1e-4, 0.02, 0.3], wanted: [NAN, 0.25, 0.25, 0.25], "lr": [NAN, 1e-6, 1e-5, 1e-4],
+        beta: [NAN, 0.0, 0.2, 0.1],
+    })  # fmt: skip
+
+    def pace(metric: str) -> dict[str, Any]:
+        return charts.pace(frame, metric, look=style.looks([3])[3], drawing=Drawing("episodes"))
+
+    assert names(pace(step)) == ["Wanted KL step", "KL step"]
+    readings = [y for _, y in drawn(pace(step), "KL step")]
+    assert readings == pytest.approx([NAN, 1e-4, 0.02, 0.3], nan_ok=True)
+    assert [pace(metric)["yAxis"]["type"] for metric in charts.PACE] == ["log", "log", "value"]
+    coefficients = [y for _, y in drawn(pace(beta), METRICS[beta].label)]
+    assert coefficients == pytest.approx([NAN, NAN, 0.2, 0.1], nan_ok=True), "0 has no place on a logarithmic axis"
+    assert pace("lr")["xAxis"]["max"] == 192 and pace("lr")["tooltip"]["valueFormatter"] == "%.3g"
+
+
 def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
     frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 25, 9])])
     rows = pd.DataFrame([trial(number) for number in (0, 10, 2)])
