@@ -264,7 +264,7 @@ def test_a_run_with_its_own_pace_is_never_told_to_change_its_rate_or_beta() -> N
             "eval__reward": lambda share: 0.4 + share}  # fmt: skip
     stuck = dict.fromkeys(("eval__kl", "objective__kl_exact"), lambda share: 0.02)
     assert change(only(steps(**stuck), **OWN_PACE)) == ("kl_step", pytest.approx(math.sqrt(3) / 30, rel=0.01))
-    unspent = only(steps(**slow), **OWN_PACE)
+    unspent = only(steps(**slow), **OWN_PACE | {"kl_target": 6.0})
     assert change(unspent) == ("kl_step", pytest.approx(5.48**0.25 / 30, rel=0.01)), "it did not come near its target"
     assert change(only(steps(**slow), **OWN_PACE | {"kl_target": 2.5}))[0] == "kl_target"
     hacked = only(steps(eval__length=lambda share: 20 - 14 * share), **OWN_PACE)
@@ -300,6 +300,7 @@ def test_what_a_kl_step_far_from_the_wanted_one_asks_for() -> None:
         return change(only(steps(**curves), **OWN_PACE | config))
 
     assert asked(0.1) == ("num_ppo_epochs", SPEC.search["num_ppo_epochs"].high)
+    assert asked(0.1, num_ppo_epochs=2) == ("num_ppo_epochs", 4)
     assert asked(0.1, num_ppo_epochs=6) == ("kl_step", pytest.approx(math.sqrt(3) / 30, rel=0.01))
     assert asked(5.0) == ("mini_batch_size", 8)
     assert asked(5.0, mini_batch_size=None) == ("mini_batch_size", 32), "half of the batch"
