@@ -20,7 +20,7 @@ from dashboard.diagnosis import SIGNALS, Incident
 from dashboard.echarts import FAINT, DataSeries, Option, Place, Span
 from ppo_core.config.kl_budget import is_within
 from ppo_core.metrics import METRICS, QUANTILES
-from tuner.judge.rules import KL, RULES
+from tuner.judge.rules import KL, KL_STEP, RULES, WANTED_KL_STEP
 from tuner.search.fidelity import RungPause
 from tuner.study.status import Status
 
@@ -150,6 +150,10 @@ MOST_IN_ALL = 6_000
 """Most points in a chart: a refresh sends them all."""
 KL_METRICS = (KL, "objective/kl", "eval/kl")
 """Metrics in nats per response, whose charts show budget, limit and target."""
+PACE = (KL_STEP, "lr", "objective/kl_coef")
+"""The KL step of a run that keeps it, and what the run moves for it and for its KL."""
+LOG_FROM = 10.0
+"""A metric of `PACE` has a logarithmic axis if its highest reading is over this many times its lowest."""
 
 
 @dataclass(frozen=True)
@@ -244,16 +248,43 @@ def curve(
         vertical["max"] = top
     shaded = (kl_budget, top) if is_kl and kl_budget is not None else None
     axis = drawing.axis
-    pointer = f"{axis if axis == 'KL' else axis.capitalize()} {{value}}"
     return echarts.zoomable(
         echarts.one_panel(
-            echarts.axis(AXIS_TITLES[axis], chart.span, pointer=pointer, is_whole=chart.is_whole),
+            echarts.axis(AXIS_TITLES[axis], chart.span, pointer=_pointer(axis), is_whole=chart.is_whole),
             vertical,
             [*_spreads(chart), *behind, *lines.values(), *pauses],
             [echarts.limits_alone(limits, shaded), *evaluations, *_ends(chart), *others],
             right=90 if names or groups else 40,
         )
     )
+
+
+def pace(frame: pd.DataFrame, metric: str, *, look: style.Look, drawing: Drawing) -> Option:
+    """Chart a metric of `PACE` of one trial, and beside its KL step the wanted one, dashed.
+
+    A reading of 0, as of β before scores differ, is a gap.
+    """
+    chart = _Chart(frame, metric, drawing, {}, frame.iloc[:0], {})
+    looks = {WANTED_KL_STEP: (style.NEUTRAL, style.DASHED)} if metric == KL_STEP else {}
+    looks[metric] = (look.colour, style.SOLID)
+    lines, known = list[DataSeries](), list[float]()
+    for name, (colour, dash) in looks.items():
+        points = points_of(frame, name, drawing.axis)
+        points["y"] = points["y"].where(points["y"] > 0)
+        numbers = points["y"].dropna().tolist()
+        known += numbers
+        label, is_point = METRICS[name].label, len(numbers) == 1
+        lines.append(echarts.line(thinned(points), label, colour, dash=dash, with_points=is_point))
+    is_log = max(known, default=0.0) > LOG_FROM * min(known, default=0.0)
+    vertical = {"name": METRICS[metric].title} | ({"type": "log"} if is_log else {})
+    axis = echarts.axis(AXIS_TITLES[drawing.axis], chart.span, pointer=_pointer(drawing.axis), is_whole=chart.is_whole)
+    option = echarts.one_panel(axis, vertical, lines, [])
+    return echarts.zoomable(option | {"tooltip": option["tooltip"] | {"valueFormatter": "%.3g"}})
+
+
+def _pointer(axis: Axis) -> str:
+    """Return the first line of a tooltip."""
+    return f"{axis if axis == 'KL' else axis.capitalize()} {{value}}"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ppo_core.output import counted
 from tuner.judge.answer import Answer
 from tuner.judge.hacking import Finding, Verdict, check
 from tuner.judge.results import StudyView
-from tuner.judge.rules import KL
+from tuner.judge.rules import KL, SIGNS
 from tuner.judge.scoring import NOT_PROMOTED
 from tuner.study.status import Status
 
@@ -51,7 +51,7 @@ SIGNALS = (
     Signal("policy/entropy_avg", "either", "the policy is collapsing, or coming apart"),
     # Schedules lower it, which never causes a blow-up.
     Signal("lr", "up", "the learning rate rose"),
-    Signal("objective/kl_coef", "either", "an adaptive β has relaxed, or is reacting already"),
+    Signal("objective/kl_coef", "either", "β has relaxed, or is reacting already"),
     Signal("response/length_mean", "either", "KL is a sum over tokens"),
     Signal("loss/value_avg", "up", "the advantages are unreliable"),
 )
@@ -214,8 +214,8 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
         steps.insert(0, Advice("error", text, ("retry", name)))
     elif is_over and answer is None:
         text = (
-            "No checkpoint of any trial was evaluated within the KL budget. Search lower learning rates or a higher β, "
-            "or accept a higher KL budget:"
+            f"No checkpoint of any trial was evaluated within the KL budget. Try {SIGNS['kl_end'].change}, or accept a "
+            "higher KL budget:"
         )
         steps.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":

@@ -29,10 +29,11 @@ class Dash:
 
 
 SOLID = Dash("solid", "solid", "solid", "━━━")
+DASHED = Dash((8, 4), "dash", "dashed", "╸╸╸")
 DOTTED = Dash((2, 3), "dot", "dotted", "•••")
 _DASHES = (
     SOLID,
-    Dash((8, 4), "dash", "dashed", "╸╸╸"),
+    DASHED,
     DOTTED,
     Dash((9, 3, 2, 3), "dashdot", "double", "━•━"),
 )

@@ -16,12 +16,13 @@ from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted
-from tuner.judge.rules import KL
+from tuner.judge.rules import KL, KL_STEP, WANTED_KL_STEP
 from tuner.search import fidelity
 from tuner.store import Store, TrialRow
 from tuner.study.status import Origin, Status
 
 DEFAULT_METRICS = (KL, "eval/reward", "objective/scores")
+PACE_READ = (*charts.PACE, WANTED_KL_STEP)
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,21 @@ def draw(curves: ChartData, metrics: Sequence[str], *, height: int, is_first_wid
     missing = [METRICS[metric].label for metric in metrics if metric not in measured]
     if missing:
         st.caption(f"Not measured in these trials: {', '.join(missing)}.")
+
+
+def draw_pace(curves: ChartData, number: int, *, height: int) -> None:
+    """Draw the metrics `charts.PACE` of a trial in `curves` that keeps its KL step; of another nothing."""
+    if not curves.is_measured(KL_STEP):
+        return
+    common.heading(
+        "KL step, learning rate and β",
+        "The learning rate follows the KL step towards the wanted one (dashed); β brings the KL to its target and "
+        "keeps it there.",
+    )
+    with st.grid(3, min_column_width=280):
+        for metric in charts.PACE:
+            option = charts.pace(curves.frame, metric, look=curves.looks[number], drawing=curves.drawing)
+            _echarts(option, f"{metric} pace", curves, height, METRICS[metric].title)
 
 
 def _draw_linked(curves: ChartData, metrics: Sequence[str], baseline: float | None, height: int) -> None:

@@ -82,13 +82,14 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
         common.trial_link(answer.number, f"To launch: {answer.name} ({answer.badge})")
     curve_charts.apply_pending_zoom()
     drawing = Drawing("episodes", window=curve_charts.window())
-    drawn = ChartData.read(store, snapshot, (number,), drawing=drawing, with_others=False)
+    drawn = ChartData.read(store, snapshot, (number,), curve_charts.PACE_READ, drawing, with_others=False)
     if drawn.frame.empty:
         st.info(f"Trial {number} has not reported a step yet.")
     else:
         curve_charts.whole_run_button()
         curve_charts.draw(drawn, CHARTS, height=280)
         st.caption(curve_charts.POINTS)
+        curve_charts.draw_pace(drawn, number, height=200)
         curves.draw_health(curves.courses_of(store, snapshot, [number]))
         common.page_link("curves", "PPO health of other trials", view=curves.VIEWS[1])
         common.heading("What moved first")

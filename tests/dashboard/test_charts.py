@@ -151,8 +151,8 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     assert [line["label"]["position"] for line in named(option, "Limits")["markLine"]["data"]] == [
         "insideStartTop", "insideStartBottom"
     ], "left, where no star is, and apart from the budget's"  # fmt: skip
-    landing = [SimpleNamespace(number=row.number, config={"kl_target": 5.1}) for row in rows]
-    shared = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=landing)), pd.DataFrame())
+    held = [SimpleNamespace(number=row.number, config={"kl_target": 5.1}) for row in rows]
+    shared = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=held)), pd.DataFrame())
     assert curve_charts.targets(shared, (0, 1, 4), frame) == {"KL target: 5.1": 5.1}
     assert curve_charts.targets(snapshot, (0, 1), frame) == {}
     assert curve_charts.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"
@@ -161,6 +161,25 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     }  # fmt: skip
     assert curve_charts.levels(snapshot, "eval/reward", 0.42) == {"SFT baseline 0.42": 0.42}
     assert curve_charts.levels(snapshot, SCORE, 0.42) == {}
+
+
+def test_the_kl_step_is_beside_the_wanted_one_and_what_spans_decades_is_logarithmic() -> None:
+    step, wanted, beta = "policy/kl_step", "policy/kl_step_wanted", "objective/kl_coef"
+    frame = steps(3, [0.0] * 4).assign(**{
+        step: [NAN, 1e-4, 0.02, 0.3], wanted: [NAN, 0.25, 0.25, 0.25], "lr": [NAN, 1e-6, 1e-5, 1e-4],
+        beta: [NAN, 0.0, 0.2, 0.1],
+    })  # fmt: skip
+
+    def pace(metric: str) -> dict[str, Any]:
+        return charts.pace(frame, metric, look=style.looks([3])[3], drawing=Drawing("episodes"))
+
+    assert names(pace(step)) == ["Wanted KL step", "KL step"]
+    readings = [y for _, y in drawn(pace(step), "KL step")]
+    assert readings == pytest.approx([NAN, 1e-4, 0.02, 0.3], nan_ok=True)
+    assert [pace(metric)["yAxis"]["type"] for metric in charts.PACE] == ["log", "log", "value"]
+    coefficients = [y for _, y in drawn(pace(beta), METRICS[beta].label)]
+    assert coefficients == pytest.approx([NAN, NAN, 0.2, 0.1], nan_ok=True), "0 has no place on a logarithmic axis"
+    assert pace("lr")["xAxis"]["max"] == 192 and pace("lr")["tooltip"]["valueFormatter"] == "%.3g"
 
 
 def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:

@@ -55,6 +55,22 @@ def test_it_says_what_to_launch_instead_how_it_compares_with_the_reference_and_h
     }  # fmt: skip
 
 
+def test_the_kl_step_of_a_trial_that_keeps_it_is_charted_with_the_learning_rate_and_beta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_store.build(tmp_path / "store.db", courses=(GOOD, GOOD)).close()
+    change(
+        tmp_path / "store.db",
+        "UPDATE ppo_steps SET policy_kl_step = 0.2, policy_kl_step_wanted = 0.25 "
+        "WHERE step > 0 AND trial_id = (SELECT id FROM ppo_trials WHERE number = 1)",
+    )
+    paced = page("trial", tmp_path / "store.db", monkeypatch, n="1")
+    pace = ["policy/kl_step pace", "lr pace", "objective/kl_coef pace"]
+    assert charts(paced) == [*CURVES, *pace, "incident chart"]
+    assert "KL step, learning rate and β" in subheaders(paced)
+    assert charts(page("trial", tmp_path / "store.db", monkeypatch, n="0")) == [*CURVES, "incident chart"]
+
+
 def test_a_trial_without_a_trained_checkpoint_in_the_budget_has_no_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from tuner.judge.diagnose import (
     try_it,
     why_nothing,
 )
-from tuner.judge.rules import RULES, SIGNS
+from tuner.judge.rules import IN_PLACE_OF, RULES, SIGNS
 from tuner.study.status import PausedBy, Reason, Role, Status
 
 SPEC = make_spec(search=dict.fromkeys(
@@ -49,12 +49,14 @@ HEALTHY = {
     "val/ratio": lambda share: 1.0,
     "loss/value_avg": lambda share: 1.0,
 }
+MAYBE = ("policy/kl_step", "policy/kl_step_wanted")
+"""Metrics that only a run with its own pace has."""
 
 
 def steps(until: int = STEPS, **curves: Any) -> list[dict[str, Any]]:
     """Return steps of a healthy run but for `curves`, functions of the share of the episodes; `_` stands for `/`."""
     changed = {name.replace("__", "/"): curve for name, curve in curves.items()}
-    assert set(changed) <= set(HEALTHY), "a metric that no rule reads"
+    assert set(changed) <= {*HEALTHY, *MAYBE}, "a metric that no rule reads"
     rows = []
     for step in range(until + 1):
         values = {name: curve(step / STEPS) for name, curve in (HEALTHY | changed).items()}
@@ -81,7 +83,7 @@ def change(one: Diagnosis) -> tuple[str, Any]:
 
 def test_a_healthy_run_trips_no_rule() -> None:
     assert found(steps()) == []
-    assert len(RULES_OF_DIAGNOSIS) == 9
+    assert len(RULES_OF_DIAGNOSIS) == 10
     assert found([]) == [], "nor does a trial without a step"
 
 
@@ -159,7 +161,7 @@ LIMITS = {
     "nonfinite": 0, "kl_hard": 4, "kl_limit": 1, "entropy_collapse": 0.02, "repetition_collapse": 0.8,
     "value_divergence": 100, "sampler_mismatch": 1, "sampled_kl": 4, "nothing_learned": 0.01,
     "updates_small": 0.0003, "approx_kl": 0.05, "clip_fraction": 0.3, "ratio_high": 1.1, "ratio_low": 0.9, "value_loss": 3, "var_explained": 0,
-    "kl_early": 1, "kl_end": 1, "kl_stuck": 0.1, "kl_unspent": 0.5,
+    "kl_early": 1, "kl_end": 1, "kl_stuck": 0.1, "kl_step_low": 0.3, "kl_step_high": 3, "kl_unspent": 0.5,
     "longer": 1.5, "shorter": 0.5, "repeats": 0.15, "narrows": 0.5,
 }  # fmt: skip
 BELOW = {
@@ -169,6 +171,7 @@ BELOW = {
     "ratio_low",
     "var_explained",
     "kl_stuck",
+    "kl_step_low",
     "kl_unspent",
     "shorter",
     "narrows",
@@ -252,13 +255,65 @@ def test_reward_that_rises_while_texts_repeat_or_shrink_asks_for_a_higher_beta()
     assert found(falls) == [], "reward does not rise"
 
 
-def test_a_landing_beta_that_did_not_get_the_kl_to_the_budget_asks_for_a_higher_rate() -> None:
+OWN_PACE = {"lr_controller": "kl_step", "kl_target": 8.5}
+"""A run that finds its learning rate and β by itself; its KL step is 1/30 of the target."""
+
+
+def test_a_run_with_its_own_pace_is_never_told_to_change_its_rate_or_beta() -> None:
     slow = {"eval__kl": lambda share: 2 * share, "objective__kl_exact": lambda share: 2 * share,
             "eval__reward": lambda share: 0.4 + share}  # fmt: skip
-    landing = {"kl_target": 8.5, "kl_controller": "landing"}
-    assert change(only(steps(**slow), **landing))[0] == "learning_rate"
-    hacked = only(steps(eval__length=lambda share: 20 - 14 * share), **landing)
-    assert change(hacked)[0] == "kl_target" and float(hacked.value) < 8.5
+    stuck = dict.fromkeys(("eval__kl", "objective__kl_exact"), lambda share: 0.02)
+    assert change(only(steps(**stuck), **OWN_PACE)) == ("kl_step", pytest.approx(math.sqrt(3) / 30, rel=0.01))
+    unspent = only(steps(**slow), **OWN_PACE | {"kl_target": 6.0})
+    assert change(unspent) == ("kl_step", pytest.approx(5.48**0.25 / 30, rel=0.01)), "it did not come near its target"
+    assert change(only(steps(**slow), **OWN_PACE | {"kl_target": 2.5}))[0] == "kl_target"
+    hacked = only(steps(eval__length=lambda share: 20 - 14 * share), **OWN_PACE)
+    assert change(hacked) == ("kl_target", 4.25)
+    clipped = {"policy__clipfrac_avg": lambda share: 0.4}
+    assert change(only(steps(**clipped), **OWN_PACE, kl_step=0.2, num_ppo_epochs=1)) == ("kl_step", 0.141)
+    assert found(steps(**stuck), **OWN_PACE, kl_step=0.9) == [], "a step over the target is refused"
+
+
+def test_a_rule_names_what_to_change_in_either_kind_of_run() -> None:
+    assert SIGNS["kl_stuck"].change == (
+        "a higher learning_rate or a higher kl_step, else a lower kl_coef or a higher kl_target"
+    )
+    names = {name for rule in (*RULES.values(), *SIGNS.values()) for name, _ in rule.moves}
+    assert {*IN_PLACE_OF} <= names and not {knob.name for knob in IN_PLACE_OF.values()} & names
+
+
+@pytest.mark.parametrize(
+    ("share", "rule"),
+    [(0.29, "KL step not reached"), (0.31, None), (1.0, None), (2.9, None), (3.1, "KL step overshot")],
+)
+def test_a_kl_step_far_from_the_wanted_one_is_told(share: float, rule: str | None) -> None:
+    searching = {"policy__kl_step_wanted": lambda done: 0.3,
+                 "policy__kl_step": lambda done: 0.3 * (share if done > 0.6 else 1e-4)}  # fmt: skip
+    said = found(steps(**searching), **OWN_PACE)
+    assert [one.rule for one in said] == [rule] * (rule is not None)
+    assert found(steps(4, **searching), **OWN_PACE) == [], "too few steps to say"
+
+
+def test_what_a_kl_step_far_from_the_wanted_one_asks_for() -> None:
+    def asked(share: float, **config: Any) -> tuple[str, Any]:
+        curves = {"policy__kl_step_wanted": lambda done: 0.3, "policy__kl_step": lambda done: 0.3 * share}
+        return change(only(steps(**curves), **OWN_PACE | config))
+
+    assert asked(0.1) == ("num_ppo_epochs", SPEC.search["num_ppo_epochs"].high)
+    assert asked(0.1, num_ppo_epochs=2) == ("num_ppo_epochs", 4)
+    assert asked(0.1, num_ppo_epochs=6) == ("kl_step", pytest.approx(math.sqrt(3) / 30, rel=0.01))
+    assert asked(5.0) == ("mini_batch_size", 8)
+    assert asked(5.0, mini_batch_size=None) == ("mini_batch_size", 32), "half of the batch"
+    assert asked(5.0, mini_batch_size=None, num_mini_batches=4) == ("num_mini_batches", 8)
+    assert asked(5.0, mini_batch_size=1) == ("num_ppo_epochs", 2)
+
+
+def test_small_updates_of_the_wanted_kl_step_are_no_sign() -> None:
+    tiny = {"policy__approxkl_avg": lambda share: 0.0001, "policy__kl_step_wanted": lambda share: 0.3,
+            **dict.fromkeys(("eval__kl", "objective__kl_exact"), lambda share: 0.02)}  # fmt: skip
+    for share, is_small in ((0.9, False), (0.2, True)):
+        rows = steps(12, **tiny, policy__kl_step=lambda _, share=share: 0.3 * share)
+        assert ("Updates too small" in [one.rule for one in found(rows, **OWN_PACE)]) is is_small
 
 
 def test_a_stable_run_far_below_the_budget_that_still_rises_asks_for_a_lower_beta() -> None:

@@ -13,18 +13,31 @@ from typing import Any
 
 from ppo_core.config.declare import Choices, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
+from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, short
 from tuner.judge import hacking
 from tuner.judge.hacking import Step, values
-from tuner.judge.rules import EARLY, HEALTH, KL, RULES, SIGNS, Blame, Rule, blame_of
+from tuner.judge.rules import (
+    EARLY,
+    HEALTH,
+    KL,
+    KL_STEP,
+    RULES,
+    SIGNS,
+    WANTED_KL_STEP,
+    Blame,
+    Rule,
+    blame_of,
+    knob_of,
+)
 from tuner.store import Store, TrialRow
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
 HEALTH_METRICS = tuple(dict.fromkeys(str(SIGNS[name].metric) for name in HEALTH))
-NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", *HEALTH_METRICS)
+NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", KL_STEP, WANTED_KL_STEP, *HEALTH_METRICS)
 """Metrics that the rules read."""
 
 LATEST = 10
@@ -33,6 +46,8 @@ GOAL, SLOPE = 0.78, 0.8
 """Target for the final KL as a share of the budget; slope of log KL in log β, negated."""
 LEAST_EVALUATIONS = 4
 """Fewest evaluations for a statement on the course of reward."""
+NEAR = 1.3
+"""Values within this factor of each other count as the same."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +93,14 @@ class Course:
     """Reason of its early end."""
 
     @cached_property
+    def checked(self) -> PPOConfig:
+        """The config as the trainer reads it."""
+        return PPOConfig.from_dict(self.config)
+
+    @property
     def total(self) -> int:
         """Episodes of the whole trial."""
-        return PPOConfig.from_dict(self.config).total_episodes
+        return self.checked.total_episodes
 
     @cached_property
     def share(self) -> float:
@@ -97,6 +117,13 @@ class Course:
     def highest_kl(self) -> float:
         """Highest KL of any evaluation or rollout, or NaN."""
         return max((*values(self.evaluations, "eval/kl"), *values(self.steps, KL)), default=math.nan)
+
+    @cached_property
+    def kl_step(self) -> float:
+        """KL step over the wanted one, the median of the last third of the run; NaN: none is wanted, or too early."""
+        shares = [row[KL_STEP] / row[WANTED_KL_STEP] for row in self.steps if hacking.is_measured(row, KL_STEP)]
+        is_early = len(shares) < SIGNS["kl_step_low"].steps
+        return math.nan if is_early else statistics.median(shares[-(len(shares) // 3) :])
 
     @cached_property
     def blame(self) -> Blame | None:
@@ -125,7 +152,10 @@ class Course:
         numbers = values((row for row in self.steps if row["step"] > 0), str(sign.metric))
         is_ended = self.blame is not None and self.reason is not None and self.reason.metric == sign.metric
         if sign.of_whole_run:
-            has_moved = self.highest_kl >= SIGNS["kl_stuck"].limit * self.spec.kl_budget
+            has_moved = (
+                self.highest_kl >= SIGNS["kl_stuck"].limit * self.spec.kl_budget
+                or self.kl_step >= SIGNS["kl_step_low"].limit
+            )
             numbers = [] if has_moved else [number for number in numbers if number]
         first = statistics.median(numbers[:LATEST]) if sign.relative_to and numbers else 1.0
         least = LATEST + 1 if sign.relative_to else sign.steps  # fewer would be compared with themselves
@@ -145,25 +175,48 @@ class Course:
         Args:
             rule: From the table.
             finding: The numbers, in a sentence.
-            factor: Factor for β if the rule states none; the learning rate gets its square root.
+            factor: Factor for β if the rule states none; the learning rate gets its square root, and what is in place
+                of either as `knob_of` says.
         """
         # Fewer epochs come last where there are one or two.
-        few = int(self.config.get("num_ppo_epochs") or 1) <= 2
-        for name, declared in sorted(rule.moves, key=lambda move: few and move[0] == "num_ppo_epochs"):
-            open_factor = math.sqrt(factor) if name == "learning_rate" else factor
-            times = {math.inf: open_factor, 0.0: 1 / open_factor}.get(declared, declared)
-            if name == "kl_coef" and self.config.get("kl_target") is not None:
-                if times < 1 and self.config.get("kl_controller") == "landing":
-                    continue  # β was lowered as far as it helped
-                name, times = "kl_target", 1 / times
-            was = self.config.get(name)
-            if not is_number(was) or inert(name, self.config):
+        few = self.checked.num_ppo_epochs <= 2
+        for moved, declared in sorted(rule.moves, key=lambda move: few and move[0] == "num_ppo_epochs" and move[1] < 1):
+            open_factor = math.sqrt(factor) if moved == "learning_rate" else factor
+            name, power = knob_of(moved, self.config)
+            times = {math.inf: open_factor, 0.0: 1 / open_factor}.get(declared, declared) ** power
+            if name == "kl_target" and times > 1 and self._is_under_target:
                 continue
-            value = self._moved(name, float(was), times)
+            was = self._in_force(name)
+            if was is None:
+                continue
+            value = self._moved(name, was, times)
             is_same_way = (value > was) is (times > 1)  # a value outside the study's range is clipped the other way
-            if is_same_way and not math.isclose(value, float(was), rel_tol=0.05):
+            if is_same_way and not math.isclose(value, was, rel_tol=0.05) and self._is_allowed(name, value):
                 return Diagnosis(rule.label, finding, name, was, value)
         return None
+
+    @property
+    def _is_under_target(self) -> bool:
+        """True if a β that holds the KL at the target could not bring it there: a higher target changes nothing."""
+        return self.checked.keeps_kl_step and not self.end_kl * NEAR >= float(self.checked.kl_target or 0.0)
+
+    def _in_force(self, name: str) -> float | None:
+        """Return a number, with the default filled in; None if it is unset or has no effect."""
+        value = self.config.get(name)
+        if inert(name, self.config):
+            return None
+        if name == "kl_step":
+            value = self.checked.wanted_kl_step() / float(self.checked.kl_target or 1.0)
+        elif name == "mini_batch_size":
+            value = self.checked.batch_sizes(1).mini_batch_size
+        return value if is_number(value) else None
+
+    def _is_allowed(self, name: str, value: float) -> bool:
+        try:
+            PPOConfig.from_dict({**self.config, name: value})
+        except ConfigError:
+            return False
+        return True
 
     def _moved(self, name: str, was: float, factor: float) -> int | float:
         """Return a value times a factor, in the study's range, rounded for whole numbers."""
@@ -192,7 +245,8 @@ def kl_too_high(course: Course) -> Diagnosis | None:
         when = f"after {share:.0%} of the episodes, before β could respond"
         text = f"{METRICS[KL].label} was over the limit of {limit} {when}."
         return course.change(SIGNS["kl_early"], text)
-    reading = max(kl, course.reason.value or kl) if blamed and course.reason else kl
+    readings = (kl, course.reason.value if blamed and course.reason else None)
+    reading = max((one for one in readings if one is not None and not math.isnan(one)), default=math.nan)
     metric = "eval/kl" if reading == kl and hacking.eval_kls(course.steps) else KL
     text = f"{METRICS[metric].label} ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
     return course.change(SIGNS["kl_end"], text, _to_the_goal(reading, budget))
@@ -212,6 +266,15 @@ def kl_stuck(course: Course) -> Diagnosis | None:
     if course.config.get("kl_target") is None and float(course.config.get("kl_coef") or 0.0) > usual:
         sign = replace(sign, moves=sign.moves[::-1])
     return course.change(sign, text)
+
+
+def kl_step_off(course: Course) -> Diagnosis | None:
+    """KL step that stays far from the one that the run wants."""
+    for sign in (SIGNS["kl_step_low"], SIGNS["kl_step_high"]):
+        if sign.is_broken(course.kl_step):
+            times = f"{course.kl_step:.2g} times {sign.relative_to}"
+            return course.change(sign, f"{METRICS[KL_STEP].label} was {times} in the last third of the run.")
+    return None
 
 
 def out_of_range(label: str) -> Check:
@@ -267,6 +330,7 @@ def _to_the_goal(kl: float, budget: float) -> float:
 
 RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
     kl_too_high,
+    kl_step_off,
     kl_stuck,
     *(out_of_range(label) for label in dict.fromkeys(SIGNS[name].label for name in HEALTH)),
     broke,
@@ -295,10 +359,6 @@ def with_repeats(diagnoses: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]
 def is_choice(diagnoses: Sequence[Diagnosis]) -> bool:
     """Return True if more than one change is advised."""
     return len({diagnosis.advice for diagnosis in diagnoses}) > 1
-
-
-NEAR = 1.3
-"""Values within this factor of the advised one count as the advised one."""
 
 
 def tried(trials: Sequence[TrialRow], trial: TrialRow, diagnosis: Diagnosis, spec: StudySpec) -> TrialRow | None:
@@ -331,7 +391,8 @@ def why_nothing(trial: TrialRow, kl_budget: float) -> str:
         )
     share_done = trial.episodes / int(trial.config["total_episodes"] or 1)
     is_slow = trial.end_kl / kl_budget < share_done
-    pace = "slowly to use the budget, as at a low learning_rate" if is_slow else "fast, as at a high learning_rate"
+    knob, _ = knob_of("learning_rate", trial.config)
+    pace = f"slowly to use the budget, as at a low {knob}" if is_slow else f"fast, as at a high {knob}"
     return f"{nothing} It was paused at screening with a score of {trial.rung_score:.2g} of 1: KL rose too {pace}."
 
 

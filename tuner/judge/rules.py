@@ -6,12 +6,13 @@ well reward brevity.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ppo_core.config.checks import Bounds
+from ppo_core.config.declare import HyperValue
 from ppo_core.metrics import METRICS
 from ppo_core.report import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 from tuner.study.status import Reason
@@ -20,15 +21,38 @@ KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"
 VALUE_LOSS = "loss/value_avg"
 REPETITION = "response/repetition"
+KL_STEP, WANTED_KL_STEP = "policy/kl_step", "policy/kl_step_wanted"
 
 Blame = Literal["kl", "broken", "idle"]
 """Problem for which a rule ends a trial: too much KL, a broken run, or nothing learned."""
 
 Moves = tuple[tuple[str, float], ...]
-"""Changes, best first: a hyperparameter and a factor; inf and 0: up and down, as far as KL asks.
+"""Changes, best first: a hyperparameter and a factor; inf and 0: up and down, as far as KL asks."""
 
-The factor of `kl_coef` acts as on a price: if β adapts, the KL target is divided by it.
-"""
+
+class Knob(NamedTuple):
+    """The hyperparameter to change in place of one that the run moves by itself."""
+
+    name: str
+    power: float
+    """Power of the factor that the other one would get."""
+    replaces: Callable[[Mapping[str, HyperValue]], bool]
+    """Says whether a run of this config moves the other one by itself."""
+
+
+IN_PLACE_OF: Mapping[str, Knob] = MappingProxyType(
+    {
+        "kl_coef": Knob("kl_target", -1.0, lambda config: config.get("kl_target") is not None),  # β acts as a price
+        "learning_rate": Knob("kl_step", 0.5, lambda config: config.get("lr_controller") == "kl_step"),
+    }
+)
+
+
+def knob_of(name: str, config: Mapping[str, HyperValue]) -> tuple[str, float]:
+    """Return what to change in a run of this config to the effect of a change of `name`, and the factor's power."""
+    knob = IN_PLACE_OF.get(name)
+    return (knob.name, knob.power) if knob is not None and knob.replaces(config) else (name, 1.0)
+
 
 IDLE_STEPS = 8
 """Fewest steps before a trial is ended for standing still: nothing is learned yet in the first one."""
@@ -49,6 +73,8 @@ _SMALLER_UPDATES: Moves = (("num_ppo_epochs", 0.5), ("cliprange", 0.5))
 _FEWER_UPDATES: Moves = (("num_ppo_epochs", 0.5), ("learning_rate", 0.5))  # a lower cliprange clips even more
 _SLOWER_CRITIC: Moves = (("value_learning_rate", 0.3), ("vf_coef", 0.3))
 _FASTER_CRITIC: Moves = (("value_learning_rate", 3.0), ("vf_coef", 3.0))
+_MORE_EPOCHS: Moves = (("num_ppo_epochs", 2.0), ("learning_rate", 3.0))
+_EARLIER_CUT: Moves = (("mini_batch_size", 0.5), ("num_mini_batches", 2.0), ("num_ppo_epochs", 0.5))
 
 
 @dataclass(frozen=True)
@@ -69,7 +95,7 @@ class Rule:
     """True if readings under the limit break it, not those over."""
 
     steps: int = 1
-    """Fewest readings for a verdict, for a sign of health."""
+    """Fewest readings for a verdict, for a sign of health or of the KL step."""
     of_whole_run: bool = False
     """True if a sign of health is the largest reading so far while KL has not moved, not a median of the last steps."""
 
@@ -97,12 +123,7 @@ class Rule:
     @property
     def change(self) -> str:
         """The changes, in words."""
-        return ", else ".join(
-            ("a lower kl_coef or a higher kl_target", "a higher kl_coef or a lower kl_target")[factor > 1]
-            if name == "kl_coef"
-            else f"a {'higher' if factor > 1 else 'lower'} {name}"
-            for name, factor in self.moves
-        )
+        return ", else ".join(_in_words(name, factor > 1) for name, factor in self.moves)
 
     def reads(self, value: float) -> str:
         """Return a reading with its allowed range, in words."""
@@ -113,7 +134,14 @@ class Rule:
         return value < self.limit * of if self.breaks_below else value > self.limit * of
 
 
+def _in_words(name: str, is_up: bool) -> str:
+    """Return a change and, where a run may move `name` by itself, the one in its place."""
+    words, knob = f"a {'higher' if is_up else 'lower'} {name}", IN_PLACE_OF.get(name)
+    return words if knob is None else f"{words} or a {'higher' if is_up is (knob.power > 0) else 'lower'} {knob.name}"
+
+
 _LARGE, _BUDGET, _FIRST = "Updates too large", "the KL budget", "the first reading"
+_WANTED = "the wanted one"
 
 _ENDING = (
     Rule("nonfinite", "Not a number", "A core metric is NaN or infinite. Stops at once.", None, 0.0, _SLOWER, is_patient=False),
@@ -181,6 +209,17 @@ _COURSE = (
     Rule("kl_early", "KL too high", f"KL of the rollouts, within the first {EARLY:.0%} of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
     Rule("kl_end", "KL too high", "KL at the end.", "eval/kl", 1.0, _LESS_KL, _BUDGET),
     Rule("kl_stuck", "KL stuck at 0", "The highest KL in half of the episodes or more. Where a fixed β is over the reference's, β comes first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
+    Rule(
+        "kl_step_low", "KL step not reached",
+        "Median of the last third of the run. The first learning rate is too far below the right one for so short a "
+        "run, or rounding hides what a step changes.",
+        KL_STEP, 0.3, _MORE_EPOCHS, _WANTED, breaks_below=True, steps=6,
+    ),
+    Rule(
+        "kl_step_high", "KL step overshot",
+        "Median of the last third of the run. Too few mini-batches to end the updates of an iteration in time.",
+        KL_STEP, 3.0, _EARLIER_CUT, _WANTED, steps=6,
+    ),
     Rule("kl_unspent", "Stable but slow", "KL at the end, while reward still rises.", "eval/kl", 0.5, _MORE_KL, _BUDGET, breaks_below=True),
     Rule("longer", "Reward hacking", "While reward rises.", "eval/length", 1.5, _HELD, _FIRST),
     Rule("shorter", "Reward hacking", "While reward rises.", "eval/length", 0.5, _HELD, _FIRST, breaks_below=True),
