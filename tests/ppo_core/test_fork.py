@@ -65,10 +65,7 @@ def steps(trainer: PPOTrainer, count: int) -> list[Any]:
 
 
 def _beta(trainer: PPOTrainer) -> None:
-    first = trainer.state.kl_controller.first
-    assert first is not None
     trainer.state.kl_controller = controller_of(trainer.config, trainer.state.iterations)
-    trainer.state.kl_controller.first = first
 
 
 def _adam(trainer: PPOTrainer) -> None:

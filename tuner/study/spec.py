@@ -33,8 +33,6 @@ SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", 
 
 KL_TARGET = 0.85
 """KL target of trials that keep their own pace, as a share of the KL budget, unless the study or the task has one."""
-OF_A_SCHEDULE = ("learning_rate", "kl_coef", "kl_horizon", "kl_controller")
-"""Hyperparameters of trials that do not keep their own pace: what sets one of these sets pace or β itself."""
 
 _PLAIN_KEYS = ("name", "task", "trainer", "trials", "budget", "strategy", "seed", "device", "gpus_per_trial", "pruner")
 """Keys of a study file that are fields of `StudySpec` as they are."""
@@ -116,8 +114,8 @@ class StudySpec:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on the search, one line each."""
-        asked = {**self.search, **self.idle}
-        notes = [f"{name} is not searched: {study_file.why_idle(name, asked, self.fixed)}" for name in self.idle]
+        asked, known = {**self.search, **self.idle}, {**self._pace({}), **self.fixed}
+        notes = [f"{name} is not searched: {study_file.why_idle(name, asked, known)}" for name in self.idle]
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
         if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
             notes.append('value_learning_rate trains only the value head, because value_model = "shared"')
@@ -172,7 +170,9 @@ class StudySpec:
         )
         advised = study_file.advised_ranges(task, fixed, kl_budget)
         asked = study_file.read_search(table, advised, f"{where}: search")
-        idle = {name: span for name, span in asked.items() if study_file.why_idle(name, asked, fixed)}
+        listed_names = {name for trial in listed for name in trial.params}
+        pace = study_file.pace({*asked, *listed_names}, fixed, kl_budget, is_listed=bool(listed))
+        idle = {name: span for name, span in asked.items() if study_file.why_idle(name, asked, {**pace, **fixed})}
         search = {name: span for name, span in asked.items() if name not in idle}
         names = trial_tables.read_warm_starts(content, content["name"], where)
         settled, starts = trial_tables.read_starts(content, fixed, search, where)
@@ -268,11 +268,9 @@ class StudySpec:
             ConfigError: an unknown name, or values that do not go together.
         """
         values = dict(get_task(self.task).reference)
-        if self.keeps_kl_step and not params.keys() & OF_A_SCHEDULE:
-            values |= {"kl_target": self._reference_value("kl_target"), "lr_controller": "kl_step"}
+        values |= (pace := self._pace(params))
+        if "lr_controller" in pace:
             values.pop("kl_coef", None)
-        elif not (self.listed or "kl_coef" in {*self.search, *self.fixed, *params}):
-            values["kl_target"] = self._reference_value("kl_target")
         values |= {name: self._reference_value(name) for name in self.search}
         values |= self.fixed
         values |= params
@@ -355,13 +353,14 @@ class StudySpec:
 
     @property
     def keeps_kl_step(self) -> bool:
-        """True if each trial keeps its own pace, unless its params say otherwise.
+        """True if each trial keeps its own pace, unless its params say otherwise."""
+        return "lr_controller" in self._pace({})
 
-        So it is if the study says so, or if neither it nor a trial that it lists sets a learning rate, or how β moves.
-        """
-        given = {*self.search, *self.fixed, *(name for trial in self.listed for name in trial.params)}
-        says_so = self.fixed.get("lr_controller") == "kl_step" or self.fixed.get("kl_controller") == "hold"
-        return says_so or not given & {*OF_A_SCHEDULE, "lr_controller"}
+    def _pace(self, params: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+        """Return how the rate and β of a trial with these params move, where the study does not say."""
+        given = {*self.search, *params, *(name for trial in self.listed for name in trial.params)}
+        target = self._reference_value("kl_target")
+        return study_file.pace(given, self.fixed, target, is_listed=bool(self.listed))
 
     def _reference_value(self, name: str) -> HyperValue:
         reference = get_task(self.task).reference

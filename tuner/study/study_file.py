@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -106,6 +106,8 @@ KL_TARGETS = (0.6, 1.0)
 """Advised KL targets, as shares of the KL budget."""
 KL_STEP_SPAN = 3.0
 """Advised KL steps: the default, divided and multiplied by this."""
+OF_A_SCHEDULE = ("learning_rate", "kl_coef", "kl_horizon", "kl_controller")
+"""Hyperparameters of trials that do not keep their own pace."""
 LENGTH = ("total_episodes", "batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
 """Hyperparameters that decide how many iterations a run has."""
 
@@ -185,6 +187,28 @@ def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
         except ConfigError as error:
             raise ConfigError(f"{where}.{error}") from None
     return fixed
+
+
+def pace(
+    given: Collection[str], fixed: Mapping[str, HyperValue], kl_target: HyperValue, *, is_listed: bool
+) -> dict[str, HyperValue]:
+    """Return how the rate and β of trials move where their study does not say.
+
+    They keep their own pace, at `kl_target`, if the study fixes that, or if neither it nor one of its trials sets a
+    learning rate or how β moves. In another search β adapts to the target, unless it is set.
+
+    Args:
+        given: Names that the study searches, or that a trial sets.
+        fixed: The study's fixed values.
+        kl_target: Nats per response.
+        is_listed: True if the study lists its trials.
+    """
+    if fixed.get("lr_controller") == "kl_step" or fixed.get("kl_controller") == "hold":
+        return {"kl_target": kl_target, "lr_controller": "kl_step"}
+    names = {*given, *fixed}
+    if not names & {*OF_A_SCHEDULE, "lr_controller"}:
+        return {"kl_target": kl_target, "lr_controller": "kl_step"}
+    return {} if is_listed or "kl_coef" in names else {"kl_target": kl_target}
 
 
 def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float) -> dict[str, Range]:
