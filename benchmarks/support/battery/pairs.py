@@ -50,6 +50,8 @@ Architecture = Literal["gpt2", "llama"]
 
 GROUP_SEEDS: Mapping[Group, int] = {"open": 5, "sealed": 20_261_129}
 """Both tasks of a group follow from its seed. Nobody looks at what the sealed one draws."""
+ATTEMPTS: Mapping[Group, tuple[int, int]] = {"open": (0, 0), "sealed": (0, 0)}
+"""How many draws of each task's texts and models were refused; see `battery.runs.refusal`."""
 ARCHITECTURES: tuple[Architecture, ...] = ("gpt2", "llama")
 SCALES = ((0.05, 1 / 3), (3.0, 50.0))
 """Spreads of scores: those within a factor of three of 1 are left out."""
@@ -95,8 +97,10 @@ class PairRecipe(Recipe):
 
     @property
     def rate(self) -> float:
-        """A fair learning rate: lower than for the words, since it took the KL over the budget within a few iterations;
-        adapters take about ten times as much."""
+        """A fair learning rate: a third of the words', at which the KL leaves the budget within a few iterations.
+
+        Adapters take about ten times as much.
+        """
         return super().rate / 3 * (10 if self.has_lora else 1)
 
     @property
@@ -124,13 +128,16 @@ class PairRecipe(Recipe):
 
 
 def recipes(group: Group) -> list[PairRecipe]:
-    """Return both tasks of a group. Each number lies once in each half of its range; long responses have few weights
-    and iterations, so that both tasks' trials take about as long."""
+    """Return both tasks of a group.
+
+    Most numbers lie once in each half of their ranges. Long responses go with few weights and iterations, so that
+    trials of both tasks take about as long.
+    """
     rng = Random(f"{GROUP_SEEDS[group]} pairs")
     halves = [rng.sample((0, 1), 2) for _ in range(6)]
     found = []
     for i in range(2):
-        seed = 1000 * GROUP_SEEDS[group] + 100 * i
+        seed = 1000 * GROUP_SEEDS[group] + 100 * i + ATTEMPTS[group][i]
         length, scale, budget, sign, architecture, lora = (half[i] for half in halves)
 
         def drawn(low: float, high: float, half: int) -> float:
@@ -164,7 +171,7 @@ KINDS: Mapping[str, tuple[int, int]] = {
 """How many words of each kind there are, and of how many syllables."""
 FORMS = ("0 noun verb", "0 mood noun verb 0 noun", "name verb 1 0 noun", "0 noun 2 mood", "name 2 mood 3 mood",
          "0 noun 4 name verb 1 mood noun")  # fmt: skip
-"""Sentences: a number is a particle, `mood` an adjective by the text's mood."""
+"""Sentences: a number is a particle, `mood` an adjective by the text's mood. Prompts have the shorter ones."""
 PLAIN = 0.4
 """Share of adjectives that are neither warm nor cold."""
 THANKS = 0.3
@@ -211,7 +218,8 @@ class Language:
                 break
             sentences.append(sentence)
         if rng.random() < (0.5 if is_any else THANKS):
-            sentences[-1:] = [*sentences[1:][-1:], f" {self._word(rng, 'thanks')} {self._word(rng, 'name')}."]
+            thanks = f" {self._word(rng, 'thanks')} {self._word(rng, 'name')}."
+            sentences = [*sentences, thanks] if len(sentences) > 1 else [thanks]
         return prompt, "".join(sentences)
 
     def _sentence(self, rng: Random, form: str, mood: float) -> str:
