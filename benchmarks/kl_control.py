@@ -1,4 +1,4 @@
-"""How should β move? Random configurations of the battery's open tasks, each trained with β five ways.
+"""How should β move? Random configurations of four of the battery's open tasks, each trained with β five ways.
 
 python benchmarks/kl_control.py                   # about nine minutes on two cores; resumes where it was
 python benchmarks/kl_control.py --configurations 2
@@ -23,8 +23,9 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # for tools/
 
 import pandas as pd
 from support.battery import runs
-from support.battery.recipes import Recipe, recipes
+from support.battery.recipes import Recipe
 from support.battery.tasks import fair_reference, make_task
+from support.battery.words import recipes
 from support.common import add_line, read_lines
 from support.intervals import Interval
 

@@ -1,1 +1,1 @@
-"""The battery: eight small tasks made from seeds, three arms on each, and what they come to."""
+"""The battery: small tasks of two makers, made from seeds, three arms on each, and what they come to."""

@@ -110,9 +110,12 @@ class Battery:
         self.arms = {arm: studies(found, by_name, pace) for arm, found in results.items()}
         first = random[random.step == 0].groupby("task").fresh_reward.first()
         self.baselines = {str(task): float(reward) for task, reward in first.items()}
-        costs = {task: [study.cost for study in self.arms[RANDOM] if study.task == task] for task in pace}
+        costs = {
+            task: [study.cost * BUDGET / study.budget for study in self.arms[RANDOM] if study.task == task]
+            for task in pace
+        }
         self.costs = {task: float(np.median(seconds)) for task, seconds in costs.items()}
-        """CPU-seconds at which arms are read."""
+        """CPU-seconds at which arms are read: those of random search's first `BUDGET` trials."""
         self.best = dict(self.baselines)
         for study in (study for found in self.arms.values() for study in found):
             self.best[study.task] = max(self.best[study.task], *study.values, -math.inf)
@@ -228,7 +231,7 @@ class Battery:
     def curves(self, arm: str) -> tuple[list[float], list[float]]:
         """Return shares of random search's cost, and the mean value of an arm's studies of the full budget by then."""
         shares = list(np.linspace(0, 1.25, POINTS))
-        chosen = [study for study in self.arms[arm] if study.budget == BUDGET]
+        chosen = [study for study in self.arms[arm] if study.budget >= BUDGET]
         means = [np.mean([self.scaled(one, share * self.costs[one.task]) for one in chosen]) for share in shares]
         return shares, list(map(float, means))
 
@@ -236,7 +239,7 @@ class Battery:
 def table(lines: Sequence[Line]) -> str:
     """Return the lines for people."""
     head = (
-        f"{'start':12}{'budget':>7}  {'arm':18}{'studies':>8}{'value':>21}{'over Optuna':>22}{'worst task':>18}"
+        f"{'start':12}{'budget':>7}  {'arm':18}{'studies':>8}{'value':>21}{'over Optuna':>22}{'worst task':>21}"
         f"{'time to random':>16}{'gain kept':>11}"
     )
     rows = []
@@ -245,7 +248,7 @@ def table(lines: Sequence[Line]) -> str:
         worst = "" if one.worst is None else f"{one.worst[0]} {one.worst[1]:+.2f}"
         kept = "" if one.gain_kept is None else f"{one.gain_kept:.2f}"
         rows.append(
-            f"{one.start:12}{one.budget:7}  {one.arm:18}{one.studies:8}{one.value.text(2):>21}{over:>22}{worst:>18}"
+            f"{one.start:12}{one.budget:7}  {one.arm:18}{one.studies:8}{one.value.text(2):>21}{over:>22}{worst:>21}"
             f"{one.speed:16.2f}{kept:>11}"
         )
     return "\n".join([head, *rows])

@@ -61,7 +61,12 @@ def jobs(arm: str, tasks: Iterable[Recipe], starts: Sequence[Start], seeds: int)
     if arm not in (RANDOM, OPTUNA) and "fair" in starts:
         cases.append(("fair", SMALL_BUDGET))
     tasks = list(tasks)
-    return [Job(task.name, start, budget, seed) for seed in range(seeds) for start, budget in cases for task in tasks]
+    return [
+        Job(task.name, start, task.random_budget if arm == RANDOM else budget, seed)
+        for seed in range(seeds)
+        for start, budget in cases
+        for task in tasks
+    ]
 
 
 def as_run(arm: str, start: Start) -> Start:
@@ -162,7 +167,7 @@ def _rows(job: Job, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def refusal(task: Recipe, random: pd.DataFrame) -> str | None:
-    """Return why a task is no use, by 32 trials of random search; None: it is taken.
+    """Return why a task is no use, by its first trials of random search; None: it is taken.
 
     Their best checkpoints within the KL budget must spread over five standard errors of an evaluation, and the best of
     them must lie below what no response can be worth more than.
@@ -174,14 +179,14 @@ def refusal(task: Recipe, random: pd.DataFrame) -> str | None:
         within = [is_within(kl, se, task.kl_budget) for kl, se in zip(of_trial.kl, of_trial.kl_se, strict=True)]
         if trial:  # the first is the reference
             values.append(of_trial.reward[within].max())
-    values = [baseline if math.isnan(value) else value for value in values[:32]]
-    if len(values) < 32:
+    values = [baseline if math.isnan(value) else value for value in values[: task.checked]]
+    if len(values) < task.checked:
         return f"only {len(values)} trials are recorded"
     spread, error = pd.Series(values).std(), rows.reward_se.median()
     if spread < 5 * error:
-        return f"32 trials spread over {spread / error:.1f} standard errors"
+        return f"{task.checked} trials spread over {spread / error:.1f} standard errors"
     if max(values) > task.ceiling - 2 * error:
-        return f"the best of 32 trials is at the ceiling of {task.ceiling:g}"
+        return f"the best of {task.checked} trials is at the ceiling of {task.ceiling:g}"
     return None
 
 
