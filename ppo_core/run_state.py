@@ -94,9 +94,7 @@ class RunState:
             network,
             Optimizers(network, config),
             controller_of(config, config.num_iterations(world.size) - config.critic_warmup),
-            KLStepController.of(config.learning_rate, config.wanted_kl_step(world.size))
-            if config.keeps_kl_step
-            else None,
+            KLStepController.of(config, world.size) if config.keeps_kl_step else None,
             ReturnStatistics(world) if config.has_critic and config.normalize_values else None,
             RewardStatistics(config.normalize_rewards, world),
             Chunks.of(config, world),

@@ -139,8 +139,8 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
     if kl_step is not None:
         reading = read_kl_step(network, experience, config.temperature, state.chunks.scoring, world)
         metrics |= {"policy/kl_step": reading, "policy/kl_step_wanted": kl_step.wanted}
-        if not world.agree(not bool(experience.advantages.any())):  # else there was nothing to learn
-            kl_step.update(reading, was_cut=update.was_cut)
+        had_nothing = world.agree(not bool(experience.advantages.any()))
+        kl_step.update(None if had_nothing else reading, kl_exact, was_cut=update.was_cut)
     if policy_learns:  # during the critic's warm-up β has no effect
         state.kl_controller.update(kl_exact, state.sizes.batch_size)
     state.optimizer_steps += update.steps - update.skipped

@@ -2,16 +2,17 @@
 
     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
     hold        rise += ½ (KL - last KL - rise),   r = (KL + T/10 · rise) / target
-                slow *= exp(3/T · clip(log r, ±1)),   β = slow · clip(r, 1, 4)³,   slow from σ / √(2 target) on
+                slow *= exp(c/T · clip(log r, ±1)) with c = 9 for r > 1 and 1.5 below,  from σ / √(2 target) on
+                β = slow · clip(r, 1, 4)³
 
 KL is the exact KL of a rollout batch, sampled before the iteration's update, in nats per response; budgets and guards
 read it too. n and horizon count episodes, T is the iterations of the run in which the policy learns.
 
 `hold` goes with a learning rate that keeps the KL step (`ppo_core.algorithm.kl_step`): the KL then rises at a known
 pace, so its constants are shares of the run and need not know the rate. It looks a tenth of the run ahead. Its slow
-part finds the β that holds the KL at the target; the fast one resists only above the target. The first β is that of
-the best policy with the target's KL if scores are normal with standard deviation σ: reference · exp(score / β) / Z,
-whose KL is then σ² / (2 β²).
+part finds the β that holds the KL at the target, and gives little of it away while the KL is still on its way there;
+the fast one resists only above the target. The first β is that of the best policy with the target's KL if scores are
+normal with standard deviation σ: reference · exp(score / β) / Z, whose KL is then σ² / (2 β²).
 
 Sources: adaptive, arXiv 1909.08593, section 2.2. The best policy, Rafailov et al. 2023, arXiv 2305.18290, eq. 4.
 hold, this project; docs/benchmarks.md has the measurements.
@@ -24,8 +25,8 @@ from ppo_core.config.hyperparameters import PPOConfig
 
 LOOK_AHEAD = 0.1
 """Share of the run over which `hold` looks ahead."""
-SLOW_PACE = 3.0
-"""Greatest change of `hold`'s slow part, in log β over a whole run."""
+RISE, FALL = 9.0, 1.5
+"""Pace of `hold`'s slow part over and under the target, in log β over a whole run."""
 MOST_RESISTANCE = 4.0
 """Most times the target that `hold`'s fast part reads."""
 LEAST_KL = 1e-3
@@ -90,7 +91,8 @@ class HoldController(KLController):
             self.rise += 0.5 * (kl - self.last - self.rise)
         self.last = kl
         ahead = max((kl + LOOK_AHEAD * self.iterations * self.rise) / self.target, LEAST_KL)
-        self.slow *= math.exp(SLOW_PACE / self.iterations * min(max(math.log(ahead), -1.0), 1.0))
+        pace = RISE if ahead > 1 else FALL
+        self.slow *= math.exp(pace / self.iterations * min(max(math.log(ahead), -1.0), 1.0))
         self.coef = self.slow * min(max(ahead, 1.0), MOST_RESISTANCE) ** 3
 
     def state_dict(self) -> dict[str, float]:

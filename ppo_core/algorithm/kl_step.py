@@ -11,8 +11,10 @@ of them. A step's KL grows with the square of the rate, so after each iteration
     rate *= clip(√(wanted / step), 1/1.5, 1.5)
 
 - **The search.** The rate begins at a hundredth of the configured one. Until a step of a quarter of the wanted one has
-  been read it may rise tenfold, so that it takes two iterations from a right rate and four from one a hundred times
-  too low.
+  been read it may rise a hundredfold, so that it takes two iterations from a right rate and three from one a hundred
+  times too low.
+- **The wanted step** is the whole one until the KL from the reference has come to 0.8 of its target. From then on it
+  falls, evenly, to a quarter at the end of the run: near the target a step moves that KL by up to 2 √(KL · step).
 - **The cut.** A mini-batch that, before its own optimizer step, already shows twice the wanted step ends the policy's
   updates of the iteration.
 - **The ceiling.** From the eighth iteration after the search on the rate is at most twice its highest of the fourth to
@@ -35,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_core.algorithm.experience import Experience
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import ONE_PROCESS, World
 from ppo_core.models.memory import ChunkRows
@@ -44,10 +47,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_SHARE = 0.01
 """The first rate, as a share of the configured one."""
-MOST_CHANGE, MOST_SEARCHED = 1.5, 10.0
+MOST_CHANGE, MOST_SEARCHED = 1.5, 100.0
 """Most that the rate changes by in one iteration, and rises by during the search."""
 FOUND = 0.25
 """Share of the wanted step that ends the search."""
+NEAR_TARGET = 0.8
+"""Share of the KL target from which the wanted step falls."""
+LAST_SHARE = 0.25
+"""Share of the whole step that is wanted at the end of the run."""
 CUT = 2.0
 """Times the wanted step at which an iteration's updates end."""
 SETTLED, WATCHED = 4, 8
@@ -56,6 +63,8 @@ CEILING = 2.0
 """Highest rate, in times that."""
 FLOORS = 2.0
 """Least wanted step, in times the floor of rounding."""
+RESOLVED = 0.2
+"""Least step that a reading can tell from none, in times the floor."""
 LAST_PLACE = 2.0**-8
 """Relative size of bfloat16's last place, at most."""
 
@@ -116,12 +125,20 @@ def _rounded_otherwise(embeddings: nn.Module) -> Iterator[None]:
 class KLStepController:
     """Moves the policy's learning rate so that each iteration takes the wanted KL step."""
 
-    wanted: float
-    """Nats per response; raised where rounding hides so small a step."""
+    whole: float
+    """Wanted step until the KL nears its target, in nats per response."""
+    target: float
+    """KL target, in nats per response."""
+    iterations: int
+    """Of the run, those in which the policy learns."""
     rate: float
     """Of the coming iteration."""
     floor: float | None = None
     """KL that rounding alone shows, in nats per response; None: not measured yet."""
+    done: int = 0
+    """Iterations so far."""
+    near: int | None = None
+    """Those at which the KL neared its target; None: it has not yet."""
     searching: bool = True
     since: int = 0
     """Iterations since the search ended."""
@@ -129,9 +146,20 @@ class KLStepController:
     """Highest rate from SETTLED to WATCHED."""
 
     @classmethod
-    def of(cls, configured_rate: float, wanted: float) -> "KLStepController":
+    def of(cls, config: PPOConfig, world_size: int) -> "KLStepController":
         """Return the controller of a run that begins."""
-        return cls(wanted, FIRST_SHARE * configured_rate)
+        assert config.kl_target is not None
+        iterations = config.num_iterations(world_size) - config.critic_warmup
+        rate = FIRST_SHARE * config.learning_rate
+        return cls(config.wanted_kl_step(world_size), config.kl_target, max(1, iterations), rate)
+
+    @property
+    def wanted(self) -> float:
+        """Step wanted of the coming iteration, in nats per response."""
+        share = 1.0
+        if self.near is not None:
+            share -= (1 - LAST_SHARE) * (self.done - self.near) / max(1, self.iterations - self.near)
+        return max(share * self.whole, FLOORS * (self.floor or 0.0))
 
     @property
     def cut(self) -> float:
@@ -139,29 +167,34 @@ class KLStepController:
         return CUT * self.wanted + (self.floor or 0.0)
 
     def set_floor(self, floor: float) -> None:
-        """Set the floor of rounding, in nats per response, and raise the wanted step to a multiple of it."""
+        """Set the floor of rounding, in nats per response; a warning says where it raises the wanted step."""
         self.floor = floor
-        if self.wanted < FLOORS * floor:
-            logger.warning(
-                "the wanted KL step of %.2g nats per response is too near to what rounding shows (%.2g), so it is %.2g",
-                self.wanted, floor, FLOORS * floor,
-            )  # fmt: skip
-            self.wanted = FLOORS * floor
+        if self.whole < FLOORS * floor:
+            text = "the KL step of %.2g nats per response is too near to what rounding shows (%.2g), so it is %.2g"
+            logger.warning(text, self.whole, floor, FLOORS * floor)
 
-    def update(self, reading: float, *, was_cut: bool) -> None:
-        """Move the rate after an iteration in which the policy had something to learn.
+    def update(self, reading: float | None, kl: float, *, was_cut: bool) -> None:
+        """Move the rate after an iteration.
 
         Args:
-            reading: The step as read, rounding included, in nats per response; one that is not finite changes nothing.
+            reading: The step as read, rounding included, in nats per response; None: there was nothing to learn. One
+                that is not finite moves nothing.
+            kl: The batch's exact KL from the reference, in nats per response.
             was_cut: True if a mini-batch ended the updates.
         """
-        if not math.isfinite(reading):
-            return
-        step = max(reading - (self.floor or 0.0), 0.0)
-        was_searching, self.searching = self.searching, self.searching and not was_cut and step <= FOUND * self.wanted
+        wanted = self.wanted
+        self.done += 1
+        if self.near is None and kl >= NEAR_TARGET * self.target:
+            self.near = self.done
+        if reading is not None and math.isfinite(reading):
+            self._follow(max(reading - (self.floor or 0.0), 0.0), wanted, was_cut)
+        self.rate *= math.sqrt(self.wanted / wanted)
+
+    def _follow(self, step: float, wanted: float, was_cut: bool) -> None:
+        was_searching, self.searching = self.searching, self.searching and not was_cut and step <= FOUND * wanted
         most = MOST_SEARCHED if was_searching and self.searching else MOST_CHANGE
-        least_step = self.wanted / most**2
-        self.rate *= max(math.sqrt(self.wanted / max(step, least_step)), 1 / MOST_CHANGE)
+        least = max(wanted / most**2, RESOLVED * (self.floor or 0.0))
+        self.rate *= max(math.sqrt(wanted / max(step, least)), 1 / MOST_CHANGE)
         self.since = 0 if self.searching else self.since + 1
         if SETTLED <= self.since < WATCHED:
             self.top = max(self.top, self.rate)
@@ -169,13 +202,13 @@ class KLStepController:
             self.rate = min(self.rate, CEILING * self.top)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the changing state for a checkpoint's JSON; the wanted step follows from the config and the floor."""
-        return {name: getattr(self, name) for name in ("rate", "floor", "searching", "since", "top")}
+        """Return the changing state for a checkpoint's JSON; the rest is in the config."""
+        return {name: getattr(self, name) for name in _CHANGING}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore from a `state_dict`."""
-        if state["floor"] is not None:
-            self.set_floor(state["floor"])
-        self.rate, self.searching, self.since, self.top = (
-            state[name] for name in ("rate", "searching", "since", "top")
-        )
+        for name in _CHANGING:
+            setattr(self, name, state[name])
+
+
+_CHANGING = ("rate", "floor", "done", "near", "searching", "since", "top")

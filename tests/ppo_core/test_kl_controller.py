@@ -78,3 +78,32 @@ def test_the_configuration_decides_which_one() -> None:
     assert type(controller_of(PPOConfig(kl_target=6.0), 10)) is AdaptiveController
     holds = controller_of(PPOConfig(kl_target=6.0, lr_controller="kl_step"), 10)
     assert isinstance(holds, HoldController) and (holds.target, holds.iterations) == (6.0, 10)
+
+
+def test_a_holding_beta_rises_fast_over_its_target_and_falls_slowly_under_it() -> None:
+    controller = hold(0.1, target=5.0, iterations=30)
+    controller.update(0.0, 32)  # 0 reads as a thousandth: cut at 1 / e
+    slow = 0.1 * math.exp(-1.5 / 30)
+    assert controller.coef == pytest.approx(slow)
+    controller.update(4.0, 32)  # rises by half of 4 a batch: 4 + 3 · 2 = 10, twice the target
+    slow *= math.exp(9 / 30 * math.log(2))
+    assert controller.coef == pytest.approx(slow * 8)
+    controller.update(5.0, 32)  # 2 + ½ (1 - 2) = 1.5: 9.5
+    slow *= math.exp(9 / 30 * math.log(1.9))
+    assert controller.coef == pytest.approx(slow * 1.9**3)
+    controller.update(50.0, 32)  # 23.25: far over, where the fast part reads 4 times the target at most
+    slow *= math.exp(9 / 30)
+    assert controller.coef == pytest.approx(slow * 64)
+
+
+@pytest.mark.parametrize("iterations", [30, 300])
+@pytest.mark.parametrize("best", [0.1, 0.5])
+def test_a_holding_beta_keeps_a_kl_that_it_can_move_at_the_target(iterations: int, best: float) -> None:
+    """A made-up policy whose KL goes by at most a fifteenth of the target's way towards that of the best for its β."""
+    controller, kls = hold(0.3, target=5.0, iterations=iterations), [0.0]
+    for _ in range(iterations):
+        controller.update(kls[-1], 32)
+        step = min(max(5.0 * (best / controller.coef) ** 2 - kls[-1], -75 / iterations), 75 / iterations / 3)
+        kls.append(kls[-1] + step)
+    last = kls[-iterations // 3 :]
+    assert 0.6 * 5 < sum(last) / len(last) < 1.1 * 5 and max(kls) < 1.3 * 5
