@@ -6,14 +6,19 @@ batch, in nats per response:
     step = mean over responses of Σ_t ½ (log π_new(a_t) - log π_old(a_t))²
 
 read by one forward pass after the last optimizer step, since what the mini-batches show before theirs misses the last
-of them. A step's KL grows with the square of the rate, so after each iteration
+of them. A step's KL grows with the square of the rate. Half of that way is gone after each iteration, for a reading is
+noisy where an iteration has few optimizer steps:
 
-    rate *= clip(√(wanted / step), 1/1.5, 1.5)
+    rate *= clip((wanted / step)^¼, 1/1.5, 1.5)
 
 - **The search.** The rate begins at a hundredth of the configured one. Until a step of a quarter of the wanted one has
-  been read it may rise a hundredfold, so that it takes two iterations from a right rate and three from one a hundred
-  times too low.
-- **The wanted step** is the whole one until the KL from the reference has come to 0.8 of its target. From then on it
+  been read the whole way is gone, up to a hundredfold, so that it takes two iterations from a right rate and three from
+  one a hundred times too low.
+- **The course.** The square root of the KL from the reference rises with the path so far, Σ √step, by a share that
+  depends on task and settings. Where the KL would come to 0.8 of its target only after half of the run, the whole step
+  is raised to what takes it there, up to fourfold.
+- **The wanted step** is the whole one until the KL from the reference has come to 0.8 of its target, in the mean of two
+  batches. From then on it
   falls, evenly, to a quarter at the end of the run: near the target a step moves that KL by up to 2 √(KL · step).
 - **The cut.** A mini-batch that, before its own optimizer step, already shows twice the wanted step ends the policy's
   updates of the iteration.
@@ -55,12 +60,18 @@ NEAR_TARGET = 0.8
 """Share of the KL target from which the wanted step falls."""
 LAST_SHARE = 0.25
 """Share of the whole step that is wanted at the end of the run."""
+ARRIVAL, LEAST_LEFT = 0.5, 0.2
+"""Share of the run after which the KL is to near its target, and least share that is left to bring it there."""
+MOST_RAISED, RAISED_AT_ONCE = 4.0, 1.25
+"""Most that the whole step is raised to, in times the configured one, and most that it changes by in one iteration."""
 CUT = 2.0
 """Times the wanted step at which an iteration's updates end."""
 SETTLED, WATCHED = 4, 8
 """Iterations after the search between which the highest rate counts for the ceiling."""
 CEILING = 2.0
 """Highest rate, in times that."""
+LEAST_KL = 1e-3
+"""Least KL that the course reads, as a share of the target."""
 FLOORS = 2.0
 """Least wanted step, in times the floor of rounding."""
 RESOLVED = 0.2
@@ -125,8 +136,8 @@ def _rounded_otherwise(embeddings: nn.Module) -> Iterator[None]:
 class KLStepController:
     """Moves the policy's learning rate so that each iteration takes the wanted KL step."""
 
-    whole: float
-    """Wanted step until the KL nears its target, in nats per response."""
+    configured: float
+    """Wanted step that the run begins with, in nats per response."""
     target: float
     """KL target, in nats per response."""
     iterations: int
@@ -139,6 +150,12 @@ class KLStepController:
     """Iterations so far."""
     near: int | None = None
     """Those at which the KL neared its target; None: it has not yet."""
+    raised: float = 1.0
+    """Whole step over the configured one."""
+    path: float = 0.0
+    """Sum of the square roots of the steps."""
+    last: float = 0.0
+    """KL of the batch before."""
     searching: bool = True
     since: int = 0
     """Iterations since the search ended."""
@@ -159,7 +176,7 @@ class KLStepController:
         share = 1.0
         if self.near is not None:
             share -= (1 - LAST_SHARE) * (self.done - self.near) / max(1, self.iterations - self.near)
-        return max(share * self.whole, FLOORS * (self.floor or 0.0))
+        return max(share * self.raised * self.configured, FLOORS * (self.floor or 0.0))
 
     @property
     def cut(self) -> float:
@@ -169,9 +186,9 @@ class KLStepController:
     def set_floor(self, floor: float) -> None:
         """Set the floor of rounding, in nats per response; a warning says where it raises the wanted step."""
         self.floor = floor
-        if self.whole < FLOORS * floor:
+        if self.configured < FLOORS * floor:
             text = "the KL step of %.2g nats per response is too near to what rounding shows (%.2g), so it is %.2g"
-            logger.warning(text, self.whole, floor, FLOORS * floor)
+            logger.warning(text, self.configured, floor, FLOORS * floor)
 
     def update(self, reading: float | None, kl: float, *, was_cut: bool) -> None:
         """Move the rate after an iteration.
@@ -184,17 +201,31 @@ class KLStepController:
         """
         wanted = self.wanted
         self.done += 1
-        if self.near is None and kl >= NEAR_TARGET * self.target:
-            self.near = self.done
+        if self.near is None:
+            if (kl + self.last) / 2 >= NEAR_TARGET * self.target:
+                self.near = self.done
+            elif self.since >= SETTLED:
+                self.raised = self._raised(kl)
+        self.last = kl
         if reading is not None and math.isfinite(reading):
             self._follow(max(reading - (self.floor or 0.0), 0.0), wanted, was_cut)
         self.rate *= math.sqrt(self.wanted / wanted)
 
+    def _raised(self, kl: float) -> float:
+        """Return the whole step that brings the KL near its target in time, over the configured one."""
+        left = max(ARRIVAL * self.iterations - self.done, LEAST_LEFT * self.iterations)
+        here, there = math.sqrt(max(kl, LEAST_KL * self.target)), math.sqrt(NEAR_TARGET * self.target)
+        needed = ((there - here) / here * self.path / left) ** 2 / self.configured
+        raised = min(max(needed, self.raised / RAISED_AT_ONCE), self.raised * RAISED_AT_ONCE)
+        return min(max(raised, 1.0), MOST_RAISED)
+
     def _follow(self, step: float, wanted: float, was_cut: bool) -> None:
+        self.path += math.sqrt(step)
         was_searching, self.searching = self.searching, self.searching and not was_cut and step <= FOUND * wanted
-        most = MOST_SEARCHED if was_searching and self.searching else MOST_CHANGE
-        least = max(wanted / most**2, RESOLVED * (self.floor or 0.0))
-        self.rate *= max(math.sqrt(wanted / max(step, least)), 1 / MOST_CHANGE)
+        is_found = not (was_searching and self.searching)
+        least = max(wanted / MOST_SEARCHED**2, RESOLVED * (self.floor or 0.0))
+        change = math.sqrt(wanted / max(step, least))
+        self.rate *= min(max(math.sqrt(change), 1 / MOST_CHANGE), MOST_CHANGE) if is_found else change
         self.since = 0 if self.searching else self.since + 1
         if SETTLED <= self.since < WATCHED:
             self.top = max(self.top, self.rate)
@@ -211,4 +242,4 @@ class KLStepController:
             setattr(self, name, state[name])
 
 
-_CHANGING = ("rate", "floor", "done", "near", "searching", "since", "top")
+_CHANGING = ("rate", "floor", "done", "near", "raised", "path", "last", "searching", "since", "top")

@@ -272,6 +272,8 @@ class StudySpec:
         if "lr_controller" in pace:
             values.pop("kl_coef", None)
         values |= {name: self._reference_value(name) for name in self.search}
+        if "lr_controller" not in pace:
+            values.pop("kl_step", None)
         values |= self.fixed
         values |= params
         if "batch_size" in self.search or "mini_batch_size" in self.search:
@@ -288,8 +290,14 @@ class StudySpec:
         return {name: value for name, value in values.items() if value is not None}
 
     def params_with(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-        """Return the params of a trial with the searched values `given`; trial 0's fill in the rest."""
-        return {**self.reference_params(), **given}
+        """Return the params of a trial with the values `given`; trial 0's fill in the rest.
+
+        A trial that sets its own rate or β, in a study whose trials keep their pace, has no KL step to fill in.
+        """
+        reference = self.reference_params()
+        if self.keeps_kl_step and given.keys() & set(study_file.OF_A_SCHEDULE):
+            reference.pop("kl_step", None)
+        return {**reference, **given}
 
     def extreme_configs(self) -> dict[str, PPOConfig]:
         """Return the extreme trials by name; all others lie between them, so they bound a study's resource needs."""

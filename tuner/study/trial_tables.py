@@ -15,7 +15,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.data.task import Task
 from ppo_core.errors import ConfigError, nearest
 from tuner.study.space import inside, is_number
-from tuner.study.study_file import NAME, matching, read_fixed
+from tuner.study.study_file import NAME, OF_A_SCHEDULE, matching, read_fixed
 
 STUDY = "study:"
 """Prefix of an earlier study's name, whose best trial is a warm start."""
@@ -254,14 +254,16 @@ def read_starts(
             settled.append(replace(read_trial(table, fixed, place), source=source, moved_from=moved_from))
             continue
         start = read_trial(table, fixed, place)
+        allowed = dict.fromkeys((*search, *OF_A_SCHEDULE))
         for name in start.params:
-            if name not in search:
-                hint = nearest(name, search)
-                raise ConfigError(f"{place}.{name}: it is not searched; a start may set: {', '.join(search)}{hint}")
+            if name not in allowed:
+                hint = nearest(name, allowed)
+                raise ConfigError(f"{place}.{name}: it is not searched; a start may set: {', '.join(allowed)}{hint}")
         try:
-            requested.append(moved(start.params, search, start.label))
+            inside = moved(start.params, search, start.label)
         except ConfigError as error:
             raise ConfigError(f"{place}.{error}") from None
+        requested.append(replace(inside, params={**start.params, **inside.params}))
     return settled, requested
 
 
