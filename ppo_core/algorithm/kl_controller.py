@@ -2,7 +2,7 @@
 
     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
     hold        rise += ½ (KL - last KL - rise),   r = (KL + T/10 · rise) / target
-                slow *= exp(c/T · clip(log r, ±1)) with c = 9 for r > 1 and 1.5 below,  from σ / √(2 target) on
+                slow *= exp(9/T · min(log r, 1)) if r > 1, else exp(5/T · r log r),   from σ / √(2 target) on
                 β = slow · clip(r, 1, 4)³
 
 KL is the exact KL of a rollout batch, sampled before the iteration's update, in nats per response; budgets and guards
@@ -25,8 +25,8 @@ from ppo_core.config.hyperparameters import PPOConfig
 
 LOOK_AHEAD = 0.1
 """Share of the run over which `hold` looks ahead."""
-RISE, FALL = 9.0, 1.5
-"""Pace of `hold`'s slow part over and under the target, in log β over a whole run."""
+RISE, FALL = 9.0, 5.0
+"""Pace of `hold`'s slow part over and under the target, in log β over a whole run for each unit of its error."""
 MOST_RESISTANCE = 4.0
 """Most times the target that `hold`'s fast part reads."""
 LEAST_KL = 1e-3
@@ -91,8 +91,8 @@ class HoldController(KLController):
             self.rise += 0.5 * (kl - self.last - self.rise)
         self.last = kl
         ahead = max((kl + LOOK_AHEAD * self.iterations * self.rise) / self.target, LEAST_KL)
-        pace = RISE if ahead > 1 else FALL
-        self.slow *= math.exp(pace / self.iterations * min(max(math.log(ahead), -1.0), 1.0))
+        error = math.log(ahead)
+        self.slow *= math.exp((RISE * min(error, 1.0) if error > 0 else FALL * ahead * error) / self.iterations)
         self.coef = self.slow * min(max(ahead, 1.0), MOST_RESISTANCE) ** 3
 
     def state_dict(self) -> dict[str, float]:

@@ -18,8 +18,8 @@ noisy where an iteration has few optimizer steps:
   depends on task and settings. Where the KL would come to 0.8 of its target only after half of the run, the whole step
   is raised to what takes it there, up to fourfold.
 - **The wanted step** is the whole one until the KL from the reference has come to 0.8 of its target, in the mean of two
-  batches. From then on it
-  falls, evenly, to a quarter at the end of the run: near the target a step moves that KL by up to 2 √(KL · step).
+  batches. From then on it falls, evenly, to a quarter at the end of the run: near the target a step moves that KL by up
+  to 2 √(KL · step).
 - **The cut.** A mini-batch that, before its own optimizer step, already shows twice the wanted step ends the policy's
   updates of the iteration.
 - **The ceiling.** From the eighth iteration after the search on the rate is at most twice its highest of the fourth to

@@ -80,10 +80,10 @@ def test_the_configuration_decides_which_one() -> None:
     assert isinstance(holds, HoldController) and (holds.target, holds.iterations) == (6.0, 10)
 
 
-def test_a_holding_beta_rises_fast_over_its_target_and_falls_slowly_under_it() -> None:
+def test_a_holding_beta_rises_fast_over_its_target_and_falls_little_far_under_it() -> None:
     controller = hold(0.1, target=5.0, iterations=30)
-    controller.update(0.0, 32)  # 0 reads as a thousandth: cut at 1 / e
-    slow = 0.1 * math.exp(-1.5 / 30)
+    controller.update(0.0, 32)  # reads as a thousandth
+    slow = 0.1 * math.exp(5 / 30 * 1e-3 * math.log(1e-3))
     assert controller.coef == pytest.approx(slow)
     controller.update(4.0, 32)  # rises by half of 4 a batch: 4 + 3 · 2 = 10, twice the target
     slow *= math.exp(9 / 30 * math.log(2))
