@@ -211,7 +211,7 @@ def test_any_rate_within_four_powers_of_ten_takes_the_wanted_steps(
     config = replace(PACED, learning_rate=rate, total_episodes=640, batch_size=32, mini_batch_size=16, **changes)
     settled = [report.metrics for report in PPOTrainer(config, tiny) if report.step > 6]
     shares = sorted(metrics["policy/kl_step"] / metrics["policy/kl_step_wanted"] for metrics in settled)
-    assert 0.6 < shares[len(shares) // 2] < 1.6
+    assert 0.5 < shares[len(shares) // 2] < 2
 
 
 def test_the_default_step_is_one_over_the_iterations() -> None:
