@@ -72,7 +72,7 @@ def test_nothing_to_learn_moves_nothing() -> None:
     assert (found.rate, found.searching, found.done) == (1e-5, True, 1)
 
 
-def test_near_the_target_the_step_falls_to_a_quarter_at_the_end() -> None:
+def test_near_the_target_the_step_falls_to_a_fifth_at_the_end() -> None:
     found = controller(iterations=12)
     found.searching = False
     for kl in (0.0, 1.0, 2.3):  # the next batch is over 0.8 of 3 with the one before it, in the fourth of 12
@@ -83,8 +83,18 @@ def test_near_the_target_the_step_falls_to_a_quarter_at_the_end() -> None:
     for _ in range(8):
         found.update(found.wanted, 0.0, was_cut=False)
         rates.append(found.rate)
-    assert found.wanted == pytest.approx(0.025)
-    assert rates[4] == pytest.approx(1e-5 * math.sqrt(0.625)) and rates[8] == pytest.approx(1e-5 * 0.5)
+    assert found.wanted == pytest.approx(0.02)
+    assert rates[4] == pytest.approx(1e-5 * math.sqrt(0.6)) and rates[8] == pytest.approx(1e-5 * math.sqrt(0.2))
+
+
+def test_the_step_falls_late_in_a_run_that_never_comes_near() -> None:
+    found = controller(iterations=20)
+    for _ in range(13):
+        assert found.wanted == 0.1
+        found.update(0.1, 1e-9, was_cut=False)
+        found.since = 0  # the search is not over, so the step is not raised
+    found.update(0.1, 1e-9, was_cut=False)
+    assert found.wanted == pytest.approx(0.1 * (1 - 0.8 / 7))
 
 
 def test_a_run_that_would_arrive_late_raises_its_step() -> None:
@@ -97,7 +107,7 @@ def test_a_run_that_would_arrive_late_raises_its_step() -> None:
         before = found.wanted
         found.update(0.01, 0.01, was_cut=False)
         assert found.wanted <= 1.25 * before + 1e-12
-    assert found.wanted == pytest.approx(0.04), "at most"
+    assert found.wanted == pytest.approx(0.03), "at most"
     early = controller(whole=0.1, target=5.0, iterations=40)
     for kl in (0.0, 0.2, 0.5, 1.0, 1.6, 2.2):
         early.update(0.1, kl, was_cut=False)
