@@ -178,7 +178,7 @@ class StudySpec:
         settled, starts = trial_tables.read_starts(content, fixed, search, where)
         optional = partial(study_file.optional, content, where)
         guard = checks.table(content.get("guard", {}), f"{where}: guard")
-        strategy = study_file.read_strategy(content, bool(listed), where)
+        strategy = study_file.read_strategy(content, bool(listed), "lr_controller" in pace, where)
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
