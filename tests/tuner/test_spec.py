@@ -368,6 +368,7 @@ def test_ranges_of_kl_are_shares_of_the_budget_and_of_the_run() -> None:
     )
     assert study.search == {"kl_target": Range(3.0, 5.0), "kl_step": Range(1 / 180, 3 / 60, "log")}  # 1,920 / 32
     assert study.reference_params() == {"kl_target": pytest.approx(4.25), "kl_step": pytest.approx(1 / 60)}
+    assert study.origins() == {"batch_size": "study", "kl_target": "study", "kl_step": "study"}
     short = spec(search={"kl_step": "advised"}, fixed={"batch_size": 640})
     assert short.reference_params() == {"kl_step": 0.1}, "at most a tenth by default"
 
