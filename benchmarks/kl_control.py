@@ -1,10 +1,13 @@
-"""How should β move? Random configurations of four of the battery's open tasks, each trained with β five ways.
+"""Is the KL held, and what is a run worth, from learning rates over four powers of ten? The open tasks of both makes.
 
-python benchmarks/kl_control.py                   # about nine minutes on two cores; resumes where it was
-python benchmarks/kl_control.py --configurations 2
+python benchmarks/kl_control.py configurations           # random configurations, a rate each: half an hour; resumes
+python benchmarks/kl_control.py configurations --number 5
+python benchmarks/kl_control.py rates                    # the fair configuration from five rates: a quarter of an hour
+python benchmarks/kl_control.py rates --iterations 120
 
 A run's value is the best eval reward within the KL budget, 0 the SFT policy's and 1 the best of random search's trials.
-Learning rates lie between half of the fair one and four times it: others hardly learn, or blow up, whatever β is.
+It holds its KL if the training KL of its last third is 0.6 to 1 of the budget in the mean. "landing" is recorded: it is
+how β moved before runs kept their pace (commit d918634a), on the same configurations, with a critic in reward.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -24,8 +28,7 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # for tools/
 import pandas as pd
 from support.battery import runs
 from support.battery.recipes import Recipe
-from support.battery.tasks import fair_reference, make_task
-from support.battery.words import recipes
+from support.battery.tasks import fair_reference, make_task, recipes
 from support.common import add_line, read_lines
 from support.intervals import Interval
 
@@ -36,46 +39,71 @@ from tuner.search.prior import spread_params
 from tuner.study.spec import KL_TARGET, StudySpec
 
 RESULTS = runs.WORK / "kl_control.jsonl"
-RATES = (0.5, 4.0)
-"""Ends of the learning rates, as multiples of the fair one."""
+RECORDED = runs.DATA.parent / "kl_control.jsonl"
+PACED, ADAPTIVE = "keeps its pace", "schedule, β adapts"
+RATES = (0.01, 0.1, 1.0, 10.0, 100.0)
+"""Learning rates, as multiples of the fair one; those of random configurations lie between the ends."""
+HELD = (0.6, 1.0)
+"""Mean training KL of the last third, as shares of the budget, of a run that holds it."""
 
 
-def ways(task: Recipe, rng: Random) -> dict[str, dict[str, Any]]:
-    """Return by name how β moves in the runs of a configuration; `kl_coef` is a multiple of the reference's."""
-    target = KL_TARGET * task.kl_budget
-    return {
-        "fixed, at random": {"kl_coef": 400 ** (rng.random() - 0.5), "kl_target": None},
-        "fixed, the reference's": {"kl_coef": 1.0, "kl_target": None},
-        "adaptive": {"kl_coef": 1.0, "kl_target": target},
-        "adaptive, from 10 times it": {"kl_coef": 10.0, "kl_target": target},
-        "landing": {"kl_coef": 1.0, "kl_target": target, "kl_controller": "landing"},
-    }
+@dataclass(frozen=True)
+class Job:
+    """One run. A `number` is that of a random configuration; None: the fair one."""
+
+    task: str
+    way: str
+    number: int | None
+    factor: float
+    """Learning rate, as a multiple of the fair one."""
+    iterations: int | None = None
+    """None: the task's."""
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What its result is found by."""
+        fields = {"task": self.task, "way": self.way, "number": self.number, "factor": round(self.factor, 6)}
+        return fields | {"iterations": self.iterations}
 
 
-def train(job: tuple[str, int, str]) -> dict[str, Any]:
-    """Train one run, and return its value and where its KL ended, as a share of the budget."""
-    name, number, way = job
-    task = next(one for one in recipes("open") if one.name == name)
-    spec = StudySpec.load(make_task(task, runs.WORK / name)["fair"])
-    reference, rng = fair_reference(task), Random(f"{name} {number}")
-    changed = ways(task, rng)[way]
-    low, high = (factor * reference["learning_rate"] for factor in RATES)
-    values = spec.config({}).to_dict() | spread_params(spec.search, 0, number)
-    values |= {"learning_rate": low * (high / low) ** rng.random(), "kl_controller": "adaptive"} | changed
-    values["kl_coef"] = changed["kl_coef"] * reference["kl_coef"]
-    baseline, best, kl, ended = math.nan, -math.inf, 0.0, False
-    for report in ppo_trainer(PPOConfig.from_dict(values), spec.task, device="cpu"):
+def random_factor(task: str, number: int) -> float:
+    """Return the rate of a random configuration: evenly over the powers of ten between the ends of RATES."""
+    low, high = RATES[0], RATES[-1]
+    return float(low * (high / low) ** Random(f"{task} {number}").random())
+
+
+def config_of(job: Job, task: Recipe, spec: StudySpec) -> PPOConfig:
+    """Return a run's configuration."""
+    own = {name: span for name, span in spec.search.items() if name not in ("learning_rate", "kl_coef", "kl_target")}
+    reference = fair_reference(task)
+    values = spec.config({}).to_dict() | ({} if job.number is None else spread_params(own, 0, job.number))
+    values |= {"learning_rate": job.factor * reference["learning_rate"], "kl_target": KL_TARGET * task.kl_budget}
+    values |= {"kl_coef": reference["kl_coef"], "kl_step": None, "kl_controller": None}
+    if job.iterations is not None:
+        values["total_episodes"] = job.iterations * int(reference["batch_size"])
+    return PPOConfig.from_dict(values | {"lr_controller": "kl_step" if job.way == PACED else "schedule"})
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Train one run; return what its value is made of, and shares of the KL budget: at the end, last third, highest."""
+    task = next(one for one in recipes("open") if one.name == job.task)
+    spec = StudySpec.load(make_task(task, runs.WORK / job.task)["fair"])
+    baseline, best, kl, kls = math.nan, -math.inf, math.nan, []
+    for report in ppo_trainer(config_of(job, task, spec), spec.task, device="cpu"):
         if report.is_evaluation:
             reward, kl, kl_se = (report.metrics[key] for key in ("eval/reward", "eval/kl", "eval/kl_se"))
             baseline = reward if report.step == 0 else baseline
             best = max(best, reward) if is_within(kl, kl_se, task.kl_budget) else best
-        if report.metrics.get("objective/kl_exact", 0.0) > spec.kl_limit:
-            break
-    else:
-        ended = True
-    return {
-        "task": name, "number": number, "way": way, "baseline": baseline, "best": best,
-        "kl": kl / task.kl_budget if ended else math.inf,
+        if report.step:
+            kls.append(report.metrics["objective/kl_exact"] / task.kl_budget)
+            if not kls[-1] <= spec.kl_limit / task.kl_budget:
+                kl = math.inf
+                break
+    third = kls[-max(1, len(kls) // 3) :]
+    ended = math.isfinite(kl)
+    return job.key | {
+        "baseline": baseline, "best": best, "kl": kl / task.kl_budget if ended else None,
+        "last_third": statistics.fmean(third) if ended else None, "highest": max(kls),
     }  # fmt: skip
 
 
@@ -89,36 +117,56 @@ def tops() -> Mapping[str, float]:
     return best
 
 
-def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table: value with its 95% interval over runs, and how many ended at 0.6 to 1 of the budget."""
+def table(results: Sequence[Mapping[str, Any]], by: str) -> str:
+    """Return the table of runs grouped by a column, with 95% intervals of the mean over runs."""
     frame, top = pd.DataFrame(results), tops()
     frame["value"] = [(row.best - row.baseline) / (top[row.task] - row.baseline) for row in frame.itertuples()]
-    lines = [f"{'β':28}{'runs':>5}{'value':>22}{'KL landed':>12}"]
-    for way, group in frame.groupby("way", sort=False):
-        landed = statistics.fmean(0.6 <= kl <= 1 for kl in group.kl)
-        lines.append(f"{way:28}{len(group):>5}{Interval.of(list(group.value)).text(2):>22}{landed:>12.0%}")
+    frame["kl"], frame["last_third"] = frame.kl.fillna(math.inf), frame.last_third.fillna(math.inf)
+    lines = [f"{by:28}{'runs':>5}{'value':>22}{'KL held':>9}{'end over':>10}{'over 1.2':>10}{'worst end':>11}"]
+    for name, group in frame.groupby(by, sort=False):
+        held = statistics.fmean(HELD[0] <= kl <= HELD[1] for kl in group.last_third)
+        over, far = (statistics.fmean(kl > most for kl in group.kl) for most in (1, 1.2))
+        worst = max(group.kl)
+        lines.append(
+            f"{name:<28}{len(group):>5}{Interval.of(list(group.value)).text(2):>22}{held:>9.0%}{over:>10.0%}{far:>10.0%}"
+            f"{'broken' if worst == math.inf else f'{worst:.2f}':>11}"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configurations", type=int, metavar="N", default=5, help="of each task (5)")
-    amount = parser.parse_args().configurations
+    parser.add_argument("part", choices=("configurations", "rates"))
+    parser.add_argument("--number", type=int, metavar="N", default=20, help="configurations of each task (20)")
+    parser.add_argument(
+        "--iterations", type=int, metavar="N", help="of runs of the fair configuration; unset: the task's"
+    )
+    parser.add_argument("--way", nargs="+", choices=(PACED, ADAPTIVE), default=[PACED, ADAPTIVE])
+    parser.add_argument("--workers", type=int, metavar="N", default=2, help="runs at a time (2)")
+    arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    tasks = recipes("open")
-    for task in tasks:
+    names = [task.name for task in recipes("open")]
+    for task in recipes("open"):
         make_task(task, runs.WORK / task.name)
-    names = list(ways(tasks[0], Random(0)))
-    wanted = [(task.name, number, way) for number in range(amount) for task in tasks for way in names]
-    known = read_lines(RESULTS)
-    have = {(one["task"], one["number"], one["way"]) for one in known}
+    cases: list[tuple[str, int | None, float]]
+    if arguments.part == "rates":
+        cases = [(name, None, factor) for factor in RATES for name in names]
+    else:
+        cases = [(name, number, random_factor(name, number)) for number in range(arguments.number) for name in names]
+    wanted = [Job(name, way, n, factor, arguments.iterations) for name, n, factor in cases for way in arguments.way]
+    known = [*read_lines(RECORDED), *read_lines(RESULTS)]
+    have = [{name: one.get(name) for name in wanted[0].key} for one in known]
     context = get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=context) as pool:
-        for one in pool.map(train, [job for job in wanted if job not in have]):
+    with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool:
+        for one in pool.map(train, [job for job in wanted if job.key not in have]):
             known.append(one)
             add_line(RESULTS, one)
-    order = {name: place for place, name in enumerate(names)}
-    print(table(sorted((one for one in known if one["number"] < amount), key=lambda one: order[one["way"]])))
+    keys = [job.key for job in wanted] + [job.key | {"way": "landing"} for job in wanted]
+    shown = [one for one in known if {name: one.get(name) for name in wanted[0].key} in keys]
+    for way in dict.fromkeys(one["way"] for one in shown):
+        of_way = [one for one in shown if one["way"] == way]
+        print(f"{way}\n{table(of_way, 'task')}\n")
+    print(table(shown, "way") if arguments.part == "configurations" else table(shown, "factor"))
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def draw(chart: go.Figure, path: Path) -> None:
     page_text = chart.to_html(include_plotlyjs=True, config={"displayModeBar": False})
     with sync_playwright() as playwright:
         browser = launch(playwright)
-        page = browser.new_page(viewport={"width": WIDTH + 20, "height": HEIGHT + 20})
+        page = browser.new_page(viewport={"width": WIDTH + 20, "height": int(chart.layout.height) + 20})
         page.set_content(page_text)
         plot = page.locator(".plotly-graph-div")
         page.locator(".plotly-graph-div .scatterlayer .trace").first.wait_for(timeout=60_000)

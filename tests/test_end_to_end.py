@@ -1,10 +1,12 @@
 """Real PPO on the reviews task: the trainer learns, and a study of it finds out which configuration to launch."""
 
 import json
+import tomllib
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+import tomli_w
 import torch
 
 from ppo_core import PPOConfig
@@ -15,6 +17,7 @@ from tests.tuner.invoke import Invoke
 from tuner.cli import main as cli
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
 
 SHORT_STUDY = """
 name = "short"
@@ -83,3 +86,32 @@ def test_a_study_ends_what_blows_up_and_finds_the_best_checkpoint_within_the_bud
     assert [step["step"] for step in steps] == list(range(11))
     assert steps[0]["eval/kl"] == 0 and steps[1]["objective/kl_exact"] == pytest.approx(0, abs=1e-4)
     assert ppo_tuner("run", "short.toml")[0] == 0, "a finished study prints its result again"
+
+
+def short(name: str, where: Path, **changes: object) -> str:
+    """Write a shipped study, made short, and return its file's name."""
+    table = tomllib.loads((ROOT / "studies" / f"{name}.toml").read_text())
+    table |= {"strategy": "full", "start": [], **changes}
+    table["fixed"] |= {"total_episodes": 640, "batch_size": 32}
+    table["search"].pop("batch_size", None)
+    (where / f"{name}.toml").write_text(tomli_w.dumps(table))
+    return f"{name}.toml"
+
+
+def test_trials_of_the_shipped_study_keep_their_own_pace(ppo_tuner: Invoke, tmp_path: Path) -> None:
+    study = short("reviews", tmp_path, trials=2)
+    assert ppo_tuner("run", study)[0] == 0
+    _, out, _ = ppo_tuner("show", "reviews", "--json")
+    for trial in json.loads(out)["trials"]:
+        assert trial["config"]["lr_controller"] == "kl_step" and trial["status"] == "completed"
+        assert 0.4 * 6 < trial["end_kl"] < 1.2 * 6
+
+
+def test_the_other_shipped_study_searches_rate_beta_and_target_as_such(ppo_tuner: Invoke, tmp_path: Path) -> None:
+    study = short("reviews_beta", tmp_path, trials=3)
+    assert ppo_tuner("run", study)[0] == 0
+    _, out, _ = ppo_tuner("show", "reviews-beta", "--json")
+    trials = json.loads(out)["trials"]
+    assert {trial["config"]["lr_controller"] for trial in trials} == {"schedule"}
+    for name in ("learning_rate", "kl_coef", "kl_target"):
+        assert len({trial["params"][name] for trial in trials}) == 3, name

@@ -133,6 +133,7 @@ def our_config(settings: Settings, seed: int) -> PPOConfig:
         gamma=settings.gamma,
         lam=settings.lam,
         cliprange=settings.cliprange,
+        normalize_values=False,
         cliprange_value=settings.cliprange_value,
         vf_coef=settings.vf_coef,
         log_ratio_clamp=None,

@@ -1,18 +1,19 @@
 """Controllers of the KL coefficient β over a run: fixed, adaptive (Ziegler et al. 2019), or one that holds the KL.
 
     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
-    hold        rise += ½ (KL - last KL - rise),   r = (KL + T/10 · rise) / target
-                slow *= exp(c/T · clip(log r, ±1)) with c = 9 for r > 1 and 1.5 below,  from σ / √(2 target) on
-                β = slow · clip(r, 1, 4)³
+    hold        rise += ½ (KL - last KL - rise),   r = (KL + T/10 · rise) / target,   c = min(1, (t/T + 0.1)² / 0.65²)
+                slow *= exp(9/T · min(log r, 1)) if r > 1, exp(-5/T · c · min(log(c / r), 1)) if r < c
+                β = slow · clip(r, 1, 4)³,   slow from σ / √(2 target) on
 
 KL is the exact KL of a rollout batch, sampled before the iteration's update, in nats per response; budgets and guards
 read it too. n and horizon count episodes, T is the iterations of the run in which the policy learns.
 
 `hold` goes with a learning rate that keeps the KL step (`ppo_core.algorithm.kl_step`): the KL then rises at a known
-pace, so its constants are shares of the run and need not know the rate. It looks a tenth of the run ahead. Its slow
-part finds the β that holds the KL at the target, and gives little of it away while the KL is still on its way there;
-the fast one resists only above the target. The first β is that of the best policy with the target's KL if scores are
-normal with standard deviation σ: reference · exp(score / β) / Z, whose KL is then σ² / (2 β²).
+pace, so its constants are shares of the run and need not know the rate. It looks a tenth of the run ahead; t counts
+iterations. Its slow part finds the β that holds the KL at the target: it rises where the KL is over that, and falls
+where it is behind a course c to it. The fast part resists only above the target. The first β is that of the best policy
+with the target's KL if scores are normal with standard deviation σ: reference · exp(score / β) / Z, whose KL is then
+σ² / (2 β²); no policy is that good, so a β that falls is the rule.
 
 Sources: adaptive, arXiv 1909.08593, section 2.2. The best policy, Rafailov et al. 2023, arXiv 2305.18290, eq. 4.
 hold, this project; docs/benchmarks.md has the measurements.
@@ -25,8 +26,10 @@ from ppo_core.config.hyperparameters import PPOConfig
 
 LOOK_AHEAD = 0.1
 """Share of the run over which `hold` looks ahead."""
-RISE, FALL = 9.0, 1.5
-"""Pace of `hold`'s slow part over and under the target, in log β over a whole run."""
+ON_COURSE = 0.65
+"""Share of the run in which the course that `hold` compares with comes to the target, as the square of the time."""
+RISE, FALL = 9.0, 5.0
+"""Pace of `hold`'s slow part over the target and behind the course: log β over a whole run for an error of e times."""
 MOST_RESISTANCE = 4.0
 """Most times the target that `hold`'s fast part reads."""
 LEAST_KL = 1e-3
@@ -77,6 +80,8 @@ class HoldController(KLController):
         super().__init__(0.0)
         self.target, self.iterations = target, iterations
         self.slow = self.rise = 0.0
+        self.done = 0
+        """Batches so far."""
         self.last: float | None = None
         """KL of the batch before; None before any."""
 
@@ -87,23 +92,28 @@ class HoldController(KLController):
 
     def update(self, kl: float, episodes: int) -> None:
         """Move β by the formula above; the first batch, sampled before any update, has no rise yet."""
+        self.done += 1
         if self.last is not None:
             self.rise += 0.5 * (kl - self.last - self.rise)
         self.last = kl
         ahead = max((kl + LOOK_AHEAD * self.iterations * self.rise) / self.target, LEAST_KL)
-        pace = RISE if ahead > 1 else FALL
-        self.slow *= math.exp(pace / self.iterations * min(max(math.log(ahead), -1.0), 1.0))
+        course = min(((self.done / self.iterations + LOOK_AHEAD) / ON_COURSE) ** 2, 1.0)
+        if ahead > 1:
+            self.slow *= math.exp(RISE / self.iterations * min(math.log(ahead), 1.0))
+        elif ahead < course:
+            self.slow *= math.exp(-FALL / self.iterations * course * min(math.log(course / ahead), 1.0))
         self.coef = self.slow * min(max(ahead, 1.0), MOST_RESISTANCE) ** 3
 
     def state_dict(self) -> dict[str, float]:
         """Return the changing state."""
         known = {} if self.last is None else {"last": self.last}
-        return super().state_dict() | {"slow": self.slow, "rise": self.rise} | known
+        return super().state_dict() | {"slow": self.slow, "rise": self.rise, "done": self.done} | known
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore from a `state_dict`."""
         super().load_state_dict(state)
         self.slow, self.rise, self.last = state["slow"], state["rise"], state.get("last")
+        self.done = int(state["done"])
 
 
 def controller_of(config: PPOConfig, iterations: int) -> KLController:

@@ -16,10 +16,10 @@ noisy where an iteration has few optimizer steps:
   one a hundred times too low.
 - **The course.** The square root of the KL from the reference rises with the path so far, Σ √step, by a share that
   depends on task and settings. Where the KL would come to 0.8 of its target only after half of the run, the whole step
-  is raised to what takes it there, up to fourfold.
+  is raised to what takes it there, up to threefold.
 - **The wanted step** is the whole one until the KL from the reference has come to 0.8 of its target, in the mean of two
-  batches. From then on it
-  falls, evenly, to a quarter at the end of the run: near the target a step moves that KL by up to 2 √(KL · step).
+  batches, or 0.65 of the run is over. From then on it falls, evenly, to a fifth at the end of the run: near the target
+  a step moves that KL by up to 2 √(KL · step).
 - **The cut.** A mini-batch that, before its own optimizer step, already shows twice the wanted step ends the policy's
   updates of the iteration.
 - **The ceiling.** From the eighth iteration after the search on the rate is at most twice its highest of the fourth to
@@ -58,11 +58,13 @@ FOUND = 0.25
 """Share of the wanted step that ends the search."""
 NEAR_TARGET = 0.8
 """Share of the KL target from which the wanted step falls."""
-LAST_SHARE = 0.25
+LAST_SHARE = 0.2
 """Share of the whole step that is wanted at the end of the run."""
 ARRIVAL, LEAST_LEFT = 0.5, 0.2
 """Share of the run after which the KL is to near its target, and least share that is left to bring it there."""
-MOST_RAISED, RAISED_AT_ONCE = 4.0, 1.25
+LATEST = 0.65
+"""Share of the run from which the wanted step falls in any case."""
+MOST_RAISED, RAISED_AT_ONCE = 3.0, 1.25
 """Most that the whole step is raised to, in times the configured one, and most that it changes by in one iteration."""
 CUT = 2.0
 """Times the wanted step at which an iteration's updates end."""
@@ -148,8 +150,8 @@ class KLStepController:
     """KL that rounding alone shows, in nats per response; None: not measured yet."""
     done: int = 0
     """Iterations so far."""
-    near: int | None = None
-    """Those at which the KL neared its target; None: it has not yet."""
+    falling_from: int | None = None
+    """Those after which the wanted step began to fall; None: it has not yet."""
     raised: float = 1.0
     """Whole step over the configured one."""
     path: float = 0.0
@@ -174,8 +176,9 @@ class KLStepController:
     def wanted(self) -> float:
         """Step wanted of the coming iteration, in nats per response."""
         share = 1.0
-        if self.near is not None:
-            share -= (1 - LAST_SHARE) * (self.done - self.near) / max(1, self.iterations - self.near)
+        if self.falling_from is not None:
+            begun = self.falling_from
+            share -= (1 - LAST_SHARE) * (self.done - begun) / max(1, self.iterations - begun)
         return max(share * self.raised * self.configured, FLOORS * (self.floor or 0.0))
 
     @property
@@ -201,10 +204,11 @@ class KLStepController:
         """
         wanted = self.wanted
         self.done += 1
-        if self.near is None:
-            if (kl + self.last) / 2 >= NEAR_TARGET * self.target:
-                self.near = self.done
-            elif self.since >= SETTLED:
+        if self.falling_from is None:
+            is_near = (kl + self.last) / 2 >= NEAR_TARGET * self.target
+            if is_near or self.done >= LATEST * self.iterations:
+                self.falling_from = self.done
+            elif self.since >= SETTLED and self.done <= ARRIVAL * self.iterations:
                 self.raised = self._raised(kl)
         self.last = kl
         if reading is not None and math.isfinite(reading):
@@ -242,4 +246,4 @@ class KLStepController:
             setattr(self, name, state[name])
 
 
-_CHANGING = ("rate", "floor", "done", "near", "raised", "path", "last", "searching", "since", "top")
+_CHANGING = ("rate", "floor", "done", "falling_from", "raised", "path", "last", "searching", "since", "top")

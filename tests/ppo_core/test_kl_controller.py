@@ -80,18 +80,18 @@ def test_the_configuration_decides_which_one() -> None:
     assert isinstance(holds, HoldController) and (holds.target, holds.iterations) == (6.0, 10)
 
 
-def test_a_holding_beta_rises_fast_over_its_target_and_falls_slowly_under_it() -> None:
+def test_a_holding_beta_rises_over_its_target_and_falls_behind_its_course() -> None:
     controller = hold(0.1, target=5.0, iterations=30)
-    controller.update(0.0, 32)  # 0 reads as a thousandth: cut at 1 / e
-    slow = 0.1 * math.exp(-1.5 / 30)
+    controller.update(0.0, 32)  # reads as a thousandth, after 1/30 of the run: behind the course, of 0.13/0.65 squared
+    course = ((1 / 30 + 0.1) / 0.65) ** 2
+    slow = 0.1 * math.exp(-5 / 30 * course)  # cut at e times
     assert controller.coef == pytest.approx(slow)
-    controller.update(4.0, 32)  # rises by half of 4 a batch: 4 + 3 · 2 = 10, twice the target
-    slow *= math.exp(9 / 30 * math.log(2))
-    assert controller.coef == pytest.approx(slow * 8)
-    controller.update(5.0, 32)  # 2 + ½ (1 - 2) = 1.5: 9.5
-    slow *= math.exp(9 / 30 * math.log(1.9))
-    assert controller.coef == pytest.approx(slow * 1.9**3)
-    controller.update(50.0, 32)  # 23.25: far over, where the fast part reads 4 times the target at most
+    controller.update(1.0, 32)  # rises by half of 1 a batch: 1 + 3 · 0.5 is 0.5 of the target, ahead of the course
+    assert controller.coef == pytest.approx(slow)
+    controller.update(4.0, 32)  # 0.5 + ½ (3 - 0.5) = 1.75: 9.25
+    slow *= math.exp(9 / 30 * math.log(1.85))
+    assert controller.coef == pytest.approx(slow * 1.85**3)
+    controller.update(50.0, 32)  # far over, where the fast part reads 4 times the target at most
     slow *= math.exp(9 / 30)
     assert controller.coef == pytest.approx(slow * 64)
 

@@ -31,7 +31,7 @@ THREADS = Bounds(1, 1024)
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
 """Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 
-KL_TARGET = 0.85
+KL_TARGET = 0.92
 """KL target of trials that keep their own pace, as a share of the KL budget, unless the study or the task has one."""
 
 _PLAIN_KEYS = ("name", "task", "trainer", "trials", "budget", "strategy", "seed", "device", "gpus_per_trial", "pruner")
@@ -180,7 +180,7 @@ class StudySpec:
         settled, starts = trial_tables.read_starts(content, fixed, search, where)
         optional = partial(study_file.optional, content, where)
         guard = checks.table(content.get("guard", {}), f"{where}: guard")
-        strategy = study_file.read_strategy(content, bool(listed), where)
+        strategy = study_file.read_strategy(content, bool(listed), "lr_controller" in pace, where)
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,

@@ -41,7 +41,7 @@ TOP_LEVEL: Mapping[str, str] = {
     "trainer": "`module:function` of a trainer of your own; unset: PPO",
     "trials": "the most trials that the search starts, trial 0 included; this, `budget` or both",
     "budget": "what the search may spend, in trials of full length; this, `trials` or both",
-    "strategy": "how the search spends its budget",
+    "strategy": "how the search spends its budget; unset: `full` where trials keep their own pace, else `early_cut`",
     "seed": "of every trial and of the sampler; 0 unless set",
     "device": "`auto` (unless set) or `cpu`; CUDA_VISIBLE_DEVICES picks GPUs",
     "threads": "CPU threads of a trial; unset: each worker's share of the cores. The same count gives the same numbers",
@@ -342,9 +342,13 @@ def _name_or_path(name: object, known: Mapping[str, str], where: str) -> str:
     return name
 
 
-def read_strategy(content: Mapping[str, Any], is_listed: bool, where: str) -> Strategy:
-    """Return the study's strategy; listed trials all run to the end."""
-    strategy = content.get("strategy", "full" if is_listed else "early_cut")
+def read_strategy(content: Mapping[str, Any], is_listed: bool, keeps_pace: bool, where: str) -> Strategy:
+    """Return the study's strategy.
+
+    Listed trials all run to the end, and unless the study says otherwise so do those that keep their own pace: early in
+    a run their KL tells nothing, since all of them rise as they were told to.
+    """
+    strategy = content.get("strategy", "full" if is_listed or keeps_pace else "early_cut")
     if strategy not in tuple(STRATEGIES):
         meanings = "; ".join(f'"{name}": {meaning}' for name, meaning in STRATEGIES.items())
         hint = nearest(str(strategy), STRATEGIES)
