@@ -131,9 +131,10 @@ def test_a_critic_that_cannot_be_is_refused_in_one_line(
 
 @pytest.mark.parametrize("networks", NETWORKS)
 def test_a_rate_of_zero_stops_one_network_alone(models: TaskModels, networks: str) -> None:
+    """Without units of the returns: these rescale the value head at any rate."""
     for stopped in ("policy", "value"):
         rate = "learning_rate" if stopped == "policy" else "value_learning_rate"
-        trainer = PPOTrainer(replace(NETWORKS[networks], **{rate: 0.0}), models)
+        trainer = PPOTrainer(replace(NETWORKS[networks], normalize_values=False, **{rate: 0.0}), models)
         network = trainer.network
         start = copies(network)
         list(trainer)

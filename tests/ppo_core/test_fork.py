@@ -87,7 +87,8 @@ def _statistics(trainer: PPOTrainer) -> None:
 def _target(trainer: PPOTrainer) -> None:
     trainer.state.kl_controller.target = trainer.config.kl_target
     assert trainer.state.kl_step is not None
-    trainer.state.kl_step.wanted = trainer.config.wanted_kl_step()
+    trainer.state.kl_step.target = trainer.config.kl_target
+    trainer.state.kl_step.configured = trainer.config.wanted_kl_step()
 
 
 def _begun(trainer: PPOTrainer) -> None:

@@ -26,9 +26,10 @@ from tuner.judge.diagnose import (
 from tuner.judge.rules import IN_PLACE_OF, RULES, SIGNS
 from tuner.study.status import PausedBy, Reason, Role, Status
 
-SPEC = make_spec(search=dict.fromkeys(
-    ("learning_rate", "value_learning_rate", "num_ppo_epochs", "cliprange", "kl_coef", "kl_target"), "advised"
-))  # fmt: skip
+SPEC = make_spec(search={
+    **dict.fromkeys(("learning_rate", "value_learning_rate", "num_ppo_epochs", "cliprange", "kl_coef"), "advised"),
+    "kl_target": {"low": 2.0, "high": 10.0},
+})  # fmt: skip
 """Budget 10, limit 15; 1,920 episodes."""
 CONFIG = SPEC.config(
     {"learning_rate": 2e-4, "value_learning_rate": 1e-3, "num_ppo_epochs": 4, "cliprange": 0.2, "kl_coef": 0.05}
@@ -94,6 +95,7 @@ def test_kl_over_the_budget_asks_for_a_higher_beta() -> None:
     assert (one.rule, change(one)) == ("KL too high", ("kl_coef", 0.104))
     assert one.finding == "Eval KL ended at 14.0 nats/response, over the budget of 10."
     assert change(only(over, kl_target=8.0)) == ("kl_target", pytest.approx(8 / 2.08, abs=0.01))
+    assert change(only(over, kl_target=4.0)) == ("kl_target", 2.0), "the end of its range"
     assert found(steps(eval__kl=lambda share: 10.0 * share)) == [], "on the budget is not over it"
 
 

@@ -43,9 +43,10 @@ def test_a_fork_has_its_parents_config_but_for_what_it_changes() -> None:
 
 
 def test_a_fork_that_is_given_a_beta_or_a_rate_no_longer_keeps_its_own_pace() -> None:
-    paced = CONFIG | {"kl_target": 5.0, "lr_controller": "kl_step"}
+    paced = CONFIG | {"kl_target": 5.0, "lr_controller": "kl_step", "kl_step": 0.04}
     assert check(paced, {"kl_coef": CONFIG["kl_coef"]}, EPISODE) == CONFIG
-    assert check(paced, {"learning_rate": 1e-5}, EPISODE) == CONFIG | {"learning_rate": 1e-5}
+    rate = check(paced, {"learning_rate": 1e-5}, EPISODE)
+    assert rate == CONFIG | {"learning_rate": 1e-5, "kl_target": 5.0}, "as in a study that sets a rate, β adapts"
     adaptive = check(paced, {"kl_coef": 0.2, "kl_target": 4.0}, EPISODE)
     assert adaptive == CONFIG | {"kl_coef": 0.2, "kl_target": 4.0}
     assert check(paced, {"kl_target": 4.0}, EPISODE) == paced | {"kl_target": 4.0}

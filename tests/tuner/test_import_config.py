@@ -285,6 +285,19 @@ def test_the_printed_table_is_a_start_of_the_study(ppo_tuner: Invoke, own_folder
     assert start.title == "run (OpenRLHF 0.11): learning_rate 5e-07 moved to 1e-05 and 1 more"
 
 
+def test_where_trials_find_their_own_rate_the_start_leaves_it_out_and_says_so(
+    ppo_tuner: Invoke, own_folder: Path
+) -> None:
+    (own_folder / "tldr.json").write_text(json.dumps(TRL))
+    paced = STUDY.split("[search]")[0] + '[search]\nkl_step = "advised"\nbatch_size = "advised"\n'
+    (own_folder / "mine.toml").write_text(paced)
+    status, stdout, stderr = ppo_tuner("import-config", "tldr.json", "--for-study", "mine.toml")
+    assert status == 0 and tomllib.loads(stdout)["start"] == [{"label": "tldr (TRL 1.12's PPO)", "batch_size": 64}]
+    assert "\nits trial finds its own rate and β, as the study's others" in stderr
+    stderr = ppo_tuner("import-config", "tldr.json")[2]
+    assert "but for a rate and β" in stderr and "its own rate" not in stderr
+
+
 def test_a_study_that_has_no_use_for_it_is_told_in_one_line(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "run.yaml").write_text(VERL)
     (own_folder / "listed.toml").write_text('name = "listed"\ntask = "reviews"\n[[trial]]\nlam = 1\n')

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
@@ -40,7 +41,8 @@ def test_a_new_task_is_whole_and_short(written: Path) -> None:
     assert "{" not in readme
     study = StudySpec.load(written / "study.toml")
     assert (study.name, study.task) == ("sums", str(written / "task.toml"))
-    assert study.search["learning_rate"] == get_task(str(written)).advised["learning_rate"].range
+    assert list(study.search) == ["num_ppo_epochs", "cliprange", "kl_step"] and study.keeps_kl_step
+    assert get_task(str(written)).advised["learning_rate"].range == Range(3e-5, 3e-3, "log")
 
 
 def test_a_new_task_trains_as_it_is(written: Path) -> None:

@@ -346,6 +346,16 @@ def test_an_enqueued_trial_with_a_value_that_is_not_searched_teaches_nothing() -
     assert propose(spec, [*rows, replace(own, params=params)], 4) != propose(spec, [*rows, failed], 4)
 
 
+def test_a_start_with_a_rate_of_its_own_teaches_nothing_where_no_rate_is_searched() -> None:
+    spec = make_spec(search={"kl_target": "advised", "lam": "advised"}, startup_trials=1)
+    rows = [trial_row(n, params={"kl_target": 6.0 + n, "lam": 0.9 + 0.02 * n}, value=float(n)) for n in range(3)]
+    params = {"kl_target": 9.0, "lam": 1.0}
+    start = trial_row(3, params={**params, "learning_rate": 3e-3}, value=9.0, origin=Origin.LISTED)
+    failed = propose(spec, [*rows, replace(start, status=Status.FAILED)], 4)
+    assert propose(spec, [*rows, start], 4) == failed
+    assert propose(spec, [*rows, replace(start, params=params)], 4) != failed
+
+
 def test_a_waiting_trial_counts_as_one_that_runs_and_a_paused_one_by_its_value_so_far() -> None:
     runs = after(*[running(0, {})] * 9)
     assert after(*[trial_row(status=Status.WAITING, value=None, kl=None)] * 9) == runs != after(*[NOTHING] * 9)

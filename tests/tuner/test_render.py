@@ -1,6 +1,7 @@
 """What a study's tables and lines say, in right English and whole numbers."""
 
 import io
+from typing import Any
 
 import pytest
 from rich.table import Table
@@ -8,8 +9,9 @@ from rich.table import Table
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import PIPE_WIDTH, console, measured
 from tests.tuner import made_study
-from tests.tuner.trial_rows import trial_row
+from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli import render
+from tuner.judge.results import StudyView
 from tuner.study.spec import StudySpec
 
 
@@ -34,3 +36,16 @@ def test_in_a_pipe_all_searched_values_are_in_one_table_with_their_whole_names()
     (table,) = render.params_tables(trials, spec, PIPE_WIDTH)
     assert ["trial", *params] in [line.split() for line in printed(table)]
     assert max(map(len, printed(table))) > 1000
+
+
+def test_a_rate_and_a_beta_that_the_run_moves_itself_are_said_to_have_no_effect() -> None:
+    unread: Any = None  # the study's row
+
+    def without_effect(**search: Any) -> list[str]:
+        spec = make_spec(search=search)
+        trial = trial_row(0, params=spec.reference_params(), config=spec.config({}).to_dict())
+        lines = printed(render.config_table(trial, StudyView(unread, spec, (trial,)), "made"))
+        return [line.split()[0] for line in lines if "no effect" in line]
+
+    assert without_effect(kl_step="advised") == ["learning_rate", "kl_coef"]
+    assert without_effect(learning_rate="advised") == []

@@ -14,6 +14,7 @@ from tuner.judge import results
 from tuner.judge.best import best_trial
 from tuner.judge.results import Measured, StudyView
 from tuner.store import Store, TrialRow
+from tuner.study.spec import KL_TARGET
 from tuner.study.status import Origin, Role, Status
 
 
@@ -125,7 +126,7 @@ def test_differences_leave_out_what_is_equal(view: StudyView) -> None:
         "learning_rate": [2e-4, 5e-4, 3e-4],
         "batch_size": [64, 64, 32],
         "kl_coef": [0.05, 0.1, 0.05],
-        "kl_target": [8.5, 8.5, 6.0],
+        "kl_target": [10 * KL_TARGET, 10 * KL_TARGET, 6.0],
     }
     assert results.differences(chosen[:1]) == {}
 

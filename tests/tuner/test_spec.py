@@ -10,7 +10,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from tuner.engine.protocol import WorkerSettings
-from tuner.study.spec import PPO_TRAINER, StudySpec
+from tuner.study.spec import KL_TARGET, PPO_TRAINER, StudySpec
 from tuner.study.study_file import SamplerSpec
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
@@ -328,19 +328,19 @@ def beta(study: StudySpec, **params: Any) -> tuple[float, float | None, str]:
 def test_trials_keep_their_own_pace_where_the_study_sets_neither_a_rate_nor_beta() -> None:
     study = spec(search={"lam": "advised"}, kl={"budget": 6.0, "limit": 15.0})
     assert study.keeps_kl_step
-    assert beta(study) == (0.05, pytest.approx(5.1), "kl_step")
-    assert beta(study.with_keys({"kl": {"budget": 4.0}}, "set")) == (0.05, pytest.approx(3.4), "kl_step")
+    assert beta(study) == (0.05, pytest.approx(6.0 * KL_TARGET), "kl_step")
+    assert beta(study.with_keys({"kl": {"budget": 4.0}}, "set")) == (0.05, pytest.approx(4.0 * KL_TARGET), "kl_step")
     assert study.config({}).learning_rate == 2e-4, "the task's, where the search of the rate begins"
 
 
 def test_a_paced_trial_does_not_begin_at_the_references_beta_and_one_that_sets_beta_or_rate_keeps_no_pace() -> None:
     study = spec(task=BETA_TASK_PATH, search={"lam": "advised"}, kl={"budget": 6.0, "limit": 15.0})
     assert get_task(study.task).reference["kl_coef"] == 0.3
-    assert beta(study) == (0.05, pytest.approx(5.1), "kl_step")
+    assert beta(study) == (0.05, pytest.approx(6.0 * KL_TARGET), "kl_step")
     assert beta(study, kl_target=4.0) == (0.05, 4.0, "kl_step")
     assert beta(study, kl_coef=0.1) == (0.1, None, "schedule")
     assert beta(study, kl_coef=0.1, kl_target=4.0) == (0.1, 4.0, "schedule")
-    assert beta(study, learning_rate=1e-3) == (0.3, pytest.approx(5.1), "schedule")
+    assert beta(study, learning_rate=1e-3) == (0.3, pytest.approx(6.0 * KL_TARGET), "schedule")
 
 
 def test_a_study_says_how_rate_and_beta_move_by_its_search_or_by_what_it_fixes() -> None:
@@ -349,15 +349,17 @@ def test_a_study_says_how_rate_and_beta_move_by_its_search_or_by_what_it_fixes()
     assert beta(fixed_by_search, kl_coef=0.1) == (0.1, None, "schedule")
     assert beta(spec(search={"lam": "advised"}, fixed={"kl_coef": 0.2}, kl=kl)) == (0.2, None, "schedule")
     rate = spec(search={"learning_rate": "advised"}, kl=kl)
-    assert beta(rate, learning_rate=1e-3) == (0.05, pytest.approx(5.1), "schedule"), "β adapts to the budget's share"
+    assert beta(rate, learning_rate=1e-3) == (0.05, pytest.approx(6.0 * KL_TARGET), "schedule"), (
+        "β adapts to the budget's share"
+    )
     both = spec(search={"kl_coef": "advised", "kl_target": "advised"}, kl=kl)
-    assert both.reference_params() == {"kl_coef": 0.05, "kl_target": pytest.approx(5.1)}
+    assert both.reference_params() == {"kl_coef": 0.05, "kl_target": pytest.approx(6.0 * KL_TARGET)}
     assert beta(both, kl_coef=0.1, kl_target=8.0) == (0.1, 8.0, "schedule")
     assert not any(one.keeps_kl_step for one in (fixed_by_search, rate, both))
     target = spec(search={"kl_target": "advised"}, fixed={"kl_controller": "hold"}, kl=kl)
     assert beta(target, kl_target=8.0) == (0.05, 8.0, "kl_step")
     begins = spec(search={"lam": "advised"}, fixed={"lr_controller": "kl_step", "learning_rate": 1e-5}, kl=kl)
-    assert begins.config({}).learning_rate == 1e-5 and beta(begins)[1:] == (pytest.approx(5.1), "kl_step")
+    assert begins.config({}).learning_rate == 1e-5 and beta(begins)[1:] == (pytest.approx(6.0 * KL_TARGET), "kl_step")
 
 
 def test_ranges_of_kl_are_shares_of_the_budget_and_of_the_run() -> None:
@@ -367,7 +369,8 @@ def test_ranges_of_kl_are_shares_of_the_budget_and_of_the_run() -> None:
         kl={"budget": 5.0, "limit": 9.0},
     )
     assert study.search == {"kl_target": Range(3.0, 5.0), "kl_step": Range(1 / 180, 3 / 60, "log")}  # 1,920 / 32
-    assert study.reference_params() == {"kl_target": pytest.approx(4.25), "kl_step": pytest.approx(1 / 60)}
+    assert study.reference_params() == {"kl_target": pytest.approx(5.0 * KL_TARGET), "kl_step": pytest.approx(1 / 60)}
+    assert study.origins() == {"batch_size": "study", "kl_target": "study", "kl_step": "study"}
     short = spec(search={"kl_step": "advised"}, fixed={"batch_size": 640})
     assert short.reference_params() == {"kl_step": 0.1}, "at most a tenth by default"
 
@@ -419,5 +422,5 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
 def test_trials_that_no_longer_keep_their_pace_are_refused_as_is_the_reverse() -> None:
     paced, searched = spec(search={"lam": "advised"}), spec(search={"lam": "advised", "kl_coef": "advised"})
     for new, old in ((searched, paced), (paced, searched)):
-        (refused,) = new.changes_to(old).refused
-        assert refused.startswith("pace: ")
+        refused = new.changes_to(old).refused
+        assert [line.partition(":")[0] for line in refused] == ["strategy", "pace"], "those that keep it run whole"

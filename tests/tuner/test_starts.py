@@ -134,6 +134,38 @@ def test_a_stored_study_is_read_back_equal() -> None:
     assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
 
 
+# Where each trial keeps its own pace
+
+PACED = {"search": {"kl_step": "advised", "cliprange": "advised"}}
+
+
+def test_a_start_may_set_a_rate_and_beta_where_each_trial_keeps_its_pace() -> None:
+    study = spec(**PACED, start=[{"learning_rate": 3e-3}, {"kl_coef": 0.2, "cliprange": 0.5}, {"cliprange": 0.1}])
+    params = [study.params_with(start.params) for start in study.starts]
+    assert params[:2] == [{"cliprange": 0.2, "learning_rate": 3e-3}, {"cliprange": 0.3, "kl_coef": 0.2}]
+    assert params[2] == {"cliprange": 0.1, "kl_step": pytest.approx(1 / 30)}
+    assert study.notes == ("the start kl_coef = 0.2, cliprange = 0.3: cliprange 0.5 moved to 0.3",)
+    configs = [study.config(one) for one in params]
+    assert [config.keeps_kl_step for config in configs] == [False, False, True]
+    assert [(config.learning_rate, config.kl_coef) for config in configs[:2]] == [(3e-3, 0.05), (2e-4, 0.2)]
+    with pytest.raises(
+        ConfigError, match=r"start 0\.lam: it is not searched; a start may set: .*learning_rate, kl_coef"
+    ):
+        spec(**PACED, start=[{"lam": 0.9}])
+    always = spec(**PACED, fixed={"lr_controller": "kl_step"}, start=[{"learning_rate": 3e-3}])
+    assert always.params_with(always.starts[0].params).keys() == {"learning_rate", "kl_step", "cliprange"}
+
+
+def test_of_a_recipe_only_what_is_searched_is_taken() -> None:
+    """Not its rate and β: the trial finds its own."""
+    study = spec(**PACED, warm_start=["openrlhf", "ziegler_tldr"])
+    assert study.starts == () and study.notes[0].endswith("is the same as trial 0, the reference")
+    study = spec(search={"kl_step": "advised", "lam": "advised"}, warm_start=["openrlhf", "ziegler_tldr"])
+    (start,) = study.starts
+    assert study.config(study.params_with(start.params)).keeps_kl_step and start.params == {"lam": 1.0}
+    assert study.notes == ('start "ziegler_tldr" is left out: it states nothing that is searched',)
+
+
 # What is run
 
 
@@ -169,6 +201,13 @@ def test_the_best_trial_of_an_earlier_study_is_a_start_for_good(tmp_path: Path) 
     wider = {"learning_rate": {"low": 1e-5, "high": 1e-3}}
     notes(tmp_path, quick(search=wider, warm_start=["study:small", "stiennon"], trials=4))
     assert listed(quick_study.rows(tmp_path)) == [(1, label, 2e-4), (2, "stiennon", 1.5e-5)]
+
+
+def test_a_rate_that_only_began_a_search_of_the_rate_is_not_taken(tmp_path: Path) -> None:
+    quick_study.run(tmp_path, quick(name="small", search={"kl_step": "advised"}, fixed={"cliprange": 0.1}, trials=1))
+    notes(tmp_path, quick(warm_start=["study:small"], trials=2))
+    (start,) = StudySpec.from_dict(quick_study.stored_spec(tmp_path), "stored").starts
+    assert start.params == {"cliprange": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -212,6 +251,14 @@ def test_one_that_has_run_may_neither_change_nor_go(tmp_path: Path, now: list[di
         'study "quick" has trials already: start "first" has run, and the file no longer has it unchanged; give '
         "the study another name"
     )
+
+
+def test_the_rate_of_one_that_has_run_may_not_change_where_no_rate_is_searched(tmp_path: Path) -> None:
+    paced = {"search": {"kl_step": "advised", "cliprange": "advised"}, "trials": 2}
+    notes(tmp_path, quick(**paced, start=[{"label": "fast", "learning_rate": 1e-3}]))
+    notes(tmp_path, quick(**paced, start=[{"label": "fast", "learning_rate": 1e-3}]))
+    with pytest.raises(ConfigError, match='start "fast" has run, and the file no longer has it unchanged'):
+        notes(tmp_path, quick(**paced, start=[{"label": "fast", "learning_rate": 2e-3}]))
 
 
 def test_a_run_by_name_goes_on_with_the_stored_starts(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ppo_core.errors import ConfigError
 from tuner.exchange.table import Imported
 from tuner.exchange.trainers import read
 from tuner.study.spec import StudySpec
+from tuner.study.study_file import OF_A_SCHEDULE
 from tuner.study.trial_tables import moved
 
 
@@ -34,7 +35,10 @@ def run(args: argparse.Namespace) -> int:
         sizes = " and ".join(imported.table.of_one_process)
         notes.append(f"{sizes} are those of one process; multiply them by the number of processes of the launch")
     if args.for_study is None:
-        notes.append("a study refuses a start that sets what it does not search; --for-study leaves that out")
+        notes.append(
+            "a study refuses a start that sets what it does not search, but for a rate and β; --for-study leaves all "
+            "of that out"
+        )
     else:
         spec = StudySpec.load(args.for_study)
         notes += _in_study(spec, values, label)
@@ -81,6 +85,8 @@ def _in_study(spec: StudySpec, values: Mapping[str, float], label: str) -> Itera
     if left:
         names = ", ".join(f"{name} = {value:g}" for name, value in left.items())
         yield f'not searched in study "{spec.name}", so left out: {names}'
+    if spec.keeps_kl_step and not left.keys().isdisjoint(OF_A_SCHEDULE):
+        yield "its trial finds its own rate and β, as the study's others; with a learning_rate it would follow that"
     yield from (f"in the study's range: {line}" for line in start.moves)
     for dropped, other in spec.with_starts(spec.starts, [start]).dropped:
         yield f"{dropped.name} is the same as {other}, so the study leaves it out"

@@ -273,7 +273,7 @@ def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
     for name, source in sources.items():
         if source != "default":
             text, style = SOURCES[source]
-            no_effect = inert(name, trial.config) if name.startswith("kl_") else None
+            no_effect = inert(name, trial.config) if name == "learning_rate" or name.startswith("kl_") else None
             text = text if no_effect is None else f"no effect: {no_effect}"
             table.add_row(name, short(trial.config[name], 6), HYPERPARAMETERS[name].unit, text, style=style)
     table.caption = f"{len(sources) - table.row_count} others have their defaults; --json prints all."

@@ -39,7 +39,9 @@ def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episo
     before = PPOConfig.from_dict(config)
     values = {name: require_name(name, "fork").coerce(value) for name, value in changes.items()}
     if before.keeps_kl_step and values.keys() & {"kl_coef", "learning_rate"}:  # a run given either keeps no pace
-        values = {"lr_controller": "schedule", "kl_controller": None, "kl_target": None, **values}
+        target = None if "kl_coef" in values else before.kl_target
+        no_pace = {"lr_controller": "schedule", "kl_controller": None, "kl_step": None, "kl_target": target}
+        values = {**no_pace, **values}
     changed = {name: value for name, value in values.items() if value != getattr(before, name)}
     if not changed:
         raise ConfigError("a fork must change at least one value, or it would repeat its parent")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig, inert
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
 from tuner.judge.results import read_study
 from tuner.judge.scoring import judged_again
@@ -20,6 +20,7 @@ from tuner.study import folder as study_folder
 from tuner.study.space import is_number
 from tuner.study.spec import SpecChanges, StudySpec
 from tuner.study.status import CHANGEABLE_SETTINGS, Origin
+from tuner.study.study_file import OF_A_SCHEDULE
 from tuner.study.trial_tables import STUDY, ListedTrial, moved
 
 
@@ -223,11 +224,12 @@ def _settle_starts(
 
 
 def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
-    """Return True for the same warm start, or the same label and searched values."""
+    """Return True for the same warm start, or the same label, searched values, rate and β."""
     if one.source or other.source:
         return one.source == other.source
+    names = {*spec.search, *OF_A_SCHEDULE}
     values, others = (
-        {name: value for name, value in start.original.items() if name in spec.search} for start in (one, other)
+        {name: value for name, value in start.original.items() if name in names} for start in (one, other)
     )
     return one.label == other.label and values == others
 
@@ -239,6 +241,8 @@ def _changes_of_starts(before: Sequence[ListedTrial], after: Sequence[ListedTria
 
 def _best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
     """Return the best trial of the study in `study:NAME`, moved into the ranges of `spec`.
+
+    Values without effect in that trial are left out, as the learning rate of one that found its own.
 
     Raises:
         StudyError: the store holds no such study, or it has no best trial.
@@ -257,4 +261,5 @@ def _best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
     values = config.to_dict() | {
         name: getattr(sizes, name) for name in ("batch_size", "mini_batch_size", "num_mini_batches")
     }
+    values = {key: value for key, value in values.items() if inert(key, config.to_dict()) is None}
     return moved(values, spec.search, f"{name} trial {best.number}", source=name)

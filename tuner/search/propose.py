@@ -31,6 +31,7 @@ from tuner.store import NewTrial, TrialRow
 from tuner.study.space import decode, read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
+from tuner.study.study_file import OF_A_SCHEDULE
 
 MOST_READ, BEST_READ = 500, 100
 """Trials that a sampler reads beside those that run or wait, and the number of these that are the best older ones. TPE
@@ -92,7 +93,9 @@ def _read_params(spec: StudySpec, row: TrialRow) -> dict[str, HyperValue] | None
 
 
 def _report(spec: StudySpec, row: TrialRow, gain: float) -> OptunaReport:
-    if row.origin is Origin.ENQUEUED and not row.params.keys() <= spec.search.keys():
+    beyond = row.params.keys() - spec.search.keys()
+    sets_its_own = row.origin is Origin.LISTED and not beyond.isdisjoint(OF_A_SCHEDULE)
+    if sets_its_own or (row.origin is Origin.ENQUEUED and beyond):
         return _FAILED  # its result may be due to the values beyond the search
     report = to_optuna(row, spec)
     if report.value is None:

@@ -122,7 +122,9 @@ class StudySpec:
         notes += [note] if (note := example_note(get_task(self.task))) else []
         notes += trial_tables.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
-        notes += [f"{start.name} is left out: in this study it is the same as {other}" for start, other in self.dropped]
+        for start, other in self.dropped:
+            why = f"in this study it is the same as {other}" if start.params else "it states nothing that is searched"
+            notes.append(f"{start.name} is left out: {why}")
         if self.starts and self.trials is not None and self.trials <= len(self.starts):
             notes.append(f"trials = {self.trials} leaves room for {self.trials - 1} of {len(self.starts)} starts")
         for name, params in (self._listed_params or {"": self.reference_params()}).items():
@@ -295,7 +297,7 @@ class StudySpec:
         A trial that sets its own rate or β, in a study whose trials keep their pace, has no KL step to fill in.
         """
         reference = self.reference_params()
-        if self.keeps_kl_step and given.keys() & set(study_file.OF_A_SCHEDULE):
+        if "lr_controller" not in self._pace(given):
             reference.pop("kl_step", None)
         return {**reference, **given}
 
@@ -327,7 +329,8 @@ class StudySpec:
         reference = get_task(self.task).reference
         origins: dict[str, ValueSource] = dict.fromkeys(self.fixed, "study")
         for name in self.search:
-            origins[name] = "task" if name in reference else "TRL"
+            is_ours = self._reference_value(name) != HYPERPARAMETERS[name].default  # a share of its budget or length
+            origins[name] = "task" if name in reference else "study" if is_ours else "TRL"
         return origins
 
     def changes_to(self, old: "StudySpec") -> SpecChanges:

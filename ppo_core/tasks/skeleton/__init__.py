@@ -71,17 +71,22 @@ def _suited(policy: str) -> dict[str, object]:
             "kl_budget": 1.5,
             "kl_limit": 5.0,
             "response_length": 4,
-            "rates": "learning_rate = 3e-4\nvalue_learning_rate = 1e-3",
+            "kl_target": 1.2,
+            "learning_rate": "3e-4",
+            "value_learning_rate": "1e-3",
+            "critic": "",
             "range": "low = 3e-5, high = 3e-3",
             "why": "a small policy bears high rates",
         }
-    rates = "\n".join(f"{name} = {getattr(PPOConfig, name)}" for name in ("learning_rate", "value_learning_rate"))
     return {
         "example": "EXAMPLE, put your own here: ",
         "kl_budget": KL_BUDGET,
         "kl_limit": KL_LIMIT,
         "response_length": _response_length(policy),
-        "rates": f"# TRL's rates, for a billion weights or more; smaller policies bear higher ones\n{rates}",
+        "kl_target": 0.8 * KL_BUDGET,
+        "learning_rate": PPOConfig.learning_rate,
+        "value_learning_rate": PPOConfig.value_learning_rate,
+        "critic": ": for a billion weights or more; smaller ones bear a higher rate",
         "range": "low = 1e-6, high = 1e-4",
         "why": "a hundredfold around the guess",
     }
