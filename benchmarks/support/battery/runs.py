@@ -132,8 +132,10 @@ def _run_study(arm: str, job: Job, study: Path) -> pd.DataFrame:
     folder = Path(tempfile.mkdtemp(prefix="battery-"))
     try:
         table = tomllib.loads(study.read_text()) | {"seed": job.seed, "budget": job.budget}
-        if arm == OURS:  # whose β lands: it is not searched
-            del table["search"]["kl_coef"], table["search"]["kl_target"]
+        if arm == OURS:  # whose trials find their own rate and β
+            for name in ("learning_rate", "kl_coef"):
+                del table["search"][name]
+            table["search"] |= {"kl_step": "advised", "kl_target": "advised"}
         (folder / "study.toml").write_bytes(tomli_w.dumps(table).encode())
         if arm in (OPTUNA, RANDOM):
             script = str(Path(__file__).parents[1] / "optuna_alone.py")
