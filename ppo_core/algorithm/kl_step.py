@@ -16,7 +16,7 @@ noisy where an iteration has few optimizer steps:
   one a hundred times too low.
 - **The course.** The square root of the KL from the reference rises with the path so far, Σ √step, by a share that
   depends on task and settings. Where the KL would come to 0.8 of its target only after half of the run, the whole step
-  is raised to what takes it there, up to threefold.
+  is raised to what takes it there, up to four times the default one.
 - **The wanted step** is the whole one until the KL from the reference has come to 0.8 of its target, in the mean of two
   batches, or 0.65 of the run is over. From then on it falls, evenly, to a fifth at the end of the run: near the target
   a step moves that KL by up to 2 √(KL · step).
@@ -42,7 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_core.algorithm.experience import Experience
-from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig, default_kl_step
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import ONE_PROCESS, World
 from ppo_core.models.memory import ChunkRows
@@ -64,8 +64,8 @@ ARRIVAL, LEAST_LEFT = 0.5, 0.2
 """Share of the run after which the KL is to near its target, and least share that is left to bring it there."""
 LATEST = 0.65
 """Share of the run from which the wanted step falls in any case."""
-MOST_RAISED, RAISED_AT_ONCE = 3.0, 1.25
-"""Most that the whole step is raised to, in times the configured one, and most that it changes by in one iteration."""
+MOST_RAISED, RAISED_AT_ONCE = 4.0, 1.25
+"""Most that the whole step is raised to, in times the default one, and most that it changes by in one iteration."""
 CUT = 2.0
 """Times the wanted step at which an iteration's updates end."""
 SETTLED, WATCHED = 4, 8
@@ -208,7 +208,7 @@ class KLStepController:
             is_near = (kl + self.last) / 2 >= NEAR_TARGET * self.target
             if is_near or self.done >= LATEST * self.iterations:
                 self.falling_from = self.done
-            elif self.since >= SETTLED and self.done <= ARRIVAL * self.iterations:
+            elif self.since >= SETTLED:
                 self.raised = self._raised(kl)
         self.last = kl
         if reading is not None and math.isfinite(reading):
@@ -221,7 +221,7 @@ class KLStepController:
         here, there = math.sqrt(max(kl, LEAST_KL * self.target)), math.sqrt(NEAR_TARGET * self.target)
         needed = ((there - here) / here * self.path / left) ** 2 / self.configured
         raised = min(max(needed, self.raised / RAISED_AT_ONCE), self.raised * RAISED_AT_ONCE)
-        return min(max(raised, 1.0), MOST_RAISED)
+        return max(min(raised, MOST_RAISED * default_kl_step(self.iterations) * self.target / self.configured), 1.0)
 
     def _follow(self, step: float, wanted: float, was_cut: bool) -> None:
         self.path += math.sqrt(step)
