@@ -98,16 +98,16 @@ def test_the_step_falls_late_in_a_run_that_never_comes_near() -> None:
 
 
 def test_a_run_that_would_arrive_late_raises_its_step() -> None:
-    found = controller(whole=0.01, target=5.0, iterations=40)
+    found = controller(whole=0.125, target=5.0, iterations=40)  # the default, a fortieth of the target
     found.searching, found.since = False, 3
-    found.update(0.01, 0.0, was_cut=False)
-    found.update(0.01, 0.01, was_cut=False)  # √0.01 of √4 after a path of 0.1, and 18 iterations left: 1.9 / 18 each
-    assert found.wanted == pytest.approx((0.1 / 0.1 * 1.9 / 18) ** 2)
+    found.update(0.125, 0.0, was_cut=False)
+    found.update(0.125, 0.01, was_cut=False)  # √0.01 of √4 after a path of √0.125, and 18 iterations left
+    assert found.wanted == pytest.approx(0.125 * (1.9 / 0.1 / 18) ** 2)
     for _ in range(10):
         before = found.wanted
-        found.update(0.01, 0.01, was_cut=False)
+        found.update(0.125, 0.01, was_cut=False)
         assert found.wanted <= 1.25 * before + 1e-12
-    assert found.wanted == pytest.approx(0.03), "at most"
+    assert found.wanted == pytest.approx(0.5), "four times the default at most"
     early = controller(whole=0.1, target=5.0, iterations=40)
     for kl in (0.0, 0.2, 0.5, 1.0, 1.6, 2.2):
         early.update(0.1, kl, was_cut=False)
