@@ -27,8 +27,8 @@ noisy where an iteration has few optimizer steps:
 - **The floor.** In bfloat16 two readings of one policy differ by rounding. Its KL (`rounding_floor`) is subtracted from
   each reading, and the wanted step is at least twice that.
 
-Source: this project; docs/benchmarks.md has the measurements. A rate that is multiplied or divided by 1.5 where the KL of
-an update leaves a wanted range is rsl_rl's (Rudin et al. 2022, arXiv 2109.11978).
+Source: this project; docs/benchmarks.md has the measurements. A rate that is multiplied or divided by 1.5 where the KL
+of an update leaves a wanted range is rsl_rl's (Rudin et al. 2022, arXiv 2109.11978).
 """
 
 import logging
