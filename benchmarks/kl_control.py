@@ -4,6 +4,7 @@ python benchmarks/kl_control.py configurations           # random configurations
 python benchmarks/kl_control.py configurations --number 5
 python benchmarks/kl_control.py rates                    # the fair configuration from five rates: a quarter of an hour
 python benchmarks/kl_control.py rates --iterations 120
+python benchmarks/kl_control.py exported                 # what another trainer loses that cannot keep a pace: minutes
 
 A run's value is the best eval reward within the KL budget, 0 the SFT policy's and 1 the best of random search's trials.
 It holds its KL if the training KL of its last third is 0.6 to 1 of the budget in the mean. "landing" is recorded: it is
@@ -17,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -35,6 +36,7 @@ from support.intervals import Interval
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import is_within
 from ppo_core.trainer import ppo_trainer
+from tuner.exchange.trainers import WARMUP
 from tuner.search.prior import spread_params
 from tuner.study.spec import KL_TARGET, StudySpec
 
@@ -88,23 +90,48 @@ def train(job: Job) -> dict[str, Any]:
     """Train one run; return what its value is made of, and shares of the KL budget: at the end, last third, highest."""
     task = next(one for one in recipes("open") if one.name == job.task)
     spec = StudySpec.load(make_task(task, runs.WORK / job.task)["fair"])
-    baseline, best, kl, kls = math.nan, -math.inf, math.nan, []
-    for report in ppo_trainer(config_of(job, task, spec), spec.task, device="cpu"):
+    return job.key | outcome(config_of(job, task, spec), task, spec)[0]
+
+
+def train_exported(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train a task's fair configuration at its own pace, then as `export` gives it to trainers without that."""
+    task = next(one for one in recipes("open") if one.name == name)
+    spec = StudySpec.load(make_task(task, runs.WORK / name)["fair"])
+    config = config_of(Job(name, PACED, None, 1.0), task, spec)
+    paced, steps = outcome(config, task, spec)
+    std = steps[-1]["val/return_std"]
+    exported = replace(
+        config, lr_controller="schedule", kl_target=None, kl_coef=steps[-1]["objective/kl_coef"],
+        learning_rate=statistics.median(step["lr"] for step in steps[len(steps) // 2 :]),
+        lr_scheduler_type="constant_with_warmup", warmup_ratio=WARMUP, value_lr_scheduler_type=config.lr_scheduler_type,
+        normalize_values=False, vf_coef=config.vf_coef / std**2, cliprange_value=(config.cliprange_value or 0.0) * std,
+    )  # fmt: skip
+    key = {"task": name}
+    return key | {"way": PACED} | paced, key | {"way": "exported"} | outcome(exported, task, spec)[0]
+
+
+def outcome(config: PPOConfig, task: Recipe, spec: StudySpec) -> tuple[dict[str, Any], list[Mapping[str, float]]]:
+    """Train a run; return its outcome, and the metrics of its iterations."""
+    baseline, best, kl = math.nan, -math.inf, math.nan
+    kls: list[float] = []
+    steps: list[Mapping[str, float]] = []
+    for report in ppo_trainer(config, spec.task, device="cpu"):
         if report.is_evaluation:
             reward, kl, kl_se = (report.metrics[key] for key in ("eval/reward", "eval/kl", "eval/kl_se"))
             baseline = reward if report.step == 0 else baseline
             best = max(best, reward) if is_within(kl, kl_se, task.kl_budget) else best
         if report.step:
+            steps.append(report.metrics)
             kls.append(report.metrics["objective/kl_exact"] / task.kl_budget)
             if not kls[-1] <= spec.kl_limit / task.kl_budget:
                 kl = math.inf
                 break
     third = kls[-max(1, len(kls) // 3) :]
     ended = math.isfinite(kl)
-    return job.key | {
+    return {
         "baseline": baseline, "best": best, "kl": kl / task.kl_budget if ended else None,
         "last_third": statistics.fmean(third) if ended else None, "highest": max(kls),
-    }  # fmt: skip
+    }, steps  # fmt: skip
 
 
 def tops() -> Mapping[str, float]:
@@ -136,7 +163,7 @@ def table(results: Sequence[Mapping[str, Any]], by: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("configurations", "rates"))
+    parser.add_argument("part", choices=("configurations", "rates", "exported"))
     parser.add_argument("--number", type=int, metavar="N", default=20, help="configurations of each task (20)")
     parser.add_argument(
         "--iterations", type=int, metavar="N", help="of runs of the fair configuration; unset: the task's"
@@ -148,6 +175,13 @@ def main() -> None:
     names = [task.name for task in recipes("open")]
     for task in recipes("open"):
         make_task(task, runs.WORK / task.name)
+    context = get_context("spawn")
+    if arguments.part == "exported":
+        with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool:
+            pairs = list(pool.map(train_exported, names))
+        print(table([one for pair in pairs for one in pair], "way"))
+        print(table([exported for _, exported in pairs], "task"))
+        return
     cases: list[tuple[str, int | None, float]]
     if arguments.part == "rates":
         cases = [(name, None, factor) for factor in RATES for name in names]
@@ -156,7 +190,6 @@ def main() -> None:
     wanted = [Job(name, way, n, factor, arguments.iterations) for name, n, factor in cases for way in arguments.way]
     known = [*read_lines(RECORDED), *read_lines(RESULTS)]
     have = [{name: one.get(name) for name in wanted[0].key} for one in known]
-    context = get_context("spawn")
     with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool:
         for one in pool.map(train, [job for job in wanted if job.key not in have]):
             known.append(one)

@@ -66,7 +66,8 @@ def test_the_manifest_tells_what_was_made_and_the_models_load(task: str, tmp_pat
     make(TINY[task], folder)
     told = manifest(folder)
     assert told.items() > description(TINY[task]).items()
-    assert (told["sha256"], told["versions"]["torch"]) == (hashes(folder), torch.__version__)
+    version = torch.__version__.partition("+")[0]  # builds for GPUs have one of their own after it
+    assert (told["sha256"], told["versions"]["torch"].partition("+")[0]) == (hashes(folder), version)
     assert told["recipe"]["layers"] == 1
     policy = AutoModelForCausalLM.from_pretrained(folder / "policy")
     assert policy.dtype == torch.float32
