@@ -179,8 +179,9 @@ def main() -> None:
     if arguments.part == "exported":
         with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool:
             pairs = list(pool.map(train_exported, names))
+        for ways in zip(*pairs, strict=True):
+            print(f"{ways[0]['way']}\n{table(ways, 'task')}\n")
         print(table([one for pair in pairs for one in pair], "way"))
-        print(table([exported for _, exported in pairs], "task"))
         return
     cases: list[tuple[str, int | None, float]]
     if arguments.part == "rates":
