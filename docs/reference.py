@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs import json_shapes
 from ppo_core.cli import trl
+from ppo_core.config.declare import Hyperparameter
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import short
@@ -35,7 +36,7 @@ from tuner.search import optuna_trials
 from tuner.store.rows import INTERRUPTED
 from tuner.study import study_file
 from tuner.study.status import Origin, Role, Status
-from tuner.study.study_file import PRUNERS, SAMPLERS, STRATEGIES
+from tuner.study.study_file import KL_STEP_SPAN, KL_TARGETS, PRUNERS, SAMPLERS, STRATEGIES
 
 FILE = Path(__file__).with_name("reference.md")
 
@@ -120,11 +121,20 @@ def _hyperparameters() -> Iterator[str]:
                 "unset" if one.default is None else f"`{short(one.default, 6)}`",
                 one.allowed + (f"; {one.unit}" if one.unit else ""),
                 f"{one.label}. {one.doc}",
-                "" if one.search is None else f"{one.search.low:g} to {one.search.high:g}, {one.search.scale}",
+                _advised(one),
             )
             for one in members
         )
         yield _table(("name", "default", "allowed; unit", "meaning", "advised range"), rows)
+
+
+def _advised(one: Hyperparameter) -> str:
+    """Return a hyperparameter's advised range, in words where it depends on the study."""
+    if one.name == "kl_target":
+        return "{:g} to {:g} of the KL budget, linear".format(*KL_TARGETS)
+    if one.name == "kl_step":
+        return f"its default divided and multiplied by {KL_STEP_SPAN:g}, log"
+    return "" if one.search is None else f"{one.search.low:g} to {one.search.high:g}, {one.search.scale}"
 
 
 def _metrics() -> Iterator[str]:

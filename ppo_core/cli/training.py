@@ -45,7 +45,7 @@ def lines(run: Run, kl_budget: float, room: str | None) -> list[str]:
         f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
         _length(run),
         *([] if run.stages_text is None else [run.stages_text]),
-        *([_pace(run.config)] if run.config.keeps_kl_step else []),
+        _pace(run.config),
         *([f"{launched.size()} processes"] if launched.size() > 1 else []),
         f"other than the defaults: {params_line(changed)}" if changed else "all hyperparameters have their defaults",
         *(f"note: {line}" for line in (example_note(get_task(run.task)), *cautions(run.config)) if line),
@@ -70,7 +70,13 @@ def _length(run: Run) -> str:
 
 
 def _pace(config: PPOConfig) -> str:
-    """Describe how the learning rate of a run that keeps its own pace moves."""
+    """Describe what sets the learning rate and β."""
+    if not config.keeps_kl_step:
+        beta = f"is {short(config.kl_coef)}"
+        if config.kl_target is not None:
+            beta = f"adapts to a KL of {short(config.kl_target)} {KL_UNIT}"
+        rate = f"the learning rate is {short(config.learning_rate)}, {config.lr_scheduler_type}"
+        return f"{rate}; β {beta}"
     from ppo_core.algorithm.kl_step import FIRST_SHARE  # it imports torch
 
     step = short(config.wanted_kl_step(launched.size()))

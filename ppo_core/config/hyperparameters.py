@@ -559,7 +559,7 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
         if name in ("kl_coef", "kl_horizon"):
             return 'with lr_controller = "kl_step" β begins and moves by itself'
         if name == "learning_rate":
-            return 'with lr_controller = "kl_step" the rate follows the KL step; search kl_step instead'
+            return 'with lr_controller = "kl_step" the rate follows the KL step, and only its search begins there'
     elif name == "kl_step":
         return 'it belongs to lr_controller = "kl_step"'
     if name in _NEEDS_LORA and not fixed.get("use_peft", False):

@@ -197,7 +197,11 @@ class StudyProgress:
         self._spec, self._tally, self._is_started = spec, event.tally, True
         if event.tally.done:
             self._evaluation_seconds = None
-        kept = f"; each trial keeps its KL at {output.short(spec.config({}).kl_target)}" if spec.keeps_kl_step else ""
+        kept = "; learning rates are given"
+        if spec.keeps_kl_step:
+            target = spec.search.get("kl_target")
+            at = output.short(spec.config({}).kl_target) if target is None else target.text
+            kept = f"; each trial finds its learning rate, and keeps its KL at {at}"
         self.say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
             f"{event.tally.text}; KL budget {output.short(spec.kl_budget)}, "
