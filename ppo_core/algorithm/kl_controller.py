@@ -33,7 +33,7 @@ RISE, FALL = 9.0, 5.0
 MOST_RESISTANCE = 4.0
 """Most times the target that `hold`'s fast part reads."""
 LEAST_KL = 1e-3
-"""Least KL that `hold` reads, as a share of the target."""
+"""Least KL that `hold` and the course of the KL step read, as a share of the target."""
 
 
 class KLController:

@@ -42,6 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_core.algorithm.experience import Experience
+from ppo_core.algorithm.kl_controller import LEAST_KL
 from ppo_core.config.hyperparameters import PPOConfig, default_kl_step
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import ONE_PROCESS, World
@@ -72,8 +73,6 @@ SETTLED, WATCHED = 4, 8
 """Iterations after the search between which the highest rate counts for the ceiling."""
 CEILING = 2.0
 """Highest rate, in times that."""
-LEAST_KL = 1e-3
-"""Least KL that the course reads, as a share of the target."""
 FLOORS = 2.0
 """Least wanted step, in times the floor of rounding."""
 RESOLVED = 0.2
@@ -143,9 +142,9 @@ class KLStepController:
     target: float
     """KL target, in nats per response."""
     iterations: int
-    """Of the run, those in which the policy learns."""
+    """Iterations of the run in which the policy learns."""
     rate: float
-    """Of the coming iteration."""
+    """Learning rate of the coming iteration."""
     floor: float | None = None
     """KL that rounding alone shows, in nats per response; None: not measured yet."""
     done: int = 0
@@ -225,11 +224,10 @@ class KLStepController:
 
     def _follow(self, step: float, wanted: float, was_cut: bool) -> None:
         self.path += math.sqrt(step)
-        was_searching, self.searching = self.searching, self.searching and not was_cut and step <= FOUND * wanted
-        is_found = not (was_searching and self.searching)
+        self.searching = self.searching and not was_cut and step <= FOUND * wanted
         least = max(wanted / MOST_SEARCHED**2, RESOLVED * (self.floor or 0.0))
         change = math.sqrt(wanted / max(step, least))
-        self.rate *= min(max(math.sqrt(change), 1 / MOST_CHANGE), MOST_CHANGE) if is_found else change
+        self.rate *= change if self.searching else min(max(math.sqrt(change), 1 / MOST_CHANGE), MOST_CHANGE)
         self.since = 0 if self.searching else self.since + 1
         if SETTLED <= self.since < WATCHED:
             self.top = max(self.top, self.rate)

@@ -27,7 +27,7 @@ from ppo_core.distributed.world import ONE_PROCESS, World
 from ppo_core.models.policy import ActorCritic
 
 WEIGHT = 0.2
-"""Of a batch in the running mean and variance."""
+"""Weight of a batch in the running mean and variance."""
 
 
 class ReturnStatistics:

@@ -20,7 +20,7 @@ from tuner.study.status import Role
 
 @dataclass(frozen=True)
 class Readings:
-    """What a run moved by itself; None: never reported."""
+    """Values that a run moved by itself; None: never reported."""
 
     kl_coef: float | None = None
     """β at its end."""
@@ -43,7 +43,7 @@ class LaunchConfig:
     stop_at_episode: int | None
     """Episode to stop at, that of the checkpoint; None: the run's end."""
     readings: Readings
-    """Of a run of this length."""
+    """Readings of a run of this length."""
 
 
 def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchConfig | None:

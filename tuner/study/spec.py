@@ -11,7 +11,7 @@ from ppo_core.config import checks
 from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import Choices, Dimension, HyperValue
-from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions, default_kl_step
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from ppo_core.report import require_device
@@ -374,13 +374,12 @@ class StudySpec:
         return study_file.pace(given, self.fixed, target, is_listed=bool(self.listed))
 
     def _reference_value(self, name: str) -> HyperValue:
-        reference = get_task(self.task).reference
-        value = reference.get(name, HYPERPARAMETERS[name].default)
+        task = get_task(self.task)
+        value = task.reference.get(name, HYPERPARAMETERS[name].default)
         if name == "kl_target" and value is None:
             return KL_TARGET * self.kl_budget
         if name == "kl_step" and value is None:
-            length = {key: value for key, value in {**reference, **self.fixed}.items() if key in study_file.LENGTH}
-            return default_kl_step(PPOConfig.from_dict(length).num_iterations())
+            return study_file.reference_kl_step(task, self.fixed)
         return value
 
     def _check(self, where: str) -> None:

@@ -211,14 +211,19 @@ def pace(
     return {} if is_listed or "kl_coef" in names else {"kl_target": kl_target}
 
 
+def reference_kl_step(task: Task, fixed: Mapping[str, HyperValue]) -> float:
+    """Return the KL step of the reference where nothing states one, as a share of the KL target."""
+    length = {name: value for name, value in {**task.reference, **fixed}.items() if name in LENGTH}
+    return default_kl_step(PPOConfig.from_dict(length).num_iterations())
+
+
 def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float) -> dict[str, Range]:
     """Return the range that `"advised"` stands for, by name: the task's, else the declared one.
 
     Those of the KL target and the KL step are shares of the KL budget and of the run.
     """
     declared = {name: hyper.search for name, hyper in HYPERPARAMETERS.items() if hyper.search is not None}
-    reference = {name: value for name, value in {**task.reference, **fixed}.items() if name in LENGTH}
-    step = default_kl_step(PPOConfig.from_dict(reference).num_iterations())
+    step = reference_kl_step(task, fixed)
     low, high = KL_TARGETS
     own = {
         "kl_target": Range(low * kl_budget, high * kl_budget),
