@@ -4,6 +4,7 @@ python benchmarks/kl_control.py configurations           # random configurations
 python benchmarks/kl_control.py configurations --number 5
 python benchmarks/kl_control.py rates                    # the fair configuration from five rates: a quarter of an hour
 python benchmarks/kl_control.py rates --iterations 120
+python benchmarks/kl_control.py settings                 # eight other settings, three rates and seeds: ten minutes
 python benchmarks/kl_control.py exported                 # what another trainer loses that cannot keep a pace: minutes
 
 A run's value is the best eval reward within the KL budget, 0 the SFT policy's and 1 the best of random search's trials.
@@ -45,6 +46,19 @@ RECORDED = runs.DATA.parent / "kl_control.jsonl"
 PACED, ADAPTIVE = "keeps its pace", "schedule, β adapts"
 RATES = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Learning rates, as multiples of the fair one; those of random configurations lie between the ends."""
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "1 epoch, 1 mini-batch": {"num_ppo_epochs": 1, "num_mini_batches": 1},
+    "1 epoch, 32 mini-batches": {"num_ppo_epochs": 1, "num_mini_batches": 32},
+    "6 epochs, 4 mini-batches": {"num_ppo_epochs": 6, "num_mini_batches": 4},
+    "separate critic": {"value_model": "separate"},
+    "without a critic (RLOO)": {"advantage_estimator": "rloo", "num_generations": 4},
+    "LoRA": {"use_peft": True},
+    "bfloat16": {"bf16": True},
+    "separate, LoRA, bfloat16": {"value_model": "separate", "use_peft": True, "bf16": True},
+}
+"""Other settings of the fair configuration, run on a task of each make."""
+SEEDS = (1, 2)
+"""Other seeds of each of them, at the fair rate."""
 HELD = (0.6, 1.0)
 """Mean training KL of the last third, as shares of the budget, of a run that holds it."""
 
@@ -60,12 +74,16 @@ class Job:
     """Learning rate, as a multiple of the fair one."""
     iterations: int | None = None
     """None: the task's."""
+    setting: str | None = None
+    """One of SETTINGS."""
+    seed: int | None = None
+    """None: the task's."""
 
     @property
     def key(self) -> dict[str, Any]:
         """What its result is found by."""
         fields = {"task": self.task, "way": self.way, "number": self.number, "factor": round(self.factor, 6)}
-        return fields | {"iterations": self.iterations}
+        return fields | {"iterations": self.iterations, "setting": self.setting, "seed": self.seed}
 
 
 def random_factor(task: str, number: int) -> float:
@@ -83,6 +101,10 @@ def config_of(job: Job, task: Recipe, spec: StudySpec) -> PPOConfig:
     values |= {"kl_coef": reference["kl_coef"], "kl_step": None, "kl_controller": None}
     if job.iterations is not None:
         values["total_episodes"] = job.iterations * int(reference["batch_size"])
+    if job.setting is not None:
+        values |= {"mini_batch_size": None, "num_mini_batches": 2} | SETTINGS[job.setting]
+    if job.seed is not None:
+        values["seed"] = job.seed
     return PPOConfig.from_dict(values | {"lr_controller": "kl_step" if job.way == PACED else "schedule"})
 
 
@@ -163,7 +185,7 @@ def table(results: Sequence[Mapping[str, Any]], by: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("configurations", "rates", "exported"))
+    parser.add_argument("part", choices=("configurations", "rates", "settings", "exported"))
     parser.add_argument("--number", type=int, metavar="N", default=20, help="configurations of each task (20)")
     parser.add_argument(
         "--iterations", type=int, metavar="N", help="of runs of the fair configuration; unset: the task's"
@@ -183,12 +205,16 @@ def main() -> None:
             print(f"{ways[0]['way']}\n{table(ways, 'task')}\n")
         print(table([one for pair in pairs for one in pair], "way"))
         return
-    cases: list[tuple[str, int | None, float]]
     if arguments.part == "rates":
-        cases = [(name, None, factor) for factor in RATES for name in names]
+        jobs = [Job(name, PACED, None, factor, arguments.iterations) for factor in RATES for name in names]
+    elif arguments.part == "settings":
+        draws = [(rate, None) for rate in RATES[::2]] + [(1.0, seed) for seed in SEEDS]
+        both = (names[0], names[-1])
+        jobs = [Job(t, PACED, None, rate, None, one, seed) for one in SETTINGS for rate, seed in draws for t in both]
     else:
-        cases = [(name, number, random_factor(name, number)) for number in range(arguments.number) for name in names]
-    wanted = [Job(name, way, n, factor, arguments.iterations) for name, n, factor in cases for way in arguments.way]
+        numbers = range(arguments.number)
+        jobs = [Job(name, PACED, number, random_factor(name, number)) for number in numbers for name in names]
+    wanted = [replace(job, way=way) for job in jobs for way in arguments.way]
     known = [*read_lines(RECORDED), *read_lines(RESULTS)]
     have = [{name: one.get(name) for name in wanted[0].key} for one in known]
     with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool:
@@ -200,7 +226,7 @@ def main() -> None:
     for way in dict.fromkeys(one["way"] for one in shown):
         of_way = [one for one in shown if one["way"] == way]
         print(f"{way}\n{table(of_way, 'task')}\n")
-    print(table(shown, "way") if arguments.part == "configurations" else table(shown, "factor"))
+    print(table(shown, {"configurations": "way", "rates": "factor", "settings": "setting"}[arguments.part]))
 
 
 if __name__ == "__main__":

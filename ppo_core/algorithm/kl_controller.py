@@ -1,19 +1,20 @@
 """Controllers of the KL coefficient β over a run: fixed, adaptive (Ziegler et al. 2019), or one that holds the KL.
 
     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
-    hold        rise += ½ (KL - last KL - rise),   r = (KL + T/10 · rise) / target,   c = min(1, (t/T + 0.1)² / 0.65²)
-                slow *= exp(9/T · min(log r, 1)) if r > 1, exp(-5/T · c · min(log(c / r), 1)) if r < c
-                β = slow · clip(r, 1, 4)³,   slow from σ / √(2 target) on
+    hold        rise += ½ (KL - last KL - rise)
+                r = (KL + 0.07 T · rise) / target,  b = max(r, KL / target),  c = min(1, (t/T + 0.07)² / 0.65²)
+                slow *= exp(9/T · min(log r, 1)) if r > 1,  exp(-6/T · c · min(log(c / b), 1)) if b < c
+                β = slow · min(r, 4)³ if r > 1, else slow · √max(r, 0.4);  slow from ½ σ / √(2 target) on
 
 KL is the exact KL of a rollout batch, sampled before the iteration's update, in nats per response; budgets and guards
 read it too. n and horizon count episodes, T is the iterations of the run in which the policy learns.
 
 `hold` goes with a learning rate that keeps the KL step (`ppo_core.algorithm.kl_step`): the KL then rises at a known
-pace, so its constants are shares of the run and need not know the rate. It looks a tenth of the run ahead; t counts
-iterations. Its slow part finds the β that holds the KL at the target: it rises where the KL is over that, and falls
-where it is behind a course c to it. The fast part resists only above the target. The first β is that of the best policy
-with the target's KL if scores are normal with standard deviation σ: reference · exp(score / β) / Z, whose KL is then
-σ² / (2 β²); no policy is that good, so a β that falls is the rule.
+pace, so its constants are shares of the run and need not know the rate. It looks a little ahead; t counts iterations.
+Its slow part finds the β that holds the KL at the target: it rises where the KL is over that, and falls where it is
+behind a course c to it. The fast part resists above the target, and yields a little below. The best policy with the
+target's KL, if scores are normal with standard deviation σ, is reference · exp(score / β) / Z, whose KL is
+σ² / (2 β²). No policy is that good, so the first slow part is half of its β.
 
 Sources: adaptive, arXiv 1909.08593, section 2.2. The best policy, Rafailov et al. 2023, arXiv 2305.18290, eq. 4.
 hold, this project; docs/benchmarks.md has the measurements.
@@ -24,14 +25,16 @@ from collections.abc import Callable, Mapping
 
 from ppo_core.config.hyperparameters import PPOConfig
 
-LOOK_AHEAD = 0.1
+LOOK_AHEAD = 0.07
 """Share of the run over which `hold` looks ahead."""
 ON_COURSE = 0.65
 """Share of the run in which the course that `hold` compares with comes to the target, as the square of the time."""
-RISE, FALL = 9.0, 5.0
+RISE, FALL = 9.0, 6.0
 """Pace of `hold`'s slow part over the target and behind the course: log β over a whole run for an error of e times."""
-MOST_RESISTANCE = 4.0
-"""Most times the target that `hold`'s fast part reads."""
+FIRST = 0.5
+"""First slow part, as a share of the best policy's β."""
+LEAST_READ, MOST_READ = 0.4, 4.0
+"""Least and most that `hold`'s fast part reads, as shares of the target."""
 LEAST_KL = 1e-3
 """Least KL that `hold` and the course of the KL step read, as a share of the target."""
 
@@ -88,7 +91,7 @@ class HoldController(KLController):
     def begin(self, spread: Callable[[], float]) -> None:
         """Set the first β by the formula above, once."""
         if self.slow == 0:
-            self.slow = self.coef = spread() / math.sqrt(2 * self.target)
+            self.slow = self.coef = FIRST * spread() / math.sqrt(2 * self.target)
 
     def update(self, kl: float, episodes: int) -> None:
         """Move β by the formula above; the first batch, sampled before any update, has no rise yet."""
@@ -100,9 +103,10 @@ class HoldController(KLController):
         course = min(((self.done / self.iterations + LOOK_AHEAD) / ON_COURSE) ** 2, 1.0)
         if ahead > 1:
             self.slow *= math.exp(RISE / self.iterations * min(math.log(ahead), 1.0))
-        elif ahead < course:
-            self.slow *= math.exp(-FALL / self.iterations * course * min(math.log(course / ahead), 1.0))
-        self.coef = self.slow * min(max(ahead, 1.0), MOST_RESISTANCE) ** 3
+        elif (behind := max(ahead, kl / self.target)) < course:
+            self.slow *= math.exp(-FALL / self.iterations * course * min(math.log(course / behind), 1.0))
+        read = min(max(ahead, LEAST_READ), MOST_READ)
+        self.coef = self.slow * (read**3 if read > 1 else math.sqrt(read))
 
     def state_dict(self) -> dict[str, float]:
         """Return the changing state."""

@@ -14,12 +14,15 @@ noisy where an iteration has few optimizer steps:
 - **The search.** The rate begins at a hundredth of the configured one. Until a step of a quarter of the wanted one has
   been read the whole way is gone, up to a hundredfold, so that it takes two iterations from a right rate and three from
   one a hundred times too low.
-- **The course.** The square root of the KL from the reference rises with the path so far, Σ √step, by a share that
-  depends on task and settings. Where the KL would come to 0.8 of its target only after half of the run, the whole step
-  is raised to what takes it there, up to four times the default one.
-- **The wanted step** is the whole one until the KL from the reference has come to 0.8 of its target, in the mean of two
-  batches, or 0.65 of the run is over. From then on it falls, evenly, to a fifth at the end of the run: near the target
-  a step moves that KL by up to 2 √(KL · step).
+- **The wanted step.** √KL from the reference moves by up to √step in an iteration. So a step is wanted that is at most
+  half of the way from there (in the mean of two batches) to 1.1 times the target, at most the whole step, and at least
+  a fifth of the configured one:
+
+      wanted = clip((½ (√(1.1 target) - √KL))², configured / 5, whole)
+
+- **The whole step** is the configured one, unless the run would be late. √KL rises with the path so far, Σ √step, by a
+  share that depends on task and settings. Where the KL would come to 0.8 of its target only after half of the run, the
+  whole step is raised to what takes it there, up to four times the default one.
 - **The cut.** A mini-batch that, before its own optimizer step, already shows twice the wanted step ends the policy's
   updates of the iteration.
 - **The ceiling.** From the eighth iteration after the search on the rate is at most twice its highest of the fourth to
@@ -57,14 +60,12 @@ MOST_CHANGE, MOST_SEARCHED = 1.5, 100.0
 """Most that the rate changes by in one iteration, and rises by during the search."""
 FOUND = 0.25
 """Share of the wanted step that ends the search."""
-NEAR_TARGET = 0.8
-"""Share of the KL target from which the wanted step falls."""
-LAST_SHARE = 0.2
-"""Share of the whole step that is wanted at the end of the run."""
-ARRIVAL, LEAST_LEFT = 0.5, 0.2
-"""Share of the run after which the KL is to near its target, and least share that is left to bring it there."""
-LATEST = 0.65
-"""Share of the run from which the wanted step falls in any case."""
+MOST_KL, WAY = 1.1, 0.5
+"""KL that no step is to pass, as a share of the KL target, and the most of the way there that one takes, in √KL."""
+LEAST_SHARE = 0.2
+"""Least wanted step, as a share of the configured one."""
+NEAR_TARGET, ARRIVAL, LEAST_LEFT = 0.8, 0.5, 0.2
+"""Share of the KL target to come to, share of the run to do it in, and least share that is left for it."""
 MOST_RAISED, RAISED_AT_ONCE = 4.0, 1.25
 """Most that the whole step is raised to, in times the default one, and most that it changes by in one iteration."""
 CUT = 2.0
@@ -149,14 +150,14 @@ class KLStepController:
     """KL that rounding alone shows, in nats per response; None: not measured yet."""
     done: int = 0
     """Iterations so far."""
-    falling_from: int | None = None
-    """Those after which the wanted step began to fall; None: it has not yet."""
     raised: float = 1.0
     """Whole step over the configured one."""
     path: float = 0.0
     """Sum of the square roots of the steps."""
     last: float = 0.0
-    """KL of the batch before."""
+    """KL of the last batch."""
+    recent: float = 0.0
+    """Mean KL of the last two."""
     searching: bool = True
     since: int = 0
     """Iterations since the search ended."""
@@ -174,11 +175,9 @@ class KLStepController:
     @property
     def wanted(self) -> float:
         """Step wanted of the coming iteration, in nats per response."""
-        share = 1.0
-        if self.falling_from is not None:
-            begun = self.falling_from
-            share -= (1 - LAST_SHARE) * (self.done - begun) / max(1, self.iterations - begun)
-        return max(share * self.raised * self.configured, FLOORS * (self.floor or 0.0))
+        way = WAY * (math.sqrt(MOST_KL * self.target) - math.sqrt(self.recent))
+        step = min(max(way, 0.0) ** 2, self.raised * self.configured)
+        return max(step, LEAST_SHARE * self.configured, FLOORS * (self.floor or 0.0))
 
     @property
     def cut(self) -> float:
@@ -203,13 +202,9 @@ class KLStepController:
         """
         wanted = self.wanted
         self.done += 1
-        if self.falling_from is None:
-            is_near = (kl + self.last) / 2 >= NEAR_TARGET * self.target
-            if is_near or self.done >= LATEST * self.iterations:
-                self.falling_from = self.done
-            elif self.since >= SETTLED:
-                self.raised = self._raised(kl)
-        self.last = kl
+        if self.since >= SETTLED:
+            self.raised = self._raised(kl)
+        self.last, self.recent = kl, (kl + self.last) / 2
         if reading is not None and math.isfinite(reading):
             self._follow(max(reading - (self.floor or 0.0), 0.0), wanted, was_cut)
         self.rate *= math.sqrt(self.wanted / wanted)
@@ -218,7 +213,7 @@ class KLStepController:
         """Return the whole step that brings the KL near its target in time, over the configured one."""
         left = max(ARRIVAL * self.iterations - self.done, LEAST_LEFT * self.iterations)
         here, there = math.sqrt(max(kl, LEAST_KL * self.target)), math.sqrt(NEAR_TARGET * self.target)
-        needed = ((there - here) / here * self.path / left) ** 2 / self.configured
+        needed = (max(there / here - 1, 0.0) * self.path / left) ** 2 / self.configured
         raised = min(max(needed, self.raised / RAISED_AT_ONCE), self.raised * RAISED_AT_ONCE)
         return max(min(raised, MOST_RAISED * default_kl_step(self.iterations) * self.target / self.configured), 1.0)
 
@@ -244,4 +239,4 @@ class KLStepController:
             setattr(self, name, state[name])
 
 
-_CHANGING = ("rate", "floor", "done", "falling_from", "raised", "path", "last", "searching", "since", "top")
+_CHANGING = ("rate", "floor", "done", "raised", "path", "last", "recent", "searching", "since", "top")
