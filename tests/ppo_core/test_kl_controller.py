@@ -12,7 +12,7 @@ from ppo_core.algorithm.kl_controller import AdaptiveController, HoldController,
 def hold(first: float, target: float, iterations: int) -> HoldController:
     """A β that holds the KL and begins there."""
     controller = HoldController(target, iterations)
-    controller.begin(lambda: first * math.sqrt(2 * target))
+    controller.begin(lambda: 2 * first * math.sqrt(2 * target))
     return controller
 
 
@@ -56,9 +56,9 @@ def test_a_holding_beta_begins_at_the_first_batch_of_scores_that_differ() -> Non
     controller.update(0.1, 32)
     assert controller.coef == 0
     controller.begin(lambda: 2.0)
-    assert controller.coef == pytest.approx(0.5)  # 2 / √16
+    assert controller.coef == pytest.approx(0.25)  # half of 2 / √16
     controller.begin(lambda: 40.0)
-    assert controller.coef == pytest.approx(0.5)
+    assert controller.coef == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("kind", CONTROLLERS)
@@ -82,18 +82,19 @@ def test_the_configuration_decides_which_one() -> None:
 
 def test_a_holding_beta_rises_over_its_target_and_falls_behind_its_course() -> None:
     controller = hold(0.1, target=5.0, iterations=30)
-    controller.update(0.0, 32)  # reads as a thousandth, after 1/30 of the run: behind the course, of 0.13/0.65 squared
-    course = ((1 / 30 + 0.1) / 0.65) ** 2
-    slow = 0.1 * math.exp(-5 / 30 * course)  # cut at e times
-    assert controller.coef == pytest.approx(slow)
-    controller.update(1.0, 32)  # rises by half of 1 a batch: 1 + 3 · 0.5 is 0.5 of the target, ahead of the course
-    assert controller.coef == pytest.approx(slow)
-    controller.update(4.0, 32)  # 0.5 + ½ (3 - 0.5) = 1.75: 9.25
-    slow *= math.exp(9 / 30 * math.log(1.85))
-    assert controller.coef == pytest.approx(slow * 1.85**3)
+    controller.update(0.0, 32)  # behind the course, which is at (1/30 + 0.07)² / 0.65² of the target
+    slow = 0.1 * math.exp(-6 / 30 * ((1 / 30 + 0.07) / 0.65) ** 2)  # cut at e times
+    assert controller.coef == pytest.approx(slow * math.sqrt(0.4))
+    controller.update(1.5, 32)  # rises by half of 1.5 a batch: 1.5 + 2.1 · 0.75 is 0.615 of the target, ahead of it
+    assert controller.coef == pytest.approx(slow * math.sqrt(0.615))
+    controller.update(4.5, 32)  # 0.75 + ½ (3 - 0.75) = 1.875: 8.4375
+    slow *= math.exp(9 / 30 * math.log(1.6875))
+    assert controller.coef == pytest.approx(slow * 1.6875**3)
     controller.update(50.0, 32)  # far over, where the fast part reads 4 times the target at most
     slow *= math.exp(9 / 30)
     assert controller.coef == pytest.approx(slow * 64)
+    controller.update(6.0, 32)  # 23.6875 + ½ (-44 - 23.6875) = -10.15625: it falls, but from over the target
+    assert controller.coef == pytest.approx(slow * math.sqrt(0.4)), "the slow part waits"
 
 
 @pytest.mark.parametrize("iterations", [30, 300])
