@@ -84,7 +84,8 @@ if arguments.random:
     sampler, pruner = optuna.samplers.RandomSampler(seed=arguments.seed), optuna.pruners.NopPruner()
 study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
 units = read_by_sampler(
-    {name: span for name, span in spec.search.items() if span.scale in ("log2", "log_from_1")}, spec.config({}).to_dict()
+    {name: span for name, span in spec.search.items() if span.scale in ("log2", "log_from_1")},
+    spec.config({}).to_dict(),
 )
 reference = {name: value for name, value in spec.reference_params().items() if name != "kl_target"}
 study.enqueue_trial({"kl_control": "fixed", **reference, **(units or {})})

@@ -36,9 +36,10 @@ def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, worl
     """Return values of unit variance over all processes' unmasked entries, masked ones 0; shape [B, T].
 
     With `shift_mean=False` the values are only scaled, so that rewards keep their signs; TRL scales the distances from
-    the mean and leaves the mean in its old unit, whose size would then decide. The variance is the biased one, as in OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's
-    masked_whiten takes the unbiased one, which divides by 0 there and is elsewhere larger by n / (n - 1). NO_SPREAD
-    keeps values that differ by rounding alone from being scaled up, whatever their unit; TRL adds an absolute 1e-8.
+    the mean and leaves the mean in its old unit, whose size would then decide. The variance is the biased one, as in
+    OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's masked_whiten takes the unbiased one,
+    which divides by 0 there and is elsewhere larger by n / (n - 1). NO_SPREAD keeps values that differ by rounding
+    alone from being scaled up, whatever their unit; TRL adds an absolute 1e-8.
     """
     require_same_shape("masked_whiten", 2, values=values, mask=mask)
     mean = masked_mean(values, mask, world)
@@ -84,8 +85,8 @@ def grpo(rewards: Tensor, group: int, world: World = ONE_PROCESS) -> Tensor:
     """Return (r_i - mean) / (std + 1e-4 s) over the prompt's responses; [B] of rewards [B].
 
     The `group` responses of a prompt (at least 2; it divides B) are consecutive rows. The standard deviation
-    is the unbiased one, and a group of equal rewards gets exactly 0. s is the root of the mean square of r_i - mean over
-    all processes' responses, so that neither the scale nor the offset of rewards decides.
+    is the unbiased one, and a group of equal rewards gets exactly 0. s is the root of the mean square of r_i - mean
+    over all processes' responses, so that neither the scale nor the offset of rewards decides.
     Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; unbiased and with the 1e-4, of rewards alone, as in TRL.
     """
     centred = _centred(rewards, group)

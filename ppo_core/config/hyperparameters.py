@@ -173,8 +173,7 @@ class PPOConfig:
         "Weight of the value loss. With a separate critic AdamW cancels it, so it does nothing there.",
         source=f"{PPO_PAPER}, eq. 9 (c1); {TRL}", valid=Bounds(0), search=Range(0.5, 1.0))
     entropy_coef: float = hyper(0.0, "Entropy bonus c2",
-        "Weight of the policy's entropy in the objective. It weighs against advantages: where these are not whitened, in "
-        "penalty_unit.",
+        "Weight of the policy's entropy beside the advantages: in penalty_unit where they are not whitened.",
         source=f"{PPO_PAPER}, eq. 9 (c2)", valid=Bounds(0))
     advantage_estimator: Literal["gae", "rloo", "grpo"] = hyper("gae", "Advantages",
         "gae: from a critic. rloo: the response's reward less the mean of the prompt's other responses. grpo: less "

@@ -1,7 +1,8 @@
 """The search space in Optuna's terms. Never imports torch.
 
 For the sampler a `log2` dimension is its integer exponent, so that each power of two is one even step, and a
-`log_from_1` dimension its distance from 1. In what Optuna's tools show people it is the real value. A list of values is a categorical dimension in both.
+`log_from_1` dimension its distance from 1. In what Optuna's tools show people it is the real value. A list of values is
+a categorical dimension in both.
 """
 
 from __future__ import annotations
