@@ -201,7 +201,7 @@ def _check_range(hyper: Hyperparameter, span: Range, where: str) -> None:
     if span.low >= span.high:
         raise ConfigError(f"{where}: low = {span.low:g} must be below high = {span.high:g}")
     if span.scale == "log_from_1" and span.high >= 1:
-        raise ConfigError(f"{where}: a log_from_1 scale needs a high below 1, not {span.high:g}; a linear one reaches 1")
+        raise ConfigError(f"{where}: a log_from_1 scale needs a high below 1, not {span.high:g} (linear takes 1)")
     if span.is_log and span.low <= 0:
         raise ConfigError(f"{where}: a {span.scale} scale needs a low over 0, not {span.low:g}")
     if hyper.name in _BATCH_SIZES and span.scale != "log2":

@@ -229,3 +229,27 @@ def test_rounding_alone_parts_sampled_and_exact_kl_by_no_more_than_its_noise(len
     assert not is_apart(1.0, error**2)
     if length > 8:  # where the noise of a batch hides neither
         assert is_apart(1.0, 0.0)
+
+
+def test_what_rounding_shows_is_measured_once_per_token_and_resumes(
+    tiny: TaskModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floors = iter([11.0])
+    monkeypatch.setattr(trainer_module, "rounding_floor", lambda *_: next(floors))
+    first = PPOTrainer(replace(PACED, total_episodes=48), tiny)
+    _, *reports = first
+    length = reports[0].metrics["response/length_mean"]
+    assert first.state.kl_step is not None and first.state.kl_step.floor == pytest.approx(11.0)
+    assert first.state.rounding == pytest.approx(11.0 / length)
+    noises = [report.metrics["sampler/kl_gap_noise"] for report in reports]
+    assert noises[0] < 1, "the first policy is the reference, and rounds as it does"
+    for report, noise in zip(reports[1:], noises[1:], strict=True):
+        assert noise >= 11.0 / length * report.metrics["response/length_mean"] * (1 - 1e-6)
+    first.save(tmp_path / "end")
+    again = PPOTrainer(PACED, tiny)
+    again.restore(tmp_path / "end")
+    assert again.state.rounding == first.state.rounding
+    monkeypatch.undo()
+    plain = PPOTrainer(replace(CONFIG, total_episodes=16), tiny)
+    list(plain)
+    assert plain.state.rounding == 0, "in float32"
