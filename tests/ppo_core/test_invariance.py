@@ -12,7 +12,7 @@ import torch
 
 from ppo_core import PPOConfig
 from ppo_core import trainer as trainer_module
-from ppo_core.algorithm.experience import build_experience, repetition
+from ppo_core.algorithm.experience import Experience, build_experience, repetition
 from ppo_core.algorithm.kl import exact_kl, kl_gap
 from ppo_core.config.hyperparameters import default_lam
 from ppo_core.data.task import Prompt, Scored
@@ -82,14 +82,13 @@ OFFSETS = [(0.01, 0.0), (100.0, 0.0), (1.0, -40.0), (1.0, 1000.0), (100.0, 1000.
 
 
 @pytest.fixture
-def advantages(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def experiences(monkeypatch: pytest.MonkeyPatch) -> list[Experience]:
     """Each iteration's, of the trainers that the test runs."""
-    seen: list[torch.Tensor] = []
+    seen: list[Experience] = []
 
-    def watched(*args: Any) -> Any:
-        experience = build_experience(*args)
-        seen.append(experience.advantages)
-        return experience
+    def watched(*args: Any) -> Experience:
+        seen.append(build_experience(*args))
+        return seen[-1]
 
     monkeypatch.setattr(trainer_module, "build_experience", watched)
     return seen
@@ -98,13 +97,14 @@ def advantages(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 @pytest.mark.parametrize("row", ["shared critic", "own critic", "grpo", "penalties"])
 @pytest.mark.parametrize(("scale", "offset"), OFFSETS)
 def test_other_units_and_offsets_part_the_first_advantages_by_rounding_alone(
-    tiny: TaskModels, row: str, scale: float, offset: float, advantages: list[torch.Tensor]
+    tiny: TaskModels, row: str, scale: float, offset: float, experiences: list[Experience]
 ) -> None:
     config = replace(PACED, **UNITS[row], total_episodes=16)
     run_of(tiny, config, 1.0)
     run_of(tiny, config, scale, offset)
-    assert advantages[0].abs().max() > 1
-    assert torch.allclose(advantages[0], advantages[1], atol=1e-3)
+    first, other = (experience.advantages for experience in experiences)
+    assert first.abs().max() > 1
+    assert torch.allclose(first, other, atol=1e-3)
 
 
 def test_a_penalty_is_worth_the_spread_of_the_first_scores_that_differ(tiny: TaskModels, tmp_path: Path) -> None:
@@ -127,19 +127,12 @@ def test_a_penalty_is_worth_the_spread_of_the_first_scores_that_differ(tiny: Tas
 
 @pytest.mark.parametrize(("whiten", "unit"), [(True, 1.0), (False, 4.0)])
 def test_the_entropy_bonus_weighs_in_the_units_of_the_advantages(
-    tiny: TaskModels, whiten: bool, unit: float, monkeypatch: pytest.MonkeyPatch
+    tiny: TaskModels, whiten: bool, unit: float, experiences: list[Experience]
 ) -> None:
-    coefs = []
-
-    def watched(*args: Any) -> Any:
-        coefs.append(args[7])
-        return build_experience(*args)
-
-    monkeypatch.setattr(trainer_module, "build_experience", watched)
     config = replace(CONFIG, entropy_coef=0.5, whiten_advantages=whiten, penalty_unit="spread", total_episodes=16)
     tiny = replace(tiny, reward=lambda prompts, *_: Scored([8.0 * (i % 2) for i in range(len(prompts))], {}))
     list(PPOTrainer(config, tiny))
-    assert coefs == [0.5 * unit]
+    assert [experience.entropy_coef for experience in experiences] == [0.5 * unit]
 
 
 # The length of responses
@@ -169,17 +162,11 @@ def test_lambda_follows_the_first_batch_alone_and_resumes(
     assert [report.metrics["policy/lam"] for report in other] == [0.5]
 
 
-def test_the_critics_lambda_moves_its_returns_alone(tiny: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def watched(*args: Any) -> Any:
-        seen.append(build_experience(*args))
-        return seen[-1]
-
-    monkeypatch.setattr(trainer_module, "build_experience", watched)
+def test_the_critics_lambda_moves_its_returns_alone(tiny: TaskModels, experiences: list[Experience]) -> None:
     for value_lam in (None, 0.95, 1.0):
         list(PPOTrainer(replace(CONFIG, value_lam=value_lam, total_episodes=16, kl_coef=0.0), tiny))
-    unset, same, whole = seen
+    unset, same, whole = experiences
+    assert unset.returns is not None and same.returns is not None and whole.returns is not None
     assert torch.equal(unset.returns, same.returns)
     assert torch.equal(unset.advantages, whole.advantages)
     mask = unset.sequences.response_mask
