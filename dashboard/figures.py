@@ -121,7 +121,7 @@ def title_of(name: str) -> str:
 def is_log(name: str, search: Mapping[str, Any]) -> bool:
     """Return True if a hyperparameter is searched, or else declared, on a logarithmic scale."""
     span = search.get(name) or (HYPERPARAMETERS[name].search if name in HYPERPARAMETERS else None)
-    return isinstance(span, Range) and span.scale != "linear"
+    return isinstance(span, Range) and span.is_log
 
 
 def searched(trials: pd.DataFrame) -> list[str]:

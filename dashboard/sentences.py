@@ -78,7 +78,9 @@ def of_best(trials: pd.DataFrame, name: str, search: Search) -> str:
     best = trials.dropna(subset=[PARAMS + name, "value"]).nlargest(BEST, "value")
     middle = importance_figures.numbers_of(best[PARAMS + name]).median()
     ends = np.array([span.low, min(max(middle, span.low), span.high), span.high])
-    low, middle, high = ends if span.scale == "linear" else np.log(ends)
+    if span.scale == "log_from_1":
+        ends = -np.log(1 - ends)
+    low, middle, high = np.log(ends) if span.is_log else ends
     share = (middle - low) / (high - low)
     is_high, valid = share > 0.5, HYPERPARAMETERS[name].valid or Bounds()
     is_last = span.high >= valid.high if is_high else span.low <= valid.low

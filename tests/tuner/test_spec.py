@@ -104,7 +104,7 @@ def test_a_pruner_is_a_name_or_a_table_and_stays_for_good() -> None:
 def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
     study = spec(search={"learning_rate": "advised", "lam": "advised"})
     assert study.search["learning_rate"].high > 5e-5  # the declared range, for 1B models, ends here
-    assert study.search["lam"] == Range(0.9, 1.0)
+    assert study.search["lam"] == Range(0.9, 0.9999, "log_from_1")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,9 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
         (search(gamma={"low": 0.9, "high": 1.5}), "search.gamma.high = 1.5 is not allowed | in [0, 1]"),
         (
             search(gamma={"low": 0.9, "high": 1, "scale": "lg"}),
-            "search.gamma.scale = 'lg' is not allowed | linear, log, log2 | \"log\"?",
+            "search.gamma.scale = 'lg' is not allowed | linear, log, log2, log_from_1 | \"log\"?",
         ),
+        (search(lam={"low": 0.5, "high": 1}), "search.lam: a log_from_1 scale needs a high below 1, not 1"),
         (search(gamma={"low": 0.5, "high": 1, "scale": "log2"}), "search.gamma: the scale log2 is for whole numbers"),
         (
             search(critic_warmup={"low": 0, "high": 8, "scale": "log2"}),
@@ -240,7 +241,7 @@ def test_what_is_searched_may_be_a_list_of_choices_in_the_fields_types() -> None
     assert study.to_dict()["search"]["lam"] == [1.0, 0.9, 0.95]
     assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
     reference = study.reference_params()
-    assert (reference["lr_scheduler_type"], reference["lam"]) == ("linear", 0.95)  # trial 0 stays the reference
+    assert (reference["lr_scheduler_type"], reference["lam"]) == ("linear", 1 - 1 / 24)  # trial 0 stays the reference
     assert study.config({"lr_scheduler_type": "cosine"}).lr_scheduler_type == "cosine"
 
 
@@ -311,11 +312,11 @@ def test_trial_0_is_trls_values_at_the_tasks_rates() -> None:
     study = spec(search=dict.fromkeys(names, "advised"), fixed={"gamma": 0.5})
     assert study.reference_params() == {
         "learning_rate": 2e-4, "value_learning_rate": 1e-3, "batch_size": 64, "mini_batch_size": 16,
-        "num_ppo_epochs": 4, "cliprange": 0.2, "lam": 0.95, "vf_coef": 0.1, "kl_coef": 0.05,
+        "num_ppo_epochs": 4, "cliprange": 0.2, "lam": 1 - 1 / 24, "vf_coef": 0.1, "kl_coef": 0.05,
     }  # fmt: skip
     origins = study.origins()
     assert set(origins) == {*names, "gamma"}
-    assert {name for name, origin in origins.items() if origin == "study"} == {"gamma"}
+    assert {name for name, origin in origins.items() if origin == "study"} == {"gamma", "lam"}
     assert {name for name, origin in origins.items() if origin == "task"} == set(names[:4])
 
 
@@ -394,7 +395,7 @@ def test_changes_that_take_effect_are_listed() -> None:
     assert changes.refused == []
     assert "search.learning_rate: 0.0001 to 0.001 (log), was 1e-05 to 0.003 (log)" in changes.allowed
     assert "search.gamma: 0.9 to 1 (linear), was not searched" in changes.allowed
-    assert "search.lam: not searched, was 0.9 to 1 (linear)" in changes.allowed
+    assert "search.lam: not searched, was 0.9 to 0.9999 (log_from_1)" in changes.allowed
     assert "trials: 9, was 5" in changes.allowed
     assert "device: cpu, was auto" in changes.allowed
     assert "sampler: random after 4 trials, was tpe after 4 trials" in changes.allowed

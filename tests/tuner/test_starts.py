@@ -162,8 +162,11 @@ def test_of_a_recipe_only_what_is_searched_is_taken() -> None:
     assert study.starts == () and study.notes[0].endswith("is the same as trial 0, the reference")
     study = spec(search={"kl_step": "advised", "lam": "advised"}, warm_start=["openrlhf", "ziegler_tldr"])
     (start,) = study.starts
-    assert study.config(study.params_with(start.params)).keeps_kl_step and start.params == {"lam": 1.0}
-    assert study.notes == ('start "ziegler_tldr" is left out: it states nothing that is searched',)
+    assert study.config(study.params_with(start.params)).keeps_kl_step and start.params == {"lam": 0.9999}
+    assert study.notes == (
+        'start "openrlhf": lam 1 moved to 0.9999',
+        'start "ziegler_tldr" is left out: it states nothing that is searched',
+    )
 
 
 # What is run

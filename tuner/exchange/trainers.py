@@ -177,6 +177,19 @@ def _in_reward(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
     return values, [f"{begin} Here {names} are for errors in reward, converted by the trial's last, {short(std)}."]
 
 
+def _penalties_in_reward(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return what the run had in spreads of its scores, in reward, and a line on that."""
+    config, unit = launch.config, launch.readings.penalty_unit
+    if config.penalty_unit == "reward":
+        return {}, []
+    names = ["missing_eos_penalty", "overlong_penalty", *([] if config.scales_advantages else ["entropy_coef"])]
+    begin = f"In the study {', '.join(names)} are in standard deviations of the first batch's scores."
+    if unit is None:
+        return {}, [f"{begin} The trial has no reading of that, so they are as configured."]
+    values = {name: value * unit for name in names if (value := getattr(config, name)) is not None}
+    return values | {"penalty_unit": "reward"}, [f"{begin} Here they are in reward, converted by {short(unit)}."]
+
+
 def write(launch: LaunchConfig, name: str, task: str) -> ConfigFile:
     """Write a task's configuration for the target `name` of `TARGETS`.
 
@@ -190,9 +203,11 @@ def write(launch: LaunchConfig, name: str, task: str) -> ConfigFile:
         if launch.stop_at_episode is not None:
             content["stop_at_episode"] = launch.stop_at_episode
         return ConfigFile(f"{_comments([*launch.facts, *target.launch])}\n{_yaml(content)}")
-    (held, on_held), (in_reward, on_reward) = _held(launch), _in_reward(launch)
-    facts = [*on_held, *launch.facts, *on_reward, f"Names are those of {table.title}.", *target.launch]
-    values = effective(launch.config) | held | in_reward
+    (held, on_held), (in_reward, on_reward), (penalties, on_penalties) = (
+        turn(launch) for turn in (_held, _in_reward, _penalties_in_reward)
+    )
+    facts = [*on_held, *launch.facts, *on_reward, *on_penalties, f"Names are those of {table.title}.", *target.launch]
+    values = effective(launch.config, launch.readings.lam) | held | in_reward | penalties
     keys, without_key = write_table(table, values)
     if "advantage_estimator" in without_key:
         raise ConfigError(

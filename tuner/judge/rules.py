@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import HyperValue
-from ppo_core.metrics import METRICS
+from ppo_core.metrics import METRICS, REPETITION_WINDOW
 from ppo_core.report import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 from tuner.study.status import Reason
 
@@ -158,7 +158,8 @@ _ENDING = (
     ),
     Rule(
         "repetition_collapse", "Repetition collapse",
-        "Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of 24.",
+        "Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of "
+        f"{REPETITION_WINDOW}.",
         REPETITION, 0.8, _HELD, "the way from the first reading to 1", valid=_SHARE, has_grace=True,
     ),
     Rule(
@@ -176,7 +177,7 @@ _ENDING = (
     Rule(
         "sampled_kl", "Sampled KL apart from exact KL",
         "The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. They "
-        "differ only by chance where tokens are sampled from the distribution that is trained.",
+        "differ only by chance and rounding where tokens are sampled from the distribution that is trained.",
         KL_GAP, KL_GAP_LIMIT, (), "its noise", valid=_POSITIVE, has_grace=True,
     ),
     Rule(

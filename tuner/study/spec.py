@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ppo_core.config import checks
 from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import Choices, Dimension, HyperValue
-from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions, default_lam
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from ppo_core.report import require_device
@@ -28,7 +28,7 @@ PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 THREADS = Bounds(1, 1024)
 """CPU threads allowed a trial: at most the cores of the largest machines."""
 
-SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
+SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coef", "kl_coef")
 """Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 
 KL_TARGET = 0.82
@@ -380,6 +380,9 @@ class StudySpec:
             return KL_TARGET * self.kl_budget
         if name == "kl_step" and value is None:
             return study_file.reference_kl_step(task, self.fixed)
+        if name == "lam" and value is None:
+            length = self.fixed.get("response_length", self._reference_value("response_length"))
+            return default_lam(cast(int, length))
         return value
 
     def _check(self, where: str) -> None:
