@@ -210,14 +210,14 @@ class PPOConfig:
         source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE)
     kl_controller: Literal["adaptive", "hold"] | None = hyper(None, "KL controller",
         "How β moves where kl_target is set. adaptive: up while the KL is over the target, down while it is under it. "
-        "hold: looking ahead, so that the KL reaches the target and stays; β begins at ½ σ / √(2 kl_target), with σ the "
-        "standard deviation of the first batch's scores, and kl_coef is not read. Unset: hold with lr_controller = "
+        "hold: looking ahead, so that the KL reaches the target and stays; β begins at ½ σ / √(2 kl_target), with σ "
+        "the standard deviation of the first batch's scores, and kl_coef is not read. Unset: hold with lr_controller = "
         "kl_step, which it needs, else adaptive.",
         source=f"{ZIEGLER}, section 2.2 (adaptive); this project (hold)")
     kl_step: float | None = hyper(None, "KL step",
         "With lr_controller = kl_step, the KL from the policy that samples a batch to the one that has learned from "
-        "it. Unset: 1 over the iterations in which the policy learns, at most 0.1. It is raised where the KL would come "
-        "to its target late, and smaller where little is left to the target.",
+        "it. Unset: 1 over the iterations in which the policy learns, at most 0.1. The run raises it where the KL would "
+        "come to its target late, and lowers it where little is left to the target.",
         source="this project", unit="share of kl_target", valid=Bounds(0, 1, low_open=True))
     kl_horizon: int | None = hyper(None, "KL horizon",
         "Episodes over which an adaptive β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "
