@@ -34,6 +34,7 @@ from support.battery.tasks import fair_reference, make_task, recipes
 from support.common import add_line, read_lines
 from support.intervals import Interval
 
+from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import is_within
 from ppo_core.trainer import ppo_trainer
@@ -95,6 +96,7 @@ def random_factor(task: str, number: int) -> float:
 def config_of(job: Job, task: Recipe, spec: StudySpec) -> PPOConfig:
     """Return a run's configuration."""
     own = {name: span for name, span in spec.search.items() if name not in ("learning_rate", "kl_coef", "kl_target")}
+    own["lam"] = Range(0.9, 1.0)
     reference = fair_reference(task)
     values = spec.config({}).to_dict() | ({} if job.number is None else spread_params(own, 0, job.number))
     values |= {"learning_rate": job.factor * reference["learning_rate"], "kl_target": KL_TARGET * task.kl_budget}

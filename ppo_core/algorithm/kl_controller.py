@@ -2,8 +2,9 @@
 
     adaptive    β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon
     hold        rise += ½ (KL - last KL - rise)
-                r = (KL + 0.07 T · rise) / target,  b = max(r, KL / target),  c = min(1, (t/T + 0.07)² / 0.65²)
-                slow *= exp(9/T · min(log r, 1)) if r > 1,  exp(-6/T · c · min(log(c / b), 1)) if b < c
+                r = (KL + 0.07 T · rise) / target,  a = KL / target,  c = min(1, (t/T + 0.07)² / 0.65²)
+                slow *= exp(9/T · min(log(min(r, a)), 1)) if r > 1 and a > 1
+                slow *= exp(-8/T · c · min(log(c / max(r, a)), 1)) if r < c and a < c
                 β = slow · min(r, 4)³ if r > 1, else slow · √max(r, 0.4);  slow from ½ σ / √(2 target) on
 
 KL is the exact KL of a rollout batch, sampled before the iteration's update, in nats per response; budgets and guards
@@ -11,10 +12,10 @@ read it too. n and horizon count episodes, T is the iterations of the run in whi
 
 `hold` goes with a learning rate that keeps the KL step (`ppo_core.algorithm.kl_step`): the KL then rises at a known
 pace, so its constants are shares of the run and need not know the rate. It looks a little ahead; t counts iterations.
-Its slow part finds the β that holds the KL at the target: it rises where the KL is over that, and falls where it is
-behind a course c to it. The fast part resists above the target, and yields a little below. The best policy with the
-target's KL, if scores are normal with standard deviation σ, is reference · exp(score / β) / Z, whose KL is
-σ² / (2 β²). No policy is that good, so the first slow part is half of its β.
+Its slow part finds the β that holds the KL at the target. It rises where the KL is over the target and will be, and
+falls where the KL is behind a course c and will be. The fast part resists above the target, and yields a little below.
+The best policy with the target's KL, if scores are normal with standard deviation σ, is reference · exp(score / β) / Z,
+whose KL is σ² / (2 β²). No policy is that good, so the first slow part is half of its β.
 
 Sources: adaptive, arXiv 1909.08593, section 2.2. The best policy, Rafailov et al. 2023, arXiv 2305.18290, eq. 4.
 hold, this project; docs/benchmarks.md has the measurements.
@@ -29,7 +30,7 @@ LOOK_AHEAD = 0.07
 """Share of the run over which `hold` looks ahead."""
 ON_COURSE = 0.65
 """Share of the run in which the course that `hold` compares with comes to the target, as the square of the time."""
-RISE, FALL = 9.0, 6.0
+RISE, FALL = 9.0, 8.0
 """Pace of `hold`'s slow part over the target and behind the course: log β over a whole run for an error of e times."""
 FIRST = 0.5
 """First slow part, as a share of the best policy's β."""
@@ -99,12 +100,14 @@ class HoldController(KLController):
         if self.last is not None:
             self.rise += 0.5 * (kl - self.last - self.rise)
         self.last = kl
-        ahead = max((kl + LOOK_AHEAD * self.iterations * self.rise) / self.target, LEAST_KL)
+        here = max(kl / self.target, LEAST_KL)
+        ahead = max(here + LOOK_AHEAD * self.iterations * self.rise / self.target, LEAST_KL)
+        least, most = sorted((here, ahead))
         course = min(((self.done / self.iterations + LOOK_AHEAD) / ON_COURSE) ** 2, 1.0)
-        if ahead > 1:
-            self.slow *= math.exp(RISE / self.iterations * min(math.log(ahead), 1.0))
-        elif (behind := max(ahead, kl / self.target)) < course:
-            self.slow *= math.exp(-FALL / self.iterations * course * min(math.log(course / behind), 1.0))
+        if least > 1:
+            self.slow *= math.exp(RISE / self.iterations * min(math.log(least), 1.0))
+        elif most < course:
+            self.slow *= math.exp(-FALL / self.iterations * course * min(math.log(course / most), 1.0))
         read = min(max(ahead, LEAST_READ), MOST_READ)
         self.coef = self.slow * (read**3 if read > 1 else math.sqrt(read))
 

@@ -216,8 +216,8 @@ class PPOConfig:
         source=f"{ZIEGLER}, section 2.2 (adaptive); this project (hold)")
     kl_step: float | None = hyper(None, "KL step",
         "With lr_controller = kl_step, the KL from the policy that samples a batch to the one that has learned from "
-        "it. Unset: 1 over the iterations in which the policy learns, at most 0.1. The run raises it where the KL would "
-        "come to its target late, and lowers it where little is left to the target.",
+        "it. Unset: 1 over the iterations in which the policy learns, at most 0.1. The run raises it where the KL "
+        "would come to its target late, and lowers it where little is left to the target.",
         source="this project", unit="share of kl_target", valid=Bounds(0, 1, low_open=True))
     kl_horizon: int | None = hyper(None, "KL horizon",
         "Episodes over which an adaptive β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "

@@ -83,17 +83,19 @@ def test_the_configuration_decides_which_one() -> None:
 def test_a_holding_beta_rises_over_its_target_and_falls_behind_its_course() -> None:
     controller = hold(0.1, target=5.0, iterations=30)
     controller.update(0.0, 32)  # behind the course, which is at (1/30 + 0.07)² / 0.65² of the target
-    slow = 0.1 * math.exp(-6 / 30 * ((1 / 30 + 0.07) / 0.65) ** 2)  # cut at e times
+    slow = 0.1 * math.exp(-8 / 30 * ((1 / 30 + 0.07) / 0.65) ** 2)  # cut at e times
     assert controller.coef == pytest.approx(slow * math.sqrt(0.4))
     controller.update(1.5, 32)  # rises by half of 1.5 a batch: 1.5 + 2.1 · 0.75 is 0.615 of the target, ahead of it
     assert controller.coef == pytest.approx(slow * math.sqrt(0.615))
-    controller.update(4.5, 32)  # 0.75 + ½ (3 - 0.75) = 1.875: 8.4375
-    slow *= math.exp(9 / 30 * math.log(1.6875))
+    controller.update(4.5, 32)  # 0.75 + ½ (3 - 0.75) = 1.875: 8.4375, but it is not over the target yet
     assert controller.coef == pytest.approx(slow * 1.6875**3)
+    controller.update(6.0, 32)  # 1.875 + ½ (1.5 - 1.875) = 1.6875: 9.54375, and 1.2 times the target already
+    slow *= math.exp(9 / 30 * math.log(1.2))
+    assert controller.coef == pytest.approx(slow * 1.90875**3)
     controller.update(50.0, 32)  # far over, where the fast part reads 4 times the target at most
     slow *= math.exp(9 / 30)
     assert controller.coef == pytest.approx(slow * 64)
-    controller.update(6.0, 32)  # 23.6875 + ½ (-44 - 23.6875) = -10.15625: it falls, but from over the target
+    controller.update(6.0, 32)  # 22.84375 + ½ (-44 - 22.84375) = -10.578125: it falls, but from over the target
     assert controller.coef == pytest.approx(slow * math.sqrt(0.4)), "the slow part waits"
 
 
