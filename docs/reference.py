@@ -195,7 +195,7 @@ TASK_KEYS = {
     "eval_prompts, test_prompts": "data files of these prompts; unless given, `prompts` says",
     "doc": "what the task is, in a sentence",
     "kl_budget": "how far a recommended policy may be from the reference, in nats per response; 10 unless given",
-    "kl_limit": "where the guard ends a trial; unless given 15 nats, or one and a half times a budget over 10",
+    "kl_limit": "where the guard ends a trial; 2.5 times the budget unless given",
     "eval": "a table: `temperature` and `response_length` of evaluations (the reference's unless given), their `seed`, "
     "and `prompts`, how many of the eval prompts are used each time",
     "reference": "a table of hyperparameters that replace the declared defaults: trial 0 of a study",

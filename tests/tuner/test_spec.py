@@ -158,7 +158,10 @@ def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: 
 @pytest.mark.parametrize(
     ("kl", "fixed", "budget", "limit"),
     [
-        ({"budget_per_token": 0.0078125}, {}, 8.0, 15.0),
+        ({}, {}, 6.0, 15.0),
+        ({"budget": 0.5}, {}, 0.5, 1.25),
+        ({"budget": 200}, {}, 200.0, 500.0),
+        ({"budget_per_token": 0.0078125}, {}, 8.0, 20.0),
         ({"limit_per_token": 0.0625}, {}, 6.0, 32.0),
         ({"limit_per_token": 0.0625}, {"response_length": 2048}, 6.0, 128.0),
         ({"budget_per_token": 0.03125, "limit_per_token": 0.125}, {}, 32.0, 64.0),
@@ -417,6 +420,21 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
     ]  # fmt: skip
     assert changes.refused[3] == "fixed.gamma: 0.9, was unset; give the study another name"
     assert new.changes_to(new).refused == []
+
+
+def test_a_limit_that_nobody_states_follows_a_budget_that_may_change() -> None:
+    changes = spec(kl={"budget": 8}).changes_to(spec(kl={"budget": 6}))
+    assert (changes.allowed, changes.refused) == (["kl.budget: 8.0, was 6.0"], [])
+    stated = spec(kl={"budget": 8, "limit": 15}).changes_to(spec(kl={"budget": 6, "limit": 16}))
+    assert [line.partition(":")[0] for line in stated.refused] == ["kl.limit"]
+
+
+def test_the_default_budget_is_noted_per_token_where_responses_are_long() -> None:
+    def is_noted(task: str, **kl: float) -> bool:
+        return any("per token" in note for note in spec(task=task, kl=kl).notes)
+
+    assert is_noted(LONG_TASK_PATH, budget=10)
+    assert not is_noted(LONG_TASK_PATH, budget=11) and not is_noted("reviews", budget=10)
 
 
 def test_trials_that_no_longer_keep_their_pace_are_refused_as_is_the_reverse() -> None:

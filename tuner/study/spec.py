@@ -12,7 +12,7 @@ from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import Choices, Dimension, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
-from ppo_core.data.task_file import get_task
+from ppo_core.data.task_file import KL_LIMIT, budget_note, get_task
 from ppo_core.errors import ConfigError
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
@@ -119,7 +119,8 @@ class StudySpec:
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
         if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
             notes.append('value_learning_rate trains only the value head, because value_model = "shared"')
-        notes += [note] if (note := example_note(get_task(self.task))) else []
+        task = get_task(self.task)
+        notes += filter(None, (example_note(task), budget_note(self.kl_budget, task.eval_response_length)))
         notes += trial_tables.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
         for start, other in self.dropped:
@@ -335,8 +336,11 @@ class StudySpec:
 
     def changes_to(self, old: "StudySpec") -> SpecChanges:
         """Return the changes from `old`, the stored spec of the same name."""
+        before, after = old._must_stay(), self._must_stay()
+        if all(spec.kl_limit == KL_LIMIT * spec.kl_budget for spec in (old, self)):
+            after["kl.limit"] = before["kl.limit"]  # it follows the budget, which may change
         allowed = _changes(old._may_change(), self._may_change())
-        refused = [*_changes(old._must_stay(), self._must_stay()), *trial_tables.changes(old.listed, self.listed)]
+        refused = [*_changes(before, after), *trial_tables.changes(old.listed, self.listed)]
         return SpecChanges(allowed, [f"{line}; give the study another name" for line in refused])
 
     def _may_change(self) -> dict[str, object]:

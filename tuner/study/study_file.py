@@ -30,7 +30,7 @@ from ppo_core.config.hyperparameters import (
     require_name,
 )
 from ppo_core.data.task import BUILT_IN, Task
-from ppo_core.data.task_file import get_task, is_task_path, read_table
+from ppo_core.data.task_file import KL_LIMIT, get_task, is_task_path, read_table
 from ppo_core.errors import ConfigError, TaskError, nearest
 from tuner.study.space import is_number
 
@@ -60,7 +60,8 @@ TOP_LEVEL: Mapping[str, str] = {
 """Keys of a study file, with descriptions."""
 KL: Mapping[str, str] = {
     "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
-    "limit": "training KL at which the guard ends a trial, in nats per response; the task's unless set",
+    "limit": "training KL at which the guard ends a trial, in nats per response; unless set the task's, or where `budget` "
+    f"is set {KL_LIMIT:g} times it",
     "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
     "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
 }
@@ -144,6 +145,8 @@ def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) ->
 def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float]:
     """Return the KL budget and limit in nats per response: the [kl] table's over the task's.
 
+    The task's limit belongs to the task's budget: beside one of the study's own it is KL_LIMIT times that.
+
     Each may be given per token instead, and is then multiplied by the tokens of the longest response: the budget, of
     evaluations, by the task's evaluation length, the limit, of training, by the trials' response `length` (None: they
     differ in it). That is exact for responses of full length, and lenient for shorter ones: what is compared is always
@@ -155,7 +158,8 @@ def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[
     values = checks.table(value, where)
     checks.require_known(values, KL, f"{where}.")
     budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
-    limit = _nats(values, "limit", task.kl_limit, length, where)
+    is_tasks = not values.keys() & {"budget", f"budget{PER_TOKEN}"}
+    limit = _nats(values, "limit", task.kl_limit if is_tasks else KL_LIMIT * budget, length, where)
     if limit < budget:
         raise ConfigError(f"{where}: limit = {limit:g} is below budget = {budget:g}, so good trials would be stopped")
     return budget, limit
