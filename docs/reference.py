@@ -29,7 +29,6 @@ from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
 from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import PROG
-from tuner.judge.diagnose import LATEST
 from tuner.judge.guard import GuardSettings
 from tuner.judge.rules import RULES, SIGNS
 from tuner.search import optuna_trials
@@ -170,7 +169,7 @@ def _rules() -> Iterator[str]:
     yield "## Signs"
     yield (
         "What `diagnose` and the dashboard's pages say of a trial. Those of the rollouts are medians of the last "
-        f"{LATEST} steps, except where the meaning says otherwise."
+        "third of the run's iterations, two at least, except where the meaning says otherwise."
     )
     rows = ((sign.label, f"`{sign.metric}`", sign.range, sign.doc, sign.change) for sign in SIGNS.values())
     yield _table(("sign", "metric", "in range", "meaning", "what to change"), rows)

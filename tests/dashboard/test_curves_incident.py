@@ -242,7 +242,7 @@ def test_the_incident_the_diagnosis_and_the_guard_agree_on_a_kl_over_a_line(kl: 
     state, reason = GuardState(), None
     for step in range(1, 7):
         report = StepReport(step, step, {"objective/kl_exact": kl})
-        state, reason = check_step(fake_store.SPEC.guard, state, report, 6)
+        state, reason = check_step(fake_store.SPEC.guard, state, report, 6, fake_store.SPEC.kl_budget)
         if reason is not None:
             break
     assert (reason is not None) == (line == "limit")

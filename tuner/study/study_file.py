@@ -105,6 +105,9 @@ REQUIRED_OF_LISTED = ("name", "task")
 
 KL_TARGETS = (0.6, 1.0)
 """Advised KL targets, as shares of the KL budget."""
+BETA, BETAS = 0.2, (0.04, 0.8)
+"""Usual β and its advised range, in units of `beta_of_best`: TRL's 0.05, and 0.01 to 0.2, at a spread of 1 and a KL
+budget of 10."""
 KL_STEP_SPAN = 3.0
 """Advised KL steps: the default, divided and multiplied by this."""
 OF_A_SCHEDULE = ("learning_rate", "kl_coef", "kl_horizon", "kl_controller")
@@ -219,6 +222,15 @@ def reference_kl_step(task: Task, fixed: Mapping[str, HyperValue]) -> float:
     """Return the KL step of the reference where nothing states one, as a share of the KL target."""
     length = {name: value for name, value in {**task.reference, **fixed}.items() if name in LENGTH}
     return default_kl_step(PPOConfig.from_dict(length).num_iterations())
+
+
+def beta_of_best(spread: float, kl_budget: float) -> float:
+    """Return the β at which the best policy has the KL budget, in reward per nat: σ / √(2 budget).
+
+    σ is the `spread` of the scores, if they are normal (see `ppo_core.algorithm.kl_controller`). No policy is that
+    good, so at this β one stays under the budget.
+    """
+    return spread / math.sqrt(2 * kl_budget)
 
 
 def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float) -> dict[str, Range]:
