@@ -162,4 +162,4 @@ def test_other_units_and_offsets_part_the_first_advantages_by_rounding_alone(
 def test_rewards_own_units_are_kept_by_name(tiny: TaskModels) -> None:
     trainer, reports = run_of(tiny, replace(CONFIG, normalize_values=False), 1.0)
     assert (trainer.network.value_mean, trainer.network.value_std) == (0.0, 1.0)
-    assert "val/return_std" not in reports[-1].metrics
+    assert reports[-1].metrics["val/return_std"] > 0, "of the batch's own returns"

@@ -46,12 +46,14 @@ SCORES_STD = "objective/scores_std"
 NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", KL_STEP, WANTED_KL_STEP, RETURN_STD, SCORES_STD, *HEALTH_METRICS)
 """Metrics that the rules read."""
 
+FEWEST = 2
+"""Fewest iterations for a reading, however short the run: one batch may be odd."""
 LATEST = 1 / 3
-"""Share of the run's iterations, 2 at least, of whose last ones a reading is the median, against odd batches."""
+"""Share of the run's iterations of whose last ones a reading is the median."""
 GOAL, SLOPE = 0.78, 0.8
 """Target for the final KL as a share of the budget; slope of log KL in log β, negated."""
 LEAST_EVALUATIONS = 4
-"""Fewest evaluations for a statement on the course of reward."""
+"""Fewest evaluations for a statement on how the rise of a run goes on."""
 NEAR = 1.3
 """Values within this factor of each other count as the same."""
 
@@ -109,8 +111,8 @@ class Course:
         return self.checked.total_episodes
 
     def window(self, share: float) -> int:
-        """Return a share of the run's iterations, 2 at least."""
-        return max(2, round(share * self.checked.num_iterations()))
+        """Return a share of the run's iterations, FEWEST at least."""
+        return max(FEWEST, round(share * self.checked.num_iterations()))
 
     @cached_property
     def share(self) -> float:
@@ -133,7 +135,7 @@ class Course:
         """KL step over the wanted one, the median of the last third of the run; NaN: none is wanted, or too early."""
         shares = [row[KL_STEP] / row[WANTED_KL_STEP] for row in self.steps if hacking.is_measured(row, KL_STEP)]
         is_early = len(shares) < self.window(SIGNS["kl_step_low"].after)
-        return math.nan if is_early else statistics.median(shares[-max(2, len(shares) // 3) :])
+        return math.nan if is_early else statistics.median(shares[-max(FEWEST, len(shares) // 3) :])
 
     @cached_property
     def spread(self) -> float:
@@ -270,7 +272,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
     if not blamed and not SIGNS["kl_end"].is_broken(kl, budget):
         return None
     share = course.over_limit_at
-    if share is not None and share <= EARLY:
+    if share is not None and share <= course.window(EARLY) / course.checked.num_iterations():
         limit = f"{course.spec.kl_limit:g} {KL_UNIT}"
         when = f"after {share:.0%} of the episodes, before β could respond"
         text = f"{METRICS[KL].label} was over the limit of {limit} {when}."

@@ -241,7 +241,7 @@ def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: Gu
     assert rule.metric is not None
     metric = METRICS[rule.metric]
     limit = metric.with_unit(f"{reading.limit:.3g}")
-    if rule.relative_to:
+    if rule.relative_to and setting != 1:
         limit += f" ({setting:g} of {rule.relative_to})" if setting < 1 else f" ({setting:g} times {rule.relative_to})"
     if rule.blame == "idle":
         count = state.kl_readings
@@ -285,8 +285,8 @@ def watch(
 ) -> tuple[WatchState, bool]:
     """Return the state after `report`, and True if its policy is to be evaluated now, before the next update.
 
-    With k_n the mean rollout KL of the n-th part of a run, s_n its length in evaluation intervals (SMOOTHING, rounded
-    up to whole iterations), B the budget, and
+    With k_1 the first rollout KL, k_n the mean one of the n-th part of a run, s_n its length in evaluation intervals
+    (SMOOTHING, rounded up to whole iterations), B the budget, and
 
         d_n = d_{n-1} + (1 - 2^(-s_n / SMOOTHING)) · ((k_n - k_{n-1}) / s_n - d_{n-1}),  d_1 = 0,
 
@@ -309,7 +309,7 @@ def watch(
     if kl is None or not math.isfinite(kl):
         return state, False
     total, count, share = state.total + kl, state.count + 1, (report.episode - state.episode) / eval_interval
-    if share < SMOOTHING:
+    if state.kl is not None and share < SMOOTHING:
         return replace(state, total=float(total), count=count), False
     mean = total / count
     weight = 1 - 0.5 ** (share / SMOOTHING)

@@ -156,7 +156,7 @@ _ENDING = (
         "kl_hard", "KL far over the limit", "The KL of a single step is over this many times the KL limit. Stops at once.",
         KL, 4.0, _LESS_KL, "the KL limit", blame="kl", valid=_TIMES, is_patient=False,
     ),
-    Rule("kl_limit", "KL over the limit", "The KL stays over the KL limit.", KL, 1.0, _LESS_KL, blame="kl"),
+    Rule("kl_limit", "KL over the limit", "The KL stays over the KL limit.", KL, 1.0, _LESS_KL, "the KL limit", blame="kl"),
     Rule(
         "entropy_collapse", "Entropy collapse",
         "The policy's entropy stays under this share of its first reading. Where one answer is right, a policy may well "
