@@ -35,7 +35,7 @@ from tuner.search import optuna_trials
 from tuner.store.rows import INTERRUPTED
 from tuner.study import study_file
 from tuner.study.status import Origin, Role, Status
-from tuner.study.study_file import KL_STEP_SPAN, KL_TARGETS, PRUNERS, SAMPLERS, STRATEGIES
+from tuner.study.study_file import BETAS, KL_STEP_SPAN, KL_TARGETS, PRUNERS, SAMPLERS, STRATEGIES
 
 FILE = Path(__file__).with_name("reference.md")
 
@@ -131,6 +131,8 @@ def _advised(one: Hyperparameter) -> str:
     """Return a hyperparameter's advised range, in words where it depends on the study."""
     if one.name == "kl_target":
         return "{:g} to {:g} of the KL budget, linear".format(*KL_TARGETS)
+    if one.name == "kl_coef":
+        return "{:g} to {:g} of σ / √(2 · KL budget), log; with normalize_kl_coef".format(*BETAS)
     if one.name == "kl_step":
         return f"its default divided and multiplied by {KL_STEP_SPAN:g}, log"
     return "" if one.search is None else f"{one.search.low:g} to {one.search.high:g}, {one.search.scale}"

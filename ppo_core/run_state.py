@@ -32,7 +32,7 @@ from ppo_core.models.policy import ActorCritic
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
-_BETA = {"kl_coef", "kl_target", "kl_horizon", "lr_controller"}
+_BETA = {"kl_coef", "normalize_kl_coef", "kl_target", "kl_horizon", "lr_controller"}
 """β restarts if a run continues with another value of one of these, unless it holds the KL in both."""
 
 
@@ -77,6 +77,8 @@ class RunState:
     """PPO iterations learned from; -1 before the SFT policy was evaluated."""
     optimizer_steps: int = 0
     """Number of optimizer steps; serves as the weights' version."""
+    kl_unit: float = 1.0
+    """What β is in, in reward; with normalize_kl_coef the scores' spread, 0 before they differ."""
 
     @classmethod
     def begin(cls, config: PPOConfig, models: TaskModels, world: World = ONE_PROCESS) -> "RunState":
@@ -99,6 +101,7 @@ class RunState:
             RewardStatistics(config.normalize_rewards, world),
             Chunks.of(config, world),
             world,
+            kl_unit=0.0 if config.normalize_kl_coef and not config.keeps_kl_step else 1.0,
         )
 
     @property
@@ -131,6 +134,7 @@ class RunState:
             "step": self.step,
             "optimizer_steps": self.optimizer_steps,
             "kl_controller": self.kl_controller.state_dict(),
+            "kl_unit": self.kl_unit,
             "kl_step": self.kl_step and self.kl_step.state_dict(),
             "returns": self.returns and self.returns.state_dict(),
             "reward_statistics": self.reward_statistics.state_dict(),
@@ -169,6 +173,8 @@ class RunState:
         self.optimizer_steps = state["optimizer_steps"]
         if not changed & _BETA or (before.keeps_kl_step and self.config.keeps_kl_step):
             self.kl_controller.load_state_dict(state["kl_controller"])
+        if not changed & {"normalize_kl_coef", "lr_controller"}:
+            self.kl_unit = state["kl_unit"]
         if self.kl_step is not None and state["kl_step"] is not None:
             self.kl_step.load_state_dict(state["kl_step"])
         if state["returns"] is not None:

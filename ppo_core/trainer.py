@@ -104,9 +104,10 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
     scores = torch.tensor(scored.totals, dtype=torch.float32, device=sequences.ids.device)
     shaped = token_scores(config, state.reward_statistics, scored, rollouts)
     state.kl_controller.begin(lambda: score_spread(config, shaped, world))
+    state.kl_unit = state.kl_unit or score_spread(config, shaped, world)
     if state.returns is not None:
         state.returns.begin(shaped.sum(-1), state.network)
-    kl_coef = state.kl_controller.coef
+    kl_coef = state.kl_controller.coef * state.kl_unit
     reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
     kl = token_kl(config, reading, sequences.response_mask)
     experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, world)

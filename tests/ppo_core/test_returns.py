@@ -103,6 +103,7 @@ REWARD_UNITS = (
     "loss/value_avg", "val/return_std",
 )  # fmt: skip
 PACED = replace(CONFIG, lr_controller="kl_step", kl_target=1.0)
+SCHEDULE = {"lr_controller": "schedule", "normalize_kl_coef": True}
 
 
 def run_of(
@@ -123,8 +124,9 @@ def unitless(report: StepReport) -> dict[str, float]:
     return {n: v for n, v in without_seconds(report).metrics.items() if not n.startswith(REWARD_UNITS)}
 
 
-@pytest.mark.parametrize("changes", [{}, {"value_model": "separate"}, {"advantage_estimator": "rloo", "num_generations": 2, "whiten_advantages": True}],
-                         ids=["shared", "separate", "rloo"])  # fmt: skip
+@pytest.mark.parametrize("changes", [{}, {"value_model": "separate"}, {"advantage_estimator": "rloo", "num_generations": 2, "whiten_advantages": True},
+                                     SCHEDULE | {"kl_target": None}, SCHEDULE],
+                         ids=["shared", "separate", "rloo", "fixed β", "adaptive β"])  # fmt: skip
 @pytest.mark.parametrize("scale", [2.0**-7, 2.0**7])
 def test_a_rewards_unit_changes_nothing_but_its_own_numbers(
     tiny: TaskModels, scale: float, changes: dict[str, Any]
@@ -136,6 +138,14 @@ def test_a_rewards_unit_changes_nothing_but_its_own_numbers(
         assert found[-1].metrics[name] == scale * expected[-1].metrics[name]
     for name, weight in one.network.policy.state_dict().items():
         assert torch.equal(weight, other.network.policy.state_dict()[name]), name
+
+
+def test_a_normalised_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: TaskModels) -> None:
+    config = replace(CONFIG, normalize_kl_coef=True, kl_coef=0.25, kl_target=None)
+    first, second, *_ = run_of(tiny, config, 1.0)[1][1:]
+    spread = first.metrics["objective/scores_std"]
+    assert first.metrics["objective/kl_coef"] == second.metrics["objective/kl_coef"] == pytest.approx(0.25 * spread)
+    assert spread > 0 and {report.metrics["objective/kl_coef"] for report in run_of(tiny, config, 0.0)[1][1:]} == {0.0}
 
 
 @pytest.mark.parametrize(("scale", "offset"), [(0.01, 0.0), (100.0, 1000.0), (1.0, -40.0)])

@@ -122,6 +122,9 @@ def test_kl_that_stays_at_0_asks_for_a_lower_beta_or_a_higher_rate() -> None:
     """The best policy with 10 nats has β = 1 / sqrt(2 · 10) = 0.224."""
     assert change(only(steps(**flat), kl_coef=0.23)) == ("kl_coef", 0.0447), "a fifth of it"
     assert change(only(steps(**flat), kl_coef=0.22)) == ("learning_rate", 6e-4)
+    wide = flat | {"val__return_std": lambda share: 100.0}
+    relative = only(steps(**wide), kl_coef=0.23, normalize_kl_coef=True)
+    assert change(relative) == ("kl_coef", 0.0447), "as in spreads of the scores"
     narrow = flat | {"val__return_std": lambda share: 0.1}
     assert change(only(steps(**narrow), kl_coef=0.05)) == ("kl_coef", 0.01), "the end of its range"
     assert change(only(steps(**flat), kl_coef=0.23, use_kl_loss=True, kl_estimator="k3", whiten_advantages=False))[0] == "kl_coef"

@@ -294,6 +294,7 @@ def kl_stuck(course: Course) -> Diagnosis | None:
         f"KL never rose above {highest:.2f} {KL_UNIT} in {course.share:.0%} of the episodes: the policy hardly moved."
     )
     best, coef = study_file.beta_of_best(course.spread, course.spec.kl_budget), course.checked.kl_coef
+    coef *= course.spread if course.checked.normalize_kl_coef else 1.0
     # β comes last where it adapts: it has come down by itself, and another target gains nothing.
     if course.checked.kl_target is None and coef > best:
         sign = replace(sign, moves=(("kl_coef", 0.0), ("learning_rate", 3.0)))

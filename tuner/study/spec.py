@@ -166,8 +166,10 @@ class StudySpec:
                 raise ConfigError(f"{where}: {key} is missing")
         task = study_file.read_task(content["task"], where)
         fixed = study_file.read_fixed(checks.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
-        listed = trial_tables.read_listed(content, fixed, where)
         table = checks.table(content.get("search", {}), f"{where}: search")
+        if table.get("kl_coef") == "advised" and not study_file.has_own_beta(task):
+            fixed.setdefault("normalize_kl_coef", True)
+        listed = trial_tables.read_listed(content, fixed, where)
         kl_budget, kl_limit = study_file.read_kl(
             content.get("kl", {}), task, trial_tables.response_length(task, fixed, table, listed), f"{where}: kl"
         )
@@ -274,6 +276,8 @@ class StudySpec:
         values |= (pace := self._pace(params))
         if "lr_controller" in pace:
             values.pop("kl_coef", None)
+        elif "normalize_kl_coef" in pace:
+            values["kl_coef"] = self._relative_beta
         values |= {name: self._reference_value(name) for name in self.search}
         if "lr_controller" not in pace:
             values.pop("kl_step", None)
@@ -375,13 +379,23 @@ class StudySpec:
         """Return how the rate and β of a trial with these params move, where the study does not say."""
         given = {*self.search, *params, *(name for trial in self.listed for name in trial.params)}
         target = self._reference_value("kl_target")
-        return study_file.pace(given, self.fixed, target, is_listed=bool(self.listed))
+        pace = study_file.pace(given, self.fixed, target, is_listed=bool(self.listed))
+        if "kl_coef" in get_task(self.task).reference:  # in reward
+            pace.pop("normalize_kl_coef", None)
+        return pace
+
+    @property
+    def _relative_beta(self) -> float:
+        """The usual β for the KL budget, in spreads of the scores per nat."""
+        return study_file.BETA * study_file.beta_of_best(1.0, self.kl_budget)
 
     def _reference_value(self, name: str) -> HyperValue:
         task = get_task(self.task)
         value = task.reference.get(name, HYPERPARAMETERS[name].default)
         if name == "kl_target" and value is None:
             return KL_TARGET * self.kl_budget
+        if name == "kl_coef" and self.fixed.get("normalize_kl_coef"):
+            return self._relative_beta
         if name == "kl_step" and value is None:
             return study_file.reference_kl_step(task, self.fixed)
         return value

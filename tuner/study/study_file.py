@@ -202,7 +202,8 @@ def pace(
     """Return how the rate and β of trials move where their study does not say.
 
     They keep their own pace, at `kl_target`, if the study fixes that, or if neither it nor one of its trials sets a
-    learning rate or how β moves. In another search β adapts to the target, unless it is set.
+    learning rate or how β moves. In another search β adapts to the target, unless it is set, and begins in units of the
+    scores' spread.
 
     Args:
         given: Names that the study searches, or that a trial sets.
@@ -215,7 +216,7 @@ def pace(
     names = {*given, *fixed}
     if not names & {*OF_A_SCHEDULE, "lr_controller"}:
         return {"kl_target": kl_target, "lr_controller": "kl_step"}
-    return {} if is_listed or "kl_coef" in names else {"kl_target": kl_target}
+    return {} if is_listed or "kl_coef" in names else {"kl_target": kl_target, "normalize_kl_coef": True}
 
 
 def reference_kl_step(task: Task, fixed: Mapping[str, HyperValue]) -> float:
@@ -233,15 +234,23 @@ def beta_of_best(spread: float, kl_budget: float) -> float:
     return spread / math.sqrt(2 * kl_budget)
 
 
+def has_own_beta(task: Task) -> bool:
+    """Return True if a task states β, and so in its own reward's units; else studies have it in spreads of scores."""
+    return "kl_coef" in task.advised or "kl_coef" in task.reference
+
+
 def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float) -> dict[str, Range]:
     """Return the range that `"advised"` stands for, by name: the task's, else the declared one.
 
-    Those of the KL target and the KL step are shares of the KL budget and of the run.
+    Those of the KL target and the KL step are shares of the KL budget and of the run; that of β lies around the task's
+    own, else it is in spreads of the scores per nat (see `has_own_beta`).
     """
     declared = {name: hyper.search for name, hyper in HYPERPARAMETERS.items() if hyper.search is not None}
     step = reference_kl_step(task, fixed)
     low, high = KL_TARGETS
+    beta = float(task.reference.get("kl_coef") or BETA * beta_of_best(1.0, kl_budget))
     own = {
+        "kl_coef": Range(BETAS[0] / BETA * beta, BETAS[1] / BETA * beta, "log"),
         "kl_target": Range(low * kl_budget, high * kl_budget),
         "kl_step": Range(step / KL_STEP_SPAN, min(1.0, step * KL_STEP_SPAN), "log"),
     }
