@@ -45,12 +45,16 @@ def constants() -> Iterator[Constant]:
     for rule in (*RULES.values(), *SIGNS.values()):
         if rule.metric is not None:
             unit = "" if rule.relative_to else METRICS[rule.metric].unit
-            yield Constant(f"tuner.judge.rules {rule.name}", f"{rule.limit:g}", f"{unit}: {rule.doc}" if unit else "Share")
+            yield Constant(
+                f"tuner.judge.rules {rule.name}", f"{rule.limit:g}", f"{unit}: {rule.doc}" if unit else "Share"
+            )
 
 
 def _declared(body: list[ast.stmt], module: str, *, is_module: bool) -> Iterator[Constant]:
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         if value is None or not targets or not _is_numeric(value):
             continue

@@ -17,7 +17,7 @@ from tuner.judge.guard import GuardState, WatchState, check_step, watch
 from tuner.judge.scoring import EVALUATION_METRICS, is_finite
 from tuner.study.spec import StudySpec
 
-from .recorded import REGULAR, RecordedRun, Recording
+from .recorded import REGULAR, RecordedRun, RecordedStep, Recording
 
 
 @dataclass(frozen=True, eq=False)

@@ -216,7 +216,7 @@ def part_metrics(
 
 
 def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[str, float]:
-    """Return the explained variance of the rollout's initial values, and the returns' spread; empty without a critic."""
+    """Return the explained variance of the rollout's initial values, and the returns' spread; empty without critic."""
     if experience.values is None or experience.returns is None:
         return {}
     mask, returns = experience.sequences.response_mask, experience.returns

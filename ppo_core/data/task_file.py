@@ -97,11 +97,11 @@ FEW_NATS = 0.05
 
 def budget_note(kl_budget: float, length: int) -> str | None:
     """Return what the default budget is per token of responses of this length if that is little, else None."""
-    if kl_budget != KL_BUDGET or KL_BUDGET >= FEW_NATS * length:
+    if kl_budget != KL_BUDGET or FEW_NATS * length <= KL_BUDGET:
         return None
     return (
-        f"the default KL budget of {KL_BUDGET:g} {KL_UNIT} is {short(KL_BUDGET / length)} nats per token of responses of "
-        f"{length:,} tokens; longer responses may need more: see kl_budget"
+        f"the default KL budget of {KL_BUDGET:g} {KL_UNIT} is {short(KL_BUDGET / length)} nats per token of responses "
+        f"of {length:,} tokens; longer responses may need more: see kl_budget"
     )
 
 

@@ -127,7 +127,10 @@ def test_kl_that_stays_at_0_asks_for_a_lower_beta_or_a_higher_rate() -> None:
     assert change(relative) == ("kl_coef", 0.0447), "as in spreads of the scores"
     narrow = flat | {"val__return_std": lambda share: 0.1}
     assert change(only(steps(**narrow), kl_coef=0.05)) == ("kl_coef", 0.01), "the end of its range"
-    assert change(only(steps(**flat), kl_coef=0.23, use_kl_loss=True, kl_estimator="k3", whiten_advantages=False))[0] == "kl_coef"
+    assert (
+        change(only(steps(**flat), kl_coef=0.23, use_kl_loss=True, kl_estimator="k3", whiten_advantages=False))[0]
+        == "kl_coef"
+    )
     assert change(only(steps(**narrow), kl_coef=0.05, use_kl_loss=True, kl_estimator="k3"))[0] == "learning_rate", (
         "as a loss β weighs it against advantages"
     )

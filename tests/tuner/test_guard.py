@@ -368,9 +368,7 @@ INTERVAL = 192
 """Of the regular evaluations: three steps."""
 
 
-def due(
-    history: Iterable[float | Mapping[str, float]], kl_budget: float = 6.0, interval: int = INTERVAL
-) -> list[int]:
+def due(history: Iterable[float | Mapping[str, float]], kl_budget: float = 6.0, interval: int = INTERVAL) -> list[int]:
     """Return the steps (the first one is 1) at which an evaluation is due; a number is a step's rollout KL."""
     state, steps = WatchState(), []
     for step, entry in enumerate(history, start=1):

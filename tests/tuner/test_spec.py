@@ -10,13 +10,15 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from tuner.engine.protocol import WorkerSettings
-from tuner.study.spec import KL_TARGET, PPO_TRAINER, StudySpec
 from tuner.study import study_file
+from tuner.study.spec import KL_TARGET, PPO_TRAINER, StudySpec
 from tuner.study.study_file import SamplerSpec
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 
-OTHER_TASK = replace(get_task("reviews"), advised={}, reference={"kl_target": 6.0, "num_ppo_epochs": 2, "temperature": 0.9})
+OTHER_TASK = replace(
+    get_task("reviews"), advised={}, reference={"kl_target": 6.0, "num_ppo_epochs": 2, "temperature": 0.9}
+)
 OTHER_TASK_PATH = "tests.tuner.test_spec:OTHER_TASK"
 
 BETA_TASK = replace(get_task("reviews"), reference={"kl_coef": 0.3})
@@ -353,9 +355,11 @@ def test_a_study_says_how_rate_and_beta_move_by_its_search_or_by_what_it_fixes()
     assert beta(fixed_by_search, kl_coef=0.1) == (0.1, None, "schedule")
     assert beta(spec(search={"lam": "advised"}, fixed={"kl_coef": 0.2}, kl=kl)) == (0.2, None, "schedule")
     rate = spec(search={"learning_rate": "advised"}, kl=kl)
-    assert beta(rate, learning_rate=1e-3) == (pytest.approx(0.2 / 12**0.5), pytest.approx(6.0 * KL_TARGET), "schedule"), (
-        "β adapts to the budget's share"
-    )
+    assert beta(rate, learning_rate=1e-3) == (
+        pytest.approx(0.2 / 12**0.5),
+        pytest.approx(6.0 * KL_TARGET),
+        "schedule",
+    ), "β adapts to the budget's share"
     both = spec(search={"kl_coef": "advised", "kl_target": "advised"}, kl=kl)
     assert both.reference_params() == {"kl_coef": 0.05, "kl_target": pytest.approx(6.0 * KL_TARGET)}
     assert beta(both, kl_coef=0.1, kl_target=8.0) == (0.1, 8.0, "schedule")
@@ -387,7 +391,9 @@ def test_beta_is_in_spreads_of_the_scores_where_neither_study_nor_task_states_it
     ):
         assert not stated.config(stated.reference_params()).normalize_kl_coef
     around = replace(get_task("reviews"), reference={"kl_coef": 0.3}, advised={})
-    assert study_file.advised_ranges(around, {}, 8.0)["kl_coef"] == Range(pytest.approx(0.06), pytest.approx(1.2), "log")
+    assert study_file.advised_ranges(around, {}, 8.0)["kl_coef"] == Range(
+        pytest.approx(0.06), pytest.approx(1.2), "log"
+    )
 
 
 def test_ranges_of_kl_are_shares_of_the_budget_and_of_the_run() -> None:

@@ -147,7 +147,12 @@ def _held(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
     config, read = launch.config, launch.readings
     if config.kl_target is None:
         return _fixed_beta(config, read.kl_coef)
-    values: dict[str, Any] = {"kl_controller": None, "lr_controller": "schedule", "kl_step": None, "normalize_kl_coef": False}
+    values: dict[str, Any] = {
+        "kl_controller": None,
+        "lr_controller": "schedule",
+        "kl_step": None,
+        "normalize_kl_coef": False,
+    }
     moved = "β and the learning rate" if config.keeps_kl_step else "β"
     begin = f"The figures below are not this file's: in the study {moved} moved with the KL."
     if read.kl_coef is None or (config.keeps_kl_step and read.lr is None):

@@ -259,7 +259,7 @@ MOST_EXTRA = 4
 AHEAD = 5 / 3
 """Evaluation intervals ahead for which a rise of the KL is extrapolated."""
 SMOOTHING = 1 / 3
-"""Share of an evaluation interval whose mean KL is one reading, and in which a change of the KL loses half its weight."""
+"""Share of an evaluation interval whose mean KL is a reading, and in which a change of it loses half its weight."""
 
 
 @dataclass(frozen=True)
@@ -280,9 +280,7 @@ class WatchState:
     """Number of its rollout KLs."""
 
 
-def watch(
-    state: WatchState, report: StepReport, kl_budget: float, eval_interval: int
-) -> tuple[WatchState, bool]:
+def watch(state: WatchState, report: StepReport, kl_budget: float, eval_interval: int) -> tuple[WatchState, bool]:
     """Return the state after `report`, and True if its policy is to be evaluated now, before the next update.
 
     With k_1 the first rollout KL, k_n the mean one of the n-th part of a run, s_n its length in evaluation intervals

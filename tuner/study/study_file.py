@@ -60,8 +60,8 @@ TOP_LEVEL: Mapping[str, str] = {
 """Keys of a study file, with descriptions."""
 KL: Mapping[str, str] = {
     "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
-    "limit": "training KL at which the guard ends a trial, in nats per response; unless set the task's, or where `budget` "
-    f"is set {KL_LIMIT:g} times it",
+    "limit": "training KL at which the guard ends a trial, in nats per response; unless set the task's, or where "
+    f"`budget` is set {KL_LIMIT:g} times it",
     "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
     "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
 }
