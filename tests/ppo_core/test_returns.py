@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,9 +141,13 @@ def test_a_rewards_unit_changes_nothing_but_its_own_numbers(
         assert torch.equal(weight, other.network.policy.state_dict()[name]), name
 
 
-def test_a_normalised_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: TaskModels) -> None:
+def test_a_normalised_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: TaskModels, tmp_path: Path) -> None:
     config = replace(CONFIG, normalize_kl_coef=True, kl_coef=0.25, kl_target=None)
-    first, second, *_ = run_of(tiny, config, 1.0)[1][1:]
+    trainer, (_, first, second, *_) = run_of(tiny, config, 1.0)
+    trainer.save(tmp_path / "step")
+    resumed = PPOTrainer(config, tiny)
+    resumed.restore(tmp_path / "step")
+    assert resumed.state.kl_unit == trainer.state.kl_unit
     spread = first.metrics["objective/scores_std"]
     assert first.metrics["objective/kl_coef"] == second.metrics["objective/kl_coef"] == pytest.approx(0.25 * spread)
     assert spread > 0 and {report.metrics["objective/kl_coef"] for report in run_of(tiny, config, 0.0)[1][1:]} == {0.0}

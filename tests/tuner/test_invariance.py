@@ -118,7 +118,7 @@ RUNS = {
     "sound": Run(),
     "over": Run(kl=lambda share: 1.4 * share),
     "blown": Run(kl=lambda share: 20 * share),
-    "stuck": Run(kl=flat, reward=flat, updates=lambda unit: 0.5 * unit.kl_budget / unit.iterations**2 / unit.tokens),
+    "stuck": Run(kl=lambda share: 0.003 * share, reward=flat, updates=lambda unit: 0.5 * unit.kl_budget / unit.iterations**2 / unit.tokens),
     "rounding": Run(kl=lambda share: 0.006 * (share > 0), reward=flat),
     "held by β": Run(kl=flat, reward=flat, beta=6.0),
     "slow": Run(kl=lambda share: 0.3 * share, reward=lambda share: 0.9 * share),
