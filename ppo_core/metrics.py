@@ -92,7 +92,7 @@ _DECLARED = (
     Metric("val/ratio", "Ratio", "Mean probability ratio to the sampling policy; 1 before the first update."),
     Metric("val/ratio_var", "Ratio variance", "Variance over tokens of the probability ratio.", "", "lower"),
     Metric("val/num_eos_tokens", "Ended responses", "Rollouts that ended by themselves.", "responses"),
-    Metric("val/return_std", "Return spread", "Running standard deviation of the token returns, in which the critic's loss is measured (normalize_values).", "reward"),
+    Metric("val/return_std", "Return spread", "Standard deviation of the token returns; with normalize_values the running one, in which the critic predicts.", "reward"),
     Metric("val/var_explained", "Explained variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic.", "", "higher"),
     Metric("policy/grad_norm", "Policy gradient norm", "Mean norm before clipping."),
     Metric("value/grad_norm", "Value gradient norm", "Mean norm before clipping (shared trunk: of the value head)."),

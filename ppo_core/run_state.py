@@ -32,7 +32,7 @@ from ppo_core.models.policy import ActorCritic
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
-_BETA = {"kl_coef", "kl_target", "kl_horizon", "lr_controller"}
+_BETA = {"kl_coef", "normalize_kl_coef", "kl_target", "kl_horizon", "lr_controller"}
 """β restarts if a run continues with another value of one of these, unless it holds the KL in both."""
 
 
@@ -80,7 +80,7 @@ class RunState:
     lam: float | None = None
     """GAE λ in force; None: the first batch's length will decide it."""
     score_spread: float = 0.0
-    """Standard deviation of the scores of the first batch in which they differ, in which penalties may be stated."""
+    """Standard deviation of the scores of the first batch in which they differ, in which penalties and β may be."""
     rounding: float | None = None
     """KL that rounding alone shows, in nats per token; None: not measured yet."""
 
@@ -122,6 +122,14 @@ class RunState:
     def episode(self) -> int:
         """Episodes learned from so far."""
         return self.step * self.sizes.batch_size
+
+    @property
+    def kl_unit(self) -> float:
+        """What β is in, in reward: with normalize_kl_coef the scores' spread, or 1 where advantages are scaled to 1."""
+        config = self.config
+        if not config.normalize_kl_coef or config.keeps_kl_step or (config.use_kl_loss and config.scales_advantages):
+            return 1.0
+        return self.score_spread
 
     def checkpoint_bytes(self) -> int:
         """Return the approximate size of a checkpoint: the trained weights and AdamW's two moments, in bytes."""

@@ -117,7 +117,7 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
         mask = sequences.response_mask
         rewards = masked_whiten(shaped, mask, shift_mean=False, world=world) if config.whiten_rewards else shaped
         state.returns.begin(rewards.sum(-1), state.network)
-    kl_coef = state.kl_controller.coef
+    kl_coef = state.kl_controller.coef * state.kl_unit
     reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
     kl = token_kl(config, reading, sequences.response_mask)
     experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, state.lam, entropy_coef, world)

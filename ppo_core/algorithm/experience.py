@@ -230,12 +230,15 @@ def part_metrics(
 
 
 def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[str, float]:
-    """Return the explained variance of the rollout's initial values; empty without a critic."""
+    """Return the explained variance of the rollout's initial values, and the returns' spread; empty without critic."""
     if experience.values is None or experience.returns is None:
         return {}
     mask, returns = experience.sequences.response_mask, experience.returns
     unexplained, variance = masked_var(returns - experience.values, mask, world), masked_var(returns, mask, world)
-    return {"val/var_explained": float(1 - unexplained / variance) if variance > 0 else 0.0}
+    return {
+        "val/var_explained": float(1 - unexplained / variance) if variance > 0 else 0.0,
+        "val/return_std": float(variance.sqrt()),
+    }
 
 
 def repetition(sequences: Sequences) -> list[float]:

@@ -203,8 +203,11 @@ class PPOConfig:
 
     kl_coef: float = hyper(0.05, "KL coefficient β",
         "Price of one nat of KL in reward. Where kl_target makes β adaptive, its first value.",
-        heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0),
-        search=Range(0.01, 0.2, "log"))
+        heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0))
+    normalize_kl_coef: bool = hyper(False, "Normalise β",
+        "kl_coef is in standard deviations of the first batch's scores per nat, so that the reward's own unit decides "
+        "nothing; β is 0 until a batch's scores differ. false: in reward, as TRL.",
+        source="this project")
     kl_target: float | None = hyper(None, "KL target",
         "Set: β moves so that the exact KL of a response approaches this. Unset: β is fixed.",
         source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE)
@@ -580,7 +583,7 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
     if name in ("kl_controller", "kl_horizon") and fixed.get("kl_target") is None:
         return "it belongs to a β that moves; set kl_target"
     if fixed.get("lr_controller") == "kl_step":
-        if name in ("kl_coef", "kl_horizon"):
+        if name in ("kl_coef", "kl_horizon", "normalize_kl_coef"):
             return 'with lr_controller = "kl_step" β begins and moves by itself'
         if name == "learning_rate":
             return 'with lr_controller = "kl_step" the rate follows the KL step, and only its search begins there'

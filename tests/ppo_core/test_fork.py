@@ -129,6 +129,8 @@ def _nothing(trainer: PPOTrainer) -> None:
         (PACED, {"kl_target": 3.0}, _target),
         (PACED, {"lr_controller": "schedule"}, _schedule),
         ({}, {"normalize_values": False}, _in_reward),
+        ({"normalize_kl_coef": True}, {"lam": 0.9}, _nothing),
+        ({}, {"normalize_kl_coef": True}, _nothing),  # the first batch's spread
         (ADAPTIVE, {"learning_rate": 1e-3, "lr_scheduler_type": "cosine"}, _nothing),  # the adapted β goes on
         ({"kl_target": 1.0}, {"total_episodes": 128}, _horizon),  # a tenth of the run, by default
         ({}, {"adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.1}, _adam),
@@ -231,6 +233,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cliprange_reward": ({}, {"cliprange_reward": 0.1}),
     "whiten_rewards": ({}, {"whiten_rewards": True}),
     "kl_coef": ({}, {"kl_coef": 0.5}),
+    "normalize_kl_coef": ({}, {"normalize_kl_coef": True}),
     "kl_target": ({}, {"kl_target": 6.0}),
     "lr_controller": (ADAPTIVE, {"lr_controller": "kl_step"}),
     "kl_step": (PACED, {"kl_step": 0.3}),

@@ -33,8 +33,11 @@ PACED = replace(CONFIG, lr_controller="kl_step", kl_target=1.0)
 PENALTIES: dict[str, Any] = {
     "penalty_unit": "spread", "missing_eos_penalty": 0.5, "overlong_buffer": 3, "overlong_penalty": 2.0,
 }  # fmt: skip
+SCHEDULE = {"lr_controller": "schedule", "normalize_kl_coef": True}
 UNITS: dict[str, dict[str, Any]] = {
     "shared critic": {},
+    "fixed β": SCHEDULE | {"kl_target": None},
+    "adaptive β": SCHEDULE,
     "own critic": {"value_model": "separate"},
     "rloo": {"advantage_estimator": "rloo", "num_generations": 2, "whiten_advantages": True},
     "grpo": {"advantage_estimator": "grpo", "num_generations": 4},
@@ -92,6 +95,18 @@ def experiences(monkeypatch: pytest.MonkeyPatch) -> list[Experience]:
 
     monkeypatch.setattr(trainer_module, "build_experience", watched)
     return seen
+
+
+def test_a_normalised_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: TaskModels, tmp_path: Path) -> None:
+    config = replace(CONFIG, normalize_kl_coef=True, kl_coef=0.25, kl_target=None)
+    trainer, (_, first, second, *_) = run_of(tiny, config, 1.0)
+    trainer.save(tmp_path / "step")
+    resumed = PPOTrainer(config, tiny)
+    resumed.restore(tmp_path / "step")
+    assert resumed.state.kl_unit == trainer.state.kl_unit
+    spread = first.metrics["objective/scores_std"]
+    assert first.metrics["objective/kl_coef"] == second.metrics["objective/kl_coef"] == pytest.approx(0.25 * spread)
+    assert spread > 0 and {report.metrics["objective/kl_coef"] for report in run_of(tiny, config, 0.0)[1][1:]} == {0.0}
 
 
 @pytest.mark.parametrize("row", ["shared critic", "own critic", "grpo", "penalties"])

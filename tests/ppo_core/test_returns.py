@@ -98,4 +98,4 @@ def test_rewards_own_units_are_kept_by_name(tiny: TaskModels) -> None:
     trainer = PPOTrainer(replace(CONFIG, normalize_values=False), tiny)
     reports = list(trainer)
     assert (trainer.network.value_mean, trainer.network.value_std) == (0.0, 1.0)
-    assert "val/return_std" not in reports[-1].metrics
+    assert reports[-1].metrics["val/return_std"] > 0, "of the batch's own returns"

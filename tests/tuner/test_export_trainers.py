@@ -274,6 +274,14 @@ def test_penalties_in_spreads_are_in_reward_elsewhere() -> None:
         assert flags(launch, "openrlhf")["actor.entropy_coef"] == found
 
 
+@pytest.mark.parametrize("target", OTHERS)
+def test_a_beta_in_spreads_of_the_scores_is_in_reward_elsewhere(target: str) -> None:
+    launch = replace(of(kl_coef=0.06, normalize_kl_coef=True), readings=Readings(kl_coef=0.0072))
+    assert "0.0072" in flags(launch, target).values()
+    unread = replace(launch, readings=Readings())
+    assert "0.06" in flags(unread, target).values() and "as configured" in write(unread, target, "reviews").text
+
+
 def test_a_file_of_our_own_says_what_the_run_is_to_find_again() -> None:
     launch = replace(of(**KEEPS_PACE), readings=Readings(kl_coef=0.125, lr=2e-05, return_std=2.5))
     assert KEEPS_PACE.items() <= yaml.safe_load(write(launch, "yaml", "reviews").text).items()

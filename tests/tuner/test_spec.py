@@ -10,12 +10,15 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from tuner.engine.protocol import WorkerSettings
+from tuner.study import study_file
 from tuner.study.spec import KL_TARGET, PPO_TRAINER, StudySpec
 from tuner.study.study_file import SamplerSpec
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 
-OTHER_TASK = replace(get_task("reviews"), reference={"kl_target": 6.0, "num_ppo_epochs": 2, "temperature": 0.9})
+OTHER_TASK = replace(
+    get_task("reviews"), advised={}, reference={"kl_target": 6.0, "num_ppo_epochs": 2, "temperature": 0.9}
+)
 OTHER_TASK_PATH = "tests.tuner.test_spec:OTHER_TASK"
 
 BETA_TASK = replace(get_task("reviews"), reference={"kl_coef": 0.3})
@@ -159,7 +162,10 @@ def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: 
 @pytest.mark.parametrize(
     ("kl", "fixed", "budget", "limit"),
     [
-        ({"budget_per_token": 0.0078125}, {}, 8.0, 15.0),
+        ({}, {}, 6.0, 15.0),
+        ({"budget": 0.5}, {}, 0.5, 1.25),
+        ({"budget": 200}, {}, 200.0, 500.0),
+        ({"budget_per_token": 0.0078125}, {}, 8.0, 20.0),
         ({"limit_per_token": 0.0625}, {}, 6.0, 32.0),
         ({"limit_per_token": 0.0625}, {"response_length": 2048}, 6.0, 128.0),
         ({"budget_per_token": 0.03125, "limit_per_token": 0.125}, {}, 32.0, 64.0),
@@ -350,9 +356,11 @@ def test_a_study_says_how_rate_and_beta_move_by_its_search_or_by_what_it_fixes()
     assert beta(fixed_by_search, kl_coef=0.1) == (0.1, None, "schedule")
     assert beta(spec(search={"lam": "advised"}, fixed={"kl_coef": 0.2}, kl=kl)) == (0.2, None, "schedule")
     rate = spec(search={"learning_rate": "advised"}, kl=kl)
-    assert beta(rate, learning_rate=1e-3) == (0.05, pytest.approx(6.0 * KL_TARGET), "schedule"), (
-        "β adapts to the budget's share"
-    )
+    assert beta(rate, learning_rate=1e-3) == (
+        pytest.approx(0.2 / 12**0.5),
+        pytest.approx(6.0 * KL_TARGET),
+        "schedule",
+    ), "β adapts to the budget's share"
     both = spec(search={"kl_coef": "advised", "kl_target": "advised"}, kl=kl)
     assert both.reference_params() == {"kl_coef": 0.05, "kl_target": pytest.approx(6.0 * KL_TARGET)}
     assert beta(both, kl_coef=0.1, kl_target=8.0) == (0.1, 8.0, "schedule")
@@ -361,6 +369,32 @@ def test_a_study_says_how_rate_and_beta_move_by_its_search_or_by_what_it_fixes()
     assert beta(target, kl_target=8.0) == (0.05, 8.0, "kl_step")
     begins = spec(search={"lam": "advised"}, fixed={"lr_controller": "kl_step", "learning_rate": 1e-5}, kl=kl)
     assert begins.config({}).learning_rate == 1e-5 and beta(begins)[1:] == (pytest.approx(6.0 * KL_TARGET), "kl_step")
+
+
+def test_beta_is_in_spreads_of_the_scores_where_neither_study_nor_task_states_it() -> None:
+    """At a budget of 8 nats the best policy has σ / 4."""
+    kl = {"budget": 8.0}
+    searched = spec(task=OTHER_TASK_PATH, search={"kl_coef": "advised"}, kl=kl)
+    assert searched.search["kl_coef"] == Range(0.01, pytest.approx(0.2), "log")
+    assert searched.config(searched.reference_params()).normalize_kl_coef
+    assert searched.reference_params() == {"kl_coef": 0.05}
+    assert StudySpec.from_dict(json.loads(json.dumps(searched.to_dict())), "stored") == searched
+    budget = spec(task=OTHER_TASK_PATH, search={"kl_coef": "advised"}, kl={"budget": 2.0})
+    assert budget.search["kl_coef"] == Range(0.02, pytest.approx(0.4), "log")
+    adapts = spec(search={"learning_rate": "advised"}, kl=kl)
+    assert (adapts.config({}).kl_coef, adapts.config({}).normalize_kl_coef) == (0.05, True)
+    assert not adapts.config({"kl_coef": 0.3}).normalize_kl_coef, "stated in reward"
+    for stated in (
+        spec(search={"kl_coef": "advised"}, kl=kl),
+        spec(task=BETA_TASK_PATH, search={"learning_rate": "advised"}, kl=kl),
+        spec(search={"kl_coef": {"low": 0.01, "high": 1.0}}, kl=kl),
+        spec(search={"lam": "advised"}, fixed={"kl_coef": 0.2}, kl=kl),
+    ):
+        assert not stated.config(stated.reference_params()).normalize_kl_coef
+    around = replace(get_task("reviews"), reference={"kl_coef": 0.3}, advised={})
+    assert study_file.advised_ranges(around, {}, 8.0)["kl_coef"] == Range(
+        pytest.approx(0.06), pytest.approx(1.2), "log"
+    )
 
 
 def test_ranges_of_kl_are_shares_of_the_budget_and_of_the_run() -> None:
@@ -418,6 +452,21 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
     ]  # fmt: skip
     assert changes.refused[3] == "fixed.gamma: 0.9, was unset; give the study another name"
     assert new.changes_to(new).refused == []
+
+
+def test_a_limit_that_nobody_states_follows_a_budget_that_may_change() -> None:
+    changes = spec(kl={"budget": 8}).changes_to(spec(kl={"budget": 6}))
+    assert (changes.allowed, changes.refused) == (["kl.budget: 8.0, was 6.0"], [])
+    stated = spec(kl={"budget": 8, "limit": 15}).changes_to(spec(kl={"budget": 6, "limit": 16}))
+    assert [line.partition(":")[0] for line in stated.refused] == ["kl.limit"]
+
+
+def test_the_default_budget_is_noted_per_token_where_responses_are_long() -> None:
+    def is_noted(task: str, **kl: float) -> bool:
+        return any("per token" in note for note in spec(task=task, kl=kl).notes)
+
+    assert is_noted(LONG_TASK_PATH, budget=10)
+    assert not is_noted(LONG_TASK_PATH, budget=11) and not is_noted("reviews", budget=10)
 
 
 def test_trials_that_no_longer_keep_their_pace_are_refused_as_is_the_reverse() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ppo_core.cli import arguments, trl
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
 from ppo_core.output import plain, short
 from tuner.exchange.launch_config import LaunchConfig
@@ -145,8 +146,13 @@ def _held(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
     """Return constants for what the run moved with its KL, and a line on them."""
     config, read = launch.config, launch.readings
     if config.kl_target is None:
-        return {}, []
-    values: dict[str, Any] = {"kl_controller": None, "lr_controller": "schedule", "kl_step": None}
+        return _fixed_beta(config, read.kl_coef)
+    values: dict[str, Any] = {
+        "kl_controller": None,
+        "lr_controller": "schedule",
+        "kl_step": None,
+        "normalize_kl_coef": False,
+    }
     moved = "β and the learning rate" if config.keeps_kl_step else "β"
     begin = f"The figures below are not this file's: in the study {moved} moved with the KL."
     if read.kl_coef is None or (config.keeps_kl_step and read.lr is None):
@@ -157,6 +163,16 @@ def _held(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
         values |= {"learning_rate": read.lr, "lr_scheduler_type": "constant_with_warmup", "warmup_ratio": WARMUP}
         here += f", and the rate, after a warm-up, at its median over the second half, {short(read.lr)}"
     return values, [f"{begin} {here}, so measure the KL again."]
+
+
+def _fixed_beta(config: PPOConfig, read: float | None) -> tuple[dict[str, Any], list[str]]:
+    """Return a fixed β in reward, and a line on it if the run had it in spreads of its scores."""
+    if not config.normalize_kl_coef:
+        return {}, []
+    begin = "In the study β is in standard deviations of the first batch's scores."
+    if read is None:
+        return {"normalize_kl_coef": False}, [f"{begin} The trial has no reading of that, so it is as configured."]
+    return {"normalize_kl_coef": False, "kl_coef": read}, [f"{begin} Here it is in reward, {short(read)}."]
 
 
 def _in_reward(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:

@@ -25,6 +25,8 @@ ENTROPY = ("eval/entropy", "policy/entropy_avg")
 NEEDED = ("eval/reward", "eval/reward_se", "eval/kl", *LENGTH, *REPETITION, *ENTROPY)
 """The metrics that the rule reads."""
 
+LAST = (2, 5)
+"""Evaluations or, where there are fewer than two, iterations, whose mean is the last reading, against odd batches."""
 ERRORS = 2.0
 """Standard errors that a rise must exceed."""
 RULE = (
@@ -133,7 +135,7 @@ def _symptoms(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
 
 def _first_and_last(steps: Sequence[Step], names: tuple[str, str]) -> tuple[float, float] | None:
     """Return a reading's first number and the mean of its last ones: held-out where there are two, else rollouts'."""
-    for name, most in zip(names, (2, 5), strict=True):
+    for name, most in zip(names, LAST, strict=True):
         numbers = values(steps, name)
         if len(numbers) > 1:
             return numbers[0], statistics.fmean(numbers[1:][-most:])

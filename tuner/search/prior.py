@@ -30,6 +30,7 @@ LOG_SIGMA = 1.2
 LINEAR_SIGMA = 0.25
 """Standard deviation as a share of the range."""
 LOG2_SIGMA = 1.0
+"""Standard deviation of the binary logarithm."""
 
 Values = Mapping[str, HyperValue]
 
