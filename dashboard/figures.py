@@ -223,7 +223,8 @@ def screening(ranked: pd.DataFrame) -> go.Figure:
 
 def front_of(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the Pareto front of the trials' values, as `analysis.front` does for evaluations."""
-    measured = trials.dropna(subset=["value", "kl"]).rename(columns={"number": "trial", "value": "reward"})
+    names = {"number": "trial", "value": "reward", "value_se": "reward_se"}
+    measured = trials.dropna(subset=["value", "kl"]).rename(columns=names)
     return analysis.front(measured.assign(step=1, kl_se=np.nan))
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,8 @@ def test_figures_tables_and_sentences_tell_trials_apart(rescaled: Path) -> None:
         places = int(re.fullmatch(r"%\.(\d)f", columns[name]["type_config"]["format"])[1])  # type: ignore[index]
         assert (known["value"].round(places).diff().dropna()[apart] > 0).all()
     figure = figures.reward_against_kl(trials, kl_budget=10.0, best=None)
-    [*_, places] = [int(found) for found in re.findall(r"eval reward %\{y:\.(\d)f\}", str(figure.data))]
+    templates = [trace.hovertemplate for trace in figure.data if trace.hovertemplate]
+    [places] = {int(found) for text in templates for found in re.findall(r"eval reward %\{y:\.(\d)f\}", text)}
     assert (known["value"].round(places).diff().dropna()[apart] > 0).all()
 
     steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
@@ -57,9 +59,24 @@ def test_figures_tables_and_sentences_tell_trials_apart(rescaled: Path) -> None:
     assert float(first) > float(last)
 
 
+@pytest.mark.parametrize("budget", [0.05, 0.5, 50.0])
+@pytest.mark.parametrize("log_kl", [False, True])
+def test_the_kl_axis_of_trajectories_rises_and_has_the_budget_on_it(built: Path, budget: float, log_kl: bool) -> None:
+    store = data.open_store(f"sqlite:///{built}")
+    snapshot = data.snapshot(store, STUDY)
+    evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
+    unit = budget / snapshot.view.spec.kl_budget
+    evaluated = evaluated.assign(kl=unit * evaluated["kl"], kl_se=unit * evaluated["kl_se"])
+    spec = replace(snapshot.view.spec, kl_budget=budget)
+    front = analysis.front(evaluated)
+    figure = figures.trajectories(evaluated, snapshot.trials, front, spec=spec, chosen=(0, 3), log_kl=log_kl)
+    low, high = (10**end if log_kl else end for end in figure.layout.xaxis.range)
+    assert low < 0.1 * budget and budget < high
+
+
 @pytest.mark.slow
 def test_pages_tell_trials_apart(rescaled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = shown.page("compare", rescaled, monkeypatch, trials=["3", "5", "7", "9"])
+    app = shown.page("compare", rescaled, monkeypatch, trial=["0", "1", "3", "9"])
     outcomes = app.dataframe[1].value.set_index("outcome")
     for row in ("Value ± SE (reward)", "Last eval reward"):
         texts = outcomes.loc[row].tolist()
