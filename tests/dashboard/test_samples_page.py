@@ -167,9 +167,9 @@ def test_the_colours_have_a_legend(built: Path, monkeypatch: pytest.MonkeyPatch)
     assert "log-ratio of a token (nats), lowest to highest on this page, one scale for all responses: " in legend
     assert legend.count("background-color: rgba(") == 2
     assert [(text, css[-7:]) for text, css, _ in sample_marks.legend("log-ratio", -0.25, 0.5)[1::2]] == [
-        ("\xa0-0.25\xa0", ", 0.33)"),
-        ("\xa00.00\xa0", ""),
-        ("\xa00.50\xa0", ", 0.65)"),
+        ("\xa0-0.250\xa0", ", 0.33)"),
+        ("\xa00.000\xa0", ""),
+        ("\xa00.500\xa0", ", 0.65)"),
     ]
     assert [text for text, *_ in sample_marks.legend("advantage", 0.25, 0.5)[::2]] == [
         "advantage of a token (reward), lowest to highest on this page, one scale for all responses: ",
