@@ -15,7 +15,7 @@ from ppo_core.config.declare import Choices, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, short
+from ppo_core.output import KL_UNIT, decimals, fixed, measured, short
 from tuner.judge import hacking
 from tuner.judge.hacking import Step, values
 from tuner.judge.rules import (
@@ -280,7 +280,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
     readings = (kl, course.reason.value if blamed and course.reason else None)
     reading = max((one for one in readings if one is not None and not math.isnan(one)), default=math.nan)
     metric = "eval/kl" if reading == kl and hacking.eval_kls(course.steps) else KL
-    text = f"{METRICS[metric].label} ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
+    text = f"{METRICS[metric].label} ended at {measured(reading)} {KL_UNIT}, over the budget of {budget:g}."
     return course.change(SIGNS["kl_end"], text, _to_the_goal(reading, budget))
 
 
@@ -291,7 +291,8 @@ def kl_stuck(course: Course) -> Diagnosis | None:
     if course.blame != "idle" and not is_stuck:
         return None
     text = (
-        f"KL never rose above {highest:.2f} {KL_UNIT} in {course.share:.0%} of the episodes: the policy hardly moved."
+        f"KL never rose above {measured(highest)} {KL_UNIT} in {course.share:.0%} of the episodes: "
+        "the policy hardly moved."
     )
     best, coef = study_file.beta_of_best(course.spread, course.spec.kl_budget), course.checked.kl_coef
     coef *= course.spread if course.checked.normalize_kl_coef else 1.0
@@ -337,7 +338,8 @@ def reward_hacked(course: Course) -> Diagnosis | None:
     finding = hacking.check(0, course.steps, math.inf)
     if finding.verdict != "suspect":
         return None
-    return course.change(SIGNS["repeats"], f"Reward rises ({finding.rise:+.2f}) while {', '.join(finding.worse)}.")
+    rise = fixed(finding.rise, decimals([finding.rise], [finding.rise_se]), signed=True)
+    return course.change(SIGNS["repeats"], f"Reward rises ({rise}) while {', '.join(finding.worse)}.")
 
 
 def stable_but_slow(course: Course) -> Diagnosis | None:
@@ -352,8 +354,8 @@ def stable_but_slow(course: Course) -> Diagnosis | None:
     if not rise > hacking.ERRORS * math.hypot(*errors):
         return None
     text = (
-        f"Reward still rises at the end ({rise:+.2f} in the last third), and KL ended at {kl:.1f} {KL_UNIT} of a "
-        f"budget of {budget:g}."
+        f"Reward still rises at the end ({fixed(rise, decimals([rise], errors), signed=True)} in the last third), and "
+        f"KL ended at {measured(kl)} {KL_UNIT} of a budget of {budget:g}."
     )
     return course.change(SIGNS["kl_unspent"], text, _to_the_goal(kl, budget))
 

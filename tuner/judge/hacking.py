@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ppo_core.output import KL_UNIT
+from ppo_core.output import KL_UNIT, measured
 from tuner.judge.rules import SIGNS
 
 Step = Mapping[str, Any]
@@ -105,8 +105,8 @@ def _symptoms(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
     if kls := eval_kls(steps):
         is_over = SIGNS["kl_end"].is_broken(kls[-1], kl_budget)
         side = "over" if is_over else "within"
-        text = f"KL ends at {kls[-1]:.1f} {KL_UNIT}, {side} the budget of {kl_budget:g}"
-        yield Symptom("KL", is_over, f"{kls[-1]:.1f}", text)
+        text = f"KL ends at {measured(kls[-1])} {KL_UNIT}, {side} the budget of {kl_budget:g}"
+        yield Symptom("KL", is_over, measured(kls[-1]), text)
     else:
         yield Symptom("KL", None)
     for name, metrics in {"length": LENGTH, "repetition": REPETITION, "entropy": ENTROPY}.items():
