@@ -80,7 +80,7 @@ def cases(recording: Recording, count: int, seeds: int) -> list[Case]:
 
 def spoken(run: RecordedRun, spec: StudySpec) -> list[Diagnosis]:
     """Return what is diagnosed of a run as a study would have had it: up to where the guard ends it."""
-    reports, reason = guarded(run, spec.guard)
+    reports, reason = guarded(run, spec)
     rows = [{"step": one.step, "episode": one.episode, **one.metrics} for one in reports]
     return diagnose(Course(rows, run.config, spec, reason))
 

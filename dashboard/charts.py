@@ -20,6 +20,7 @@ from dashboard.diagnosis import SIGNALS, Incident
 from dashboard.echarts import FAINT, DataSeries, Option, Place, Span
 from ppo_core.config.kl_budget import is_within
 from ppo_core.metrics import METRICS, QUANTILES
+from ppo_core.output import decimals, fixed, measured
 from tuner.judge.rules import KL, KL_STEP, RULES, WANTED_KL_STEP
 from tuner.search.fidelity import RungPause
 from tuner.study.status import Status
@@ -122,7 +123,7 @@ def band_edges(frame: pd.DataFrame, buckets: int, least: int = 1) -> pd.DataFram
     Buckets in which fewer than half of the remaining trials, or than `least` trials, have a point are left out.
     """
     numbers = frame.dropna(subset="y")
-    width = max((numbers["x"].max() - numbers["x"].min()) / buckets, 1)
+    width = (numbers["x"].max() - numbers["x"].min()) / buckets or 1
     bucket = numbers.groupby(numbers["x"] // width)
     x, y = bucket["x"], bucket["y"]
     edges = {"low": y.quantile(0.1), "high": y.quantile(0.9), "mean": y.mean()}
@@ -136,8 +137,10 @@ MOST_LIMITS = 1.5
 """A linear KL axis ends at this multiple of the guard's limit at the latest: one blow-up would flatten the rest."""
 NEAR_LIMIT = 0.7
 """A KL axis includes the guard's limit once a curve it is fitted to exceeds this share of it."""
-LOG_FLOOR = 0.1
-"""Lower end of a logarithmic axis; smaller values are drawn there, since step 0 has a KL of 0."""
+LOG_FLOOR = 0.01
+"""Lower end of a logarithmic KL axis as a share of the budget; smaller values are drawn there, since step 0 has a KL
+of 0.
+"""
 LABEL_SHIFTS = (0, 18, -18)
 """Pixels by which the labels of early ends are lower than their symbols, in turn, so that neighbours do not overlap."""
 MOST_LINES = 20
@@ -244,7 +247,7 @@ def curve(
         line, points = METRICS[metric].label, METRICS["eval/kl"].label
         vertical["name"] = f"{line} (line) and {points} (points), {METRICS[metric].unit}"
     if is_kl:
-        vertical |= {"min": LOG_FLOOR, "type": "log"} if chart.is_log else {"min": 0}
+        vertical |= {"min": chart.floor, "type": "log"} if chart.is_log else {"min": 0}
         vertical["max"] = top
     shaded = (kl_budget, top) if is_kl and kl_budget is not None else None
     axis = drawing.axis
@@ -255,6 +258,7 @@ def curve(
             [*_spreads(chart), *behind, *lines.values(), *pauses],
             [echarts.limits_alone(limits, shaded), *evaluations, *_ends(chart), *others],
             right=90 if names or groups else 40,
+            numbers=f"%.{chart.places}f",
         )
     )
 
@@ -278,8 +282,7 @@ def pace(frame: pd.DataFrame, metric: str, *, look: style.Look, drawing: Drawing
     is_log = max(known, default=0.0) > LOG_FROM * min(known, default=0.0)
     vertical = {"name": METRICS[metric].title} | ({"type": "log"} if is_log else {})
     axis = echarts.axis(AXIS_TITLES[drawing.axis], chart.span, pointer=_pointer(drawing.axis), is_whole=chart.is_whole)
-    option = echarts.one_panel(axis, vertical, lines, [])
-    return echarts.zoomable(option | {"tooltip": option["tooltip"] | {"valueFormatter": "%.3g"}})
+    return echarts.zoomable(echarts.one_panel(axis, vertical, lines, [], numbers="%.3g"))
 
 
 def _pointer(axis: Axis) -> str:
@@ -324,16 +327,33 @@ class _Chart:
         measured = points_of(self.frame, self.metric, self.drawing.axis)
         points = points_of(self.frame, self.metric, self.drawing.axis, self.drawing.smoothing)
         points = points.assign(measured=measured["y"].to_numpy())
-        return points.assign(y=points["y"].clip(lower=LOG_FLOOR)) if self.is_log else points
+        return points.assign(y=points["y"].clip(lower=self.floor)) if self.is_log else points
 
     @cached_property
     def span(self) -> Span:
         """The ends of the shown part of the horizontal axis."""
         longest = float(self.points["x"].max()) if len(self.points) else 0.0
         low, high = (longest * share / 100 for share in self.drawing.window)
-        steps = 1 if self.is_whole else 10  # ECharts labels both ends, with all their digits
-        low, high = math.floor(low * steps) / steps, math.ceil(high * steps) / steps
-        return low, max(high, low + 1)
+        tick = 1.0 if self.is_whole else 10.0 ** math.floor(math.log10(longest / 100 or 0.1))
+        low, high = (round(place(end / tick) * tick, 12) for place, end in ((math.floor, low), (math.ceil, high)))
+        return low, max(high, low + tick)  # ECharts labels both ends, with all their digits
+
+    @property
+    def budget(self) -> float:
+        """The KL budget: the lowest level, or 1 without any."""
+        return min(self.levels.values(), default=1.0)
+
+    @property
+    def floor(self) -> float:
+        """The lower end of a logarithmic KL axis."""
+        return LOG_FLOOR * self.budget
+
+    @property
+    def places(self) -> int:
+        """Decimals of the chart's numbers."""
+        errors = f"{self.metric}_se"
+        is_reward = self.metric == "eval/reward" and errors in self.frame
+        return decimals(self.points["measured"], self.frame[errors] if is_reward else ())
 
     @cached_property
     def top(self) -> float:
@@ -346,7 +366,7 @@ class _Chart:
         if not self.is_kl:
             return math.inf
         levels, fitted = sorted(self.levels.values()) or [1.0], self.shown
-        budget, limit = levels[0], levels[:2][-1]
+        budget, limit = self.budget, levels[:2][-1]
         most = math.inf if self.is_log else MOST_LIMITS * limit
         if not self.is_log:
             unpruned = self.trials.loc[self.trials["status"] != Status.PRUNED, "number"]
@@ -397,13 +417,18 @@ def describe_ends(points: pd.DataFrame, metric: str, kl_budget: float | None, na
         errors = last["se"] if has_se else [None] * len(last)
         over = sum(not is_within(kl, se, kl_budget) for kl, se in zip(last["y"], errors, strict=True))
     first, end = names[ends.index[0]].capitalize(), names[ends.index[-1]]
+    is_kl = metric in KL_METRICS
+    start = lines["y"].first().iloc[0]
+    # Of KL the error grows with it: the least one says nothing of the others.
+    places = decimals(ends if len(ends) > 1 else [start, *ends], last["se"] if has_se and not is_kl else ())
     if len(ends) == 1:
         mean = "" if has_se else "a mean "
-        budget = f", {mean}{'over' if over else 'within'} the KL budget" if metric in KL_METRICS else ""
-        return f"{first} goes from {lines['y'].first().iloc[0]:.3g} to {ends.iloc[0]:.3g}{budget}."
+        budget = f", {mean}{'over' if over else 'within'} the KL budget" if is_kl else ""
+        return f"{first} goes from {fixed(start, places)} to {fixed(ends.iloc[0], places)}{budget}."
     sides = ("highest", "lowest") if better == "higher" else ("lowest", "highest")
-    text = f"{first} ends {sides[0]}, at {ends.iloc[0]:.3g}; {end} {sides[1]}, at {ends.iloc[-1]:.3g}."
-    if metric not in KL_METRICS:
+    best, worst = fixed(ends.iloc[0], places), fixed(ends.iloc[-1], places)
+    text = f"{first} ends {sides[0]}, at {best}; {end} {sides[1]}, at {worst}."
+    if not is_kl:
         return text
     return f"{text} {over or 'None'} of {len(ends)} end {'' if has_se else 'with a mean '}over the KL budget."
 
@@ -434,7 +459,7 @@ def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
     highest, count = over.sort_values(kl).iloc[-1], over["trial"].nunique()
     return (
         f"{count} trial{'s exceed' if count > 1 else ' exceeds'} the axis at {end:.3g} nats (highest "
-        f"{highest[kl]:.1f}, trial {highest['trial']:.0f}); a log KL axis shows all."
+        f"{measured(highest[kl])}, trial {highest['trial']:.0f}); a log KL axis shows all."
     )
 
 
@@ -553,7 +578,7 @@ def _evaluations(chart: _Chart) -> list[Option]:
         return []
     counted = chart.trials.set_index("number")["value_step"]
     evaluated = frame.assign(x=positions(frame, chart.drawing.axis), y=frame[metric]).dropna(subset=["x", "y"])
-    evaluated["y"] = evaluated["y"].clip(LOG_FLOOR if chart.is_log else None, chart.top)
+    evaluated["y"] = evaluated["y"].clip(chart.floor if chart.is_log else None, chart.top)
     pairs = evaluated[list(BUDGETED)].itertuples(index=False)
     evaluated["kind"] = ["within" if is_within(kl, se, chart.kl_budget) else "over" for kl, se in pairs]
     is_counted = (evaluated["step"] > 0) & (evaluated["step"] == evaluated["trial"].map(counted))
@@ -574,7 +599,7 @@ def _spreads(chart: _Chart) -> list[DataSeries]:
     opacities: tuple[float, ...] = (0.08, 0.2, 0.08)
     if error in frame.columns:
         y, columns, opacities = frame[chart.metric], ["one SE below", "one SE above"], (0.2,)
-        low = (y - frame[error]).clip(lower=LOG_FLOOR if chart.is_log else None)
+        low = (y - frame[error]).clip(lower=chart.floor if chart.is_log else None)
         frame = frame.assign(**dict(zip(columns, (low, y + frame[error]), strict=True)))
     if len(chart.looks) > MOST_SPREADS or axis == "KL" or not set(columns) <= set(frame.columns):
         return []
@@ -604,10 +629,10 @@ def _ends(chart: _Chart) -> list[Option]:
         heights = line["y"].dropna()
         if heights.empty:
             continue
-        x, y, measured = float(line["x"].iloc[-1]), float(heights.iloc[-1]), float(line["measured"].dropna().iloc[-1])
+        x, y, height = float(line["x"].iloc[-1]), float(heights.iloc[-1]), float(line["measured"].dropna().iloc[-1])
         # Only a rule's declared label; any other text is left out.
         rule = f" {RULES[trial.rule].label}" if trial.rule in RULES else ""
-        text = f"{rule}: {measured:.3g}" if measured > chart.top else rule
+        text = f"{rule}: {height:.3g}" if height > chart.top else rule
         is_bright = trial.number in chart.looks
         end = echarts.early_end(
             trial.number, (x, min(y, chart.top)), chart.looks[trial.number].colour if is_bright else FAINT,
@@ -682,10 +707,12 @@ def progress(rises: pd.DataFrame, spent: float, baseline: float | None) -> Optio
         echarts.point(f"Trial {trial:.0f} at step {step:.0f}", (x, y), y, colour, style.mark(Status.COMPLETED))
         for x, y, trial, step in rises[["seconds", "value", "trial", "step"]].itertuples(index=False)
     ]
-    limits = [] if baseline is None else [echarts.limit(baseline, f"SFT baseline {baseline:.2f}", at_end=True)]
+    places = decimals(rises["value"]) if baseline is None else decimals([*rises["value"], baseline])
+    text = f"SFT baseline {fixed(baseline, places)}"
+    limits = [] if baseline is None else [echarts.limit(baseline, text, at_end=True)]
     across = echarts.axis("Device-seconds of the search", (0.0, end), pointer="Device-seconds {value}")
     vertical = {"name": METRICS["eval/reward"].unit}
-    return echarts.one_panel(across, vertical, data_series, [echarts.limits_alone(limits)])
+    return echarts.one_panel(across, vertical, data_series, [echarts.limits_alone(limits)], numbers=f"%.{places}f")
 
 
 MOVED = "#D55E00"

@@ -20,7 +20,7 @@ from dashboard import data
 from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
-from ppo_core.output import counted
+from ppo_core.output import counted, decimals, plus_minus
 from tuner.judge.answer import Answer
 from tuner.judge.hacking import Finding, Verdict, check
 from tuner.judge.results import StudyView
@@ -165,11 +165,14 @@ VERDICTS: Mapping[Verdict, str] = {
 
 def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
     """Return one row per trial: verdict, rise of reward, and each reading that was measured."""
+    places = decimals([one.rise for one in findings], [one.rise_se for one in findings])
     rows = [
         {
             "trial": finding.trial,
             "verdict": VERDICTS[finding.verdict],
-            "reward": "" if math.isnan(finding.rise) else f"{finding.rise:+.2f} ± {finding.rise_se:.2f}",
+            "reward": ""
+            if math.isnan(finding.rise)
+            else plus_minus(finding.rise, finding.rise_se, places, signed=True),
         }
         | {reading.name: f"{'▲ ' if reading.is_worse else ''}{reading.numbers}" for reading in finding.readings}
         for finding in findings

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from dashboard import style
+from ppo_core.output import decimals
 from tuner.study.status import Status
 
 Option = dict[str, Any]
@@ -37,7 +38,13 @@ _UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
 
 
 def one_panel(
-    across: Option, vertical: Option, data_series: Sequence[DataSeries], others: Sequence[Option], right: int = 40
+    across: Option,
+    vertical: Option,
+    data_series: Sequence[DataSeries],
+    others: Sequence[Option],
+    right: int = 40,
+    *,
+    numbers: str,
 ) -> Option:
     """Return a chart of one panel.
 
@@ -47,13 +54,16 @@ def one_panel(
         data_series: Series, each with its data.
         others: Series that hold their own data.
         right: Pixels on the right for names at lines' ends.
+        numbers: The format of the tooltip's numbers.
     """
+    of_series = {"tooltip": {"valueFormatter": numbers}}  # the panels of `stacked` have one each
     return _still(data_series) | {
         "grid": {"left": 8, "right": right, "top": 34, "bottom": 30, "containLabel": True},
-        "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc", "valueFormatter": "%.3f"},
+        "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc"},
         "xAxis": across | {"nameGap": 28},
         "yAxis": {"type": "value", "nameLocation": "end", "nameTextStyle": {"align": "left"}, "scale": True} | vertical,
-        "series": [series | {"datasetIndex": place} for place, (_, series) in enumerate(data_series)] + list(others),
+        "series": [of_series | series | {"datasetIndex": place} for place, (_, series) in enumerate(data_series)]
+        + list(others),
     }
 
 
@@ -130,10 +140,11 @@ def height(option: Option) -> int:
 
 def axis(title: str, span: Span, *, pointer: str = "{value}", is_whole: bool = True) -> Option:
     """Return a horizontal axis; `pointer` is its line in the tooltip, `is_whole`: its ticks are whole numbers."""
+    precision = 0 if is_whole else decimals([span[1] - span[0]])
     return {
         "type": "value", "name": title, "nameLocation": "middle", "min": span[0], "max": span[1],
         "splitLine": {"show": False}, "axisLabel": {"hideOverlap": True},
-        "axisPointer": {"label": {"formatter": pointer, "precision": 0}},
+        "axisPointer": {"label": {"formatter": pointer, "precision": precision}},
         "minInterval": int(is_whole),
     }  # fmt: skip
 

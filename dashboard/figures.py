@@ -4,7 +4,7 @@ The only text from outside is the names of studies, drawn literally.
 """
 
 import html
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from dashboard.data import PARAMS
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.output import counted, plus_minus
+from ppo_core.output import counted, decimals, plus_minus
 from tuner.confirm.result import Confirmed, Interval
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
@@ -62,6 +62,16 @@ def level_line(figure: go.Figure, height: float, text: str, position: str = "top
         annotation={"text": text, "font": FONT},
         annotation_position=position,
     )
+
+
+def _format(numbers: Iterable[float], errors: Iterable[float] = ()) -> str:
+    """Return the format in which these numbers are told apart, for a tooltip."""
+    return f".{decimals(numbers, errors)}f"
+
+
+def _formats(evaluated: pd.DataFrame) -> tuple[str, str]:
+    """Return the formats of the rewards and of the KLs of evaluations."""
+    return _format(evaluated["reward"], evaluated["reward_se"]), _format(evaluated["kl"])
 
 
 def add_trials(
@@ -121,7 +131,7 @@ def title_of(name: str) -> str:
 def is_log(name: str, search: Mapping[str, Any]) -> bool:
     """Return True if a hyperparameter is searched, or else declared, on a logarithmic scale."""
     span = search.get(name) or (HYPERPARAMETERS[name].search if name in HYPERPARAMETERS else None)
-    return isinstance(span, Range) and span.scale != "linear"
+    return isinstance(span, Range) and span.is_log
 
 
 def searched(trials: pd.DataFrame) -> list[str]:
@@ -153,7 +163,8 @@ def reward_against_kl(
         measured,
         "kl",
         "value",
-        "<br>eval reward %{y:.3f}<br>eval KL %{x:.2f} nats per response",
+        f"<br>eval reward %{{y:{_format(measured['value'], measured['value_se'])}}}"
+        f"<br>eval KL %{{x:{_format(measured['kl'])}}} nats per response",
         marker_size=SMALL if is_many else 9,
         marker_color=measured["value"],
         marker_coloraxis="coloraxis",
@@ -194,6 +205,7 @@ def screening(ranked: pd.DataFrame) -> go.Figure:
     )  # fmt: skip
     is_promoted, size = ranked["outcome"] == "promoted", SMALL if len(ranked) > MANY else 9
     fate = is_promoted.map({True: "promoted", False: "not promoted"})
+    numbers = _format([*ranked["reward"], *ranked["end"]])
     fate = fate.mask(is_promoted & (ranked["kind"] == Status.PRUNED), "promoted, then pruned")
     for y, what in (("reward", "at screening"), ("end", "of the best checkpoint")):
         points = ended if y == "end" else ranked.assign(kind=style.SCREENED)
@@ -204,14 +216,15 @@ def screening(ranked: pd.DataFrame) -> go.Figure:
                 marker={"color": colour, "size": size, "symbol": [style.mark(kind).plotly for kind in group["kind"]]},
                 customdata=group[["number", "outcome"]].to_numpy().tolist(),
                 hovertemplate="<b>Trial %{customdata[0]}</b>, %{customdata[1]}<br>place %{x} at screening"
-                f"<br>eval reward {what} %{{y:.3f}}<extra></extra>",
+                f"<br>eval reward {what} %{{y:{numbers}}}<extra></extra>",
             )  # fmt: skip
     return lay_out(figure, x="Place at screening", y=METRICS["eval/reward"].title, height=380)
 
 
 def front_of(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the Pareto front of the trials' values, as `analysis.front` does for evaluations."""
-    measured = trials.dropna(subset=["value", "kl"]).rename(columns={"number": "trial", "value": "reward"})
+    names = {"number": "trial", "value": "reward", "value_se": "reward_se"}
+    measured = trials.dropna(subset=["value", "kl"]).rename(columns=names)
     return analysis.front(measured.assign(step=1, kl_se=np.nan))
 
 
@@ -237,7 +250,7 @@ def _with_margin(heights: list[float], share: float = 0.14) -> list[float] | Non
     """Return an axis range with room for labels; None leaves it to Plotly."""
     if not heights:
         return None
-    margin = share * (max(heights) - min(heights)) or 0.5
+    margin = share * (max(heights) - min(heights)) or abs(heights[0]) / 2 or 1.0
     return [min(heights) - margin, max(heights) + margin]
 
 
@@ -245,6 +258,7 @@ def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: Stud
     """Plot one metric of the trials over episodes; a KL with the budget."""
     points, declared = charts.points_of(frame, metric, "episodes"), METRICS[metric]
     figure, looks = go.Figure(), style.looks(numbers)
+    reading = declared.with_unit(f"%{{y:{_format(points['y'])}}}")
     for number in numbers:
         kept = charts.thinned(points[points["trial"] == number])
         if len(kept):
@@ -256,8 +270,7 @@ def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: Stud
                 marker_size=5,
                 name=f"trial {number:d}",
                 showlegend=True,
-                hovertemplate=f"<b>Trial {number:d}</b>, %{{x:,}} episodes<br>"
-                f"{declared.with_unit('%{y:.3f}')}<extra></extra>",
+                hovertemplate=f"<b>Trial {number:d}</b>, %{{x:,}} episodes<br>{reading}<extra></extra>",
             )
     if metric in charts.KL_METRICS:
         level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
@@ -288,7 +301,8 @@ def trajectories(
     fresh seeds. The range over the budget is shaded.
     """
     figure, looks = go.Figure(), style.looks(chosen)
-    floor = LOG_FLOOR if log_kl else -np.inf
+    least = LOG_FLOOR * spec.kl_budget
+    floor = least if log_kl else -np.inf
     right = _right(evaluated, spec.kl_budget, log_kl, _pruned(trials))
     points = evaluated.assign(x=evaluated["kl"].clip(lower=floor))
     figure.add_trace(_others(points[~points["trial"].isin(looks)]))
@@ -307,15 +321,18 @@ def trajectories(
     _kl_budget(figure, spec.kl_budget, right, log_kl=log_kl)
     if spec.kl_limit <= right and "kl_limit" not in spec.guard.off:
         _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
-    before = evaluated.loc[evaluated["step"] == 0, "reward"]
+    before, (reward_format, _) = evaluated.loc[evaluated["step"] == 0, "reward"], _formats(evaluated)
     if len(before):  # its label is where hardly a trajectory is
-        level_line(figure, before.mean(), f"SFT baseline {before.mean():.2f}", "bottom left", "dot")
+        level_line(figure, before.mean(), f"SFT baseline {before.mean():{reward_format}}", "bottom left", "dot")
     if best is not None:
-        figure.add_trace(_star(best, looks, star, LOG_FLOOR if log_kl else 0.0))
+        figure.add_trace(_star(best, looks, star, least if log_kl else 0.0))
     _add_means(figure, means, looks)
 
     def place(kl: float, reward: float) -> np.ndarray:
-        return label_placing.PLOT * (_share(kl, right, log_kl), (reward - heights[0]) / (heights[1] - heights[0]))
+        return label_placing.PLOT * (
+            _share(kl, right, least if log_kl else 0.0),
+            (reward - heights[0]) / (heights[1] - heights[0]),
+        )
 
     taken = [place(kl.mean, reward.mean) for _, reward, kl in means]
     taken += [] if best is None else [place(best.kl, best.reward)]
@@ -323,7 +340,7 @@ def trajectories(
     shown = shown.assign(x=shown["x"].clip(upper=right))
     _numbers(figure, shown, looks, looks if numbered is None else numbered, place, taken, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
-    axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
+    axis = {"type": "log", "range": [np.log10(least), np.log10(right)]} if log_kl else {"range": [0, right]}
     return figure.update_yaxes(range=heights).update_xaxes(**axis)
 
 
@@ -376,12 +393,13 @@ def _numbers(
         )  # fmt: skip
 
 
-def _share(kl: float, right: float, log_kl: bool) -> float:
-    """Return how far along the KL axis a KL is, 0 to 1."""
-    return float(np.log(max(kl, LOG_FLOOR) / LOG_FLOOR) / np.log(right / LOG_FLOOR)) if log_kl else kl / right
+def _share(kl: float, right: float, least: float) -> float:
+    """Return how far along the KL axis a KL is, 0 to 1; a logarithmic one begins at `least`, which is over 0."""
+    return float(np.log(max(kl, least) / least) / np.log(right / least)) if least else kl / right
 
 
 def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool) -> go.Scatter:
+    reward, kl = _formats(line)
     return go.Scatter(
         x=line["x"],
         y=line["reward"],
@@ -391,7 +409,7 @@ def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: 
         marker={"color": look.colour, "size": 5},
         customdata=line[["kl", "step", "episode"]],
         hovertemplate=f"<b>Trial {number:d}</b>, step %{{customdata[1]}} (%{{customdata[2]:,}} episodes)<br>"
-        "eval reward %{y:.3f}<br>eval KL %{customdata[0]:.2f} nats per response<extra></extra>",
+        f"eval reward %{{y:{reward}}}<br>eval KL %{{customdata[0]:{kl}}} nats per response<extra></extra>",
         name=f"trial {number:d}",
         showlegend=False,
     )
@@ -413,6 +431,7 @@ def _early_ends(
         .merge(early[["number", "kind"]].assign(why=why), "inner", left_on="trial", right_on="number")
     )
     ends = ends[ends["trial"].isin(looks) | (ends["x"] <= right)].reset_index(drop=True)
+    reward, kl = _formats(ends)
     ends["x"] = ends["x"].clip(upper=right)
     is_bright = ends["trial"].isin(looks)
     add_trials(
@@ -421,7 +440,7 @@ def _early_ends(
         "x",
         "reward",
         ": %{customdata[1]}<br>its last evaluation, at step %{customdata[3]}<br>"
-        "eval reward %{y:.3f}<br>eval KL %{customdata[2]:.2f} nats per response",
+        f"eval reward %{{y:{reward}}}<br>eval KL %{{customdata[2]:{kl}}} nats per response",
         ("trial", "why", "kl", "step"),
         marker_size=is_bright.map({True: 11, False: 8}),
         marker_color=ends["trial"].map(lambda number: looks[number].colour if number in looks else GREY),
@@ -455,7 +474,8 @@ def _star(best: Checkpoint, looks: Mapping[int, style.Look], name: str, least_kl
         mode="markers",
         marker=STAR | {"color": looks[best.trial].colour if best.trial in looks else style.colour(0)},
         hovertemplate=f"<b>The {name}</b>: trial {best.trial:d}, step {best.step:d}<br>"
-        f"eval reward {best.reward:.3f}<br>eval KL {best.kl:.2f} nats per response<extra></extra>",
+        f"eval reward {plus_minus(best.reward, best.reward_se)}<br>"
+        f"eval KL {plus_minus(best.kl, best.kl_se)} nats per response<extra></extra>",
         name=f"{name}: trial {best.trial:d}, step {best.step:d}",
     )
 
@@ -515,7 +535,8 @@ def in_common(trials_by_study: Mapping[str, pd.DataFrame], name: str) -> go.Figu
     figure, column = go.Figure(), PARAMS + name
     for place, (study, trials) in enumerate(trials_by_study.items()):
         look: dict[str, Any] = {"marker_color": style.colour(place), "marker_size": 9}
-        hover = f", study {_literal(study)}<br>{title_of(name)}: %{{x:.4~g}}<br>eval reward: %{{y:.3g}}"
+        hover = f", study {_literal(study)}<br>{title_of(name)}: %{{x:.4~g}}<br>eval reward: "
+        hover += f"%{{y:{_format(trials['value'], trials['value_se'])}}}"
         figure.add_scatter(
             x=[None], y=[None], mode="markers", name=_literal(study), marker_symbol="square", legendrank=1, **look
         )

@@ -11,10 +11,12 @@ from plotly.subplots import make_subplots
 
 from dashboard import figures, style
 from dashboard.data import PARAMS
+from ppo_core.output import decimals
 from tuner.search.importance import Importance
 from tuner.study.spec import StudySpec
 
 Measure = Literal["value", "kl"]
+_OUTCOMES: tuple[Measure, Measure] = ("kl", "value")
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
 MOST_LINES = 200
 """Most trials in parallel coordinates: more cover each other."""
@@ -96,7 +98,7 @@ def _add_slice(
         points.assign(text=texts_of(points[PARAMS + name])),
         PARAMS + name,
         measure,
-        f"<br>{figures.title_of(name)}: %{{customdata[1]}}<br>{height}: %{{y:.3g}}",
+        f"<br>{figures.title_of(name)}: %{{customdata[1]}}<br>{height}: %{{y:.{places_of(points, measure)}f}}",
         ("number", "text"),
         marker_opacity=figures.FAINTNESS if is_many else 1.0,
         marker_color=points["value"],
@@ -139,8 +141,10 @@ def parallel(
         ticks = {"tickvals": [0, 1], "ticktext": ["no", "yes"]}
         dimensions.insert(0, {"label": "Marked", "values": is_marked, "constraintrange": [0.9, 1.1]} | ticks)
     dimensions += [
-        {"label": label, "values": measured[measure]} | _ticks_of(measured[measure])
-        for label, measure in zip(labels, ("kl", "value"), strict=True)
+        {"label": label, "values": measured[measure], "tickvals": ticks}
+        | {"ticktext": [f"{round(tick, places_of(measured, measure)):.12g}" for tick in ticks]}
+        for label, measure in zip(labels, _OUTCOMES, strict=True)
+        for ticks in [_ticks(measured[measure], log=False)]
     ]
     figure = go.Figure(
         go.Parcoords(
@@ -183,6 +187,11 @@ def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
         unset = float(places.min() - 0.2 * width)
         places, ticks, texts = places.fillna(unset), [unset, *ticks], ["not set", *texts]
     return {"label": label, "values": places, "tickvals": ticks, "ticktext": texts}
+
+
+def places_of(trials: pd.DataFrame, measure: Measure) -> int:
+    """Return the decimals of the trials' rewards or KLs."""
+    return decimals(trials[measure], trials["value_se"] if measure == "value" else ())
 
 
 def number_text(value: float) -> str:
@@ -250,7 +259,7 @@ def pair(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec
         PARAMS + x,
         PARAMS + y,
         f"<br>{figures.title_of(x)}: %{{customdata[2]}}<br>{figures.title_of(y)}: %{{customdata[3]}}"
-        f"<br>{outcome}: %{{customdata[1]:.3g}}",
+        f"<br>{outcome}: %{{customdata[1]:.{places_of(points, measure)}f}}",
         ("number", measure, "text_x", "text_y"),
         marker_size=figures.SMALL if is_many else 14,
         marker_opacity=figures.FAINTNESS if is_many else 1.0,

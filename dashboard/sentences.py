@@ -8,11 +8,11 @@ import pandas as pd
 
 from dashboard import analysis, importance_figures, safe_text
 from dashboard.data import PARAMS
-from dashboard.importance_figures import BEST, Measure, number_text
+from dashboard.importance_figures import BEST, Measure, number_text, places_of
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import counted
+from ppo_core.output import counted, decimals, fixed
 from tuner.study.space import Search
 
 
@@ -22,14 +22,15 @@ def of_front(evaluated: pd.DataFrame, kl_budget: float) -> str:
     if inside.empty:
         return f"No checkpoint is within the KL budget of {kl_budget:g} nats."
     best, half = inside.loc[inside["reward"].idxmax()], analysis.trained_within(evaluated, kl_budget / 2)
-    text = f"Within {kl_budget:g} nats the best reward is {best['reward']:.3g} (trial {best['trial']:.0f})"
+    places = decimals(evaluated["reward"], evaluated["reward_se"])
+    text = f"Within {kl_budget:g} nats the best reward is {fixed(best['reward'], places)} (trial {best['trial']:.0f})"
     if half["reward"].max() < best["reward"]:
-        text += f"; half of that KL reaches {half['reward'].max():.3g}"
+        text += f"; half of that KL reaches {fixed(half['reward'].max(), places)}"
     over = evaluated[evaluated["step"] > 0].drop(inside.index, errors="ignore")
     if over.empty:
         return f"{text}."
     more = over["reward"].max() - best["reward"]
-    return f"{text}; checkpoints over the budget reach {f'{more:.2g} more' if more > 0 else 'no more'}."
+    return f"{text}; checkpoints over the budget reach {f'{fixed(more, places)} more' if more > 0 else 'no more'}."
 
 
 def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
@@ -43,8 +44,9 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
     if not importance_figures.is_number(values):
         means = points.groupby(PARAMS + name)[measure].mean()
         what = "reward" if measure == "value" else "KL"
-        highest = safe_text.in_markdown(str(means.idxmax()))
-        return f"Mean {what} is highest at {highest}: {means.max():.3g}, and {means.min():.3g} at the lowest."
+        highest, places = safe_text.in_markdown(str(means.idxmax())), places_of(points, measure)
+        top, low = fixed(means.max(), places), fixed(means.min(), places)
+        return f"Mean {what} is highest at {highest}: {top}, and {low} at the lowest."
     if measure == "value":
         best = points.nlargest(BEST, "value")
         return (
@@ -78,7 +80,9 @@ def of_best(trials: pd.DataFrame, name: str, search: Search) -> str:
     best = trials.dropna(subset=[PARAMS + name, "value"]).nlargest(BEST, "value")
     middle = importance_figures.numbers_of(best[PARAMS + name]).median()
     ends = np.array([span.low, min(max(middle, span.low), span.high), span.high])
-    low, middle, high = ends if span.scale == "linear" else np.log(ends)
+    if span.scale == "log_from_1":
+        ends = -np.log(1 - ends)
+    low, middle, high = np.log(ends) if span.is_log else ends
     share = (middle - low) / (high - low)
     is_high, valid = share > 0.5, HYPERPARAMETERS[name].valid or Bounds()
     is_last = span.high >= valid.high if is_high else span.low <= valid.low
@@ -112,9 +116,8 @@ def of_pair(trials: pd.DataFrame, x: str, y: str, measure: Measure) -> str:
     top = points.loc[points[measure].idxmax()]
     what = "reward" if measure == "value" else "KL"
     place = " and ".join(f"{HYPERPARAMETERS[name].label} {number_text(float(top[PARAMS + name]))}" for name in (x, y))
-    return (
-        f"The highest {what} of {len(points)} trials, {top[measure]:.3g}, is trial {top['number']:.0f}'s, at {place}."
-    )
+    highest = fixed(top[measure], places_of(points, measure))
+    return f"The highest {what} of {len(points)} trials, {highest}, is trial {top['number']:.0f}'s, at {place}."
 
 
 def of_progress(rises: pd.DataFrame, spent: float) -> str:
@@ -124,7 +127,7 @@ def of_progress(rises: pd.DataFrame, spent: float) -> str:
     last = rises.iloc[-1]
     return (
         f"The best value rose {counted(len(rises), 'time')}, last at {last['seconds'] / spent:.0%} of the "
-        f"device time: {last['value']:.3g}, by trial {last['trial']:.0f}."
+        f"device time: {fixed(last['value'], decimals(rises['value']))}, by trial {last['trial']:.0f}."
     )
 
 
@@ -172,8 +175,10 @@ def of_studies(evaluated: Mapping[str, pd.DataFrame], kl_budget: float) -> str:
     if not order:
         return f"No checkpoint of these studies is within {kl_budget:g} nats."
     best, *others = (safe_text.in_markdown(name) for name in order)
-    lead = f", {highest[order[0]] - highest[order[1]]:.2g} over {others[0]}" if others else ""
-    return f"Within {kl_budget:g} nats {best} reaches the highest reward, {highest[order[0]]:.3g}{lead}."
+    every = pd.concat(evaluated.values())
+    places = decimals(every["reward"], every["reward_se"])
+    lead = f", {fixed(highest[order[0]] - highest[order[1]], places)} over {others[0]}" if others else ""
+    return f"Within {kl_budget:g} nats {best} reaches the highest reward, {fixed(highest[order[0]], places)}{lead}."
 
 
 def of_common(values: Mapping[str, pd.DataFrame], name: str) -> str:

@@ -39,6 +39,7 @@ SUMMARY = {
     "finished": "how many trials have ended",
     "best": "the best trial's number; null: there is none",
     "best_value": "its value, in reward",
+    "best_value_se": "its standard error",
     "best_kl": "its eval KL, in nats per response",
     "kl_budget": "in nats per response",
     "created_at": "a time",

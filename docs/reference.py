@@ -29,14 +29,13 @@ from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
 from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import PROG
-from tuner.judge.diagnose import LATEST
 from tuner.judge.guard import GuardSettings
 from tuner.judge.rules import RULES, SIGNS
 from tuner.search import optuna_trials
 from tuner.store.rows import INTERRUPTED
 from tuner.study import study_file
 from tuner.study.status import Origin, Role, Status
-from tuner.study.study_file import KL_STEP_SPAN, KL_TARGETS, PRUNERS, SAMPLERS, STRATEGIES
+from tuner.study.study_file import BETAS, KL_STEP_SPAN, KL_TARGETS, PRUNERS, SAMPLERS, STRATEGIES
 
 FILE = Path(__file__).with_name("reference.md")
 
@@ -132,6 +131,8 @@ def _advised(one: Hyperparameter) -> str:
     """Return a hyperparameter's advised range, in words where it depends on the study."""
     if one.name == "kl_target":
         return "{:g} to {:g} of the KL budget, linear".format(*KL_TARGETS)
+    if one.name == "kl_coef":
+        return "{:g} to {:g} of σ / √(2 · KL budget), log; with normalize_kl_coef".format(*BETAS)
     if one.name == "kl_step":
         return f"its default divided and multiplied by {KL_STEP_SPAN:g}, log"
     return "" if one.search is None else f"{one.search.low:g} to {one.search.high:g}, {one.search.scale}"
@@ -170,7 +171,7 @@ def _rules() -> Iterator[str]:
     yield "## Signs"
     yield (
         "What `diagnose` and the dashboard's pages say of a trial. Those of the rollouts are medians of the last "
-        f"{LATEST} steps, except where the meaning says otherwise."
+        "third of the run's iterations, two at least, except where the meaning says otherwise."
     )
     rows = ((sign.label, f"`{sign.metric}`", sign.range, sign.doc, sign.change) for sign in SIGNS.values())
     yield _table(("sign", "metric", "in range", "meaning", "what to change"), rows)
@@ -195,7 +196,7 @@ TASK_KEYS = {
     "eval_prompts, test_prompts": "data files of these prompts; unless given, `prompts` says",
     "doc": "what the task is, in a sentence",
     "kl_budget": "how far a recommended policy may be from the reference, in nats per response; 10 unless given",
-    "kl_limit": "where the guard ends a trial; unless given 15 nats, or one and a half times a budget over 10",
+    "kl_limit": "where the guard ends a trial; 2.5 times the budget unless given",
     "eval": "a table: `temperature` and `response_length` of evaluations (the reference's unless given), their `seed`, "
     "and `prompts`, how many of the eval prompts are used each time",
     "reference": "a table of hyperparameters that replace the declared defaults: trial 0 of a study",

@@ -30,7 +30,7 @@ from ppo_core.errors import NO_ROOM, CheckpointError, NoRoomError
 from ppo_core.report import StepReport, Trainer
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 """Matches safetensors' form of a system error."""

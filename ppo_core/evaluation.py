@@ -14,7 +14,7 @@ from ppo_core.algorithm.advantages import gae
 from ppo_core.algorithm.experience import mean_of_all, part_metrics, read_policy, repetition
 from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.algorithm.scores import raw_token_scores
-from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import LEAST_LAM
 from ppo_core.data.task import Prompt, Scored
 from ppo_core.distributed.world import together
 from ppo_core.models.load import TaskModels
@@ -104,7 +104,7 @@ def _evaluate(
     parts = {name: values[:count] for name, values in scored.parts.items()}
     readings = EvalReadings(tuple(totals), tuple(kls), tuple(int(length) for length in lengths))
     texts = models.token_texts(rollouts.sequences)[: min(count, max(0, SAMPLES_KEPT - first))]
-    samples = world.gather_objects(_samples(config, rollouts, reading, scored, texts, first))
+    samples = world.gather_objects(_samples(state, rollouts, reading, scored, texts, first))
     return Evaluation(metrics | part_metrics(parts, "eval/", world), tuple(samples), readings)
 
 
@@ -115,7 +115,7 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
 
 
 def _samples(
-    config: PPOConfig,
+    state: RunState,
     rollouts: Rollouts,
     reading: PolicyReading,
     scored: Scored,
@@ -131,7 +131,8 @@ def _samples(
     if reading.values is not None:  # GAE of the raw scores
         mask = rollouts.sequences.response_mask
         rewards = raw_token_scores(scored, mask)
-        advantages, _ = gae(rewards, reading.values, mask, config.gamma, config.lam)
+        lam = LEAST_LAM if state.lam is None else state.lam
+        advantages, _ = gae(rewards, reading.values, mask, state.config.gamma, lam)
         columns |= {"advantages": advantages, "values": reading.values}
     return [
         Sample(

@@ -44,6 +44,10 @@ class Metric:
 QUANTILES = {"min": "minimum", "q25": "lower quartile", "q50": "median", "q75": "upper quartile", "max": "maximum"}
 """Quantiles reported of a distribution in addition to its mean and spread, by suffix, at evenly spaced levels from 0 to 1."""
 
+REPETITION_WINDOW = 24
+"""Tokens within which repetition is read, so that the length of a response does not decide it."""
+
+_REPEATED = f"Share of tokens already seen earlier in the same {REPETITION_WINDOW} tokens of a response, the mean over all such windows."
 _NATS = "nats per response"
 _TOKEN = "nats per token"
 
@@ -72,6 +76,7 @@ _DECLARED = (
     Metric("objective/scores", "Score", "Mean raw score of the rollouts.", "reward", "higher"),
     Metric("objective/scores_std", "Score spread", "Standard deviation of the rollouts' raw scores.", "reward"),
     *_distribution("objective/scores", "Score", "the rollouts' raw scores"),
+    Metric("objective/penalty_unit", "Worth of a penalty of 1", "1, or with penalty_unit = spread the standard deviation of the first batch's scores.", "reward"),
     Metric("objective/non_score_reward", "KL penalty", "Mean per response of -β x KL in the reward; 0 with use_kl_loss.", "reward"),
     Metric("objective/rlhf_reward", "Score - β KL", "Score plus KL penalty (use_kl_loss: the score): depends on β, so never an objective.", "reward"),
     Metric("objective/rlhf_reward_std", "Score - β KL spread", "Standard deviation of score plus KL penalty.", "reward"),
@@ -87,20 +92,21 @@ _DECLARED = (
     Metric("val/ratio", "Ratio", "Mean probability ratio to the sampling policy; 1 before the first update."),
     Metric("val/ratio_var", "Ratio variance", "Variance over tokens of the probability ratio.", "", "lower"),
     Metric("val/num_eos_tokens", "Ended responses", "Rollouts that ended by themselves.", "responses"),
-    Metric("val/return_std", "Return spread", "Running standard deviation of the token returns, in which the critic's loss is measured (normalize_values).", "reward"),
+    Metric("val/return_std", "Return spread", "Standard deviation of the token returns; with normalize_values the running one, in which the critic predicts.", "reward"),
     Metric("val/var_explained", "Explained variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic.", "", "higher"),
     Metric("policy/grad_norm", "Policy gradient norm", "Mean norm before clipping."),
     Metric("value/grad_norm", "Value gradient norm", "Mean norm before clipping (shared trunk: of the value head)."),
     Metric("sampler/mismatch", "Sampler mismatch", "Largest |log π sampled - log π trained| of a token: near 0, always.", "nats", "lower"),
     Metric("sampler/kl_gap", "Sampled - exact KL", "Mean of k1 less the exact KL of the same responses: noise around 0 where sampler and trainer agree.", _NATS),
-    Metric("sampler/kl_gap_noise", "Noise of sampled - exact KL", "How far chance takes sampler/kl_gap: its standard error, and what rare tokens add that a small batch lacks.", _NATS),
+    Metric("sampler/kl_gap_noise", "Noise of sampled - exact KL", "How far chance and rounding take sampler/kl_gap: its standard error, what rare tokens add that a small batch lacks, and the KL of rounding.", _NATS),
     Metric("response/length_mean", "Response length", "Mean length of the rollouts.", "tokens"),
     Metric("response/length_min", "Shortest response", "Shortest rollout.", "tokens"),
     Metric("response/length_max", "Longest response", "Longest rollout.", "tokens"),
     Metric("response/truncated_share", "Truncated share", "Share of rollouts cut at response_length.", "share", "lower"),
-    Metric("response/repetition", "Repetition", "Share of a response's tokens already seen earlier in it.", "share", "lower"),
+    Metric("response/repetition", "Repetition", _REPEATED, "share", "lower"),
     Metric("lr", "Policy learning rate", "Learning rate of the policy in this iteration."),
     Metric("value/lr", "Value learning rate", "Learning rate of the critic in this iteration."),
+    Metric("policy/lam", "GAE λ", "λ in force of the advantages."),
     Metric("policy/kl_step", "KL step", "KL from the policy that sampled the batch to the one after its updates, rounding included (lr_controller = kl_step).", _NATS),
     Metric("policy/kl_step_wanted", "Wanted KL step", "The KL step that the policy's learning rate is moved for.", _NATS),
     Metric("policy/epochs", "PPO epochs", "Passes over the batch that the policy learned from: fewer than num_ppo_epochs where the KL step ended them.", "epochs"),
@@ -112,7 +118,7 @@ _DECLARED = (
     Metric("eval/kl_se", "Eval KL SE", "Standard error of eval/kl over the prompts.", _NATS),
     Metric("eval/entropy", "Eval entropy", "Mean entropy of the policy on the eval prompts.", _TOKEN),
     Metric("eval/length", "Eval response length", "Mean response length on the eval prompts.", "tokens"),
-    Metric("eval/repetition", "Eval repetition", "Share of a response's tokens already seen earlier in it.", "share", "lower"),
+    Metric("eval/repetition", "Eval repetition", _REPEATED, "share", "lower"),
     Metric("time/generate", "Generation", "Seconds of sampling the rollouts.", "seconds", "lower"),
     Metric("time/score", "Scoring", "Seconds of the reward, the reference, log-probs and values.", "seconds", "lower"),
     Metric("time/update", "Update", "Seconds of the PPO epochs.", "seconds", "lower"),

@@ -7,8 +7,9 @@ import json
 import math
 import os
 import re
+import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -32,6 +33,9 @@ _SECRETS = (
     re.compile(r"(https?://)[^:/?#@]*(?=@)", re.IGNORECASE),  # a token in the place of the user
     re.compile(r"([?&]\w*(?:pass|token|secret|api_?key)\w*=)[^&]*", re.IGNORECASE),
 )
+
+_FLOAT32 = 1e-7
+"""Precision of a metric, as a share of it."""
 
 _STEP_READINGS = {"objective/scores": "score", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
 
@@ -119,17 +123,45 @@ def measured(number: float | None) -> str:
     return f"{number:.0f}" if is_whole else f"{number:#.3g}"
 
 
+def decimals(numbers: Iterable[float | None], errors: Iterable[float | None] = ()) -> int:
+    """Return with how many decimals numbers are printed, so that in any unit they are told apart.
+
+    These show two digits of the smallest standard error; where none is known, two of the numbers' usual distance from
+    their median, and three of a usual one of them. None and what is not finite are left out.
+    """
+    known, steps = _finite(numbers), [error for error in _finite(errors) if error > 0]
+    sizes = [abs(number) for number in known if number]
+    if not steps and sizes:
+        middle = statistics.median(known)
+        gaps = [abs(number - middle) for number in known if number != middle]
+        steps = [statistics.median_low(sizes) / 10, *([statistics.median(gaps)] if gaps else [])]
+    step = max(min(steps, default=0.1), max(sizes, default=0.0) * _FLOAT32)
+    return max(0, 1 - math.floor(math.log10(step)))
+
+
+def _finite(numbers: Iterable[float | None]) -> list[float]:
+    return [number for number in numbers if number is not None and math.isfinite(number)]
+
+
+def fixed(number: float | None, places: int, *, signed: bool = False) -> str:
+    """Return a number with that many decimals, as a difference with its sign; `-` if there is none."""
+    if number is None or math.isnan(number):
+        return NOTHING
+    return f"{number:{'+' * signed}z.{places}f}"
+
+
 def counted(count: int, thing: str) -> str:
     """Return `1 trial` or `3 trials`; `thing` is the singular."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def plus_minus(mean: float | None, se: float | None = None) -> str:
-    """Return `1.823 ± 0.051`: with as many decimals as the standard error justifies; `-` if there is no number."""
-    if mean is None or se is None or not math.isfinite(se) or se <= 0:
-        return measured(mean)
-    decimals = min(4, max(0, 1 - math.floor(math.log10(se))))
-    return f"{mean:.{decimals}f} ± {se:.{decimals}f}"
+def plus_minus(mean: float | None, se: float | None = None, places: int | None = None, *, signed: bool = False) -> str:
+    """Return `1.823 ± 0.051`: with as many decimals as the standard error justifies (see `decimals`), unless their
+    number is given, as for a column; `-` if there is no number.
+    """
+    places = decimals([mean], [se]) if places is None else places
+    text = fixed(mean, places, signed=signed)
+    return text if text == NOTHING or se is None or not 0 < se < math.inf else f"{text} ± {se:.{places}f}"
 
 
 def params_line(params: Mapping[str, HyperValue]) -> str:
@@ -137,22 +169,45 @@ def params_line(params: Mapping[str, HyperValue]) -> str:
     return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items())
 
 
+def step_readings(metrics: Mapping[str, float], labels: Mapping[str, str]) -> list[str]:
+    """Return a step's readings under these labels, and of a run that keeps its pace also what it keeps and its rate.
+
+    A mean has the decimals that the spread around it justifies; a reading that is not there is an empty text.
+    """
+    texts = []
+    for name, label in labels.items():
+        value, spread = metrics.get(name), metrics.get(f"{name}_std")
+        number = measured(value) if spread is None else fixed(value, decimals([value], [spread]))
+        texts.append("" if value is None else f"{label} {number}")
+    if (wanted := metrics.get("policy/kl_step_wanted")) is not None:
+        step = measured(metrics.get("policy/kl_step"))
+        texts += [f"KL step {step} of {measured(wanted)}", f"rate {short(metrics.get('lr'))}"]
+    return texts
+
+
 def report_line(report: StepReport, last: int) -> str:
     """Return the line of a step in a run of `last` iterations: `step  3/12  episode 192  score 0.512  KL 1.94`."""
     metrics = report.metrics
     parts = [f"step {report.step:>{len(str(last))}}/{last}", f"episode {report.episode}"]
-    parts += [f"{label} {measured(metrics[name])}" for name, label in _STEP_READINGS.items() if name in metrics]
+    parts += filter(None, step_readings(metrics, _STEP_READINGS))
     if report.is_evaluation:
         parts.append(f"eval reward {plus_minus(metrics['eval/reward'], metrics.get('eval/reward_se'))}")
         parts.append(f"eval KL {plus_minus(metrics.get('eval/kl'), metrics.get('eval/kl_se'))} {KL_UNIT}")
     return "  ".join(parts)
 
 
-def parts_text(parts: Mapping[str, float | None]) -> str:
-    """Return ` (helpful 0.5, brief -1.00)` for a reward of several parts, else an empty text."""
-    if len(parts) < 2:
-        return ""
-    return f" ({', '.join(f'{plain(name)} {measured(value)}' for name, value in parts.items())})"
+def reward_texts(rewards: Sequence[float | None], parts: Sequence[Mapping[str, float | None]]) -> list[str]:
+    """Return the rewards of samples, each with its parts if it has several: `0.25 (helpful 0.50, brief -1.00)`.
+
+    The rewards have one number of decimals, and so has each part.
+    """
+    places = decimals(rewards)
+    places_of = {name: decimals(each.get(name) for each in parts) for each in parts for name in each}
+    texts = []
+    for reward, each in zip(rewards, parts, strict=True):
+        named = [f"{plain(name)} {fixed(value, places_of[name])}" for name, value in each.items()]
+        texts.append(fixed(reward, places) + (f" ({', '.join(named)})" if len(each) > 1 else ""))
+    return texts
 
 
 SAMPLES_SHOWN = 3
@@ -166,13 +221,15 @@ def samples_table(report: StepReport) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("prompt", "response", "reward"):
         table.add_column(name, overflow="fold")
-    for sample in report.samples[:SAMPLES_SHOWN]:
+    shown = report.samples[:SAMPLES_SHOWN]
+    rewards = reward_texts([sample.reward for sample in shown], [sample.parts for sample in shown])
+    for sample, reward in zip(shown, rewards, strict=True):
         prompt, response = sample.prompt, sample.response.strip()
         if len(prompt) > _PROMPT_END:
             prompt = f"…{prompt[-_PROMPT_END:]}"
         if len(response) > _RESPONSE_BEGIN:
             response = f"{response[:_RESPONSE_BEGIN]}…"
-        table.add_row(plain(prompt), plain(response), f"{measured(sample.reward)}{parts_text(sample.parts)}")
+        table.add_row(plain(prompt), plain(response), reward)
     return table
 
 

@@ -32,7 +32,7 @@ from ppo_core.models.policy import ActorCritic
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
-_BETA = {"kl_coef", "kl_target", "kl_horizon", "lr_controller"}
+_BETA = {"kl_coef", "normalize_kl_coef", "kl_target", "kl_horizon", "lr_controller"}
 """β restarts if a run continues with another value of one of these, unless it holds the KL in both."""
 
 
@@ -77,6 +77,12 @@ class RunState:
     """PPO iterations learned from; -1 before the SFT policy was evaluated."""
     optimizer_steps: int = 0
     """Number of optimizer steps; serves as the weights' version."""
+    lam: float | None = None
+    """GAE λ in force; None: the first batch's length will decide it."""
+    score_spread: float = 0.0
+    """Standard deviation of the scores of the first batch in which they differ, in which penalties and β may be."""
+    rounding: float | None = None
+    """KL that rounding alone shows, in nats per token; None: not measured yet."""
 
     @classmethod
     def begin(cls, config: PPOConfig, models: TaskModels, world: World = ONE_PROCESS) -> "RunState":
@@ -99,6 +105,7 @@ class RunState:
             RewardStatistics(config.normalize_rewards, world),
             Chunks.of(config, world),
             world,
+            lam=config.lam,
         )
 
     @property
@@ -116,6 +123,14 @@ class RunState:
         """Episodes learned from so far."""
         return self.step * self.sizes.batch_size
 
+    @property
+    def kl_unit(self) -> float:
+        """What β is in, in reward: with normalize_kl_coef the scores' spread, or 1 where advantages are scaled to 1."""
+        config = self.config
+        if not config.normalize_kl_coef or config.keeps_kl_step or (config.use_kl_loss and config.scales_advantages):
+            return 1.0
+        return self.score_spread
+
     def checkpoint_bytes(self) -> int:
         """Return the approximate size of a checkpoint: the trained weights and AdamW's two moments, in bytes."""
         return self.optimizers.moment_bytes + sum(p.numel() * p.element_size() for p in self.network.trained().values())
@@ -130,6 +145,9 @@ class RunState:
         state = {
             "step": self.step,
             "optimizer_steps": self.optimizer_steps,
+            "lam": self.lam,
+            "score_spread": self.score_spread,
+            "rounding": self.rounding,
             "kl_controller": self.kl_controller.state_dict(),
             "kl_step": self.kl_step and self.kl_step.state_dict(),
             "returns": self.returns and self.returns.state_dict(),
@@ -150,8 +168,8 @@ class RunState:
 
         If the configs differ, this one applies from the next step on: schedules follow it at the same progress, AdamW
         keeps its moments, β restarts if a value that controls the KL differs (one that holds it in both continues), and
-        the scores' statistics begin empty if normalize_rewards differs. All else continues, the critic's values too if
-        normalize_values differs.
+        the scores' statistics begin empty if normalize_rewards differs. A λ that is unset again is that of the next
+        batch's length. All else continues, the critic's values too if normalize_values differs.
 
         Call in all processes of the run.
 
@@ -177,7 +195,11 @@ class RunState:
             self.network.value_mean, self.network.value_std = saved.mean, saved.std
             if self.returns is None:
                 self.network.set_value_units(0.0, 1.0)
+        self.rounding = state["rounding"]
+        if "lam" not in changed:
+            self.lam = state["lam"]
         if "normalize_rewards" not in changed:
+            self.score_spread = state["score_spread"]
             self.reward_statistics.load_state_dict(state["reward_statistics"])
         for chunk, configured_before in zip(self.chunks, Chunks.of(before, self.world), strict=True):
             if chunk.rows == configured_before.rows:  # else the rows that fit into memory must be found again

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ppo_core.algorithm.advantages import masked_whiten
 from ppo_core.algorithm.experience import (
     Experience,
     build_experience,
@@ -34,12 +35,13 @@ from ppo_core.algorithm.experience import (
     rollout_metrics,
     token_kl,
 )
+from ppo_core.algorithm.kl import ROUNDING
 from ppo_core.algorithm.kl_step import read_kl_step, rounding_floor
 from ppo_core.algorithm.optim import lr_factor
 from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
-from ppo_core.algorithm.scores import score_spread, token_scores
+from ppo_core.algorithm.scores import less_penalties, score_spread, spread_of, token_scores
 from ppo_core.algorithm.update import ppo_epochs
-from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig, default_lam
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import ONE_PROCESS, World, joined, run_on_rank_zero, together
@@ -102,15 +104,27 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
     sequences = rollouts.sequences
     scored = together(world, lambda: models.score(rollouts))
     scores = torch.tensor(scored.totals, dtype=torch.float32, device=sequences.ids.device)
+    if state.lam is None:
+        state.lam = default_lam(float(world.gather(rollouts.lengths).double().mean()))
     shaped = token_scores(config, state.reward_statistics, scored, rollouts)
+    if state.score_spread == 0:
+        state.score_spread = spread_of(shaped, world)
+    unit = state.score_spread if config.penalty_unit == "spread" else 1.0
+    entropy_coef = config.entropy_coef * (1.0 if config.scales_advantages else unit)
+    shaped = less_penalties(config, shaped, rollouts, unit)
     state.kl_controller.begin(lambda: score_spread(config, shaped, world))
     if state.returns is not None:
-        state.returns.begin(shaped.sum(-1), state.network)
-    kl_coef = state.kl_controller.coef
+        mask = sequences.response_mask
+        rewards = masked_whiten(shaped, mask, shift_mean=False, world=world) if config.whiten_rewards else shaped
+        state.returns.begin(rewards.sum(-1), state.network)
+    kl_coef = state.kl_controller.coef * state.kl_unit
     reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
     kl = token_kl(config, reading, sequences.response_mask)
-    experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, world)
-    metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, world)
+    experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, state.lam, entropy_coef, world)
+    metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, state.rounding or 0.0, world)
+    metrics["objective/penalty_unit"] = unit
+    if config.has_critic:
+        metrics["policy/lam"] = state.lam
     return experience, metrics | critic_metrics(experience, world) | part_metrics(scored.parts, world=world)
 
 
@@ -119,8 +133,12 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
     config, network, world = state.config, state.network, state.world
     policy_learns = state.step >= config.critic_warmup
     kl_step = state.kl_step if policy_learns else None
+    length = float(world.sum(experience.sequences.response_mask.sum())) / state.sizes.batch_size
+    if state.rounding is None:
+        floor = rounding_floor(network, experience, config.temperature, state.chunks.scoring, world)
+        state.rounding = floor / length
     if kl_step is not None and kl_step.floor is None:
-        kl_step.set_floor(rounding_floor(network, experience, config.temperature, state.chunks.scoring, world))
+        kl_step.set_floor(state.rounding * length)
     metrics = _set_rates(state)
     if state.returns is not None:
         assert experience.returns is not None
@@ -324,7 +342,7 @@ def _require_no_kl(baseline: StepReport, models: TaskModels, *, bf16: bool) -> N
     Rounding causes a KL of half the variance of the logits' errors: under TF32 these are at most 0.02 for logits around
     20, in bfloat16 about 0.2.
     """
-    most = 0.05 if bf16 else 1e-3  # nats per token
+    most = 0.05 if bf16 else ROUNDING  # nats per token
     kl = baseline.metrics["eval/kl"] / baseline.metrics["eval/length"]
     if kl > most:
         raise TaskError(

@@ -20,7 +20,7 @@ from tuner.study.status import Origin, Reason, Status
 SEARCH: Mapping[str, Mapping[str, Any]] = {
     "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},
     "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
-    "lam": {"low": 0.8, "high": 1.0},
+    "lam": {"low": 0.8, "high": 1.0, "scale": "linear"},
     "cliprange": {"low": 0.1, "high": 0.3},
     "vf_coef": {"low": 0.05, "high": 1.0},
     "num_ppo_epochs": {"low": 1, "high": 8},

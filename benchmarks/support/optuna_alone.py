@@ -16,6 +16,7 @@ import torch
 
 from ppo_core.config.hyperparameters import PPOConfig
 from tuner.engine.run_trial import import_factory
+from tuner.study.space import read_by_sampler
 from tuner.study.spec import StudySpec
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -37,10 +38,12 @@ def make_config(trial: optuna.Trial) -> PPOConfig:
             continue
         if span.scale == "log2":
             params[name] = 2 ** trial.suggest_int(name, int(math.log2(span.low)), int(math.log2(span.high)))
+        elif span.scale == "log_from_1":
+            params[name] = 1 - trial.suggest_float(name, 1 - span.high, 1 - span.low, log=True)
         elif name == "num_ppo_epochs":
             params[name] = trial.suggest_int(name, int(span.low), int(span.high))
         else:
-            params[name] = trial.suggest_float(name, span.low, span.high, log=span.scale == "log")
+            params[name] = trial.suggest_float(name, span.low, span.high, log=span.is_log)
     values = spec.config({}).to_dict() | {"kl_target": None} | params | {"seed": arguments.seed}
     return PPOConfig.from_dict(values, "trial")
 
@@ -80,10 +83,12 @@ pruner: optuna.pruners.BasePruner = optuna.pruners.SuccessiveHalvingPruner(min_r
 if arguments.random:
     sampler, pruner = optuna.samplers.RandomSampler(seed=arguments.seed), optuna.pruners.NopPruner()
 study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
-log2 = [name for name, span in spec.search.items() if span.scale == "log2"]
-exponents = {name: math.log2(getattr(spec.config({}), name)) for name in log2}
+units = read_by_sampler(
+    {name: span for name, span in spec.search.items() if span.scale in ("log2", "log_from_1")},
+    spec.config({}).to_dict(),
+)
 reference = {name: value for name, value in spec.reference_params().items() if name != "kl_target"}
-study.enqueue_trial({"kl_control": "fixed", **reference, **exponents})
+study.enqueue_trial({"kl_control": "fixed", **reference, **(units or {})})
 study.optimize(objective, callbacks=[stop_when_spent])
 completed = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
 within = [trial for trial in completed if trial.user_attrs["kl"] <= spec.kl_budget]

@@ -19,7 +19,7 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
 from ppo_core.report import StepReport
-from tuner.judge.guard import GuardSettings, GuardState, check_step
+from tuner.judge.guard import GuardState, check_step
 from tuner.judge.scoring import Evaluations, is_finite, trial_value
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason
@@ -123,12 +123,12 @@ class RecordedRun:
         return sum(s.cpu_seconds + (s.evaluation.cpu_seconds if s.evaluation else 0.0) for s in self.steps)
 
 
-def guarded(run: RecordedRun, settings: GuardSettings) -> tuple[list[StepReport], Reason | None]:
+def guarded(run: RecordedRun, spec: StudySpec) -> tuple[list[StepReport], Reason | None]:
     """Return a run's reports as a study would have had them, up to where the guard ends it, and why it does."""
     seen, state, reason, total = list[StepReport](), GuardState(), None, run.total_episodes
     for step in run.steps:
         seen.append(step.report(OF_A_TRIAL))
-        state, reason = check_step(settings, state, seen[-1], total)
+        state, reason = check_step(spec.guard, state, seen[-1], total, spec.kl_budget)
         if reason is not None:
             break
     return seen, reason

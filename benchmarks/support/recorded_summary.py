@@ -130,7 +130,7 @@ def _kinds(runs: Sequence[RecordedRun]) -> str:
 
 
 def _stops(spec: StudySpec, runs: Sequence[RecordedRun]) -> str:
-    rules = Counter(reason.rule for run in runs if (reason := guarded(run, spec.guard)[1]) is not None)
+    rules = Counter(reason.rule for run in runs if (reason := guarded(run, spec)[1]) is not None)
     by_rule = ", ".join(f"{rule} {count}" for rule, count in rules.most_common())
     return f"{rules.total()}" + (f" ({by_rule})" if by_rule else "")
 

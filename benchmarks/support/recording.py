@@ -115,7 +115,7 @@ def record_run(spec: StudySpec, planned: Planned) -> RecordedRun:
         seconds, evaluation_seconds = clock.lap()
         if report.step == 0:
             seconds, evaluation_seconds = 0.0, seconds + evaluation_seconds
-        state, is_due = watch(state, report, spec.kl_budget)
+        state, is_due = watch(state, report, spec.kl_budget, config.eval_interval)
         is_early = report.episode >= early > (steps[-1].episode if steps else 0)
         flags: dict[Cause, bool] = {"regular": report.is_evaluation, "early": is_early, "watch": is_due}
         causes = tuple(cause for cause, holds in flags.items() if holds)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import PPOConfig
 from tuner.engine.protocol import Stepped
 from tuner.judge.guard import GuardState, WatchState, check_step, watch
 from tuner.judge.scoring import EVALUATION_METRICS, is_finite
@@ -61,19 +62,19 @@ def traces_of(recording: Recording) -> list[Trace]:
 
 
 def _trace(run: RecordedRun, spec: StudySpec, values: Sequence[float]) -> Trace:
-    steps = tuple(_folded(run.steps, spec, run.total_episodes))
+    steps = tuple(_folded(run, spec))
     return Trace(run.name, dict(run.config), dict(run.params), run.weight, steps, bool(run.stopped), values)
 
 
-def _folded(recorded: Sequence[RecordedStep], spec: StudySpec, total_episodes: int) -> Iterator[TraceStep]:
+def _folded(run: RecordedRun, spec: StudySpec) -> Iterator[TraceStep]:
     """Yield the steps of a run with what the guard and the budget watch say of each."""
-    made = [step.evaluation.cpu_seconds for step in recorded[1:] if step.evaluation is not None]
+    made = [step.evaluation.cpu_seconds for step in run.steps[1:] if step.evaluation is not None]
     typical = statistics.median(made) if made else 0.0
-    guard, watching = GuardState(), WatchState()
-    for step in recorded:
+    guard, watching, interval = GuardState(), WatchState(), PPOConfig.from_dict(run.config).eval_interval
+    for step in run.steps:
         first, evaluation = step.report(REGULAR), _stored(step)
-        guard, reason = check_step(spec.guard, guard, first, total_episodes)
-        watching, is_near = watch(watching, first, spec.kl_budget)
+        guard, reason = check_step(spec.guard, guard, first, run.total_episodes, spec.kl_budget)
+        watching, is_near = watch(watching, first, spec.kl_budget, interval)
         asked = first if evaluation is None else step.report()
         own = step.evaluation if step.step > 0 else None  # the SFT policy's is made once a process
         yield TraceStep(

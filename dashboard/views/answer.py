@@ -13,7 +13,8 @@ from dashboard.health import Card
 from dashboard.views import common
 from dashboard.views.common import KeyNumber
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, measured, plus_minus, short
+from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, short
+from tuner.confirm.result import places_of
 from tuner.judge import results
 from tuner.judge.answer import Answer, Badge
 from tuner.judge.best import RULE
@@ -145,23 +146,25 @@ def _key_numbers(
 ) -> list[KeyNumber]:
     trial, is_confirmed = answer.trial, answer.confirmed is not None
     source, budget = f"{answer.badge}", f"budget {view.spec.kl_budget:g}"
-    if answer.confirmed is not None and answer.confirmed.reward is not None and answer.confirmed.reward.low is not None:
-        source = answer.confirmed.reward.span
+    places = decimals([reward], [trial.value_se])
+    if answer.confirmed is not None and answer.confirmed.reward is not None:
+        places = places_of([answer.confirmed.reward])
+        source = source if answer.confirmed.reward.low is None else answer.confirmed.reward.span
     if not is_confirmed and baseline is not None and reward is not None:
-        source += f", {reward - baseline:+.2f} over SFT"
+        source += f", {fixed(reward - baseline, places, signed=True)} over SFT"
     if not is_confirmed and trial.end_kl is not None and trial.status is Status.COMPLETED:
-        budget += f", end {trial.end_kl:.1f}"
+        budget += f", end {measured(trial.end_kl)}"
     return [
         KeyNumber(
             f"Reward of trial {trial.number}" if is_confirmed else "Highest value",
-            "–" if reward is None else f"{reward:.2f}",
+            "–" if reward is None else fixed(reward, places),
             source,
             f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed, else its value. "
             f"{common.VALUE_IS} {RULE} Below: its interval, or how far its value is over the SFT policy's.",
         ),
         KeyNumber(
             "Its KL",
-            "–" if kl is None else f"{kl:.1f} nats",
+            "–" if kl is None else f"{measured(kl)} nats",
             budget,
             f"KL in {METRICS['eval/kl'].unit}, of the same evaluations as the reward. Below: the KL budget, and the "
             "eval KL at the end of the trial.",

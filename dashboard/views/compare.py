@@ -13,8 +13,8 @@ from dashboard.figures import title_of
 from dashboard.views import changes, common
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import is_within
-from ppo_core.output import NOTHING, counted, measured, plus_minus, short
-from tuner.confirm.result import Confirmation, confirmations, difference
+from ppo_core.output import NOTHING, counted, decimals, fixed, measured, plus_minus, short
+from tuner.confirm.result import Confirmation, Interval, confirmations, difference, places_of
 from tuner.judge.answer import Answer, of_study
 from tuner.judge.paired import over, screened_note
 from tuner.judge.results import StudyView, as_view, differences
@@ -133,14 +133,17 @@ def _outcomes(
     spec, top = snapshot.view.spec, max((row.value for row in rows if row.value is not None), default=None)
     evaluated = data.curves(store, snapshot, analysis.EVALUATED, numbers=list(roles), evaluations_only=True)
     read_at = {(each.trial, each.step): f"{each.episode:,} (step {each.step})" for each in evaluated.itertuples()}
+    reward = decimals([row.value for row in rows], [row.value_se for row in rows])
+    kl = decimals(kl for row in rows for kl in (row.kl, row.end_kl))
     fresh: dict[str, list[str]] = {}
     for run in runs:
         one_of = {one.trial.number: one for one in run.configurations if one.reward is not None}
         ones = [one_of.get(row.number) for row in rows]
         at = f" at {run.total_episodes:,} episodes" if len(runs) > 1 else ""
+        rewards, kls = ([None if one is None else getattr(one, name) for one in ones] for name in ("reward", "kl"))
         fresh |= {
-            f"Fresh seeds: reward{at}": ["" if one is None or one.reward is None else one.reward.text for one in ones],
-            f"Fresh seeds: KL{at}": ["" if one is None or one.kl is None else one.kl.text for one in ones],
+            f"Fresh seeds: reward{at}": _texts(rewards),
+            f"Fresh seeds: KL{at}": _texts(kls),
             f"Fresh seeds: within budget{at}": [
                 "" if one is None else f"{one.ends_within} of {len(one.rewards)}" for one in ones
             ],
@@ -153,13 +156,15 @@ def _outcomes(
         **fresh,
         "Screening score": [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows],
         "Value ± SE (reward)": [
-            NONE_TRAINED if row.value_step == 0 else star_of.get(row.number, "") + plus_minus(row.value, row.value_se)
+            NONE_TRAINED
+            if row.value_step == 0
+            else star_of.get(row.number, "") + plus_minus(row.value, row.value_se, reward)
             for row in rows
         ],
         "Read at episode": [read_at.get((row.number, row.value_step or None), "") for row in rows],
-        "Eval KL there (nats)": ["" if row.value_step == 0 else measured(row.kl) for row in rows],
-        "Last eval reward": [measured(row.end_reward) for row in rows],
-        "Last eval KL (nats)": [measured(row.end_kl) for row in rows],
+        "Eval KL there (nats)": ["" if row.value_step == 0 else fixed(row.kl, kl) for row in rows],
+        "Last eval reward": [fixed(row.end_reward, reward) for row in rows],
+        "Last eval KL (nats)": [fixed(row.end_kl, kl) for row in rows],
         f"Ends within {spec.kl_budget:g} nats": [_WITHIN[ended_within(row, spec)] for row in rows],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
@@ -168,6 +173,12 @@ def _outcomes(
     for row in rows:
         if row.reason and not row.is_at_rung:
             st.text(f"Trial {row.number}: {safe_text.one_line(row.reason.message, 400)}")
+
+
+def _texts(intervals: Sequence[Interval | None]) -> list[str]:
+    """Return intervals with one number of decimals; those that are not known as empty texts."""
+    places = places_of(intervals)
+    return ["" if one is None else one.with_places(places) for one in intervals]
 
 
 def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, roles: Mapping[int, str]) -> None:
@@ -196,8 +207,8 @@ def _differences(store: Store, rows: Sequence[TrialRow], runs: Sequence[Confirma
             lead = difference(one_of.get(row.number, {}), one_of.get(base.number, {}), len(one_of) - 1)
             if lead is not None:
                 lines.append(
-                    f"On {counted(lead.n, 'fresh seed')}, trial {row.number} against trial {base.number}: {lead.text} "
-                    f"reward{'' if lead.low is None else ', with its 95% interval'}."
+                    f"On {counted(lead.n, 'fresh seed')}, trial {row.number} against trial {base.number}: "
+                    f"{lead.signed} reward{'' if lead.low is None else ', with its 95% interval'}."
                 )
     for line in lines or [f"Trial {base.number} or all the others have no value, so there is no difference to show."]:
         st.text(line)
@@ -208,9 +219,9 @@ def against(store: Store, base: TrialRow, row: TrialRow) -> str:
     lead = over(store, base, row)
     if lead is None:
         return ""
-    error = "" if lead.se is None else f" ± {lead.se:.3f}"
     who = " (the reference)" if base.origin is Origin.REFERENCE else ""
-    text = f"Trial {row.number} against trial {base.number}{who}: {lead.mean:+.3f}{error} reward, {lead.verdict}."
+    reward = plus_minus(lead.mean, lead.se, signed=True)
+    text = f"Trial {row.number} against trial {base.number}{who}: {reward} reward, {lead.verdict}."
     return text + screened_note(base, row)
 
 

@@ -14,9 +14,9 @@ from dashboard.data import Snapshot
 from dashboard.views import common, compare
 from dashboard.views.answer import what_to_launch
 from ppo_core.errors import ConfigError
-from ppo_core.output import KL_UNIT, plus_minus
+from ppo_core.output import KL_UNIT, decimals, measured, plus_minus
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, Plan, cost_line, missing
-from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, runs_text
+from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, places_of, runs_text
 from tuner.judge.answer import of_study
 from tuner.store import Store
 
@@ -116,23 +116,29 @@ def _intervals_help(snapshot: Snapshot, confirmation: Confirmation) -> str:
 def table(confirmation: Confirmation) -> pd.DataFrame:
     """Return one row per configuration, the highest mean first."""
 
-    def text(interval: Interval | None) -> str:
-        return "–" if interval is None else interval.text
+    read = confirmation.configurations
+    searched = decimals([one.trial.value for one in read], [one.trial.value_se for one in read])
+    columns = ("reward", "kl", "over_reference", "under_best")
+    places = {name: places_of(getattr(one, name) for one in read) for name in columns}
+
+    def text(config: Confirmed, name: str, *, signed: bool = False) -> str:
+        interval: Interval | None = getattr(config, name)
+        return "–" if interval is None else interval.with_places(places[name], signed=signed)
 
     return pd.DataFrame(
         {
             "configuration": config.label,
             "seeds": 0 if config.reward is None else config.reward.n,
-            "reward [95%]": text(config.reward),
-            f"KL [95%], {KL_UNIT}": text(config.kl),
-            "reward over the reference": text(config.over_reference),
-            "best over this one": text(config.under_best),
+            "reward [95%]": text(config, "reward"),
+            f"KL [95%], {KL_UNIT}": text(config, "kl"),
+            "reward over the reference": text(config, "over_reference", signed=True),
+            "best over this one": text(config, "under_best", signed=True),
             "ends within budget": "–" if config.reward is None else f"{config.ends_within} of {config.reward.n}",
-            "value in the search": plus_minus(config.trial.value, config.trial.value_se)
+            "value in the search": plus_minus(config.trial.value, config.trial.value_se, searched)
             + (" at screening" if config.trial.is_at_rung else ""),
             "note": runs_text(config),
         }
-        for config in confirmation.configurations
+        for config in read
     )
 
 
@@ -185,7 +191,8 @@ def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_bu
             figure.add_scatter(
                 x=list(values.values()), y=[config.label] * len(values), mode="markers", row=row, col=1,
                 marker={"color": colour, "size": 8, "opacity": 0.65}, customdata=list(values), showlegend=False,
-                hovertemplate="%{y}, seed %{customdata}: %{x:.3f}<extra></extra>",
+                hovertemplate="%{y}, seed %{customdata}: "
+                f"%{{x:.{places_of(every for _, _, every in panel.rows)}f}}<extra></extra>",
             )  # fmt: skip
             high, low = (0.0 if end is None else abs(end - mean.mean) for end in (mean.high, mean.low))
             figure.add_scatter(
@@ -213,4 +220,4 @@ def what_to_see(confirmation: Confirmation, kl_budget: float) -> str:
     text = f"{better[0].upper()}{better[1:]} the reference. " if over else ""
     kls = [kl for one in confirmation.configurations for kl in one.kls.values()]
     within = f"{sum(kl <= kl_budget for kl in kls)} of {len(kls)} runs are within the KL budget on the test prompts"
-    return f"{text}{within}: the highest KL is {max(kls):.2f} {KL_UNIT}."
+    return f"{text}{within}: the highest KL is {measured(max(kls))} {KL_UNIT}."

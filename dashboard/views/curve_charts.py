@@ -15,7 +15,7 @@ from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.metrics import METRICS
-from ppo_core.output import counted
+from ppo_core.output import counted, decimals, fixed
 from tuner.judge.rules import KL, KL_STEP, WANTED_KL_STEP
 from tuner.search import fidelity
 from tuner.store import Store, TrialRow
@@ -258,8 +258,8 @@ def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[st
     """Return the chart and its caption, cached by `key`."""
     snapshot, frame, drawing, groups = _curves.snapshot, _curves.frame, _curves.drawing, _groups(_curves)
     points = charts.points_of(frame, _metric, drawing.axis)
-    if _metric == "eval/kl":
-        points["se"] = frame["eval/kl_se"]
+    if (errors := f"{_metric}_se") in frame:
+        points["se"] = frame[errors]
     trials, looks = (snapshot.trials.iloc[:0], {}) if groups else (snapshot.trials, _curves.looks)
     names: dict[Any, str] = {number: f"trial {number}" for number in _curves.bright}
     if groups:
@@ -321,7 +321,8 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
             lines[f"Guard stops at once over {at_once:g}"] = at_once
         return lines
     if metric == "eval/reward" and baseline is not None:
-        return {f"SFT baseline {baseline:.2f}": baseline}
+        places = decimals([baseline, *snapshot.trials["value"]], snapshot.trials["value_se"])
+        return {f"SFT baseline {fixed(baseline, places)}": baseline}
     return {}
 
 

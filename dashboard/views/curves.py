@@ -17,7 +17,7 @@ from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, measured
-from tuner.judge.diagnose import HEALTH_METRICS, LATEST, NEEDED, Course, why_nothing, with_repeats
+from tuner.judge.diagnose import HEALTH_METRICS, NEEDED, Course, why_nothing, with_repeats
 from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import Store
 from tuner.study.status import Status
@@ -226,8 +226,8 @@ def draw_health(courses: Mapping[int, Course]) -> None:
     common.table(health_rows(courses), "health", columns, marked=True)
     too_small, clipped = (METRICS[str(SIGNS[name].metric)].label for name in ("updates_small", "clip_fraction"))
     st.caption(
-        f"Medians of the last {LATEST} steps, but of KL the highest of the run. Updates that are too small show in "
-        f"{too_small} (its title's tooltip has the limit); a low {clipped} alone is no sign."
+        "Medians of the last third of a run's iterations, but of KL the highest of the run. Updates that are too "
+        f"small show in {too_small} (its title's tooltip has the limit); a low {clipped} alone is no sign."
     )
 
 

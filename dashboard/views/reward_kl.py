@@ -11,7 +11,7 @@ from dashboard.analysis import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.views import common
 from dashboard.views.answer import what_to_launch
-from ppo_core.output import counted, plus_minus
+from ppo_core.output import counted, decimals, measured, plus_minus
 from tuner.confirm.result import Confirmed
 from tuner.control import forks
 from tuner.judge.answer import of_study
@@ -59,17 +59,18 @@ def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
     )
     sound = [row.number for row in snapshot.view.trials if is_sound(row)]
     best = analysis.best_by_kl(evaluated[evaluated["trial"].isin(sound)], snapshot.view.spec.kl_budget)
+    reward, kl = (decimals(best[name], best[f"{name}_se"]) for name in ("reward", "kl"))
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     common.table(
         best.assign(
-            reward=[_plus_minus(row.reward, row.reward_se) for row in best.itertuples()],
-            kl=[_plus_minus(row.kl, row.kl_se) for row in best.itertuples()],
+            reward=[_plus_minus(row.reward, row.reward_se, reward) for row in best.itertuples()],
+            kl=[_plus_minus(row.kl, row.kl_se, kl) for row in best.itertuples()],
         )[["within", "reward", "gain", "trial", "kl", "step"]],
         key="what KL buys",
         columns={
             "within": number("Within (nats)", format="%.3g", width=85),
             "reward": text("Best eval reward", width=115),
-            "gain": number("Adds", format="%+.2f", width=55),
+            "gain": number("Adds", format=f"%+.{reward}f", width=55),
             "trial": number("Trial", format="%d", width=50),
             "kl": text("Its KL", width=95),
             "step": number("Step", format="%d", width=50),
@@ -78,8 +79,8 @@ def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
     )
 
 
-def _plus_minus(mean: float, se: float) -> str | None:
-    return None if math.isnan(mean) else plus_minus(mean, se)
+def _plus_minus(mean: float, se: float, places: int) -> str | None:
+    return None if math.isnan(mean) else plus_minus(mean, se, places)
 
 
 def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
@@ -98,7 +99,7 @@ def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, c
     sound = evaluated["trial"].isin([row.number for row in snapshot.view.trials if is_sound(row)])
     count = len(analysis.trained_within(evaluated[sound], snapshot.view.spec.kl_budget))
     reward = plus_minus(best.reward, best.reward_se)
-    found = f"Highest value in the search: {reward}, trial {best.trial} at step {best.step}, KL {best.kl:.2f}"
+    found = f"Highest value in the search: {reward}, trial {best.trial} at step {best.step}, KL {measured(best.kl)}"
     common.heading(found, f"{common.VALUE_IS} {RULE}")
     fresh = "Confirm it on fresh seeds before you rely on it."
     for one in confirmed:
@@ -110,8 +111,8 @@ def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, c
     st.text(f"The star is the highest of {count:,} noisy evaluations within the budget, so part of it is luck. {fresh}")
     if ends_within(trial, snapshot.view.spec) is False:
         st.text(
-            f"Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
-            "good up to this step, and not to its end."
+            f"Trial {trial.number} itself ends over the budget, at a KL of {measured(trial.end_kl)}: its configuration "
+            "is good up to this step, and not to its end."
         )
     if kept.path is not None:
         common.show_commands(safe_text.one_line(str(kept.path)))

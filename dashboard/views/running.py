@@ -10,7 +10,7 @@ from dashboard.data import Snapshot
 from dashboard.health import HEALTH_MARKS, LEAST_SECONDS, NEAR, TIMES_USUAL, Card
 from dashboard.views.common import ago, heading, looks, table, trial_link
 from ppo_core.metrics import METRICS
-from ppo_core.output import duration
+from ppo_core.output import decimals, duration, fixed, measured
 from tuner.judge.rules import KL, RULES
 from tuner.judge.scoring import NOT_PROMOTED
 from tuner.search.choose import promotable
@@ -27,6 +27,7 @@ def draw(snapshot: Snapshot, cards: Sequence[Card]) -> None:
         return
     limit, shown = snapshot.view.spec.kl_limit, cards[:MOST_CARDS]
     look_of = looks(snapshot, [card.number for card in shown])
+    places = decimals(reward for card in shown for reward in (card.reward, card.score))
     heading(
         "Unfinished trials",
         f"Near the limit: KL from {NEAR:.0%} of the guard's {limit:g} nats on. Stalled: silent for "
@@ -36,26 +37,26 @@ def draw(snapshot: Snapshot, cards: Sequence[Card]) -> None:
     with st.grid(min(4, max(2, len(cards))), min_column_width=220):
         for card in shown:
             with st.container(border=True):
-                _card(card, look_of[card.number], limit)
+                _card(card, look_of[card.number], limit, places)
     more = len(cards) - MOST_CARDS
     if more > 0:
         st.caption(f"And {more} more.")
 
 
-def _card(card: Card, look: style.Look, limit: float) -> None:
+def _card(card: Card, look: style.Look, limit: float, places: int) -> None:
     glyph, colour = HEALTH_MARKS[card.health]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.html(style.heading(card.number, look), width="content")
         st.badge(f"{glyph} {card.health}", color=colour)
     st.progress(card.progress, text=f"{card.progress:.0%} of its episodes")
-    st.text(_card_text(card, limit))
+    st.text(_card_text(card, limit, places))
     trial_link(card.number, f"Open trial {card.number}")
 
 
-def _card_text(card: Card, limit: float) -> str:
-    kl = "no KL yet" if card.kl is None else f"KL {card.kl:.1f} of {limit:g} {METRICS['eval/kl'].unit}"
+def _card_text(card: Card, limit: float, places: int) -> str:
+    kl = "no KL yet" if card.kl is None else f"KL {measured(card.kl)} of {limit:g} {METRICS['eval/kl'].unit}"
     scores = {"eval reward": card.reward, "score": card.score}
-    rewards = ", ".join(f"{name} {value:.2f}" for name, value in scores.items() if value is not None)
+    rewards = ", ".join(f"{name} {fixed(value, places)}" for name, value in scores.items() if value is not None)
     if card.step is not None:
         progress = f"step {card.step}, last report"
     else:

@@ -14,6 +14,7 @@ import pandas as pd
 from dashboard import safe_text
 from dashboard.safe_text import Piece
 from ppo_core.metrics import METRICS
+from ppo_core.output import decimals, fixed
 from ppo_core.report import TokenReadings
 
 VALUE_ERROR = "value error"
@@ -72,10 +73,11 @@ def coloured_tokens(tokens: TokenReadings, reading: str, largest: float, reward:
     The tooltips have all readings; the critic's error needs the response's `reward`.
     """
     known = {name: values for name in READINGS if (values := values_of(tokens, name, reward))}
+    places = {name: decimals(values) for name, values in known.items()}
     gap = "" if any(text[:1].isspace() for text in tokens.texts) else " "
     pieces: list[Piece] = []
     for place, (text, value) in enumerate(zip(tokens.texts, known[reading], strict=True)):
-        tooltip = ", ".join(f"{name} {values[place]:.3f}" for name, values in known.items())
+        tooltip = ", ".join(f"{name} {fixed(values[place], places[name])}" for name, values in known.items())
         pieces += [(text, _shade(value / largest if largest else 0.0), tooltip), (gap, "", "")]
     return pieces
 
@@ -108,8 +110,12 @@ def legend(reading: str, low: float, high: float, *, is_capped: bool = False) ->
     where = "of trials not pruned for KL (beyond it is the deepest shade)" if is_capped else "on this page"
     title = f"{reading} of a token ({unit}), lowest to highest {where}, one scale for all responses: "
     pieces: list[Piece] = [(title, "opacity: 0.7", "")]
+    places = decimals([low, high])
     for value in sorted({low, high} | ({0.0} if low < 0 < high else set())):
-        pieces += [(f"\u00a0{value:.2f}\u00a0", _shade(value / max(-low, high)), ""), (" ", "", "")]
+        pieces += [
+            (f"\u00a0{fixed(value, places)}\u00a0", _shade(value / max(-low, high)), ""),
+            (" ", "", ""),
+        ]
     return pieces
 
 

@@ -13,7 +13,7 @@ from dashboard.safe_text import Piece
 from dashboard.views import common, sample_marks
 from dashboard.views.sample_marks import CHANGES, COLOURED
 from ppo_core.metrics import METRICS
-from ppo_core.output import NOTHING
+from ppo_core.output import decimals, fixed
 from ppo_core.report import TokenReadings
 from tuner.judge import hacking
 from tuner.judge.answer import of_study
@@ -117,6 +117,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str
     matching = selected[selected["response"].str.contains(wanted or "", case=False, regex=False)]
     indices = common.paginate(ordered(matching, order), PROMPTS_PER_PAGE, "prompts")
     on_page = selected[selected["prompt_index"].isin(indices)]
+    places = _places(selected)
     tokens, largest = _shading(store, snapshot, on_page, mark) if mark in COLOURED else ({}, 0.0)
     for index in indices:
         with st.container(border=True):
@@ -135,7 +136,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str
                                 base = sample_marks.base_of(with_reference, row, mark, reference)
                             is_last = BEST in when and not trial.value_step and row.step == last[trial.number]
                             readings = tokens.get(_key(row))
-                            _response(row, *_marked(row, mark, wanted, readings, largest, base), is_last)
+                            _response(row, *_marked(row, mark, wanted, readings, largest, base), is_last, places)
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
     matches = f"{len(matching)} of {len(selected)} responses have it. " if wanted else ""
@@ -185,7 +186,8 @@ def _highest(samples: pd.DataFrame) -> str:
     for name, column in (("reward", "reward"), ("KL", "kl")):
         if samples[column].notna().any():
             top = samples.loc[samples[column].idxmax()]
-            texts.append(f"Highest {name}: {top[column]:.2f}, trial {top['trial']} on prompt {top['prompt_index']}.")
+            highest = fixed(top[column], decimals(samples[column]))
+            texts.append(f"Highest {name}: {highest}, trial {top['trial']} on prompt {top['prompt_index']}.")
     return " ".join(texts)
 
 
@@ -289,20 +291,26 @@ def _run(trial: TrialRow, last: int | None) -> str:
     return style.status_cell(trial) + (f" at step {last}" if trial.is_at_rung and last is not None else "")
 
 
-def _digits(number: float | None) -> str:
-    """Return a number with two decimals, or a dash for one that was not finite."""
-    return NOTHING if number is None or pd.isna(number) else f"{number:.2f}"
+_PART = "part "
 
 
-def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool) -> None:
+def _places(samples: pd.DataFrame) -> dict[str, int]:
+    """Return the decimals of the samples' rewards and KLs, and of each part of the rewards."""
+    names = dict.fromkeys(name for parts in samples["parts"] for name in parts)
+    parts = {_PART + name: decimals(parts.get(name) for parts in samples["parts"]) for name in names}
+    return {name: decimals(samples[name]) for name in ("reward", "kl")} | parts
+
+
+def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool, places: Mapping[str, int]) -> None:
     reward, length = METRICS["eval/reward"].unit, METRICS["eval/length"].unit
     why = ", its last; none trained was within the budget" if is_last else ""
     at = f"step {row.step:d}, {_episodes(pd.Series([row.episode]))}".removesuffix(", ")
     st.caption(
-        f"**{_digits(row.reward)}** {reward} · KL **{_digits(row.kl)}** nats · **{row.length:d}** {length} · {at}{why}"
+        f"**{fixed(row.reward, places['reward'])}** {reward} · KL **{fixed(row.kl, places['kl'])}** nats · "
+        f"**{row.length:d}** {length} · {at}{why}"
     )
     if len(row.parts) > 1:  # their names are text from outside
-        parts = (f"{safe_text.one_line(name)} {_digits(part)}" for name, part in row.parts.items())
+        parts = (f"{safe_text.one_line(name)} {fixed(part, places[_PART + name])}" for name, part in row.parts.items())
         st.text(" · ".join(parts))
     summary, css = "", "response"
     if len(row.response) > LONG:

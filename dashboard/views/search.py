@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -15,7 +16,7 @@ from dashboard.importance_figures import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import counted, duration
+from ppo_core.output import counted, decimals, duration
 from tuner.judge.scoring import FASTEST, SLOWEST
 from tuner.search import fidelity, importance
 from tuner.search.choose import ONE_IN, SHARE
@@ -340,10 +341,17 @@ def _screening(ranked: pd.DataFrame) -> None:
         "number": "Trial", "outcome": "Outcome", "score": "Screening score", "reward": "Reward at screening",
         "end": "Value",
     }  # fmt: skip
-    cells = ranked[["place", *titles]].round(2).rename(columns=titles)
+    cells = ranked[["place", *titles]].round({"score": 2}).rename(columns=titles)
+    reward = f"%.{decimals([*ranked['reward'], *ranked['end']])}f"
+    formats = {titles["reward"]: reward, titles["end"]: reward}
     widths = zip(cells, (50, 50, 135, 110, 135, 90), strict=True)  # all within half of the page
     with right:
-        columns = {name: st.column_config.Column(name.capitalize(), width=width) for name, width in widths}
+        columns: dict[str, Any] = {
+            name: st.column_config.NumberColumn(name.capitalize(), width=width, format=formats[name])
+            if name in formats
+            else st.column_config.Column(name.capitalize(), width=width)
+            for name, width in widths
+        }
         common.table(cells, key="screened", columns=columns, placeholder="–")
 
 

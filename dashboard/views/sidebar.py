@@ -8,7 +8,7 @@ import streamlit as st
 
 from dashboard import data, safe_text, style
 from dashboard.data import Snapshot
-from ppo_core.output import KL_UNIT
+from ppo_core.output import KL_UNIT, decimals, fixed, measured
 from tuner.judge.best import VALUE
 from tuner.store import Store
 
@@ -70,9 +70,10 @@ def describe(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     """Draw a line for each chosen trial: `Trial 25 ★: 2.06 · KL 5.0 · completed`."""
     best = snapshot.view.best()
     lines = []
+    places = decimals(snapshot.trials["value"], snapshot.trials["value_se"])
     for row in [row for row in snapshot.view.trials if row.number in chosen][:MOST_DESCRIBED]:
         star = " ★" if best is not None and best.number == row.number else ""
-        value = "" if row.value is None or row.kl is None else f" {row.value:.2f} · KL {row.kl:.1f} ·"
+        value = "" if row.value is None or row.kl is None else f" {fixed(row.value, places)} · KL {measured(row.kl)} ·"
         lines.append(f"Trial {row.number}{star}:{value} {style.status_text(row)}")
     if lines:
         about = f"Value (eval reward of {VALUE}), its KL, and status; ★: the best."

@@ -17,7 +17,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task_file import Preparation, get_task
 from ppo_core.errors import TaskError
 from ppo_core.metrics import METRICS
-from ppo_core.output import duration, measured, plus_minus
+from ppo_core.output import decimals, duration, measured, plus_minus
 from tuner.judge.answer import Badge, of_study
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import NOT_PROMOTED
@@ -66,12 +66,13 @@ def _several(choice: common.Choice, rows: Sequence[StudyRow]) -> None:
     tasks = {snapshot.view.spec.task for snapshot in snapshots.values()}
     if len(tasks) > 1:
         st.info("These studies train different tasks: compare each reward with its own baseline, not with the others.")
+    best = pd.DataFrame(
+        [_best(choice.store, snapshots[name], points, choice.budget) for name, points in evaluated.items()]
+    )
     common.table(
-        pd.DataFrame(
-            [_best(choice.store, snapshots[name], points, choice.budget) for name, points in evaluated.items()]
-        ),
+        best,
         key="best of studies",
-        columns=_best_columns(choice.budget),
+        columns=_best_columns(best, choice.budget),
         placeholder="–",
     )
     common.figure(
@@ -106,21 +107,22 @@ def _best(store: Store, snapshot: Snapshot, points: pd.DataFrame, kl_budget: flo
     }
 
 
-def _best_columns(kl_budget: float) -> dict[str, Any]:
+def _best_columns(best: pd.DataFrame, kl_budget: float) -> dict[str, Any]:
+    reward, kl = decimals(best["reward"], best["reward_se"]), decimals(best["kl"])
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     return {
         "study": _link_column(),
         "task": _task_column(),
-        "baseline": number("SFT baseline", format="%.3f", width=95, help="Eval reward before training."),
+        "baseline": number("SFT baseline", format=f"%.{reward}f", width=95, help="Eval reward before training."),
         "reward": number(
             f"Best value within {kl_budget:g} nats",
-            format="%.3f",
+            format=f"%.{reward}f",
             width=165,
             help="The highest eval reward of a trained checkpoint within the KL budget.",
         ),
-        "reward_se": number("± SE", format="%.3f", width=60, help=METRICS["eval/reward_se"].doc),
-        "gain": number("Over SFT", format="%+.3f", width=75, help="Best eval reward minus the SFT baseline."),
-        "kl": number("Its KL", format="%.2f", width=60, help=METRICS["eval/kl"].doc),
+        "reward_se": number("± SE", format=f"%.{reward}f", width=60, help=METRICS["eval/reward_se"].doc),
+        "gain": number("Over SFT", format=f"%+.{reward}f", width=75, help="Best eval reward minus the SFT baseline."),
+        "kl": number("Its KL", format=f"%.{kl}f", width=60, help=METRICS["eval/kl"].doc),
         "trial": number("Trial", width=50),
         "step": number("Step", width=50),
         "certainty": _certainty_column(),

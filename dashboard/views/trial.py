@@ -13,8 +13,8 @@ from dashboard.views import answer as settings
 from dashboard.views import changes, common, compare, curve_charts, curves, incident, running, samples
 from dashboard.views.common import KeyNumber
 from dashboard.views.curve_charts import ChartData
-from ppo_core.output import KL_UNIT, NOTHING, duration, measured, plus_minus
-from tuner.confirm.result import Confirmation, Interval, confirmations, runs_text
+from ppo_core.output import KL_UNIT, NOTHING, decimals, duration, fixed, measured, plus_minus
+from tuner.confirm.result import Confirmation, Interval, confirmations, places_of, runs_text
 from tuner.files import trial_log
 from tuner.judge.answer import of_study
 from tuner.judge.results import StudyView, as_view
@@ -102,6 +102,7 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     spec, total = snapshot.view.spec, int(row.config.get("total_episodes") or 0)
     checkpoint = "no trained checkpoint" if not row.value_step else f"step {row.value_step}, eval KL {measured(row.kl)}"
     is_within = compare.ended_within(row, spec)
+    places = decimals([row.value, row.end_reward], [row.value_se])
     end = None if is_within is None else f"{'within' if is_within else 'over'} {spec.kl_budget:g}"
     score = charts.screened_text(row.rung_score) if row.is_at_rung else None
     share = f", {row.episodes / total:.0%}" if total and row.episodes < total else ""
@@ -112,8 +113,10 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
             checkpoint,
             f"{common.VALUE_IS} ± is one standard error over the eval prompts.",
         ),
-        KeyNumber("Eval reward at its end", measured(row.end_reward), None, "Of its last evaluation, whatever its KL."),
-        KeyNumber("Eval KL at its end", NOTHING if row.end_kl is None else f"{row.end_kl:.2f}", end, f"In {KL_UNIT}."),
+        KeyNumber(
+            "Eval reward at its end", fixed(row.end_reward, places), None, "Of its last evaluation, whatever its KL."
+        ),
+        KeyNumber("Eval KL at its end", measured(row.end_kl), end, f"In {KL_UNIT}."),
         KeyNumber("Episodes", f"{row.episodes:,}", f"of {total:,}{share}" if total else None, "Trained so far."),
         KeyNumber(
             "Time", duration(row.seconds), score or running.time_left(row) or None, "Training time over all attempts."
@@ -127,7 +130,7 @@ def _on_fresh_seeds(found: Sequence[Confirmation], number: int) -> list[KeyNumbe
     return [
         KeyNumber(
             "Reward on fresh seeds",
-            f"{reward.mean:.2f}",
+            fixed(reward.mean, places_of([reward])),
             reward.span,
             "Mean over the runs that confirm it, on the test prompts. The search's number beside it is the highest of "
             "many, so part of it is luck.",
@@ -156,7 +159,7 @@ def _rank(lead: Interval | None) -> str:
     if lead is None or lead.low is None or lead.high is None:
         return ""
     how = "better than" if lead.low > 0 else "behind" if lead.high < 0 else "tied with"
-    return f", {how} the reference (difference {lead.text})"
+    return f", {how} the reference (difference {lead.signed})"
 
 
 def _log(snapshot: Snapshot, number: int) -> None:

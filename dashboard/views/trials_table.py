@@ -13,7 +13,7 @@ from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT
+from ppo_core.output import KL_UNIT, decimals
 from tuner.judge.answer import Answer
 from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView
@@ -187,6 +187,7 @@ def _coloured(table: pd.DataFrame, looks: Sequence[style.Look]) -> pd.DataFrame:
 
 def _columns(trials: pd.DataFrame) -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
+    reward, kl = decimals(trials["value"], trials["value_se"]), decimals([*trials["kl"], *trials["end_kl"]])
     statuses = "; ".join(f"{style.kind_label(kind)}: {style.MEANINGS[kind]}" for kind in style.KINDS)
     columns: dict[str, Any] = {
         "number": number("Trial", width=50, pinned=True),
@@ -202,13 +203,18 @@ def _columns(trials: pd.DataFrame) -> dict[str, Any]:
             help="The trial to launch, the reference, the best trial within the KL budget, completed trials over it, "
             "forks; and why a trial ended early or is paused, with what its rule measured. Click for all.",
         ),
-        "value": number("Value", format="%.3f", width=65, help=f"Eval reward: {VALUE}. Empty: no trained one is."),
-        "kl": number("Eval KL", format="%.2f", width=75, help=f"{METRICS['eval/kl'].doc} In {KL_UNIT}."),
-        "value_se": number("SE of value", format="%.3f", width=90, help=METRICS["eval/reward_se"].doc),
-        "end_reward": number(
-            "End reward", format="%.3f", width=80, help="Eval reward of the trial's last evaluation, whatever its KL."
+        "value": number(
+            "Value", format=f"%.{reward}f", width=65, help=f"Eval reward: {VALUE}. Empty: no trained one is."
         ),
-        "end_kl": number("End KL", format="%.2f", width=70, help="Eval KL of the trial's last evaluation."),
+        "kl": number("Eval KL", format=f"%.{kl}f", width=75, help=f"{METRICS['eval/kl'].doc} In {KL_UNIT}."),
+        "value_se": number("SE of value", format=f"%.{reward}f", width=90, help=METRICS["eval/reward_se"].doc),
+        "end_reward": number(
+            "End reward",
+            format=f"%.{reward}f",
+            width=80,
+            help="Eval reward of the trial's last evaluation, whatever its KL.",
+        ),
+        "end_kl": number("End KL", format=f"%.{kl}f", width=70, help="Eval KL of the trial's last evaluation."),
         "rung_score": number(
             "Screening score", format="%.3f", width=110, help="Ranks it after a tenth of the episodes."
         ),
@@ -227,6 +233,8 @@ def _searched_column(name: str, values: pd.Series) -> Any:
     label, doc = (declared.title, declared.doc) if declared else (safe_text.one_line(name), None)
     if not pd.api.types.is_numeric_dtype(values):
         return st.column_config.TextColumn(label, help=doc)
-    small = values.abs().max() < 0.01
+    places, sizes = decimals(values), values.abs()
+    small = sizes.max() < 0.01 or 0 < sizes.min() < 10.0**-places  # of several orders of magnitude
     whole = (values.dropna() % 1 == 0).all()
-    return st.column_config.NumberColumn(label, help=doc, format="%.2e" if small else "%d" if whole else "%.3f")
+    number = "%d" if whole else "%.2e" if small else f"%.{places}f"
+    return st.column_config.NumberColumn(label, help=doc, format=number)

@@ -19,7 +19,7 @@ from ppo_core.metrics import QUANTILES
 NO_SPREAD = 1e-8
 """Added to a variance that divides, as a share of the mean square."""
 GRPO_EPSILON = 1e-4
-"""Added to a group's standard deviation, as in TRL's GRPO."""
+"""Added to a group's standard deviation, as a share of the batch's."""
 
 
 def masked_mean(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tensor:
@@ -35,18 +35,17 @@ def masked_var(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tens
 def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, world: World = ONE_PROCESS) -> Tensor:
     """Return values of unit variance over all processes' unmasked entries, masked ones 0; shape [B, T].
 
-    With `shift_mean=False` the mean stays what it was (rewards keep their level). The variance is the
-    biased one, as in OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's
-    masked_whiten takes the unbiased one, which divides by 0 there and is elsewhere larger by n / (n - 1). NO_SPREAD
-    keeps values that differ by rounding alone from being scaled up, whatever their unit; TRL adds an absolute 1e-8.
+    With `shift_mean=False` the values are only scaled, so that rewards keep their signs; TRL scales the distances from
+    the mean and leaves the mean in its old unit, whose size would then decide. The variance is the biased one, as in
+    OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's masked_whiten takes the unbiased one,
+    which divides by 0 there and is elsewhere larger by n / (n - 1). NO_SPREAD keeps values that differ by rounding
+    alone from being scaled up, whatever their unit; TRL adds an absolute 1e-8.
     """
     require_same_shape("masked_whiten", 2, values=values, mask=mask)
     mean = masked_mean(values, mask, world)
     least = NO_SPREAD * masked_mean(values**2, mask, world)
     variance = masked_var(values, mask, world) + least
-    whitened = (values - mean) * torch.where(variance > 0, torch.rsqrt(variance), 0.0)
-    if not shift_mean:
-        whitened = whitened + mean
+    whitened = (values - mean if shift_mean else values) * torch.where(variance > 0, torch.rsqrt(variance), 0.0)
     return torch.where(mask > 0, whitened, 0.0)
 
 
@@ -82,15 +81,18 @@ def rloo(rewards: Tensor, group: int) -> Tensor:
     return (_centred(rewards, group) * (group / (group - 1))).flatten()
 
 
-def grpo(rewards: Tensor, group: int) -> Tensor:
-    """Return (r_i - mean) / (std + 1e-4) over the prompt's responses; [B] of rewards [B].
+def grpo(rewards: Tensor, group: int, world: World = ONE_PROCESS) -> Tensor:
+    """Return (r_i - mean) / (std + 1e-4 s) over the prompt's responses; [B] of rewards [B].
 
     The `group` responses of a prompt (at least 2; it divides B) are consecutive rows. The standard deviation
-    is the unbiased one, and a group of equal rewards gets exactly 0.
-    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; unbiased and with the 1e-4 as in TRL.
+    is the unbiased one, and a group of equal rewards gets exactly 0. s is the root of the mean square of r_i - mean
+    over all processes' responses, so that neither the scale nor the offset of rewards decides.
+    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; unbiased and with the 1e-4, of rewards alone, as in TRL.
     """
     centred = _centred(rewards, group)
-    return (centred / (centred.std(-1, keepdim=True) + GRPO_EPSILON)).flatten()
+    spread = masked_mean(centred**2, torch.ones_like(centred), world).sqrt()
+    divisor = centred.std(-1, keepdim=True) + GRPO_EPSILON * spread
+    return torch.where(divisor > 0, centred / divisor, 0.0).flatten()
 
 
 def _centred(rewards: Tensor, group: int) -> Tensor:

@@ -16,6 +16,7 @@ from ppo_core.algorithm.advantages import broadcast, distribution, gae, grpo, ma
 from ppo_core.algorithm.kl import kl_gap, sampled_kl
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.metrics import REPETITION_WINDOW
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic, LanguageHead, PolicyReading, compare, response_states
 from ppo_core.sampling.generation import Rollouts
@@ -38,6 +39,8 @@ class Experience:
     """With `values`, None without a critic."""
     kl_loss_coef: float = 0.0
     """β if the KL is a term of the loss; 0 if it is in the rewards."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy in the loss."""
 
     def rows(self, index: Tensor) -> "Experience":
         """Return the rows `index` [K], without outer columns that are empty in all of them."""
@@ -125,11 +128,14 @@ def build_experience(
     kl: Tensor,
     token_scores: Tensor,
     kl_coef: float,
+    lam: float,
+    entropy_coef: float,
     world: World = ONE_PROCESS,
 ) -> Experience:
     """Return the batch's advantages and returns.
 
-    `kl` [B, T] is `token_kl`, which is weighed by β and subtracted here; `token_scores` [B, T] are the shaped scores.
+    `kl` [B, T] is `token_kl`, which is weighed by β and subtracted here; `token_scores` [B, T] are the shaped scores
+    less the penalties.
     """
     mask = rollouts.sequences.response_mask
     rewards = token_scores * mask
@@ -139,10 +145,13 @@ def build_experience(
         rewards = masked_whiten(rewards, mask, shift_mean=False, world=world)
     returns = None
     if reading.values is not None:
-        advantages, returns = gae(rewards, reading.values, mask, config.gamma, config.lam)
+        advantages, returns = gae(rewards, reading.values, mask, config.gamma, lam)
+        if config.value_lam not in (None, lam):
+            _, returns = gae(rewards, reading.values, mask, config.gamma, config.value_lam)
+    elif config.advantage_estimator == "rloo":
+        advantages = broadcast(rloo(rewards.sum(-1), config.num_generations), mask)
     else:
-        estimate = rloo if config.advantage_estimator == "rloo" else grpo
-        advantages = broadcast(estimate(rewards.sum(-1), config.num_generations), mask)
+        advantages = broadcast(grpo(rewards.sum(-1), config.num_generations, world), mask)
     if config.whitens_advantages:
         advantages = masked_whiten(advantages, mask, world=world)
     return Experience(
@@ -153,6 +162,7 @@ def build_experience(
         reading.values,
         returns,
         kl_coef if config.use_kl_loss else 0.0,
+        entropy_coef,
     )
 
 
@@ -163,9 +173,13 @@ def rollout_metrics(
     kl: Tensor,
     scores: Tensor,
     kl_coef: float,
+    rounding: float = 0.0,
     world: World = ONE_PROCESS,
 ) -> dict[str, float]:
-    """Return the declared metrics of the rollouts; `kl` [B, T] is `token_kl`, `scores` [B] are the raw ones."""
+    """Return the declared metrics of the rollouts.
+
+    `kl` [B, T] is `token_kl`, `scores` [B] are the raw ones, `rounding` as in `kl_gap`.
+    """
     mask = rollouts.sequences.response_mask
     tokens = world.sum(mask.sum())
     lengths = world.gather(rollouts.lengths)
@@ -174,7 +188,7 @@ def rollout_metrics(
     kls = world.gather(kl.sum(-1))
     penalty = -(0.0 if config.use_kl_loss else kl_coef) * kls  # as a loss term the KL is not part of the reward
     rewards = scores + penalty
-    gap, noise = kl_gap(reading.logprobs, reading.ref_logprobs, reading.kl_exact, mask, world)
+    gap, noise = kl_gap(reading.logprobs, reading.ref_logprobs, reading.kl_exact, mask, rounding, world)
     mismatch = world.gather(((rollouts.sampler_logprobs - reading.logprobs).abs() * mask).amax(-1))
     values = {
         "objective/kl": kls.mean(),
@@ -216,17 +230,30 @@ def part_metrics(
 
 
 def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[str, float]:
-    """Return the explained variance of the rollout's initial values; empty without a critic."""
+    """Return the explained variance of the rollout's initial values, and the returns' spread; empty without critic."""
     if experience.values is None or experience.returns is None:
         return {}
     mask, returns = experience.sequences.response_mask, experience.returns
     unexplained, variance = masked_var(returns - experience.values, mask, world), masked_var(returns, mask, world)
-    return {"val/var_explained": float(1 - unexplained / variance) if variance > 0 else 0.0}
+    return {
+        "val/var_explained": float(1 - unexplained / variance) if variance > 0 else 0.0,
+        "val/return_std": float(variance.sqrt()),
+    }
 
 
 def repetition(sequences: Sequences) -> list[float]:
-    """Return the share of each response's tokens that occurred earlier in it."""
-    return [1 - len(set(tokens)) / max(1, len(tokens)) for tokens in sequences.response_tokens()]
+    """Return the share of tokens seen earlier in the same window, the mean over a response's windows.
+
+    They are all its runs of REPETITION_WINDOW tokens, or the whole of a shorter response. In all of a response the
+    share would rise with its length by itself.
+    """
+    return [_repetition(tokens) for tokens in sequences.response_tokens()]
+
+
+def _repetition(tokens: Sequence[int]) -> float:
+    size = min(REPETITION_WINDOW, len(tokens))
+    starts = range(len(tokens) - size + 1)
+    return 1 - sum(len(set(tokens[start : start + size])) for start in starts) / (max(1, size) * len(starts))
 
 
 def mean_of_all(values: Sequence[float], world: World) -> float:

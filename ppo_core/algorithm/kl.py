@@ -84,24 +84,33 @@ def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 RARE = 5.0
 """In nats: the largest log-ratio of tokens absent from the batch that the noise of k1 - exact allows for."""
-ROUNDING = 0.025
-"""In nats per response: noise of k1 - exact at any KL, due to low precision."""
+ROUNDING = 1e-3
+"""In nats per token: most KL that rounding shows in float32, TF32 included, and least that the noise allows for."""
 
 
 def kl_gap(
-    logprobs: Tensor, ref_logprobs: Tensor, kl_exact: Tensor, mask: Tensor, world: World = ONE_PROCESS
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    kl_exact: Tensor,
+    mask: Tensor,
+    rounding: float = 0.0,
+    world: World = ONE_PROCESS,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean over all B responses of k1 - exact KL, and its noise, as scalars in nats per response.
 
-    Inputs are a process's rows of [B, T]. For responses sampled from the policy itself, the difference is 0 on average
-    at each token. With its variance s² over the responses, the noise is
+    Inputs are a process's rows of [B, T]; `rounding` is the KL that rounding alone shows, in nats per token. For
+    responses sampled from the policy itself, the difference is 0 on average at each token. With its variance s² over
+    the responses, and their mean length L, the noise is
 
-        √(s² / B + RARE · KL / B + ROUNDING²)
+        √(s² / B + RARE · KL / B + (max(ROUNDING, rounding) · L)²)
 
     The second term is the variance of a KL that is due entirely to rare tokens with a log-ratio of RARE. A batch
-    without any of them has no spread, and its standard error alone would make the missing KL look certain.
+    without any of them has no spread, and its standard error alone would make the missing KL look certain. The third is
+    a bias, which no batch makes smaller: errors of the log-probabilities of variance σ² add σ² per token to the exact
+    KL, and nothing to k1 on average, since tokens are not sampled by them.
     """
     difference = world.gather(((logprobs - ref_logprobs - kl_exact) * mask).sum(-1).double())
     kl = world.gather((kl_exact * mask).sum(-1).double()).mean()
     variance = difference.var(correction=1) if len(difference) > 1 else torch.zeros_like(kl)
-    return difference.mean(), ((variance + RARE * kl) / len(difference) + ROUNDING**2).sqrt()
+    bias = max(ROUNDING, rounding) * world.gather(mask.sum(-1).double()).mean()
+    return difference.mean(), ((variance + RARE * kl) / len(difference) + bias**2).sqrt()

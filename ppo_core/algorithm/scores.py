@@ -127,7 +127,7 @@ def raw_token_scores(scored: Scored, mask: Tensor) -> Tensor:
 
 
 def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored, rollouts: Rollouts) -> Tensor:
-    """Return the shaped scores [B, T]: normalised, then clipped, then less the penalties.
+    """Return the shaped scores [B, T]: normalised, then clipped.
 
     A response's score is on its last token, but dense rewards stay on theirs.
     """
@@ -141,14 +141,26 @@ def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored
         shaped = statistics.shape_dense(raw_token_scores(scored, mask), mask)
         sums = shaped.sum(-1)
         rewards = on_last_token(shaped, clip_scores(sums, config.cliprange_reward) - sums, mask)
-    costs = torch.zeros_like(totals)
+    return rewards
+
+
+def less_penalties(config: PPOConfig, token_scores: Tensor, rollouts: Rollouts, unit: float) -> Tensor:
+    """Return scores [B, T] less the penalties, which are in multiples of `unit`, on each response's last token."""
+    costs = torch.zeros_like(token_scores[:, 0])
     if config.missing_eos_penalty is not None:
-        costs = costs + config.missing_eos_penalty * ~rollouts.ended
+        costs = costs + unit * config.missing_eos_penalty * ~rollouts.ended
     if config.overlong_buffer is not None:
         costs = costs + overlong_cost(
-            rollouts.lengths, config.response_length, config.overlong_buffer, config.overlong_penalty
+            rollouts.lengths, config.response_length, config.overlong_buffer, unit * config.overlong_penalty
         )
-    return on_last_token(rewards, -costs, mask)
+    return on_last_token(token_scores, -costs, rollouts.sequences.response_mask)
+
+
+def spread_of(token_scores: Tensor, world: World = ONE_PROCESS) -> float:
+    """Return the standard deviation over all processes' responses of their scores, 0 where rounding parts them."""
+    scores = world.gather(token_scores.sum(-1)).cpu().double()
+    spread = float(scores.std(correction=0))
+    return spread if spread > NO_SPREAD * float(scores.abs().max()) else 0.0
 
 
 def score_spread(config: PPOConfig, token_scores: Tensor, world: World = ONE_PROCESS) -> float:
@@ -156,6 +168,5 @@ def score_spread(config: PPOConfig, token_scores: Tensor, world: World = ONE_PRO
 
     As a term of the loss, β weighs it against advantages; where these are scaled to 1, so is the result.
     """
-    spread = float(world.gather(token_scores.sum(-1)).cpu().double().std(correction=0))
-    is_scaled = config.whitens_advantages or config.advantage_estimator == "grpo"
-    return 1.0 if config.use_kl_loss and is_scaled and spread > 0 else spread
+    spread = spread_of(token_scores, world)
+    return 1.0 if config.use_kl_loss and config.scales_advantages and spread > 0 else spread

@@ -177,7 +177,7 @@ class _Gradients:
     def _policy_loss(self, micro: Experience, states: Tensor) -> tuple[Tensor, Sums]:
         config, mask = self.config, micro.sequences.response_mask
         logprobs, entropies = token_readings(
-            self.network.head, states, micro.sequences, config.temperature, with_entropy=config.entropy_coef > 0
+            self.network.head, states, micro.sequences, config.temperature, with_entropy=micro.entropy_coef > 0
         )
         policy = policy_loss(
             logprobs,
@@ -199,7 +199,7 @@ class _Gradients:
             "ratio_squared": policy.ratio_squared,
         }
         if entropies is not None:
-            loss = loss - config.entropy_coef * (entropies * mask).sum()
+            loss = loss - micro.entropy_coef * (entropies * mask).sum()
         if config.use_kl_loss:
             kl = kl_loss(logprobs, micro.ref_logprobs, mask, config.kl_estimator, config.kl_clamp)
             loss = loss + micro.kl_loss_coef * kl

@@ -18,7 +18,16 @@ from ppo_core.cli.run_folder import HubRepo, Run, RunOrigin
 from ppo_core.data.lookup import HUB_ID
 from ppo_core.data.task import Task, TaskAssets
 from ppo_core.errors import ConfigError, PPOTunerError, first_line
-from ppo_core.output import KL_UNIT, counted, plus_minus, short, without_secrets
+from ppo_core.output import (
+    KL_UNIT,
+    counted,
+    decimals,
+    fixed,
+    measured,
+    plus_minus,
+    short,
+    without_secrets,
+)
 
 CARD = "README.md"
 ADAPTERS = "adapter_config.json"
@@ -125,9 +134,10 @@ def _origin(origin: RunOrigin) -> str:
     lines = [f"{text}. Runs of it on fresh seeds, at the best checkpoint within the KL budget, on the test prompts:\n"]
     for reading in origin.confirmed:
         low, high = reading.reward_low, reading.reward_high
-        interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}] (95% t-interval)"
-        kl = "" if reading.kl is None else f", KL {reading.kl:.2f} {KL_UNIT}"
-        reward = f"{reading.total_episodes} episodes: reward {reading.reward:.2f}{interval}"
+        places = decimals([reading.reward], [] if low is None or high is None else [high - low])
+        interval = "" if low is None else f" [{fixed(low, places)}, {fixed(high, places)}] (95% t-interval)"
+        kl = "" if reading.kl is None else f", KL {measured(reading.kl)} {KL_UNIT}"
+        reward = f"{reading.total_episodes} episodes: reward {fixed(reading.reward, places)}{interval}"
         lines.append(f"- {reward}{kl}; mean of {counted(reading.seeds, 'seed')}")
     return "\n".join(lines)
 

@@ -29,7 +29,7 @@ from ppo_core.cli.trackers import Tracker
 from ppo_core.config.hyperparameters import PPOConfig, cautions
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.task import OnProgress, TaskAssets
-from ppo_core.data.task_file import get_task
+from ppo_core.data.task_file import budget_note, get_task
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
 from ppo_core.errors import OutOfMemory, PPOTunerError
@@ -40,7 +40,8 @@ from ppo_core.tasks.skeleton import example_note
 
 def lines(run: Run, kl_budget: float, room: str | None) -> list[str]:
     """Describe a run: what it trains, where it writes, with which settings; one line each."""
-    changed = run.config.changed()
+    changed, task = run.config.changed(), get_task(run.task)
+    notes = (example_note(task), budget_note(kl_budget, task.eval_response_length), *cautions(run.config))
     description = [
         f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
         _length(run),
@@ -48,7 +49,7 @@ def lines(run: Run, kl_budget: float, room: str | None) -> list[str]:
         _pace(run.config),
         *([f"{launched.size()} processes"] if launched.size() > 1 else []),
         f"other than the defaults: {params_line(changed)}" if changed else "all hyperparameters have their defaults",
-        *(f"note: {line}" for line in (example_note(get_task(run.task)), *cautions(run.config)) if line),
+        *(f"note: {line}" for line in notes if line),
     ]
     if room is not None:
         description.append(room)

@@ -15,17 +15,25 @@ from typing import Any, Literal
 from ppo_core.config.checks import Bounds, convert, number, one_of, require_known, whole
 from ppo_core.errors import ConfigError, located, nearest
 
-Scale = Literal["linear", "log", "log2"]
+Scale = Literal["linear", "log", "log2", "log_from_1"]
 HyperValue = float | int | bool | str | None
 
 
 @dataclass(frozen=True)
 class Range:
-    """A numeric search range, both ends included. `log2` proposes whole powers of two."""
+    """A numeric search range, both ends included.
+
+    `log2` proposes whole powers of two; `log_from_1` takes the logarithm of the distance from 1.
+    """
 
     low: float
     high: float
     scale: Scale = "linear"
+
+    @property
+    def is_log(self) -> bool:
+        """True if equal ratios of its values are equally far apart."""
+        return self.scale in ("log", "log2")
 
     @property
     def text(self) -> str:
@@ -137,7 +145,6 @@ def read_declarations(cls: type) -> dict[str, Hyperparameter]:
 RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
 """Settings that all trials of a study share."""
 _BATCH_SIZES = ("batch_size", "mini_batch_size", "num_mini_batches", "gradient_accumulation_steps")
-_SCALES = ("linear", "log", "log2")
 
 
 def require_searchable(hyper: Hyperparameter, where: str) -> None:
@@ -179,7 +186,7 @@ def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> R
         if key not in value:
             raise ConfigError(f"{where}.{key} is missing; a range has a low and a high")
     scale = value.get("scale", hyper.search.scale if hyper.search else "linear")
-    one_of(scale, _SCALES, f"{where}.scale")
+    one_of(scale, typing.get_args(Scale), f"{where}.scale")
     span = Range(_end(hyper, value["low"], f"{where}.low"), _end(hyper, value["high"], f"{where}.high"), scale)
     _check_range(hyper, span, where)
     return span
@@ -193,7 +200,9 @@ def _end(hyper: Hyperparameter, value: object, where: str) -> float:
 def _check_range(hyper: Hyperparameter, span: Range, where: str) -> None:
     if span.low >= span.high:
         raise ConfigError(f"{where}: low = {span.low:g} must be below high = {span.high:g}")
-    if span.scale != "linear" and span.low <= 0:
+    if span.scale == "log_from_1" and span.high >= 1:
+        raise ConfigError(f"{where}: a log_from_1 scale needs a high below 1, not {span.high:g} (linear takes 1)")
+    if span.is_log and span.low <= 0:
         raise ConfigError(f"{where}: a {span.scale} scale needs a low over 0, not {span.low:g}")
     if hyper.name in _BATCH_SIZES and span.scale != "log2":
         raise ConfigError(f'{where}: batch sizes must divide one another, so their scale is "log2", not "{span.scale}"')

@@ -28,6 +28,8 @@ ADAPTERS = "it decides which weights are trained, and so what the checkpoint hol
 SCALE = "the trained adapters are scaled by it, so the policy would jump"
 MOST_KL_STEP = 0.1
 """Highest default of kl_step."""
+LEAST_LAM = 0.95
+"""Lowest default of lam: TRL's."""
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
@@ -171,7 +173,7 @@ class PPOConfig:
         "Weight of the value loss. With a separate critic AdamW cancels it, so it does nothing there.",
         source=f"{PPO_PAPER}, eq. 9 (c1); {TRL}", valid=Bounds(0), search=Range(0.5, 1.0))
     entropy_coef: float = hyper(0.0, "Entropy bonus c2",
-        "Weight of the policy's entropy in the objective.",
+        "Weight of the policy's entropy beside the advantages: in penalty_unit where they are not whitened.",
         source=f"{PPO_PAPER}, eq. 9 (c2)", valid=Bounds(0))
     advantage_estimator: Literal["gae", "rloo", "grpo"] = hyper("gae", "Advantages",
         "gae: from a critic. rloo: the response's reward less the mean of the prompt's other responses. grpo: less "
@@ -185,9 +187,15 @@ class PPOConfig:
     gamma: float = hyper(1.0, "Discount γ",
         "Discount per token. 1 for episodic text.",
         source=TRL, valid=SHARE)
-    lam: float = hyper(0.95, "GAE λ",
-        "Trade-off between variance (1: Monte Carlo) and bias (0: one-step TD) in the advantages.",
-        source=f"Schulman et al. 2016, arXiv 1506.02438, eq. 16; {TRL}", valid=SHARE, search=Range(0.9, 1.0))
+    lam: float | None = hyper(None, "GAE λ",
+        "Trade-off between variance (1: Monte Carlo) and bias (0: one-step TD) in the advantages. Unset: 0.95, or "
+        "1 - 1 / the mean length of the first batch's responses in tokens where that is more, so that a score reaches "
+        "the first token of a long response.",
+        source=f"Schulman et al. 2016, arXiv 1506.02438, eq. 16; {TRL} (0.95); this project (unset)", valid=SHARE,
+        search=Range(0.9, 0.9999, "log_from_1"))
+    value_lam: float | None = hyper(None, "Critic's λ",
+        "λ of the returns that the critic learns, where it differs from that of the advantages. Unset: lam.",
+        source="Yuan et al. 2025 (VC-PPO), arXiv 2503.01491; VAPO, arXiv 2504.05118; NeMo-RL", valid=SHARE)
     whiten_advantages: bool | None = hyper(None, "Whiten advantages",
         "Shift and scale the advantages of a rollout batch to mean 0 and variance 1 over its tokens. Unset: with gae"
         " yes, with rloo and grpo no.",
@@ -195,8 +203,11 @@ class PPOConfig:
 
     kl_coef: float = hyper(0.05, "KL coefficient β",
         "Price of one nat of KL in reward. Where kl_target makes β adaptive, its first value.",
-        heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0),
-        search=Range(0.01, 0.2, "log"))
+        heading="KL from the reference", source=TRL, unit="reward per nat", valid=Bounds(0))
+    normalize_kl_coef: bool = hyper(False, "Normalise β",
+        "kl_coef is in standard deviations of the first batch's scores per nat, so that the reward's own unit decides "
+        "nothing; β is 0 until a batch's scores differ. false: in reward, as TRL.",
+        source="this project")
     kl_target: float | None = hyper(None, "KL target",
         "Set: β moves so that the exact KL of a response approaches this. Unset: β is fixed.",
         source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE)
@@ -227,16 +238,21 @@ class PPOConfig:
         source="OpenRLHF (10)", unit="nats per token", valid=POSITIVE)
 
     missing_eos_penalty: float | None = hyper(None, "Missing-EOS penalty",
-        "Subtracted from the score of a response that does not end by itself within response_length.",
-        heading="Rewards", source=TRL, unit="reward", valid=Bounds(0))
+        "Subtracted from the score of a response that does not end by itself within response_length, in penalty_unit.",
+        heading="Rewards", source=TRL, valid=Bounds(0))
     overlong_buffer: int | None = hyper(None, "Overlong buffer",
         "The last this many tokens before response_length cost a penalty that rises linearly to overlong_penalty. "
         "Unset: they cost nothing.",
         source="Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13; OpenRLHF overlong_buffer_len", unit="tokens",
         valid=AT_LEAST_ONE)
     overlong_penalty: float = hyper(1.0, "Overlong penalty",
-        "What a response of full response_length costs where overlong_buffer is set.",
-        source="OpenRLHF overlong_penalty_factor", unit="reward", valid=Bounds(0))
+        "What a response of full response_length costs where overlong_buffer is set, in penalty_unit.",
+        source="OpenRLHF overlong_penalty_factor", valid=Bounds(0))
+    penalty_unit: Literal["reward", "spread"] = hyper("reward", "Penalty unit",
+        "What missing_eos_penalty and overlong_penalty are counted in, and entropy_coef where advantages are not "
+        "whitened. reward: as TRL. spread: the standard deviation of the first batch's scores, normalised and clipped "
+        "where that is asked for, so that the reward's own unit decides nothing; 0 until scores differ.",
+        source="this project (spread)")
     normalize_rewards: Literal["none", "running", "reference"] = hyper("none", "Normalise scores",
         "Shift and scale the scores before PPO reads them, by mean and standard deviation of all scores so far "
         "(running) or of the first rollout batch (reference). Logged scores stay raw.",
@@ -245,8 +261,8 @@ class PPOConfig:
         "The score of a response, normalised where that is asked for, stays within ± this. Unset: no bound.",
         source="trlx cliprange_reward and OpenRLHF (10)", unit="reward", valid=POSITIVE)
     whiten_rewards: bool = hyper(False, "Whiten rewards",
-        "Scale the per-token rewards of a rollout batch to unit variance (the mean stays) before GAE.",
-        source=TRL)
+        "Scale the per-token rewards of a rollout batch to unit variance before GAE, their mean with them.",
+        source=f"{TRL}, which leaves the mean in its own unit")
 
     response_length: int = hyper(53, "Response length",
         "Largest number of new tokens in a response.",
@@ -446,6 +462,11 @@ class PPOConfig:
         return self.has_critic if self.whiten_advantages is None else self.whiten_advantages
 
     @property
+    def scales_advantages(self) -> bool:
+        """True if advantages have a spread of about 1 in any unit of the reward."""
+        return self.whitens_advantages or self.advantage_estimator == "grpo"
+
+    @property
     def stop_texts(self) -> tuple[str, ...]:
         """The stop strings, one by one."""
         return _texts(self.stop_strings)
@@ -454,6 +475,11 @@ class PPOConfig:
 def default_kl_step(iterations: int) -> float:
     """Return the KL step of a run whose policy learns in so many iterations, as a share of the KL target."""
     return min(MOST_KL_STEP, 1 / max(1, iterations))
+
+
+def default_lam(length: float) -> float:
+    """Return the λ of a run whose first responses have this mean length, in tokens."""
+    return max(LEAST_LAM, 1 - 1 / length)
 
 
 HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(read_declarations(PPOConfig))
@@ -470,7 +496,7 @@ def require_name(name: str, where: str) -> Hyperparameter:
 
 _NEEDS_CRITIC = ("value_learning_rate", "value_lr_scheduler_type", "value_warmup_ratio", "value_max_grad_norm",
                  "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam",
-                 "gamma", "normalize_values")  # fmt: skip
+                 "value_lam", "gamma", "normalize_values")  # fmt: skip
 _NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save")
 
 
@@ -557,7 +583,7 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
     if name in ("kl_controller", "kl_horizon") and fixed.get("kl_target") is None:
         return "it belongs to a β that moves; set kl_target"
     if fixed.get("lr_controller") == "kl_step":
-        if name in ("kl_coef", "kl_horizon"):
+        if name in ("kl_coef", "kl_horizon", "normalize_kl_coef"):
             return 'with lr_controller = "kl_step" β begins and moves by itself'
         if name == "learning_rate":
             return 'with lr_controller = "kl_step" the rate follows the KL step, and only its search begins there'

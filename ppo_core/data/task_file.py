@@ -24,6 +24,7 @@ from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource
 from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest
+from ppo_core.output import KL_UNIT, short
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,8 +89,20 @@ PROMPT_KEYS = tuple(field.name for field in dataclasses.fields(PromptSource))
 
 KL_BUDGET = 10.0
 """Default budget, in nats per response."""
-KL_LIMIT = 15.0
-"""Default limit, in nats per response; 1.5 times the budget if that is more."""
+KL_LIMIT = 2.5
+"""Default limit, in multiples of the budget."""
+FEW_NATS = 0.05
+"""The default budget is noted where it is less than this, in nats per token of the longest response."""
+
+
+def budget_note(kl_budget: float, length: int) -> str | None:
+    """Return what the default budget is per token of responses of this length if that is little, else None."""
+    if kl_budget != KL_BUDGET or FEW_NATS * length <= KL_BUDGET:
+        return None
+    return (
+        f"the default KL budget of {KL_BUDGET:g} {KL_UNIT} is {short(KL_BUDGET / length)} nats per token of responses "
+        f"of {length:,} tokens; longer responses may need more: see kl_budget"
+    )
 
 
 def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None = None) -> Task:
@@ -126,7 +139,7 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
     if most_prompts is not None:
         checks.whole(most_prompts, checks.AT_LEAST_ONE, f"{prefix}eval.prompts")
     kl_budget = checks.number(table.get("kl_budget", KL_BUDGET), checks.POSITIVE, f"{prefix}kl_budget")
-    kl_limit = table.get("kl_limit", max(KL_LIMIT, 1.5 * kl_budget))
+    kl_limit = table.get("kl_limit", KL_LIMIT * kl_budget)
     if checks.number(kl_limit, checks.POSITIVE, f"{prefix}kl_limit") < kl_budget:
         raise ConfigError(
             f"{prefix}kl_limit = {kl_limit:g} is below kl_budget = {kl_budget:g}; good trials would be stopped"
@@ -270,8 +283,7 @@ def make_task(
         test_prompts: A data file of the prompts of the final test; unless given, a split of `prompts`.
         doc: A description of the task, in a sentence.
         kl_budget: Highest eval KL a recommended policy may have, in nats per response.
-        kl_limit: KL at which the guard stops a trial, in nats per response. Default: 15, or 1.5 times the budget if
-            that is more.
+        kl_limit: KL at which the guard stops a trial, in nats per response. Default: 2.5 times the budget.
         eval: `temperature`, `response_length` (default: the reference's, else as declared), `seed` (0), and the most
             `prompts` of an evaluation.
         reference: Hyperparameters other than the declared defaults.

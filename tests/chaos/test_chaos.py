@@ -98,8 +98,8 @@ def undisturbed(config: dict[str, Any], spec: StudySpec) -> list[tuple[Any, ...]
     trainer = QuickTrainer(PPOConfig.from_dict(config), None)
     state, watched, steps = GuardState(), WatchState(), []
     for report in trainer:
-        state, reason = check_step(spec.guard, state, report, trainer.config.whole_episodes())
-        watched, is_near = watch(watched, report, spec.kl_budget)
+        state, reason = check_step(spec.guard, state, report, trainer.config.whole_episodes(), spec.kl_budget)
+        watched, is_near = watch(watched, report, spec.kl_budget, trainer.config.eval_interval)
         if (reason is not None or is_near) and not report.is_evaluation:
             report = trainer.evaluated(report)
         steps.append((report.step, report.episode, *(report.metrics.get(name) for name in METRICS)))

@@ -230,7 +230,7 @@ def cut_reports(number: int, course: Course) -> Iterator[StepReport]:
     """
     state = WatchState()
     for report in reports(number, course):
-        state, is_due = watch(state, report, CUT_SPEC.kl_budget)
+        state, is_due = watch(state, report, CUT_SPEC.kl_budget, CUT_SPEC.config({}).eval_interval)
         metrics, samples = dict(report.metrics), report.samples
         if (is_due or report.step == cut_rung(course)) and not report.is_evaluation:
             kl = metrics["objective/kl_exact"]
@@ -252,7 +252,7 @@ def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> Trial
     guarded, reason = GuardState(), None
     reported = list(cut_reports(row.number, course))
     for report in reported:
-        guarded, reason = check_step(CUT_SPEC.guard, guarded, report, TOTAL_EPISODES)
+        guarded, reason = check_step(CUT_SPEC.guard, guarded, report, TOTAL_EPISODES, CUT_SPEC.kl_budget)
         if report.episode > row.episodes or not row.episodes:
             store.add_step(lease, row.id, report, STEP_SECONDS + (EVALUATION_SECONDS * report.is_evaluation))
         if reason is not None or (report.step == cut_rung(course) and not row.is_promoted):
@@ -338,7 +338,7 @@ def _run(store: Store, lease: Lease, number: int, course: Course) -> None:
     guarded, reason = GuardState(), None
     for report in reports(number, course):
         store.add_step(lease, trial.id, report, STEP_SECONDS)
-        guarded, reason = check_step(SPEC.guard, guarded, report, TOTAL_EPISODES)
+        guarded, reason = check_step(SPEC.guard, guarded, report, TOTAL_EPISODES, SPEC.kl_budget)
         if reason:
             break
     if course.status is Status.FAILED:

@@ -63,13 +63,13 @@ def test_what_each_part_of_the_budget_buys_counts_standard_errors_and_nothing_ov
 def test_a_sentence_counts_a_checkpoint_as_within_the_budget_only_with_its_standard_error() -> None:
     near = evaluated((0, 4, 1.0, 2.0), (0, 8, 2.0, 5.9), error=0.3)
     assert sentences.of_front(near, 6) == (
-        "Within 6 nats the best reward is 1 (trial 0); checkpoints over the budget reach 1 more."
+        "Within 6 nats the best reward is 1.00 (trial 0); checkpoints over the budget reach 1.00 more."
     )
     assert "half of that KL reaches 1." in sentences.of_front(near, 7)
     assert sentences.of_front(near.iloc[1:], 6) == "No checkpoint is within the KL budget of 6 nats."
     low = evaluated((0, 4, 1.5, 2.0), error=0.3)
     assert sentences.of_studies({"near": near, "low": low}, 6) == (
-        "Within 6 nats low reaches the highest reward, 1.5, 0.5 over near."
+        "Within 6 nats low reaches the highest reward, 1.50, 0.50 over near."
     )
 
 
@@ -176,7 +176,7 @@ def test_a_rise_with_nothing_worse_is_clean_and_says_what_was_not_measured() -> 
     assert finding.rise_se == pytest.approx(math.hypot(0.05, 0.05))
     [row] = diagnosis.hacking_rows([finding]).fillna("").to_dict("records")
     assert row == {
-        "trial": 0, "verdict": "✓ no sign", "reward": "+0.70 ± 0.07", "KL": "6.0", "length": "20 → 23", "repetition": "",
+        "trial": 0, "verdict": "✓ no sign", "reward": "+0.700 ± 0.071", "KL": "6.00", "length": "20 → 23", "repetition": "",
         "entropy": "",
     }  # fmt: skip
 

@@ -84,8 +84,8 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
         "Pruned for KL": ("2", "1 other pruned, 1 failed"),
-        "Highest value": ("1.74", "one seed, +1.32 over SFT"),
-        "Its KL": ("9.6 nats", "budget 10, end 11.9"),
+        "Highest value": ("1.739", "one seed, +1.319 over SFT"),
+        "Its KL": ("9.56 nats", "budget 10, end 11.9"),
         "Device time": ("4 min", "19 s per ended trial"),
     }
     assert next(card.help for card in app.metric if card.label == "Device time").endswith("trials took 16% of it.")
@@ -127,8 +127,8 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
         "Trials ended": ("5", "1 paused, 1 interrupted"),
         "Search budget": ("5.8 of 8 full trials", "21 not promoted"),
         "Pruned for KL": ("2", "1 failed"),
-        "Highest value": ("1.74", "one seed, +1.32 over SFT"),
-        "Its KL": ("9.7 nats", "budget 10, end 14.5"),
+        "Highest value": ("1.744", "one seed, +1.324 over SFT"),
+        "Its KL": ("9.68 nats", "budget 10, end 14.5"),
         "Device time": ("3 min", "18 s per ended trial"),
     }
     assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Search budget")
@@ -286,7 +286,7 @@ def of_each_tab(curves: Page, path: Path) -> list[int]:
 @pytest.mark.parametrize("course", [GOOD, FAILED])
 def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
     app = run(page_of(tmp_path / "store.db", page, (course,)))
-    assert cards(app).get("Highest value", ("–",))[0] == ("1.42" if course is GOOD else "–")
+    assert cards(app).get("Highest value", ("–",))[0] == ("1.421" if course is GOOD else "–")
     assert of_each_tab(curves, tmp_path / "store.db") == [3, 0]
 
 

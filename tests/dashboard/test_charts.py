@@ -78,9 +78,9 @@ def test_an_eval_kl_is_over_the_budget_with_its_standard_error_as_everywhere() -
     points = pd.DataFrame({"trial": [0, 1, 2], "step": 4, "x": 4, "y": [9.5, 9.9, 10.5], "se": [0.2, 0.2, NAN]})
     numbers = {number: f"trial {number}" for number in (0, 1, 2)}
     said = charts.describe_ends(points, "eval/kl", 10, numbers)
-    assert said == "Trial 0 ends lowest, at 9.5; trial 2 highest, at 10.5. 2 of 3 end over the KL budget."
+    assert said == "Trial 0 ends lowest, at 9.50; trial 2 highest, at 10.50. 2 of 3 end over the KL budget."
     one = charts.describe_ends(points[:1], "eval/kl", 9.6, numbers)
-    assert one == "Trial 0 goes from 9.5 to 9.5, over the KL budget."
+    assert one == "Trial 0 goes from 9.50 to 9.50, over the KL budget."
 
 
 def test_labels_of_early_ends_are_at_different_heights() -> None:
@@ -144,7 +144,8 @@ def test_a_stop_is_marked_with_its_rule_on_every_chart_and_with_no_other_text(ru
 
 def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_none() -> None:
     rows = [SimpleNamespace(number=number, config=course.params) for number, course in enumerate(COURSES)]
-    snapshot = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=rows)), pd.DataFrame())
+    known = pd.DataFrame({"value": [0.91], "value_se": [0.2]})
+    snapshot = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=rows)), known)
     frame = pd.concat([steps(number, [0.0]) for number in (0, 1, 4, 11, 13, 14)])
     assert curve_charts.targets(snapshot, (0, 4), frame) == {"Target of trial 4: 6.1": 6.1}
     option = chart(frame, trial(0), levels={"KL budget 10": 10.0}, targets={"KL target: 6.1": 6.1})
@@ -179,7 +180,8 @@ def test_the_kl_step_is_beside_the_wanted_one_and_what_spans_decades_is_logarith
     assert [pace(metric)["yAxis"]["type"] for metric in charts.PACE] == ["log", "log", "value"]
     coefficients = [y for _, y in drawn(pace(beta), METRICS[beta].label)]
     assert coefficients == pytest.approx([NAN, NAN, 0.2, 0.1], nan_ok=True), "0 has no place on a logarithmic axis"
-    assert pace("lr")["xAxis"]["max"] == 192 and pace("lr")["tooltip"]["valueFormatter"] == "%.3g"
+    assert pace("lr")["xAxis"]["max"] == 192
+    assert [series["tooltip"]["valueFormatter"] for series in pace("lr")["series"][:1]] == ["%.3g"]
 
 
 def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
@@ -490,13 +492,13 @@ def test_charts_that_share_a_cursor_are_one_and_each_series_is_in_its_own_panel(
 @pytest.mark.parametrize(
     ("metric", "kls", "said"),
     [
-        (KL, {0: 4.0}, "Trial 0 goes from 0 to 4, a mean within the KL budget."),
+        (KL, {0: 4.0}, "Trial 0 goes from 0.00 to 4.00, a mean within the KL budget."),
         (
             KL,
             {0: 4.0, 1: 12.0},
-            "Trial 0 ends lowest, at 4; trial 1 highest, at 12. 1 of 2 end with a mean over the KL budget.",
+            "Trial 0 ends lowest, at 4.00; trial 1 highest, at 12.00. 1 of 2 end with a mean over the KL budget.",
         ),
-        (SCORE, {0: 4.0, 1: 12.0}, "Trial 0 ends highest, at -4; trial 1 lowest, at -12."),
+        (SCORE, {0: 4.0, 1: 12.0}, "Trial 0 ends highest, at -4.00; trial 1 lowest, at -12.00."),
         (KL, {}, ""),
     ],
 )
@@ -504,3 +506,26 @@ def test_a_chart_says_where_its_lines_end(metric: str, kls: dict[int, float], sa
     frame = pd.concat([steps(9, [0.0, 1.0]), *(steps(number, [0.0, kl, NAN]) for number, kl in kls.items())])
     points = charts.points_of(frame, metric)
     assert charts.describe_ends(points, metric, 10, {number: f"trial {number}" for number in kls}) == said
+
+
+# Budgets of any size
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.5, 50.0])
+@pytest.mark.parametrize("log_kl", [False, True])
+def test_a_kl_axis_of_any_budget_rises_and_has_the_budget_and_the_limit_on_it(budget: float, log_kl: bool) -> None:
+    kls = [0.0, 0.4 * budget, 0.9 * budget, 1.6 * budget, 2.2 * budget]
+    levels = {"KL budget": budget, "Guard": 2.5 * budget}
+    option = chart(steps(0, kls), trial(0), chosen=(0,), levels=levels, log_kl=log_kl)
+    low, high = option["yAxis"]["min"], option["yAxis"]["max"]
+    assert low < 0.1 * budget and high > 2.5 * budget
+    assert [line["name"] for line in named(option, "Limits")["markLine"]["data"]] == list(levels)
+    heights = [y for _, y in drawn(option, "Trial 0")]
+    assert len(set(heights)) == len(kls) and min(heights) == pytest.approx(low) and max(heights) <= high
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.5, 50.0])
+def test_a_horizontal_kl_axis_ends_where_the_longest_trial_does(budget: float) -> None:
+    option = chart(steps(0, [0.0, 0.61 * budget, 1.23 * budget]), metric=SCORE, axis="KL")
+    assert 1.23 * budget <= option["xAxis"]["max"] < 1.3 * budget
+    assert 10 ** -option["xAxis"]["axisPointer"]["label"]["precision"] < 0.1 * budget

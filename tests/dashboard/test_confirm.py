@@ -70,7 +70,7 @@ def test_before_a_confirmation_the_page_shows_what_would_run(path: Path, monkeyp
         "9.68",
         "9.12",
         "8.46",
-        "0.966",
+        "0.97",
     ]
     assert settings.iloc[2].tolist() == [
         "Policy learning rate", "0.00036", "0.00028 (×0.78)", "0.00095 (×2.6)", "0.0001 (×0.28)"

@@ -123,12 +123,12 @@ def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -
 # PPO's health
 
 
-def course(reason: Reason | None = None, total: int = 1000, **values: list[float]) -> Course:
-    """A trial with steps of these metrics; `__` stands for `/`."""
+def course(reason: Reason | None = None, total: int = 30, **values: list[float]) -> Course:
+    """A trial of `total` steps with these metrics so far; `__` stands for `/`. Responses of 20 tokens, a budget of 10."""
     length = max(len(column) for column in values.values())
     frame = pd.DataFrame({"trial": 0, "step": range(1, length + 1), "episode": range(1, length + 1)})
     for name in NEEDED:
-        frame[name] = values.get(name.replace("/", "__"), NAN)
+        frame[name] = values.get(name.replace("/", "__"), {"val/return_std": 1.0, LENGTH: 20.0}.get(name, NAN))
     return Course(frame.to_dict("records"), {**CONFIG, "total_episodes": total}, fake_store.SPEC, reason)
 
 
@@ -138,7 +138,8 @@ def readings(reason: Reason | None = None, **values: Any) -> tuple[list[Measurem
     return read.readings, diagnose(read)
 
 
-CONFIG = fake_store.SPEC.config({"num_ppo_epochs": 4}).to_dict()
+LENGTH = "response/length_mean"
+CONFIG = fake_store.SPEC.config({"num_ppo_epochs": 4}).to_dict() | {"batch_size": 1, "mini_batch_size": 1}
 
 
 def out(found: list[Measurement]) -> list[str]:
@@ -164,34 +165,37 @@ def test_readings_are_held_against_their_declared_limits() -> None:
 
 
 def test_updates_that_are_small_over_the_whole_run_are_a_sign_while_kl_has_not_moved() -> None:
-    """KL has moved from a tenth of the budget of 10 on."""
-    tiny = {"policy__approxkl_avg": [0.0002, 0.00011], "objective__kl_exact": [0.1, 0.99]}
+    """KL lags up to a tenth of an even pace: 0.067 at step 2 of 30; straight to 10 nats it is 10 / 30² / 20 a token."""
+    tiny = {"policy__approxkl_avg": [0.0002, 0.00011], "objective__kl_exact": [0.01, 0.066]}
     [row] = curves.health_rows({0: course(**tiny)}).to_dict("records")
-    assert (row["health"], row["kl"], row["policy/approxkl_avg"]) == ("▲ Updates too small", "0.990", "▲ 0.000200")
+    assert (row["health"], row["kl"], row["policy/approxkl_avg"]) == ("▲ Updates too small", "0.0660", "▲ 0.360 ×")
     far = curves.health_rows({0: course(objective__kl_exact=[0.1, 29.4, 8.0])})
     assert far["kl"].tolist() == ["▲ 29.4"], "over the limit"
     [told] = diagnose(course(**tiny))
     assert (told.finding, told.advice) == (
-        "Approx KL 0.0002 (at least 0.0003).",
+        "Approx KL 0.36 (at least that of a straight course).",
         "learning_rate = 0.0006 (was 0.0002)",
     )
     for other in (
-        {"objective__kl_exact": [0.1, 1.0]},
-        {"policy__approxkl_avg": [0.0004, 0.00011]},
-        {"policy__approxkl_avg": [0.0002], "objective__kl_exact": [0.1]},
+        {"objective__kl_exact": [0.01, 0.067]},
+        {"policy__approxkl_avg": [0.00056, 0.00011]},
+        {"policy__approxkl_avg": [0.0002], "objective__kl_exact": [0.01]},
         {"policy__approxkl_avg": [0.0, 0.0]},
     ):
         assert out(course(**(tiny | other)).readings) == []
 
 
-def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_its_first_ones() -> None:
+def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_the_returns_variance_or_its_start() -> None:
     found, _ = readings(loss__value_avg=[2.0] * 10 + [7.0] * 10)
     [loss] = [one for one in found if one.sign.name == "value_loss"]
     assert (loss.value, loss.is_out) == (3.5, True)
+    found, _ = readings(loss__value_avg=[0.2] * 10 + [7.0] * 10, val__return_std=[0.3] * 10 + [1.4] * 10)
+    [loss] = [one for one in found if one.sign.name == "value_loss"]
+    assert (loss.value, loss.is_out) == (pytest.approx(7 / 1.96), True)
     assert out(readings(policy__clipfrac_avg=[0.9] * 10 + [0.1] * 10)[0]) == []
 
 
-def test_a_critic_is_not_read_before_ten_steps() -> None:
+def test_a_critic_is_not_read_before_a_third_of_the_run() -> None:
     early = course(val__var_explained=[-0.5] * 9)
     [row] = curves.health_rows({0: early}).to_dict("records")
     assert (row["health"], row["val/var_explained"], diagnose(early)) == ("✓ none", "– too few steps", [])
@@ -204,7 +208,8 @@ def test_a_critic_is_not_read_before_ten_steps() -> None:
 def test_the_page_and_the_diagnosis_agree_on_either_side_of_each_limit(name: str, beyond: bool) -> None:
     sign = SIGNS[name]
     value = sign.limit + (0.0001 if beyond != sign.breaks_below else -0.0001)
-    column = [1.0] * 10 + [value] * 10 if sign.relative_to else [value] * 20
+    unit = 10 / 30**2 / 20 if sign.metric == "policy/approxkl_avg" and sign.relative_to else 1.0
+    column = [1.0] * 10 + [value] * 10 if sign.name == "value_loss" else [unit * value] * 20
     found, told = readings(**{str(sign.metric).replace("/", "__"): column})
     assert out(found) == [name] * beyond
     assert [one.rule for one in told] == [sign.label] * beyond
@@ -242,7 +247,7 @@ def test_the_incident_the_diagnosis_and_the_guard_agree_on_a_kl_over_a_line(kl: 
     state, reason = GuardState(), None
     for step in range(1, 7):
         report = StepReport(step, step, {"objective/kl_exact": kl})
-        state, reason = check_step(fake_store.SPEC.guard, state, report, 6)
+        state, reason = check_step(fake_store.SPEC.guard, state, report, 6, fake_store.SPEC.kl_budget)
         if reason is not None:
             break
     assert (reason is not None) == (line == "limit")

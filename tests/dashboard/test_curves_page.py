@@ -63,7 +63,7 @@ def test_metrics_that_no_trial_has_are_named_in_one_line_and_leave_no_gap(built:
     app.query_params.update({"study": STUDY, "trial": "9", "metric": named})
     assert "Not measured in these trials: Policy loss, Value loss, KL loss." in [one.value for one in run(app).caption]
     assert subheaders(app) == ["Entropy", "Training KL"]
-    assert app.sidebar.caption[0].value == "Trial 9 ★: 1.74 · KL 9.6 · completed"
+    assert app.sidebar.caption[0].value == "Trial 9 ★: 1.739 · KL 9.56 · completed"
 
 
 def test_the_captions_of_smoothed_curves_say_what_was_measured(built: Path, curves: Page) -> None:

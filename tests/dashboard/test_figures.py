@@ -230,7 +230,7 @@ def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
     assert figure.layout.shapes[0].y0 == SPEC.kl_budget
     assert (completed.customdata[1], list(completed.marker.color)) == ([1, "0.001"], [1.0, 1.2])
     assert completed.hovertemplate.endswith(
-        "<br>Policy learning rate: %{customdata[1]}<br>Eval KL (nats per response): %{y:.3g}<extra></extra>"
+        "<br>Policy learning rate: %{customdata[1]}<br>Eval KL (nats per response): %{y:.2f}<extra></extra>"
     )
     linear = importance_figures.kl_slice(SEARCHED, "cliprange", SPEC, "KL", with_budget=False)
     assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
@@ -342,7 +342,7 @@ def test_two_hyperparameters_colour_the_trials_by_what_they_came_to() -> None:
     assert sorted(value for trace in drawn for value in trace.marker.color) == sorted(measured["value"])
     assert drawn[0].customdata[1] == [1, 1.2, "0.001", "0.2"]
     assert "<br>Policy learning rate: %{customdata[2]}<br>" in drawn[0].hovertemplate
-    assert drawn[0].hovertemplate.endswith("<br>reward: %{customdata[1]:.3g}<extra></extra>")
+    assert drawn[0].hovertemplate.endswith("<br>reward: %{customdata[1]:.2f}<extra></extra>")
     assert figure.layout.coloraxis.cmax == measured["value"].max()
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
     screened = importance_figures.pair(SEARCHED.assign(kind="screened"), "learning_rate", "cliprange", "value", SPEC)
@@ -383,7 +383,7 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
     assert (list(seventh.x), list(seventh.y), list(first.x)) == ([0, 128], [0, 2], [0, 64])
     assert (seventh.line.color, seventh.line.dash) == ("#A04060", "solid")
     assert figure.layout.shapes[0].y0 == 10 and figure.layout.yaxis.title.text == METRICS["objective/kl_exact"].title
-    assert seventh.hovertemplate.endswith("%{y:.3f} nats per response<extra></extra>")
+    assert seventh.hovertemplate.endswith("%{y:.2f} nats per response<extra></extra>")
     (share,) = figures.aligned(frame.assign(**{"response/repetition": 0.5}), "response/repetition", [7], SPEC).data
     assert share.hovertemplate.endswith("%{y:.3f}<extra></extra>")
 

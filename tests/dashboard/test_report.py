@@ -116,7 +116,7 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
     assert "13 of 14 trials ended. Spent: 247 device-seconds" in text
     assert "Policy learning rate 0.00036 0.0001" in text, "against the reference"
     figures = text.split(" Figures ")[1].split(" Trials ")[0]
-    front = "Within 10 nats the best reward is 1.74 (trial 9); half of that KL reaches 1.46; "
+    front = "Within 10 nats the best reward is 1.739 (trial 9); half of that KL reaches 1.459; "
     assert figures.startswith(f"Reward against KL {front}")
     assert figures.endswith("Training KL over episodes Eval reward over episodes")
 
@@ -145,7 +145,7 @@ def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(t
     assert "ppo-tuner train --from reviews 9 --total_episodes 9600" in recommended
     assert "1920 episodes each, evaluated on 256 test prompts" in text and "9600 episodes each" in text
     assert "reference (0) 3 1.45 [1.33, 1.57]" in text
-    assert "Trial 9 is better than the reference: +0.50 [0.50, 0.50] reward." in text
+    assert "Trial 9 is better than the reference: +0.500 [0.500, 0.500] reward." in text
     assert "The SFT policy scores 0.400 ± 0.030 on the same prompts" in text
 
 

@@ -66,7 +66,8 @@ def test_masked_statistics_by_hand(masked: float) -> None:
     assert masked_mean(values, mask).item() == 2
     assert masked_var(values, mask).item() == 1
     assert masked_whiten(values, mask).tolist() == [[pytest.approx(-1), pytest.approx(1), 0]]
-    assert masked_whiten(values, mask, shift_mean=False).tolist() == [[pytest.approx(1), pytest.approx(3), 0]]
+    # (1, 3) / 10 has a standard deviation of 0.1: only scaled it is (1, 3) again.
+    assert masked_whiten(values / 10, mask, shift_mean=False).tolist() == [[pytest.approx(1), pytest.approx(3), 0]]
 
 
 def test_one_token_alone_is_whitened_to_nothing() -> None:
@@ -82,8 +83,10 @@ def test_rloo_by_hand() -> None:
 def test_grpo_by_hand() -> None:
     rewards = torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0, 6.0], dtype=torch.float64)
     # mean 2, std √((1 + 0 + 1) / 2) = 1; then mean 2, std √((4 + 4 + 16) / 2) = 3.464102
-    expected = [-1 / 1.0001, 0, 1 / 1.0001, -2 / 3.464202, -2 / 3.464202, 4 / 3.464202]
+    # root of the mean square (1 + 0 + 1 + 4 + 4 + 16) / 6: 2.081666, of which 1e-4 is 0.000208
+    expected = [-1 / 1.000208, 0, 1 / 1.000208, -2 / 3.464310, -2 / 3.464310, 4 / 3.464310]
     assert grpo(rewards, 3).tolist() == pytest.approx(expected, rel=1e-6)
+    assert grpo(1e-5 * rewards + 100, 3).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-8)
 
 
 @given(st.floats(-1e4, 1e4, width=32), st.integers(2, 9))

@@ -107,6 +107,10 @@ def _in_reward(trainer: PPOTrainer) -> None:
     trainer.network.set_value_units(0.0, 1.0)
 
 
+def _lam(trainer: PPOTrainer) -> None:
+    trainer.state.lam = 0.9
+
+
 def _nothing(trainer: PPOTrainer) -> None:
     pass
 
@@ -120,11 +124,13 @@ def _nothing(trainer: PPOTrainer) -> None:
         (ADAPTIVE, {"kl_horizon": 64}, _beta),
         (ADAPTIVE, {"kl_target": None, "kl_horizon": None}, _beta),
         (ADAPTIVE, {"lr_controller": "kl_step"}, _begun),
-        (PACED, {"lam": 0.9}, _nothing),  # with its rate and β
+        (PACED, {"lam": 0.9}, _lam),  # with its rate and β
         (PACED, {"learning_rate": 1e-5}, _nothing),  # only where the search of the rate begins
         (PACED, {"kl_target": 3.0}, _target),
         (PACED, {"lr_controller": "schedule"}, _schedule),
         ({}, {"normalize_values": False}, _in_reward),
+        ({"normalize_kl_coef": True}, {"lam": 0.9}, _nothing),
+        ({}, {"normalize_kl_coef": True}, _nothing),  # the first batch's spread
         (ADAPTIVE, {"learning_rate": 1e-3, "lr_scheduler_type": "cosine"}, _nothing),  # the adapted β goes on
         ({"kl_target": 1.0}, {"total_episodes": 128}, _horizon),  # a tenth of the run, by default
         ({}, {"adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.1}, _adam),
@@ -202,7 +208,7 @@ def test_what_a_run_in_stages_does_is_said_in_words() -> None:
     stages = [Stage(BASE.to_dict(), 16, 3), Stage(second.to_dict(), 40, 7)]
     assert described(stages, replace(second, lam=0.9), 9) == (
         "episodes 0 to 16 with the values of trial 3, up to 40 with those of trial 7 (total_episodes 64 -> "
-        "128, kl_coef 0.05 -> 0.1), then with those of trial 9 (lam 0.95 -> 0.9)"
+        "128, kl_coef 0.05 -> 0.1), then with those of trial 9 (lam unset -> 0.9)"
     )
     require_reached(stages, replace(second, total_episodes=41), 9)
     with pytest.raises(ConfigError, match=r"^total_episodes = 40 is not allowed: trial 9 is a fork at episode 40; "):
@@ -221,11 +227,13 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stop_strings": ({}, {"stop_strings": "w3"}),
     "missing_eos_penalty": ({}, {"missing_eos_penalty": 1.0}),
     "overlong_buffer": ({}, {"overlong_buffer": 5}),
+    "penalty_unit": ({"missing_eos_penalty": 1.0}, {"penalty_unit": "spread"}),
     "overlong_penalty": ({"overlong_buffer": 5}, {"overlong_penalty": 3.0}),
     "normalize_rewards": ({}, {"normalize_rewards": "running"}),
     "cliprange_reward": ({}, {"cliprange_reward": 0.1}),
     "whiten_rewards": ({}, {"whiten_rewards": True}),
     "kl_coef": ({}, {"kl_coef": 0.5}),
+    "normalize_kl_coef": ({}, {"normalize_kl_coef": True}),
     "kl_target": ({}, {"kl_target": 6.0}),
     "lr_controller": (ADAPTIVE, {"lr_controller": "kl_step"}),
     "kl_step": (PACED, {"kl_step": 0.3}),
@@ -243,6 +251,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "entropy_coef": ({}, {"entropy_coef": 0.1}),
     "gamma": ({}, {"gamma": 0.5}),
     "lam": ({}, {"lam": 0.2}),
+    "value_lam": ({}, {"value_lam": 0.2}),
     "whiten_advantages": ({}, {"whiten_advantages": False}),
     "mini_batch_size": ({}, {"mini_batch_size": 2}),
     "num_mini_batches": ({"mini_batch_size": None}, {"num_mini_batches": 4}),

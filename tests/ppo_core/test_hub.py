@@ -256,7 +256,7 @@ def card(folder: Path, origin: RunOrigin | None, **config: int) -> ModelCard:
     [
         (
             RunOrigin("reviews", 32, (CONFIRMED,)),
-            "- 1920 episodes: reward 1.93 [1.89, 1.97] (95% t-interval), KL 5.51 ",
+            "- 1920 episodes: reward 1.935 [1.891, 1.970] (95% t-interval), KL 5.51 ",
         ),
         (RunOrigin("s", 3, (replace(CONFIRMED, reward_low=None, kl=None),)), "- 1920 episodes: reward 1.93; mean of 3"),
         (RunOrigin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), "with other values of `lam`, `kl_coef`: the trial's"),

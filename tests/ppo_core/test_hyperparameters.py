@@ -22,7 +22,7 @@ def test_trl_defaults_where_trl_has_the_field() -> None:
     config = PPOConfig()
     trl = {
         "num_ppo_epochs": 4, "kl_coef": 0.05, "kl_estimator": "k1", "cliprange": 0.2, "cliprange_value": 0.2,
-        "vf_coef": 0.1, "gamma": 1.0, "lam": 0.95, "whiten_rewards": False, "response_length": 53,
+        "vf_coef": 0.1, "gamma": 1.0, "whiten_rewards": False, "response_length": 53,
         "temperature": 0.7, "missing_eos_penalty": None, "learning_rate": 3e-6,
     }  # fmt: skip
     assert {name: getattr(config, name) for name in trl} == trl

@@ -88,9 +88,9 @@ def test_the_gap_of_sampled_and_exact_kl_against_numbers_by_hand() -> None:
     gap, noise = kl_gap(logprobs, ref, exact, mask)
     # 1.5 - 0.75 and -1 - 0.75: mean -0.5, variance 3.125; the mean KL is 0.75.
     assert float(gap) == pytest.approx(-0.5)
-    assert float(noise) == pytest.approx(math.sqrt((3.125 + 5 * 0.75) / 2 + 0.025**2))
+    assert float(noise) == pytest.approx(math.sqrt((3.125 + 5 * 0.75) / 2 + (1e-3 * 1.5) ** 2))
     gap, noise = kl_gap(logprobs[:1], ref[:1], exact[:1], mask[:1])
-    assert (float(gap), float(noise)) == pytest.approx((0.75, math.sqrt(3.75 + 0.025**2)))
+    assert (float(gap), float(noise)) == pytest.approx((0.75, math.sqrt(3.75 + (1e-3 * 2) ** 2)))
 
 
 @pytest.mark.parametrize("rows", [4, 64])

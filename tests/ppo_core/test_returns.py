@@ -1,8 +1,7 @@
-"""The critic in the units of the returns: numbers by hand, and what a reward's own unit must not change."""
+"""The critic in the units of the returns: numbers by hand."""
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +10,11 @@ import torch
 
 from ppo_core import PPOConfig
 from ppo_core.algorithm.returns import ReturnStatistics
-from ppo_core.data.task import Prompt, Scored
 from ppo_core.models.load import TaskModels
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic
-from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.conftest import count_w3
-from tests.ppo_core.test_trainer import CONFIG, without_seconds
+from tests.ppo_core.test_trainer import CONFIG
 from tests.ppo_core.worlds import run_threads
 
 SCORES = torch.tensor([1.0, 3.0, 5.0, 7.0])  # mean 4, variance 5
@@ -98,68 +94,8 @@ def test_all_processes_count_all_returns(tiny: TaskModels) -> None:
     assert found[0] == found[1] == (pytest.approx(5.2), pytest.approx(4 + 1.6 / 3 + 5.76))
 
 
-REWARD_UNITS = (
-    "objective/scores", "objective/rlhf_reward", "objective/non_score_reward", "objective/kl_coef", "reward/", "eval/reward",
-    "loss/value_avg", "val/return_std",
-)  # fmt: skip
-PACED = replace(CONFIG, lr_controller="kl_step", kl_target=1.0)
-
-
-def run_of(
-    tiny: TaskModels, config: PPOConfig, scale: float, offset: float = 0.0
-) -> tuple[PPOTrainer, list[StepReport]]:
-    """A run of the task with its rewards in another unit."""
-
-    def score(
-        prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]], ended: Sequence[bool]
-    ) -> Scored:
-        return Scored([scale * total + offset for total in count_w3(prompts, responses, tokens, ended).totals], {})
-
-    trainer = PPOTrainer(config, replace(tiny, reward=score))
-    return trainer, list(trainer)
-
-
-def unitless(report: StepReport) -> dict[str, float]:
-    return {n: v for n, v in without_seconds(report).metrics.items() if not n.startswith(REWARD_UNITS)}
-
-
-@pytest.mark.parametrize("changes", [{}, {"value_model": "separate"}, {"advantage_estimator": "rloo", "num_generations": 2, "whiten_advantages": True}],
-                         ids=["shared", "separate", "rloo"])  # fmt: skip
-@pytest.mark.parametrize("scale", [2.0**-7, 2.0**7])
-def test_a_rewards_unit_changes_nothing_but_its_own_numbers(
-    tiny: TaskModels, scale: float, changes: dict[str, Any]
-) -> None:
-    config = replace(PACED, **changes)
-    (one, expected), (other, found) = run_of(tiny, config, 1.0), run_of(tiny, config, scale)
-    assert [unitless(report) for report in found] == [unitless(report) for report in expected]
-    for name in ("objective/scores", "objective/kl_coef", "eval/reward"):
-        assert found[-1].metrics[name] == scale * expected[-1].metrics[name]
-    for name, weight in one.network.policy.state_dict().items():
-        assert torch.equal(weight, other.network.policy.state_dict()[name]), name
-
-
-@pytest.mark.parametrize(("scale", "offset"), [(0.01, 0.0), (100.0, 1000.0), (1.0, -40.0)])
-def test_other_units_and_offsets_part_the_first_advantages_by_rounding_alone(
-    tiny: TaskModels, scale: float, offset: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ppo_core import trainer
-
-    seen: list[torch.Tensor] = []
-    build = trainer.build_experience
-
-    def watched(*args: Any) -> Any:
-        experience = build(*args)
-        seen.append(experience.advantages)
-        return experience
-
-    monkeypatch.setattr(trainer, "build_experience", watched)
-    config = replace(PACED, total_episodes=16)
-    run_of(tiny, config, 1.0)
-    run_of(tiny, config, scale, offset)
-    assert torch.allclose(seen[0], seen[1], atol=1e-3)
-
-
 def test_rewards_own_units_are_kept_by_name(tiny: TaskModels) -> None:
-    trainer, reports = run_of(tiny, replace(CONFIG, normalize_values=False), 1.0)
+    trainer = PPOTrainer(replace(CONFIG, normalize_values=False), tiny)
+    reports = list(trainer)
     assert (trainer.network.value_mean, trainer.network.value_std) == (0.0, 1.0)
-    assert "val/return_std" not in reports[-1].metrics
+    assert reports[-1].metrics["val/return_std"] > 0, "of the batch's own returns"

@@ -60,7 +60,7 @@ def prepared(name: str) -> TaskAssets:
 def test_a_short_file_is_a_whole_task(folder: Path) -> None:
     path = write(folder, PLAIN)
     task = get_task(path)
-    assert (task.name, task.kl_budget, task.kl_limit, task.eval_seed) == (path, 10, 15, 0)
+    assert (task.name, task.kl_budget, task.kl_limit, task.eval_seed) == (path, 10, 25, 0)
     assert task.eval_temperature == HYPERPARAMETERS["temperature"].default
     assert task.eval_response_length == HYPERPARAMETERS["response_length"].default
     assert task.doc == "Prompts of prompts.jsonl, rewarded by wanted."
@@ -79,14 +79,14 @@ def test_every_key_arrives(folder: Path) -> None:
         + 'doc = "Mine."\nkl_budget = 20\n'
         "eval = { temperature = 0.5, response_length = 7, seed = 8, prompts = 12 }\n"
         'reference = { temperature = 0.9, learning_rate = "1e-4", kl_target = 6 }\n'
-        '[search]\nlearning_rate = { low = 1e-5, high = 1e-3, why = "small" }\nlam = { low = 0.9, high = 1.0 }\n',
+        '[search]\nlearning_rate = { low = 1e-5, high = 1e-3, why = "small" }\nlam = { low = 0.9, high = 0.999 }\n',
     )
     task = get_task(path)
-    assert (task.doc, task.kl_budget, task.kl_limit) == ("Mine.", 20, 30)
+    assert (task.doc, task.kl_budget, task.kl_limit) == ("Mine.", 20, 50)
     assert (task.eval_temperature, task.eval_response_length, task.eval_seed) == (0.5, 7, 8)
     assert task.reference == {"temperature": 0.9, "learning_rate": 1e-4, "kl_target": 6.0}
     assert task.advised["learning_rate"] == Advised(Range(1e-5, 1e-3, "log"), "small")
-    assert task.advised["lam"].range == Range(0.9, 1.0)
+    assert task.advised["lam"].range == Range(0.9, 0.999, "log_from_1")
     assert len(task.prepare(None).prompts.eval) == 12
 
 

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, Trainer
 from ppo_core import PPOConfig
 from ppo_core.algorithm.experience import Experience, build_experience, read_policy, token_kl
 from ppo_core.algorithm.optim import Optimizers
-from ppo_core.algorithm.scores import RewardStatistics, token_scores
+from ppo_core.algorithm.scores import RewardStatistics, less_penalties, token_scores
 from ppo_core.algorithm.update import UpdateStatistics, ppo_epochs
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
@@ -36,10 +36,11 @@ def collect(tiny: TaskModels, network: ActorCritic, config: PPOConfig) -> tuple[
     prompts = tiny.prompts.train[:16]
     rollouts = generate(network.policy, tiny.tokenizer, prompts, numbers, settings, chunk_rows=99)
     scored = tiny.reward(prompts, rollouts.responses, [], [])
-    scores = token_scores(config, RewardStatistics("none"), scored, rollouts)
+    scores = less_penalties(config, token_scores(config, RewardStatistics("none"), scored, rollouts), rollouts, 1.0)
     reading = read(tiny, network, rollouts)
     kl = token_kl(config, reading, rollouts.sequences.response_mask)
-    return rollouts, build_experience(config, rollouts, reading, kl, scores, config.kl_coef)
+    lam = 0.95 if config.lam is None else config.lam
+    return rollouts, build_experience(config, rollouts, reading, kl, scores, config.kl_coef, lam, config.entropy_coef)
 
 
 def update(network: ActorCritic, optimizers: Optimizers, experience: Experience, config: PPOConfig) -> UpdateStatistics:

@@ -134,9 +134,9 @@ def learned_from(world: World) -> tuple[dict[str, float], Tensor, Tensor]:
     kl = token_kl(CONFIG, reading, mask)
     statistics = RewardStatistics(CONFIG.normalize_rewards, world)
     shaped = token_scores(CONFIG, statistics, scored, rollouts)
-    experience = build_experience(CONFIG, rollouts, reading, kl, shaped, CONFIG.kl_coef, world)
+    experience = build_experience(CONFIG, rollouts, reading, kl, shaped, CONFIG.kl_coef, 0.95, 0.0, world)
     scores = torch.tensor(scored.totals, dtype=torch.float64)
-    metrics = rollout_metrics(CONFIG, rollouts, reading, kl, scores, CONFIG.kl_coef, world)
+    metrics = rollout_metrics(CONFIG, rollouts, reading, kl, scores, CONFIG.kl_coef, world=world)
     metrics |= critic_metrics(experience, world) | part_metrics(scored.parts, world=world)
     assert experience.returns is not None
     return metrics, experience.advantages, experience.returns

@@ -203,10 +203,10 @@ def test_runs_that_end_over_the_budget_are_counted_and_the_command_stops_at_thei
     assert answer._launch_confirmed(NAME, replace(some, ends_within=2, episodes={6: 160})) == whole
     kl = replace(one, kl=replace(one.kl, mean=10.4))  # type: ignore[type-var]
     assert (
-        "On the test prompts the mean KL of 10.40 is over the KL budget of 10." in replace(found, confirmed=kl).cautions
+        "On the test prompts the mean KL of 10.4 is over the KL budget of 10." in replace(found, confirmed=kl).cautions
     )
     wide = replace(one, kl=replace(one.kl, mean=9.0, high=10.4))  # type: ignore[type-var]
-    told = "Its KL may be over the KL budget of 10: the interval of its mean reaches 10.40"
+    told = "Its KL may be over the KL budget of 10: the interval of its mean reaches 10.4"
     assert f"{told}, though no run was over it." in replace(found, confirmed=wide).cautions
     one_over = replace(wide, kls={**wide.kls, 6: 10.1})
     assert f"{told}." in replace(found, confirmed=one_over).cautions

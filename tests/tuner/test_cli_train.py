@@ -102,7 +102,7 @@ def test_the_card_says_which_trial_it_is_and_what_confirms_it(
     quick_train("--from", quick_made, "2", "--output", "same")
     card = (own_folder / "same" / "model" / "README.md").read_text()
     assert "The configuration is that of trial 2 of the study `made`." in card
-    assert "- 256 episodes: reward 1.50 [-4.85, 7.85] (95% t-interval), KL 7.00 nats/response; mean of 2 seeds" in card
+    assert "- 256 episodes: reward 2 [-5, 8] (95% t-interval), KL 7.00 nats/response; mean of 2 seeds" in card
     quick_train("--from", quick_made, "9", "--total_episodes", "64", "--lam", "0.5", "--output", "other")
     card = (own_folder / "other" / "model" / "README.md").read_text()
     assert "of trial 2 of the study `made`, with other values of `lam`: the trial's results do not apply" in card

@@ -205,7 +205,7 @@ def test_a_clear_winner_is_said_to_be_one() -> None:
     assert found.best is not None and found.best.trial.number == 2
     assert found.not_told_apart == [] and found.is_decided
     assert found.verdict == (
-        "Trial 2 is better than the reference: +0.90 [0.88, 0.92] reward. It is better than every other one that was "
+        "Trial 2 is better than the reference: +0.900 [0.875, 0.925] reward. It is better than every other one that was "
         "confirmed."
     )
 
@@ -213,7 +213,7 @@ def test_a_clear_winner_is_said_to_be_one() -> None:
 def test_a_configuration_on_few_seeds_does_not_pass_one_on_many() -> None:
     found = confirmation({2: around(1.5), 3: [2.5, 2.4], 0: around(1.0)})
     assert [one.trial.number for one in found.configurations] == [2, 0, 3]
-    assert found.verdict.endswith("The data do not distinguish it from trial 3 (ahead by 0.94 [-0.59, 2.47]).")
+    assert found.verdict.endswith("The data do not distinguish it from trial 3 (ahead by 0.9 [-0.6, 2.5]).")
     enough = confirmation({2: around(1.5), 3: [2.5, 2.4, 2.5], 0: around(1.0)})
     assert [one.trial.number for one in enough.configurations] == [3, 2, 0]
 
@@ -221,7 +221,7 @@ def test_a_configuration_on_few_seeds_does_not_pass_one_on_many() -> None:
 def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     near = confirmation({2: around(1.52), 3: around(1.5, -1.0), 0: around(1.0)})
     assert near.verdict.startswith("Trial 2 is better than the reference: +0.52") and near.is_decided
-    assert near.verdict.endswith("The data do not distinguish it from trial 3 (behind by 0.02 [-0.03, 0.07]).")
+    assert near.verdict.endswith("The data do not distinguish it from trial 3 (behind by 0.020 [-0.029, 0.069]).")
     luck = confirmation({2: around(1.02, 3.0), 0: around(1.0, -3.0)})
     assert luck.best is not None and luck.best is not luck.reference and not luck.is_decided
     assert luck.verdict.startswith(
@@ -234,7 +234,7 @@ def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     equal = confirmation({2: around(1.0), 0: around(1.01, -1.0)})
     assert equal.verdict == (
         "Nothing better was found than the configuration you started from (trial 0, the reference); trial 2 "
-        "(behind by 0.01 [-0.03, 0.05]) is a tie."
+        "(behind by 0.010 [-0.029, 0.049]) is a tie."
     )
     assert not equal.is_decided
 

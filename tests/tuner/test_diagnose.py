@@ -49,6 +49,8 @@ HEALTHY = {
     "val/var_explained": lambda share: 0.5,
     "val/ratio": lambda share: 1.0,
     "loss/value_avg": lambda share: 1.0,
+    "val/return_std": lambda share: 1.0,
+    "response/length_mean": lambda share: 20.0,
 }
 MAYBE = ("policy/kl_step", "policy/kl_step_wanted")
 """Metrics that only a run with its own pace has."""
@@ -117,9 +119,23 @@ def test_a_run_over_the_limit_at_once_asks_for_a_lower_rate() -> None:
 
 def test_kl_that_stays_at_0_asks_for_a_lower_beta_or_a_higher_rate() -> None:
     flat = {"eval__kl": lambda share: 0.02, "objective__kl_exact": lambda share: 0.02}
-    assert change(only(steps(**flat), kl_coef=0.2)) == ("kl_coef", 0.05), "β is over the reference's"
+    """The best policy with 10 nats has β = 1 / sqrt(2 · 10) = 0.224."""
+    assert change(only(steps(**flat), kl_coef=0.23)) == ("kl_coef", 0.0447), "a fifth of it"
+    assert change(only(steps(**flat), kl_coef=0.22)) == ("learning_rate", 6e-4)
+    wide = flat | {"val__return_std": lambda share: 100.0}
+    relative = only(steps(**wide), kl_coef=0.23, normalize_kl_coef=True)
+    assert change(relative) == ("kl_coef", 0.0447), "as in spreads of the scores"
+    narrow = flat | {"val__return_std": lambda share: 0.1}
+    assert change(only(steps(**narrow), kl_coef=0.05)) == ("kl_coef", 0.01), "the end of its range"
+    assert (
+        change(only(steps(**flat), kl_coef=0.23, use_kl_loss=True, kl_estimator="k3", whiten_advantages=False))[0]
+        == "kl_coef"
+    )
+    assert change(only(steps(**narrow), kl_coef=0.05, use_kl_loss=True, kl_estimator="k3"))[0] == "learning_rate", (
+        "as a loss β weighs it against advantages"
+    )
     assert change(only(steps(**flat))) == ("learning_rate", 6e-4)
-    assert change(only(steps(**flat), kl_coef=0.2, kl_target=8.0)) == ("learning_rate", 6e-4), "β adapts by itself"
+    assert change(only(steps(**flat), kl_coef=0.3, kl_target=8.0)) == ("learning_rate", 6e-4), "β adapts by itself"
     assert only(steps(**flat)).rule == "KL stuck at 0"
     assert found(steps(12, **flat)) == [], "too early to say"
 
@@ -150,19 +166,23 @@ def test_a_ratio_that_is_no_number_is_the_only_evidence() -> None:
     assert only(steps(), reason).finding == "Ratio was not a number."
 
 
-def test_a_value_loss_of_several_times_its_first_steps_asks_for_a_lower_value_rate() -> None:
+def test_a_value_loss_of_several_times_the_returns_variance_asks_for_a_lower_value_rate() -> None:
     one = only(steps(loss__value_avg=lambda share: 3.1 if share > 0.5 else 1.0))
     assert (one.rule, change(one)) == ("Critic diverges", ("value_learning_rate", 0.0003))
     assert found(steps(loss__value_avg=lambda share: 2.9 if share > 0.5 else 1.0)) == []
-    few, more = (Course(steps(until), CONFIG, SPEC).readings for until in (10, 11))
+    rare = {"loss__value_avg": lambda share: 0.01 + 0.11 * share, "val__return_std": lambda share: 0.14 + 0.36 * share}
+    assert found(steps(**rare)) == [], "successes go from 2% to 50%, and the loss to 12 times its start"
+    high = steps(loss__value_avg=lambda share: 50.0 - 20 * share)
+    assert found(high) == [], "far off at the start, and learning"
+    few, more = (Course(steps(until), CONFIG, SPEC).readings for until in (9, 10))
     loss = [[reading.value for reading in readings if reading.sign is SIGNS["value_loss"]] for readings in (few, more)]
-    assert loss == [[None], [1.0]], "ten steps would be compared with themselves"
+    assert loss == [[None], [1.0]], "a third of the run"
 
 
 LIMITS = {
     "nonfinite": 0, "kl_hard": 4, "kl_limit": 1, "entropy_collapse": 0.02, "repetition_collapse": 0.8,
-    "value_divergence": 100, "sampler_mismatch": 1, "sampled_kl": 4, "nothing_learned": 0.01,
-    "updates_small": 0.0003, "approx_kl": 0.05, "clip_fraction": 0.3, "ratio_high": 1.1, "ratio_low": 0.9, "value_loss": 3, "var_explained": 0,
+    "value_divergence": 100, "sampler_mismatch": 1, "sampled_kl": 4, "nothing_learned": 0.002,
+    "updates_small": 1, "approx_kl": 0.05, "clip_fraction": 0.3, "ratio_high": 1.1, "ratio_low": 0.9, "value_loss": 3, "var_explained": 0,
     "kl_early": 1, "kl_end": 1, "kl_stuck": 0.1, "kl_step_low": 0.3, "kl_step_high": 3, "kl_unspent": 0.5,
     "longer": 1.5, "shorter": 0.5, "repeats": 0.15, "narrows": 0.5,
 }  # fmt: skip

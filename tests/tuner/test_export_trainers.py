@@ -42,7 +42,7 @@ def export(config: LaunchConfig, target: str) -> tuple[str, dict[str, Any], dict
     """Return what is written for a target: the text, its keys, and what has none with the reasons."""
     table = TARGETS[target].table
     assert table is not None
-    return write(config, target, "reviews").text, *write_table(table, effective(config.config))
+    return write(config, target, "reviews").text, *write_table(table, effective(config.config, config.readings.lam))
 
 
 # Values by keys
@@ -150,7 +150,7 @@ def test_trls_sizes_make_as_many_optimizer_steps_as_ours() -> None:
 def test_what_is_written_is_read_to_the_same_values(tmp_path: Path, target: str) -> None:
     config = of(**{name: value for name, value in CHANGED.items() if name != "num_generations"})
     (tmp_path / "file.yaml").write_text(export(config, target)[0])
-    found, ours = read(tmp_path / "file.yaml").values, effective(config.config)
+    found, ours = read(tmp_path / "file.yaml").values, effective(config.config, None)
     ours |= {"value_learning_rate": ours["learning_rate"]} if target == "trl" else {}
     assert found == {name: ours[name] for name in found}
     assert found.keys() >= {"learning_rate", "batch_size", "mini_batch_size", "kl_coef", "kl_estimator", "min_lr_rate"}
@@ -243,6 +243,43 @@ def test_a_trial_without_readings_is_written_as_configured_and_says_so(target: s
     found, text = flags(launch, target), write(launch, target, "reviews").text
     assert (found[KEYS[target][RATE]], found[KEYS[target][CLIP]]) == ("0.0001", "0.2")
     assert text.count("as configured") == 2 and "normalize_values = true" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "key"), [("trl", "lam"), ("openrlhf", "algo.advantage.lambd"), ("verl", "algorithm.lam")]
+)
+def test_lambda_is_a_number_elsewhere_the_one_of_the_run_where_it_is_known(target: str, key: str) -> None:
+    unset = of()
+    assert flags(unset, target)[key] == "0.95"
+    assert flags(replace(unset, readings=Readings(lam=0.998)), target)[key] == "0.998"
+    assert flags(replace(of(lam=0.9), readings=Readings(lam=0.9)), target)[key] == "0.9"
+    assert "value_lam" not in write(unset, target, "reviews").text
+    assert "value_lam = 1" in write(of(value_lam=1.0), target, "reviews").text
+
+
+def test_penalties_in_spreads_are_in_reward_elsewhere() -> None:
+    values: dict[str, HyperValue] = {"penalty_unit": "spread", "missing_eos_penalty": 0.5, "overlong_buffer": 4}
+    launch = replace(of(**values), readings=Readings(penalty_unit=8.0))
+    assert flags(launch, "trl")["missing_eos_penalty"] == "4.0"
+    assert flags(launch, "openrlhf")["reward.overlong_penalty_factor"] == "8.0"
+    assert "penalty_unit" not in write(launch, "trl", "reviews").text
+    unread = replace(launch, readings=Readings())
+    assert (
+        flags(unread, "trl")["missing_eos_penalty"] == "0.5"
+        and "penalty_unit = spread" in write(unread, "trl", "reviews").text
+    )
+    bonus: dict[str, HyperValue] = {"penalty_unit": "spread", "entropy_coef": 0.5}
+    for whiten, found in ((True, "0.5"), (False, "4.0")):
+        launch = replace(of(**bonus, whiten_advantages=whiten), readings=Readings(penalty_unit=8.0))
+        assert flags(launch, "openrlhf")["actor.entropy_coef"] == found
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_a_beta_in_spreads_of_the_scores_is_in_reward_elsewhere(target: str) -> None:
+    launch = replace(of(kl_coef=0.06, normalize_kl_coef=True), readings=Readings(kl_coef=0.0072))
+    assert "0.0072" in flags(launch, target).values()
+    unread = replace(launch, readings=Readings())
+    assert "0.06" in flags(unread, target).values() and "as configured" in write(unread, target, "reviews").text
 
 
 def test_a_file_of_our_own_says_what_the_run_is_to_find_again() -> None:

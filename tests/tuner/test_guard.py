@@ -32,7 +32,9 @@ VALUE_LOSS = "loss/value_avg"
 REPETITION = "response/repetition"
 MISMATCH = "sampler/mismatch"
 GAP, NOISE = "sampler/kl_gap", "sampler/kl_gap_noise"
+RETURN_STD = "val/return_std"
 EPISODES = 1000
+BUDGET = 5.0
 BATCH = 50
 HEALTHY = {KL: 3.0, ENTROPY: 2.0, VALUE_LOSS: 0.5, REPETITION: 0.3, MISMATCH: 1e-6, "objective/scores": 1.0, GAP: -0.2}
 
@@ -50,7 +52,7 @@ def reports(history: Iterable[Mapping[str, float]]) -> list[StepReport]:
 def run(history: Iterable[Mapping[str, float]], settings: GuardSettings | None = None) -> Reason | None:
     state = GuardState()
     for report in reports(history):
-        state, reason = check_step(settings or guard(), state, report, EPISODES)
+        state, reason = check_step(settings or guard(), state, report, EPISODES, BUDGET)
         if reason is not None:
             json.dumps(reason.evidence, allow_nan=False)
             return reason
@@ -164,12 +166,29 @@ def test_what_was_so_from_the_start_or_is_small_stops_nothing(metric: str, value
 
 
 def test_a_reward_that_is_found_late_is_no_value_divergence() -> None:
-    quiet = [{VALUE_LOSS: 1e-5, "objective/scores": 0.0}] * 5
-    for sign in ("objective/scores", "objective/scores_std", "objective/non_score_reward"):
-        assert run([*quiet, *[{VALUE_LOSS: 0.5, sign: -0.5}] * 10]) is None
-    reason = run([*quiet, *({VALUE_LOSS: 0.5, "objective/scores": 0.0} for _ in range(10))])
-    assert reason is not None
-    assert reason.rule == "value_divergence"
+    quiet = [{VALUE_LOSS: 1e-5, RETURN_STD: 0.01}] * 5
+    assert run([*quiet, *[{VALUE_LOSS: 0.5, RETURN_STD: 0.5}] * 10]) is None
+    for std in (0.01, 0.4):  # a critic's own values, which blow up, move the returns by which it is judged
+        reason = run([*quiet, *({VALUE_LOSS: 0.5, RETURN_STD: std} for _ in range(10))])
+        assert reason is not None
+        assert reason.rule == "value_divergence"
+
+
+@pytest.mark.parametrize(
+    ("history", "is_ended"),
+    [
+        # Scores with a spread of 0.01, and a penalty of 1 that comes late.
+        ([*[{VALUE_LOSS: 5e-5, RETURN_STD: 0.01}] * 3, *[{VALUE_LOSS: 0.1, RETURN_STD: 0.4}] * 17], False),
+        # Raw scores near 1,000, normalised.
+        ([*[{VALUE_LOSS: 0.4, RETURN_STD: 1.0}] * 3, *[{VALUE_LOSS: 5e5, RETURN_STD: 1.2}] * 17], True),
+    ],
+)
+def test_a_value_loss_is_held_against_the_returns_that_are_used_not_raw_scores(
+    history: list[dict[str, float]], is_ended: bool
+) -> None:
+    raw = {"objective/scores": 1000.0 if is_ended else 0.0, "objective/scores_std": 1.0 if is_ended else 0.01}
+    reason = run([raw | row for row in history])
+    assert (reason and reason.rule) == ("value_divergence" if is_ended else None)
 
 
 def test_without_a_grace_period_the_first_value_loss_is_the_scale() -> None:
@@ -218,9 +237,11 @@ def test_the_declared_limits_are_those_that_a_run_without_a_guard_is_warned_by()
 
 
 def test_nothing_learned_by_half_of_the_episodes() -> None:
+    """0.002 of a budget of 5 nats."""
     reason = run(series(KL, [0.0, *[0.004] * 19]))
     assert reason is not None
-    assert reason.message == "Training KL never reached 0.01 nats per response in 10 steps: 0.004 at most by step 10"
+    limit = "0.01 nats per response (0.002 of the KL budget)"
+    assert reason.message == f"Training KL never rose by {limit} in 10 steps: 0 at most by step 10"
     assert (reason.rule, reason.step, reason.steps_over) == ("nothing_learned", 10, 10)
     assert run(series(KL, [0.0] * 9)) is None
     assert run(series(KL, [0.0, 0.02, *[0.0] * 18])) is None  # it moved once
@@ -239,11 +260,19 @@ def test_where_a_filter_raises_the_kl_from_the_start_the_evaluations_says_whethe
     assert (reason and (reason.rule, reason.step, reason.value)) == (None if learned else ("nothing_learned", 12, 0.0))
 
 
+def test_a_kl_that_is_rounding_alone_is_no_learning() -> None:
+    """At first the policy computes as the reference does; from the first update on it rounds otherwise."""
+    rounds = series(KL, [0.0, *[0.05, 0.055] * 9])
+    assert (reason := run(rounds)) and (reason.rule, reason.value) == ("nothing_learned", pytest.approx(0.005))
+    assert run([*rounds[:5], {**HEALTHY, KL: 0.061}, *rounds[6:]]) is None
+    assert run(series(KL, [0.0, *[0.1] * 18])) is None, "a policy that moved at once"
+
+
 def test_a_trial_of_few_steps_is_given_time_to_learn() -> None:
     for steps in (4, 8, 9, 16):
         episodes, state, ended = steps * BATCH, GuardState(), None
         for step in range(1, steps + 1):
-            state, reason = check_step(guard(), state, StepReport(step, step * BATCH, {KL: 0.0}), episodes)
+            state, reason = check_step(guard(), state, StepReport(step, step * BATCH, {KL: 0.0}), episodes, BUDGET)
             ended = ended or (reason and reason.step)
         # Not before the eighth step, and never at the last.
         assert ended == {4: None, 8: None, 9: 8, 16: 8}[steps]
@@ -255,7 +284,7 @@ def test_a_trial_that_has_run_all_its_episodes_is_never_ended_for_standing_still
     assert run(late) is None
     over = StepReport(9, EPISODES + 20, {KL: 0.0})  # the last batch is a whole one, too
     state = GuardState(kl_readings=20)
-    assert check_step(guard(), state, over, EPISODES)[1] is None
+    assert check_step(guard(), state, over, EPISODES, BUDGET)[1] is None
 
 
 def test_any_rule_can_be_switched_off() -> None:
@@ -312,8 +341,8 @@ def test_a_state_that_was_stored_as_json_goes_on_as_if_it_had_not_been(
 ) -> None:
     straight = stored = GuardState()
     for report in reports(history):
-        straight, expected = check_step(guard(), straight, report, EPISODES)
-        stored, reason = check_step(guard(), stored, report, EPISODES)
+        straight, expected = check_step(guard(), straight, report, EPISODES, BUDGET)
+        stored, reason = check_step(guard(), stored, report, EPISODES, BUDGET)
         assert (stored, reason) == (straight, expected)
         if report.step == cut:
             stored = GuardState.from_dict(json.loads(json.dumps(stored.to_dict(), allow_nan=False)))
@@ -325,8 +354,8 @@ def test_a_report_of_what_the_guard_reads_is_judged_like_the_whole_one(seed: int
     whole = read = GuardState()
     for report in reports({name: 10 ** random.uniform(-2, 1) for name in METRICS} for _ in range(20)):
         reduced = replace(report, metrics={name: value for name, value in report.metrics.items() if name in READ})
-        whole, reason = check_step(guard(), whole, report, EPISODES)
-        read, reason_of_reduced = check_step(guard(), read, reduced, EPISODES)
+        whole, reason = check_step(guard(), whole, report, EPISODES, BUDGET)
+        read, reason_of_reduced = check_step(guard(), read, reduced, EPISODES, BUDGET)
         assert (read, reason_of_reduced) == (whole, reason)
 
 
@@ -335,18 +364,22 @@ def test_a_report_of_what_the_guard_reads_is_judged_like_the_whole_one(seed: int
 EVALUATED = {"eval/reward": 1.0, "eval/kl": 1.0}
 
 
-def due(history: Iterable[float | Mapping[str, float]], kl_budget: float = 6.0) -> list[int]:
+INTERVAL = 192
+"""Of the regular evaluations: three steps."""
+
+
+def due(history: Iterable[float | Mapping[str, float]], kl_budget: float = 6.0, interval: int = INTERVAL) -> list[int]:
     """Return the steps (the first one is 1) at which an evaluation is due; a number is a step's rollout KL."""
     state, steps = WatchState(), []
     for step, entry in enumerate(history, start=1):
         metrics = dict(entry) if isinstance(entry, Mapping) else {KL: entry}
-        state, is_due = watch(state, StepReport(step, step * 64, metrics), kl_budget)
+        state, is_due = watch(state, StepReport(step, step * 64, metrics), kl_budget, interval)
         if is_due:
             steps.append(step)
     return steps
 
 
-def test_a_rise_is_smoothed_and_thought_to_go_on_for_five_steps() -> None:
+def test_a_rise_is_smoothed_and_thought_to_go_on_for_five_thirds_of_an_interval() -> None:
     assert due([0, 0, 1.7]) == []  # 1.7 + 5 * 0.85 = 5.95
     assert due([0, 0, 1.75]) == [3]  # 1.75 + 5 * 0.875 = 6.125
     assert due([0, 1.5, 2.0]) == []  # 1.5 + 5 * 0.75 = 5.25, then 2 + 5 * (0.75 + 0.5) / 2 = 5.125
@@ -355,10 +388,11 @@ def test_a_rise_is_smoothed_and_thought_to_go_on_for_five_steps() -> None:
 
 
 def test_what_lies_on_the_budget_is_within_it() -> None:
-    state = WatchState(kl=2.0, change=0.0)
-    assert watch(state, StepReport(2, 128, {KL: 3.0}), 5.5)[1] is False  # 3 + 5 * 0.5 = 5.5
-    assert watch(state, StepReport(2, 128, {KL: 3.0}), 5.49)[1] is True
-    assert watch(WatchState(kl=6.0, change=0.2), StepReport(2, 128, {KL: 6.0}), 6.0)[1] is True  # 6 + 5 * 0.1
+    state, interval = WatchState(kl=2.0, episode=64), INTERVAL
+    assert watch(state, StepReport(2, 128, {KL: 3.0}), 5.5, interval)[1] is False  # 3 + 5/3 * 1.5 = 5.5
+    assert watch(state, StepReport(2, 128, {KL: 3.0}), 5.49, interval)[1] is True
+    rose = WatchState(kl=6.0, change=0.6, episode=64)
+    assert watch(rose, StepReport(2, 128, {KL: 6.0}), 6.0, interval)[1] is True  # 6 + 5/3 * 0.3
 
 
 def test_a_policy_that_stands_still_or_falls_is_not_about_to_cross() -> None:
@@ -368,11 +402,22 @@ def test_a_policy_that_stands_still_or_falls_is_not_about_to_cross() -> None:
 
 def test_over_the_budget_only_a_return_is_watched() -> None:
     assert due([20, 21, 22, 30]) == []
-    state = WatchState(kl=8.0, change=-0.5)
-    # At 6.5 the smoothed change is 0.5 * -0.5 + 0.5 * -1.5 = -1: 6.5 - 1 = 5.5
-    assert watch(state, StepReport(9, 576, {KL: 6.5}), 6.0) == (WatchState(6.5, -1.0, 1), True)
-    assert watch(state, StepReport(9, 576, {KL: 6.5}), 5.5)[1] is True
-    assert watch(state, StepReport(9, 576, {KL: 6.5}), 5.4)[1] is False
+    state = WatchState(kl=8.0, change=-1.5, episode=512)
+    # At 6.5 the smoothed change is 0.5 * -1.5 + 0.5 * -4.5 = -3 per interval: 6.5 - 3 / 3 = 5.5
+    returned = WatchState(6.5, pytest.approx(-3.0), 1, episode=576)
+    assert watch(state, StepReport(9, 576, {KL: 6.5}), 6.0, INTERVAL) == (returned, True)
+    assert watch(state, StepReport(9, 576, {KL: 6.5}), 5.51, INTERVAL)[1] is True
+    assert watch(state, StepReport(9, 576, {KL: 6.5}), 5.4, INTERVAL)[1] is False
+
+
+@pytest.mark.parametrize("steps", [300, 5000])
+def test_noise_spends_no_extra_evaluations_far_from_the_budget_however_many_steps_there_are(steps: int) -> None:
+    """A KL that rises evenly to 1.1 times a budget of 6, with noise of 5%."""
+    for seed in range(3):
+        random = Random(seed)
+        kls = [6.6 * step / steps * random.gauss(1, 0.05) for step in range(1, steps + 1)]
+        when = [6.6 * step / steps for step in due(kls, interval=64 * steps // 10)]
+        assert len(when) == MOST_EXTRA and when[0] > 4.5 and when[-1] > 5.5
 
 
 def test_at_most_four_and_regular_evaluations_count_none() -> None:
@@ -387,14 +432,14 @@ def test_at_most_four_and_regular_evaluations_count_none() -> None:
 @pytest.mark.parametrize("gap", [{}, {KL: math.nan}, {KL: math.inf}])
 def test_a_reading_that_is_missing_or_not_finite_changes_nothing(gap: dict[str, float]) -> None:
     state = WatchState(kl=2.0, change=0.3, extra=1)
-    assert watch(state, StepReport(4, 256, gap), 6.0) == (state, False)
+    assert watch(state, StepReport(4, 256, gap), 6.0, INTERVAL) == (state, False)
 
 
 def test_the_watchs_state_goes_on_from_its_json_as_if_it_had_not_been_stored() -> None:
     straight = stored = WatchState()
     for step, kl in enumerate([0, 1, 2.5, 3, 4.5, 6.5, 7, 6.2, 5], start=1):
         report = StepReport(step, 64 * step, {KL: kl})
-        straight, expected = watch(straight, report, 6.0)
-        stored, is_due = watch(stored, report, 6.0)
+        straight, expected = watch(straight, report, 6.0, 300)
+        stored, is_due = watch(stored, report, 6.0, 300)
         assert (stored, is_due) == (straight, expected)
         stored = WatchState(**json.loads(json.dumps(asdict(stored))))

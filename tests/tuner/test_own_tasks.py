@@ -61,7 +61,7 @@ def test_a_policy_of_ones_own_has_its_room_and_is_told_of_the_examples(ppo_tuner
     assert status == 0 and "first:      reward.py and prompts.jsonl: still new-task's example" in stdout
     task = get_task("mine")
     assert task.eval_response_length == task.reference["response_length"] == 32 - 8, "32 positions, prompts of 6 bytes"
-    assert (task.kl_budget, task.kl_limit) == (10, 15)
+    assert (task.kl_budget, task.kl_limit) == (10, 25)
     assert (own_folder / "mine" / "task.toml").read_text().count("EXAMPLE") == 2
     flags = ("--total_episodes", "8", "--batch_size", "8", "--mini_batch_size", "8", "--device", "cpu")
     said = [f"note: {name}: still new-task's example" for name in ("reward.py and prompts.jsonl", "reward.py")]
@@ -128,7 +128,7 @@ def test_a_study_states_its_task_in_a_table(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text(f"{STUDY}[task]\n{TASK}kl_budget = 4\nreference = {{ learning_rate = 1e-4 }}\n")
     study = StudySpec.load(path)
-    assert (study.task, study.kl_budget, study.kl_limit) == (str(path), 4, 15)
+    assert (study.task, study.kl_budget, study.kl_limit) == (str(path), 4, 10)
     assert study.config({}).learning_rate == 1e-4
     stored = StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "the store")
     assert stored == study and not stored.changes_to(study).refused

@@ -118,3 +118,12 @@ def test_half_of_the_draws_from_a_list_are_the_references_value() -> None:
     assert 0.4 < kinds["cosine"] / 800 < 0.53, "three in four draws, and a third of the even ones"
     assert min(kinds["linear"], kinds["constant"]) > 160
     assert 300 < Counter(draw["lam"] for draw in draws)[0.8] < 500, "the reference is none of them"
+
+
+def test_lambda_is_drawn_by_its_distance_from_1() -> None:
+    search = {"lam": Range(0.9, 0.999, "log_from_1")}
+    points = [float(spread_params(search, 0, number)["lam"] or 0) for number in range(128)]
+    assert sum(lam > 0.99 for lam in points) == 64
+    around = [float(first_params(search, {"lam": 0.99}, 0, number)["lam"] or 0) for number in range(400)]
+    assert min(around) >= 0.9 and max(around) <= 0.999
+    assert 0.5 < sum(1 / 2.25 < (1 - lam) / 0.01 < 2.25 for lam in around) / 400 < 0.65, "half of three in four draws"

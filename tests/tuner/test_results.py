@@ -149,6 +149,7 @@ def test_summary_shape(view: StudyView) -> None:
         "finished": 7,
         "best": 2,
         "best_value": 2.0,
+        "best_value_se": 0.03,
         "best_kl": 9.0,
         "kl_budget": 10.0,
         "created_at": view.row.created_at,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ppo_core.config.declare import Choices, HyperValue, Range
-from tuner.study.space import Search, decode, for_people, for_sampler, read_by_sampler, sampler_space
+from tuner.study.space import Search, decode, for_people, for_sampler, inside, read_by_sampler, sampler_space
 
 SEARCH = {
     "learning_rate": Range(1e-5, 1e-3, "log"),
@@ -109,3 +109,17 @@ def test_a_list_is_a_categorical_dimension_for_the_sampler_and_for_people() -> N
         assert encode(search, {**params, "lr_scheduler_type": "constant"})[0] == {"whiten_rewards": False}
     assert read_by_sampler(search, {**params, "lr_scheduler_type": "constant"}) is None
     assert for_people({}, {"whiten_rewards": True, "lr_scheduler_type": "cosine", "lam": 0.9})[0] == {"lam": 0.9}
+
+
+def test_the_distance_from_1_is_what_a_sampler_sees_of_lambda() -> None:
+    search: Search = {"lam": Range(0.9, 0.999, "log_from_1")}
+    assert sampler_space(search) == {"lam": FloatDistribution(1 - 0.999, 1 - 0.9, log=True)}
+    assert read_by_sampler(search, {"lam": 0.99}) == {"lam": pytest.approx(0.01)}
+    assert read_by_sampler(search, {"lam": 1.0}) == {"lam": pytest.approx(0.001)}
+    assert for_sampler(search, {"lam": 0.99})[0] == {"lam": pytest.approx(0.01)}
+    assert for_sampler(search, {"lam": 1.0})[0] == {}
+    assert for_people(search, {"lam": 1.0}) == ({"lam": 1.0}, {"lam": FloatDistribution(0.9, 1.0)})
+    assert inside("lam", 1.0, Range(0.9, 0.999, "log_from_1")) == 0.999
+    drawn = [float(ask(seed, search)[0]["lam"] or 0) for seed in range(300)]
+    assert all(0.9 <= lam <= 0.999 for lam in drawn)
+    assert 0.4 < sum(lam > 0.99 for lam in drawn) / 300 < 0.6

@@ -10,12 +10,15 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from tuner.engine.protocol import WorkerSettings
+from tuner.study import study_file
 from tuner.study.spec import KL_TARGET, PPO_TRAINER, StudySpec
 from tuner.study.study_file import SamplerSpec
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 
-OTHER_TASK = replace(get_task("reviews"), reference={"kl_target": 6.0, "num_ppo_epochs": 2, "temperature": 0.9})
+OTHER_TASK = replace(
+    get_task("reviews"), advised={}, reference={"kl_target": 6.0, "num_ppo_epochs": 2, "temperature": 0.9}
+)
 OTHER_TASK_PATH = "tests.tuner.test_spec:OTHER_TASK"
 
 BETA_TASK = replace(get_task("reviews"), reference={"kl_coef": 0.3})
@@ -104,7 +107,7 @@ def test_a_pruner_is_a_name_or_a_table_and_stays_for_good() -> None:
 def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
     study = spec(search={"learning_rate": "advised", "lam": "advised"})
     assert study.search["learning_rate"].high > 5e-5  # the declared range, for 1B models, ends here
-    assert study.search["lam"] == Range(0.9, 1.0)
+    assert study.search["lam"] == Range(0.9, 0.9999, "log_from_1")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +119,9 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
         (search(gamma={"low": 0.9, "high": 1.5}), "search.gamma.high = 1.5 is not allowed | in [0, 1]"),
         (
             search(gamma={"low": 0.9, "high": 1, "scale": "lg"}),
-            "search.gamma.scale = 'lg' is not allowed | linear, log, log2 | \"log\"?",
+            "search.gamma.scale = 'lg' is not allowed | linear, log, log2, log_from_1 | \"log\"?",
         ),
+        (search(lam={"low": 0.5, "high": 1}), "search.lam: a log_from_1 scale needs a high below 1, not 1"),
         (search(gamma={"low": 0.5, "high": 1, "scale": "log2"}), "search.gamma: the scale log2 is for whole numbers"),
         (
             search(critic_warmup={"low": 0, "high": 8, "scale": "log2"}),
@@ -158,7 +162,10 @@ def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: 
 @pytest.mark.parametrize(
     ("kl", "fixed", "budget", "limit"),
     [
-        ({"budget_per_token": 0.0078125}, {}, 8.0, 15.0),
+        ({}, {}, 6.0, 15.0),
+        ({"budget": 0.5}, {}, 0.5, 1.25),
+        ({"budget": 200}, {}, 200.0, 500.0),
+        ({"budget_per_token": 0.0078125}, {}, 8.0, 20.0),
         ({"limit_per_token": 0.0625}, {}, 6.0, 32.0),
         ({"limit_per_token": 0.0625}, {"response_length": 2048}, 6.0, 128.0),
         ({"budget_per_token": 0.03125, "limit_per_token": 0.125}, {}, 32.0, 64.0),
@@ -240,7 +247,7 @@ def test_what_is_searched_may_be_a_list_of_choices_in_the_fields_types() -> None
     assert study.to_dict()["search"]["lam"] == [1.0, 0.9, 0.95]
     assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
     reference = study.reference_params()
-    assert (reference["lr_scheduler_type"], reference["lam"]) == ("linear", 0.95)  # trial 0 stays the reference
+    assert (reference["lr_scheduler_type"], reference["lam"]) == ("linear", 1 - 1 / 24)  # trial 0 stays the reference
     assert study.config({"lr_scheduler_type": "cosine"}).lr_scheduler_type == "cosine"
 
 
@@ -311,11 +318,11 @@ def test_trial_0_is_trls_values_at_the_tasks_rates() -> None:
     study = spec(search=dict.fromkeys(names, "advised"), fixed={"gamma": 0.5})
     assert study.reference_params() == {
         "learning_rate": 2e-4, "value_learning_rate": 1e-3, "batch_size": 64, "mini_batch_size": 16,
-        "num_ppo_epochs": 4, "cliprange": 0.2, "lam": 0.95, "vf_coef": 0.1, "kl_coef": 0.05,
+        "num_ppo_epochs": 4, "cliprange": 0.2, "lam": 1 - 1 / 24, "vf_coef": 0.1, "kl_coef": 0.05,
     }  # fmt: skip
     origins = study.origins()
     assert set(origins) == {*names, "gamma"}
-    assert {name for name, origin in origins.items() if origin == "study"} == {"gamma"}
+    assert {name for name, origin in origins.items() if origin == "study"} == {"gamma", "lam"}
     assert {name for name, origin in origins.items() if origin == "task"} == set(names[:4])
 
 
@@ -349,9 +356,11 @@ def test_a_study_says_how_rate_and_beta_move_by_its_search_or_by_what_it_fixes()
     assert beta(fixed_by_search, kl_coef=0.1) == (0.1, None, "schedule")
     assert beta(spec(search={"lam": "advised"}, fixed={"kl_coef": 0.2}, kl=kl)) == (0.2, None, "schedule")
     rate = spec(search={"learning_rate": "advised"}, kl=kl)
-    assert beta(rate, learning_rate=1e-3) == (0.05, pytest.approx(6.0 * KL_TARGET), "schedule"), (
-        "β adapts to the budget's share"
-    )
+    assert beta(rate, learning_rate=1e-3) == (
+        pytest.approx(0.2 / 12**0.5),
+        pytest.approx(6.0 * KL_TARGET),
+        "schedule",
+    ), "β adapts to the budget's share"
     both = spec(search={"kl_coef": "advised", "kl_target": "advised"}, kl=kl)
     assert both.reference_params() == {"kl_coef": 0.05, "kl_target": pytest.approx(6.0 * KL_TARGET)}
     assert beta(both, kl_coef=0.1, kl_target=8.0) == (0.1, 8.0, "schedule")
@@ -360,6 +369,32 @@ def test_a_study_says_how_rate_and_beta_move_by_its_search_or_by_what_it_fixes()
     assert beta(target, kl_target=8.0) == (0.05, 8.0, "kl_step")
     begins = spec(search={"lam": "advised"}, fixed={"lr_controller": "kl_step", "learning_rate": 1e-5}, kl=kl)
     assert begins.config({}).learning_rate == 1e-5 and beta(begins)[1:] == (pytest.approx(6.0 * KL_TARGET), "kl_step")
+
+
+def test_beta_is_in_spreads_of_the_scores_where_neither_study_nor_task_states_it() -> None:
+    """At a budget of 8 nats the best policy has σ / 4."""
+    kl = {"budget": 8.0}
+    searched = spec(task=OTHER_TASK_PATH, search={"kl_coef": "advised"}, kl=kl)
+    assert searched.search["kl_coef"] == Range(0.01, pytest.approx(0.2), "log")
+    assert searched.config(searched.reference_params()).normalize_kl_coef
+    assert searched.reference_params() == {"kl_coef": 0.05}
+    assert StudySpec.from_dict(json.loads(json.dumps(searched.to_dict())), "stored") == searched
+    budget = spec(task=OTHER_TASK_PATH, search={"kl_coef": "advised"}, kl={"budget": 2.0})
+    assert budget.search["kl_coef"] == Range(0.02, pytest.approx(0.4), "log")
+    adapts = spec(search={"learning_rate": "advised"}, kl=kl)
+    assert (adapts.config({}).kl_coef, adapts.config({}).normalize_kl_coef) == (0.05, True)
+    assert not adapts.config({"kl_coef": 0.3}).normalize_kl_coef, "stated in reward"
+    for stated in (
+        spec(search={"kl_coef": "advised"}, kl=kl),
+        spec(task=BETA_TASK_PATH, search={"learning_rate": "advised"}, kl=kl),
+        spec(search={"kl_coef": {"low": 0.01, "high": 1.0}}, kl=kl),
+        spec(search={"lam": "advised"}, fixed={"kl_coef": 0.2}, kl=kl),
+    ):
+        assert not stated.config(stated.reference_params()).normalize_kl_coef
+    around = replace(get_task("reviews"), reference={"kl_coef": 0.3}, advised={})
+    assert study_file.advised_ranges(around, {}, 8.0)["kl_coef"] == Range(
+        pytest.approx(0.06), pytest.approx(1.2), "log"
+    )
 
 
 def test_ranges_of_kl_are_shares_of_the_budget_and_of_the_run() -> None:
@@ -394,7 +429,7 @@ def test_changes_that_take_effect_are_listed() -> None:
     assert changes.refused == []
     assert "search.learning_rate: 0.0001 to 0.001 (log), was 1e-05 to 0.003 (log)" in changes.allowed
     assert "search.gamma: 0.9 to 1 (linear), was not searched" in changes.allowed
-    assert "search.lam: not searched, was 0.9 to 1 (linear)" in changes.allowed
+    assert "search.lam: not searched, was 0.9 to 0.9999 (log_from_1)" in changes.allowed
     assert "trials: 9, was 5" in changes.allowed
     assert "device: cpu, was auto" in changes.allowed
     assert "sampler: random after 4 trials, was tpe after 4 trials" in changes.allowed
@@ -417,6 +452,21 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
     ]  # fmt: skip
     assert changes.refused[3] == "fixed.gamma: 0.9, was unset; give the study another name"
     assert new.changes_to(new).refused == []
+
+
+def test_a_limit_that_nobody_states_follows_a_budget_that_may_change() -> None:
+    changes = spec(kl={"budget": 8}).changes_to(spec(kl={"budget": 6}))
+    assert (changes.allowed, changes.refused) == (["kl.budget: 8.0, was 6.0"], [])
+    stated = spec(kl={"budget": 8, "limit": 15}).changes_to(spec(kl={"budget": 6, "limit": 16}))
+    assert [line.partition(":")[0] for line in stated.refused] == ["kl.limit"]
+
+
+def test_the_default_budget_is_noted_per_token_where_responses_are_long() -> None:
+    def is_noted(task: str, **kl: float) -> bool:
+        return any("per token" in note for note in spec(task=task, kl=kl).notes)
+
+    assert is_noted(LONG_TASK_PATH, budget=10)
+    assert not is_noted(LONG_TASK_PATH, budget=11) and not is_noted("reviews", budget=10)
 
 
 def test_trials_that_no_longer_keep_their_pace_are_refused_as_is_the_reverse() -> None:

@@ -16,7 +16,7 @@ from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import StudyError
 from ppo_core.output import KL_UNIT, NOTHING, plus_minus
 from tuner.cli import render, storage
-from tuner.confirm.result import Confirmation, runs_text
+from tuner.confirm.result import Confirmation, places_of, runs_text
 from tuner.judge import diagnose as diagnoses
 from tuner.judge.results import read_study
 
@@ -51,9 +51,15 @@ def confirmation_table(confirmation: Confirmation) -> Table:
         "each run's best checkpoint; the last column counts the runs that also end within the KL budget."
     )
     table.caption_justify = "left"
-    for each in confirmation.configurations:
+    read = confirmation.configurations
+    reward, kl, over = (places_of(getattr(one, name) for one in read) for name in ("reward", "kl", "over_reference"))
+    for each in read:
         label = "\n".join(filter(None, (each.label, runs_text(each))))
-        intervals = (NOTHING if value is None else value.text for value in (each.reward, each.kl, each.over_reference))
+        intervals = (
+            NOTHING if each.reward is None else each.reward.with_places(reward),
+            NOTHING if each.kl is None else each.kl.with_places(kl),
+            NOTHING if each.over_reference is None else each.over_reference.with_places(over, signed=True),
+        )
         count = 0 if each.reward is None else each.reward.n
         table.add_row(label, str(count), *intervals, f"{each.ends_within} of {count}")
     return table

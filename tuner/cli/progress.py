@@ -102,10 +102,7 @@ class _Running:
         if self.stepped is None:
             return ["starting", ""]
         report, last = self.stepped.report, self.stepped.last_step
-        readings = [
-            f"{label} {output.measured(report.metrics[name])}" if name in report.metrics else ""
-            for name, label in READINGS.items()
-        ]
+        readings = output.step_readings(report.metrics, READINGS)
         warning = ""
         kl = report.metrics.get("objective/kl_exact", 0.0)
         if self.stepped.reason is not None:

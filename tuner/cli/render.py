@@ -25,11 +25,13 @@ from ppo_core.output import (
     NOTHING,
     PIPE_WIDTH,
     counted,
+    decimals,
+    fixed,
     measured,
     params_line,
-    parts_text,
     plain,
     plus_minus,
+    reward_texts,
     short,
 )
 from tuner.confirm.result import Confirmation
@@ -85,9 +87,18 @@ def trial_line(trial: TrialRow) -> str:
     return "  ".join(filter(None, parts))
 
 
-def _last_evaluation(trial: TrialRow, joint: str) -> str:
+def _last_evaluation(trial: TrialRow, joint: str, places: tuple[int, int] | None = None) -> str:
     """Return the reward and KL of a trial's last evaluation, within the KL budget or not."""
-    return NOTHING if trial.end_kl is None else f"{measured(trial.end_reward)}{joint}{measured(trial.end_kl)}"
+    if trial.end_kl is None:
+        return NOTHING
+    reward, kl = places or places_of([trial])
+    return f"{fixed(trial.end_reward, reward)}{joint}{fixed(trial.end_kl, kl)}"
+
+
+def places_of(trials: Sequence[TrialRow]) -> tuple[int, int]:
+    """Return the decimals of these trials' rewards and of their KLs."""
+    rewards = decimals([trial.value for trial in trials], [trial.value_se for trial in trials])
+    return rewards, decimals(kl for trial in trials for kl in (trial.kl, trial.end_kl))
 
 
 def at_kl(kl: Measured | None) -> str:
@@ -176,13 +187,14 @@ def trials_table(trials: Sequence[TrialRow], marks: Mapping[int, str]) -> Table:
     """Return the table of trials: value, KL, status and reason; `marks` by number replaces the reason."""
     numbers = ("value ± SE\nreward", f"eval KL\n{KL_UNIT}", "last reward\nand KL", "episodes", "seconds")
     table = new_table("trial", "status", *numbers, "reason", title="Trials", right=("trial", *numbers))
+    reward, kl = places_of(trials)
     for trial in trials:
         table.add_row(
             f"* {trial.number}" if trial.number in marks else str(trial.number),
             _status(trial),
-            plus_minus(trial.value, trial.value_se),
-            measured(trial.kl),
-            _last_evaluation(trial, ", "),
+            plus_minus(trial.value, trial.value_se, reward),
+            fixed(trial.kl, kl),
+            _last_evaluation(trial, ", ", (reward, kl)),
             str(trial.episodes),
             f"{trial.seconds:.0f}",
             marks.get(trial.number) or _why(trial),
@@ -308,13 +320,14 @@ def comparison_tables(
     numbers = [f"trial {trial.number}" for trial in trials]
     outcomes = new_table("outcome", *numbers, title="Outcomes", right=numbers)
     within = {None: NOTHING, True: "yes", False: "no"}
+    reward, kl = places_of(trials)
     rows: Mapping[str, Callable[[TrialRow], str | Text]] = {
         "label": _marked_label,
         "status": _status,
-        "best within the KL budget ± SE (reward)": lambda trial: plus_minus(trial.value, trial.value_se),
-        f"KL there ({KL_UNIT})": lambda trial: measured(trial.kl),
-        "last eval reward": lambda trial: measured(trial.end_reward),
-        f"its KL ({KL_UNIT})": lambda trial: measured(trial.end_kl),
+        "best within the KL budget ± SE (reward)": lambda trial: plus_minus(trial.value, trial.value_se, reward),
+        f"KL there ({KL_UNIT})": lambda trial: fixed(trial.kl, kl),
+        "last eval reward": lambda trial: fixed(trial.end_reward, reward),
+        f"its KL ({KL_UNIT})": lambda trial: fixed(trial.end_kl, kl),
         f"ends within {short(view.spec.kl_budget)} {KL_UNIT}": lambda trial: within[ends_within(trial, view.spec)],
         "episodes": lambda trial: str(trial.episodes),
         "seconds": lambda trial: f"{trial.seconds:.0f}",
@@ -335,7 +348,7 @@ def difference_line(base: TrialRow, other: TrialRow, difference: Difference | No
     names = f"Trial {other.number} minus trial {base.number}"
     if difference is None:
         return f"{names}: one of them has no trained checkpoint within the KL budget."
-    reward = plus_minus(difference.mean, difference.se)
+    reward = plus_minus(difference.mean, difference.se, signed=True)
     return f"{names}: {reward} reward, {difference.verdict}.{screened_note(base, other)}"
 
 
@@ -360,7 +373,8 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
         if total is not None:
             count = f"{ended}/{total}" if ended <= total else f"{ended} ({total} asked)"
         best = NOTHING if view["best"] is None else str(view["best"])
-        value, kl = measured(view["best_value"]), measured(view["best_kl"])
+        value, kl = view["best_value"], measured(view["best_kl"])
+        value = fixed(value, decimals([value], [view["best_value_se"]]))  # in its own task's unit
         table.add_row(plain(view["name"]), plain(view["task"]), view["state"], count, best, value, kl)
     return table
 
@@ -396,9 +410,12 @@ def front_table(points: Sequence[FrontPoint]) -> Table:
     """Return the table of checkpoints kept because they are best under some KL budget."""
     columns = (f"budgets from\n{KL_UNIT}", "eval reward", f"eval KL\n{KL_UNIT}", "trial", "step")
     table = new_table(*columns, "checkpoint", title="Kept for other KL budgets", right=columns)
-    for point in points:
-        reward, kl = (plus_minus(estimate.mean, estimate.se) for estimate in (point.reward, point.kl))
-        table.add_row(measured(point.budget), reward, kl, str(point.trial), str(point.step), place(point.path))
+    both = [[point.reward for point in points], [point.kl for point in points]]
+    places = [decimals([one.mean for one in each], [one.se for one in each]) for each in both]
+    for point, *estimates in zip(points, *both, strict=True):
+        reward, kl = (plus_minus(one.mean, one.se, each) for one, each in zip(estimates, places, strict=True))
+        budget = fixed(point.budget, places[1])
+        table.add_row(budget, reward, kl, str(point.trial), str(point.step), place(point.path))
     return table
 
 
@@ -423,12 +440,15 @@ def curve_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     headers = ("step", "episode", "eval reward\n± SE", f"eval KL ± SE\n{KL_UNIT}", *(header for _, header in _CURVE))
     table = new_table(*headers, title="Curve", right=headers)
     table.caption, table.caption_justify = "Step 0 is the SFT policy.", "left"
-    for row in _thinned(rows):
-        evaluated = (
-            plus_minus(row["eval/reward"], row["eval/reward_se"]),
-            plus_minus(row["eval/kl"], row["eval/kl_se"]),
-        )
-        cells = (measured(row[name]) for name, _ in _CURVE)
+    shown = _thinned(rows)
+    errors = {name: [row[f"{name}_se"] for row in shown] for name in ("eval/reward", "eval/kl")}
+    errors_of = errors | {"objective/scores": errors["eval/reward"]}  # of the same unit, and of a mean as well
+    places = {
+        name: decimals([row[name] for row in shown], errors_of.get(name, ())) for name in (*errors, *dict(_CURVE))
+    }
+    for row in shown:
+        evaluated = (plus_minus(row[name], row[f"{name}_se"], places[name]) for name in errors)
+        cells = (fixed(row[name], places[name]) for name, _ in _CURVE)
         table.add_row(str(row["step"]), str(row["episode"]), *evaluated, *cells)
     return table
 
@@ -461,9 +481,10 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]
         return []
     last = max(row["step"] for row in rows)
     lines = [Text(f"Samples at step {last}", style="bold")]
-    for row in [row for row in rows if row["step"] == last][:most]:
-        reward = f"reward {plus_minus(row['reward'])}{parts_text(row['parts'])}"
-        numbers = f"{reward}, KL {plus_minus(row['kl'])} {KL_UNIT}, {counted(row['length'], 'token')}"
+    shown = [row for row in rows if row["step"] == last][:most]
+    rewards = reward_texts([row["reward"] for row in shown], [row["parts"] for row in shown])
+    for row, reward in zip(shown, rewards, strict=True):
+        numbers = f"reward {reward}, KL {measured(row['kl'])} {KL_UNIT}, {counted(row['length'], 'token')}"
         lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))
         lines.append(Text(f"    {plain(row['prompt'])} |") + Text(f" {plain(row['response']).strip()}", style="cyan"))
     return lines

@@ -130,8 +130,8 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
         before, better = baseline(store, trial), improvement(store, trial)
         if before is not None and better is not None:
             out.print(
-                f"Improvement on the SFT baseline: {output.plus_minus(better.mean, better.se)} reward (baseline "
-                f"{output.plus_minus(before.mean, before.se)}; ± is one standard error, {better.basis}).",
+                f"Improvement on the SFT baseline: {output.plus_minus(better.mean, better.se, signed=True)} reward "
+                f"(baseline {output.plus_minus(before.mean, before.se)}; ± is one standard error, {better.basis}).",
                 style="bold",
             )
     if answer.checkpoint is not None:

@@ -14,13 +14,13 @@ at most 5% of cases, however many looked good (Hsu 1984, multiple comparisons wi
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.output import counted
+from ppo_core.output import counted, decimals, fixed
 from tuner.confirm.plan import due_step
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
@@ -52,13 +52,30 @@ class Interval:
     @property
     def text(self) -> str:
         """`2.01 [1.96, 2.07]`."""
-        interval = "" if self.low is None else f" [{self.low:z.2f}, {self.high:z.2f}]"
-        return f"{self.mean:z.2f}{interval}"
+        return self.with_places(places_of([self]))
+
+    @property
+    def signed(self) -> str:
+        """The same of a difference: `+0.11 [0.06, 0.17]`."""
+        return self.with_places(places_of([self]), signed=True)
+
+    def with_places(self, places: int, *, signed: bool = False) -> str:
+        """Return it with that many decimals, as in a column."""
+        interval = "" if self.low is None else f" [{fixed(self.low, places)}, {fixed(self.high, places)}]"
+        return f"{fixed(self.mean, places, signed=signed)}{interval}"
 
     @property
     def span(self) -> str:
         """`95% interval 1.96 to 2.07`, or `one seed`."""
-        return "one seed" if self.low is None else f"95% interval {self.low:.2f} to {self.high:.2f}"
+        low, high = (fixed(end, places_of([self])) for end in (self.low, self.high))
+        return "one seed" if self.low is None else f"95% interval {low} to {high}"
+
+
+def places_of(intervals: Iterable[Interval | None]) -> int:
+    """Return the decimals of means and their intervals: two digits of the shortest one."""
+    known = [each for each in intervals if each is not None]
+    lengths = [each.high - each.low for each in known if each.low is not None and each.high is not None]
+    return decimals([each.mean for each in known], lengths)
 
 
 def t_interval(values: Sequence[float], alpha: float = ALPHA, *, least: float = -math.inf) -> Interval | None:
@@ -200,16 +217,12 @@ class Confirmation:
             and_from = f", nor from {_with_differences(others)}" if others else ""
             return (
                 f"{best.name.capitalize()} has the highest mean, but the data do not distinguish it from the reference "
-                f"({_signed(over)} reward){and_from}. Confirm on more seeds before you rely on it."
+                f"({over.signed} reward){and_from}. Confirm on more seeds before you rely on it."
             )
         if over is not None:
             better = "" if len(self.configurations) < 3 else " It is better than every other one that was confirmed."
-            return f"{best.name.capitalize()} is better than the reference: {_signed(over)} reward.{unsure or better}"
+            return f"{best.name.capitalize()} is better than the reference: {over.signed} reward.{unsure or better}"
         return f"{best.name.capitalize()} has the highest mean of those that were confirmed.{unsure}"
-
-
-def _signed(interval: Interval | None) -> str:
-    return "" if interval is None else f"{'+' if interval.mean >= 0 else ''}{interval.text}"
 
 
 def _lead(lead: Interval | None) -> str:

@@ -51,8 +51,8 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     clock.begin_step()
     for step_report in staged:
         report = with_plain_floats(step_report)
-        state, reason = check_step(spec.guard, state, report, staged.config.whole_episodes())
-        watched, is_near = watch(watched, report, spec.kl_budget)
+        state, reason = check_step(spec.guard, state, report, staged.config.whole_episodes(), spec.kl_budget)
+        watched, is_near = watch(watched, report, spec.kl_budget, staged.config.eval_interval)
         clock.end_step()
         answer = asked(Stepped(report, clock.since_report(), clock.longest_step, reason, is_near_budget=is_near))
         if answer is NextMove.EVALUATE:

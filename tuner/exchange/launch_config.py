@@ -28,6 +28,10 @@ class Readings:
     """Median of the policy's learning rate over its second half."""
     return_std: float | None = None
     """Standard deviation of the returns at its end, in reward."""
+    lam: float | None = None
+    """GAE λ at its end."""
+    penalty_unit: float | None = None
+    """Worth of a penalty of 1 at its end, in reward."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +153,9 @@ def _run(view: StudyView, trial: TrialRow, config: PPOConfig) -> TrialRow:
 
 
 def _readings(store: Store, run: TrialRow) -> Readings:
-    metrics = ("objective/kl_coef", "lr", "val/return_std")
+    metrics = ("objective/kl_coef", "lr", "val/return_std", "policy/lam", "objective/penalty_unit")
     rows = store.steps([run.id], metrics)
-    coefs, rates, stds = ([row[metric] for row in rows if row[metric] is not None] for metric in metrics)
+    coefs, rates, stds, lams, units = ([row[metric] for row in rows if row[metric] is not None] for metric in metrics)
     learning = [rate for rate in rates[len(rates) // 2 :] if rate > 0]  # 0 while only the critic learns
-    return Readings(
-        coefs[-1] if coefs else None,
-        statistics.median(learning) if learning else None,
-        stds[-1] if stds else None,
-    )
+    coef, std, lam, unit = (values[-1] if values else None for values in (coefs, stds, lams, units))
+    return Readings(coef, statistics.median(learning) if learning else None, std, lam, unit)

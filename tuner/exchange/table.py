@@ -7,7 +7,7 @@ from typing import Any
 
 from ppo_core.cli.arguments import hyperparameter
 from ppo_core.config.declare import HyperValue
-from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, LEAST_LAM, PPOConfig, inert
 from ppo_core.errors import ConfigError
 
 Ours = Mapping[str, Any]
@@ -16,7 +16,7 @@ Theirs = Mapping[str, Any]
 """Values by the trainer's keys; nested keys are joined by dots."""
 PER_TOKEN = "a mean per token there, a sum per response here"
 IN_REWARD = "in reward there, in standard deviations of the returns here"
-_FOLLOWS = {"cliprange_high": "cliprange"} | {
+_FOLLOWS = {"cliprange_high": "cliprange", "value_lam": "lam"} | {
     f"value_{name}": name for name in ("lr_scheduler_type", "warmup_ratio", "max_grad_norm")
 }
 """Values that default to another's."""
@@ -125,9 +125,14 @@ class Imported:
     """Keys not used, with the reason; empty: nothing here corresponds to them."""
 
 
-def effective(config: PPOConfig) -> dict[str, Any]:
-    """Return a configuration's values for one process, with derived defaults filled in."""
+def effective(config: PPOConfig, lam: float | None) -> dict[str, Any]:
+    """Return a configuration's values for one process, with derived defaults filled in.
+
+    `lam` is the λ of a run of it, where that is known: unset, it follows from the run's first responses.
+    """
     values: dict[str, Any] = config.to_dict()
+    if config.lam is None:
+        values["lam"] = LEAST_LAM if lam is None else lam
     sizes = config.batch_sizes(1)
     values |= {name: getattr(sizes, name) for name in ("batch_size", "mini_batch_size", "per_device_train_batch_size")}
     values |= {name: values[other] for name, other in _FOLLOWS.items() if values[name] is None}

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ppo_core.cli import arguments, trl
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
 from ppo_core.output import plain, short
 from tuner.exchange.launch_config import LaunchConfig
@@ -145,8 +146,13 @@ def _held(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
     """Return constants for what the run moved with its KL, and a line on them."""
     config, read = launch.config, launch.readings
     if config.kl_target is None:
-        return {}, []
-    values: dict[str, Any] = {"kl_controller": None, "lr_controller": "schedule", "kl_step": None}
+        return _fixed_beta(config, read.kl_coef)
+    values: dict[str, Any] = {
+        "kl_controller": None,
+        "lr_controller": "schedule",
+        "kl_step": None,
+        "normalize_kl_coef": False,
+    }
     moved = "β and the learning rate" if config.keeps_kl_step else "β"
     begin = f"The figures below are not this file's: in the study {moved} moved with the KL."
     if read.kl_coef is None or (config.keeps_kl_step and read.lr is None):
@@ -157,6 +163,16 @@ def _held(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
         values |= {"learning_rate": read.lr, "lr_scheduler_type": "constant_with_warmup", "warmup_ratio": WARMUP}
         here += f", and the rate, after a warm-up, at its median over the second half, {short(read.lr)}"
     return values, [f"{begin} {here}, so measure the KL again."]
+
+
+def _fixed_beta(config: PPOConfig, read: float | None) -> tuple[dict[str, Any], list[str]]:
+    """Return a fixed β in reward, and a line on it if the run had it in spreads of its scores."""
+    if not config.normalize_kl_coef:
+        return {}, []
+    begin = "In the study β is in standard deviations of the first batch's scores."
+    if read is None:
+        return {"normalize_kl_coef": False}, [f"{begin} The trial has no reading of that, so it is as configured."]
+    return {"normalize_kl_coef": False, "kl_coef": read}, [f"{begin} Here it is in reward, {short(read)}."]
 
 
 def _in_reward(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
@@ -177,6 +193,19 @@ def _in_reward(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
     return values, [f"{begin} Here {names} are for errors in reward, converted by the trial's last, {short(std)}."]
 
 
+def _penalties_in_reward(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return what the run had in spreads of its scores, in reward, and a line on that."""
+    config, unit = launch.config, launch.readings.penalty_unit
+    if config.penalty_unit == "reward":
+        return {}, []
+    names = ["missing_eos_penalty", "overlong_penalty", *([] if config.scales_advantages else ["entropy_coef"])]
+    begin = f"In the study {', '.join(names)} are in standard deviations of the first batch's scores."
+    if unit is None:
+        return {}, [f"{begin} The trial has no reading of that, so they are as configured."]
+    values = {name: value * unit for name in names if (value := getattr(config, name)) is not None}
+    return values | {"penalty_unit": "reward"}, [f"{begin} Here they are in reward, converted by {short(unit)}."]
+
+
 def write(launch: LaunchConfig, name: str, task: str) -> ConfigFile:
     """Write a task's configuration for the target `name` of `TARGETS`.
 
@@ -190,9 +219,11 @@ def write(launch: LaunchConfig, name: str, task: str) -> ConfigFile:
         if launch.stop_at_episode is not None:
             content["stop_at_episode"] = launch.stop_at_episode
         return ConfigFile(f"{_comments([*launch.facts, *target.launch])}\n{_yaml(content)}")
-    (held, on_held), (in_reward, on_reward) = _held(launch), _in_reward(launch)
-    facts = [*on_held, *launch.facts, *on_reward, f"Names are those of {table.title}.", *target.launch]
-    values = effective(launch.config) | held | in_reward
+    (held, on_held), (in_reward, on_reward), (penalties, on_penalties) = (
+        turn(launch) for turn in (_held, _in_reward, _penalties_in_reward)
+    )
+    facts = [*on_held, *launch.facts, *on_reward, *on_penalties, f"Names are those of {table.title}.", *target.launch]
+    values = effective(launch.config, launch.readings.lam) | held | in_reward | penalties
     keys, without_key = write_table(table, values)
     if "advantage_estimator" in without_key:
         raise ConfigError(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import is_within
-from ppo_core.output import KL_UNIT, counted, plus_minus, short
+from ppo_core.output import KL_UNIT, counted, fixed, measured, plus_minus, short
 from tuner.confirm.plan import DEFAULT_TOP, candidates, whole_run
-from tuner.confirm.result import LEAST_SEEDS, Confirmation, Confirmed, confirmations, longest_read
+from tuner.confirm.result import LEAST_SEEDS, Confirmation, Confirmed, confirmations, longest_read, places_of
 from tuner.control import forks
 from tuner.control.forks import ValueCheckpoint
 from tuner.judge import results
@@ -154,10 +155,10 @@ class Answer:
         if confirmed is None or confirmed.reward is None:
             cautions = [self._end()]
             if isinstance(self.test, OnTest) and not is_within(self.test.kl, self.test.kl_se, self.kl_budget):
-                kl = _sum(self.test.kl, self.test.kl_se, self.kl_budget)
+                kl = _over(self.test.kl, self.test.kl_se, self.kl_budget)
                 cautions.append(f"On the test prompts the checkpoint's KL is {kl}.")
             return tuple(cautions)
-        cautions = []
+        cautions, kl_at = [], partial(fixed, places=places_of([confirmed.kl]))
         if confirmed.ends_within < confirmed.reward.n:
             until = forks.stop_of(self.launch)
             stop = "" if until is None else f", and the command stops at the last of these, episode {until}"
@@ -166,11 +167,11 @@ class Answer:
                 f"are of each run's best checkpoint within it{stop}. Where the launch ends over it, use best_model."
             )
         if confirmed.kl is not None and confirmed.kl.mean > self.kl_budget:
-            cautions.append(f"On the test prompts the mean KL of {confirmed.kl.mean:.2f} is over {budget}.")
+            cautions.append(f"On the test prompts the mean KL of {kl_at(confirmed.kl.mean)} is over {budget}.")
         elif confirmed.kl is not None and confirmed.kl.high is not None and confirmed.kl.high > self.kl_budget:
             within = "" if max(confirmed.kls.values()) > self.kl_budget else ", though no run was over it"
             cautions.append(
-                f"Its KL may be over {budget}: the interval of its mean reaches {confirmed.kl.high:.2f}{within}."
+                f"Its KL may be over {budget}: the interval of its mean reaches {kl_at(confirmed.kl.high)}{within}."
             )
         cautions.append(f"It ran on fresh seeds at {confirmed.length:,} episodes; nothing is known of other lengths.")
         return tuple(cautions)
@@ -191,17 +192,19 @@ class Answer:
         if end.kl is None:
             return f"At its end its KL is unknown, so only the checkpoint counts.{stop}"
         mean, se, budget = end.kl.mean, end.kl.se, short(self.kl_budget)
-        error = "" if se is None else f" ± {se:.2f}"
-        over = f"over {budget}" if mean > self.kl_budget else f"{mean:.2f} + {se:.2f} is over {budget}"
-        return f"It ends at KL {mean:.2f}{error}; {over}, so only the checkpoint counts.{stop}"
+        over = f"over {budget}" if mean > self.kl_budget else f"{_sum(mean, se)} is over {budget}"
+        return f"It ends at KL {plus_minus(mean, se)}; {over}, so only the checkpoint counts.{stop}"
 
 
-def _sum(kl: float | None, se: float | None, budget: float) -> str:
-    """Return a KL over the budget as text: `3.84, over 3`, or if only its error exceeds it, `2.97 + 0.09, over 3`."""
+def _over(kl: float | None, se: float | None, budget: float) -> str:
+    """Return a KL over the budget as text: `3.84, over 3`, or if only its error exceeds it, `2.970 + 0.090, over 3`."""
     if kl is None:
         return "unknown"
-    error = f" + {se:.2f}" if se is not None and kl <= budget else ""
-    return f"{kl:.2f}{error}, over {short(budget)} {KL_UNIT}"
+    return f"{measured(kl) if kl > budget else _sum(kl, se)}, over {short(budget)} {KL_UNIT}"
+
+
+def _sum(kl: float, se: float | None) -> str:
+    return plus_minus(kl, se).replace("±", "+")
 
 
 def of_study(store: Store, view: StudyView) -> Answer | None:

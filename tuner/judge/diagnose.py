@@ -15,7 +15,7 @@ from ppo_core.config.declare import Choices, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, short
+from ppo_core.output import KL_UNIT, decimals, fixed, measured, short
 from tuner.judge import hacking
 from tuner.judge.hacking import Step, values
 from tuner.judge.rules import (
@@ -23,8 +23,12 @@ from tuner.judge.rules import (
     HEALTH,
     KL,
     KL_STEP,
+    LENGTH,
+    RETURN_STD,
+    RETURNS,
     RULES,
     SIGNS,
+    STRAIGHT,
     WANTED_KL_STEP,
     Blame,
     Rule,
@@ -32,20 +36,24 @@ from tuner.judge.rules import (
     knob_of,
 )
 from tuner.store import Store, TrialRow
+from tuner.study import study_file
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
 HEALTH_METRICS = tuple(dict.fromkeys(str(SIGNS[name].metric) for name in HEALTH))
-NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", KL_STEP, WANTED_KL_STEP, *HEALTH_METRICS)
+SCORES_STD = "objective/scores_std"
+NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", KL_STEP, WANTED_KL_STEP, RETURN_STD, SCORES_STD, *HEALTH_METRICS)
 """Metrics that the rules read."""
 
-LATEST = 10
-"""Latest steps of which a reading is the median, against one odd batch."""
+FEWEST = 2
+"""Fewest iterations for a reading, however short the run: one batch may be odd."""
+LATEST = 1 / 3
+"""Share of the run's iterations of whose last ones a reading is the median."""
 GOAL, SLOPE = 0.78, 0.8
 """Target for the final KL as a share of the budget; slope of log KL in log β, negated."""
 LEAST_EVALUATIONS = 4
-"""Fewest evaluations for a statement on the course of reward."""
+"""Fewest evaluations for a statement on how the rise of a run goes on."""
 NEAR = 1.3
 """Values within this factor of each other count as the same."""
 
@@ -102,6 +110,10 @@ class Course:
         """Episodes of the whole trial."""
         return self.checked.total_episodes
 
+    def window(self, share: float) -> int:
+        """Return a share of the run's iterations, FEWEST at least."""
+        return max(FEWEST, round(share * self.checked.num_iterations()))
+
     @cached_property
     def share(self) -> float:
         """Share of its episodes that it ran."""
@@ -122,8 +134,17 @@ class Course:
     def kl_step(self) -> float:
         """KL step over the wanted one, the median of the last third of the run; NaN: none is wanted, or too early."""
         shares = [row[KL_STEP] / row[WANTED_KL_STEP] for row in self.steps if hacking.is_measured(row, KL_STEP)]
-        is_early = len(shares) < SIGNS["kl_step_low"].steps
-        return math.nan if is_early else statistics.median(shares[-(len(shares) // 3) :])
+        is_early = len(shares) < self.window(SIGNS["kl_step_low"].after)
+        return math.nan if is_early else statistics.median(shares[-max(FEWEST, len(shares) // 3) :])
+
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of the scores that β weighed the KL against in the first batch; NaN: unknown."""
+        is_scaled = self.checked.whitens_advantages or self.checked.advantage_estimator == "grpo"
+        if self.checked.use_kl_loss and is_scaled:
+            return 1.0
+        stds = values(self.steps, RETURN_STD) or values(self.steps, SCORES_STD)
+        return stds[0] if stds else math.nan
 
     @cached_property
     def blame(self) -> Blame | None:
@@ -149,20 +170,31 @@ class Course:
         return [self._reading(SIGNS[name]) for name in HEALTH]
 
     def _reading(self, sign: Rule) -> Measurement:
-        numbers = values((row for row in self.steps if row["step"] > 0), str(sign.metric))
+        numbers = self._numbers(sign)
         is_ended = self.blame is not None and self.reason is not None and self.reason.metric == sign.metric
         if sign.of_whole_run:
             has_moved = (
-                self.highest_kl >= SIGNS["kl_stuck"].limit * self.spec.kl_budget
+                self.highest_kl >= SIGNS["kl_stuck"].limit * self.spec.kl_budget * self.share
                 or self.kl_step >= SIGNS["kl_step_low"].limit
             )
             numbers = [] if has_moved else [number for number in numbers if number]
-        first = statistics.median(numbers[:LATEST]) if sign.relative_to and numbers else 1.0
-        least = LATEST + 1 if sign.relative_to else sign.steps  # fewer would be compared with themselves
-        if len(numbers) < least or first <= 0:
-            return Measurement(sign, None, is_ended, is_early=0 < len(numbers) < least)
-        value = max(numbers) if sign.of_whole_run else statistics.median(numbers[-LATEST:]) / first
+        least = self.window(sign.after)
+        if len(numbers) < least:
+            return Measurement(sign, None, is_ended, is_early=len(numbers) > 0)
+        value = max(numbers) if sign.of_whole_run else statistics.median(numbers[-self.window(LATEST) :])
         return Measurement(sign, value, is_ended or sign.is_broken(value))
+
+    def _numbers(self, sign: Rule) -> list[float]:
+        """Return the readings of a sign of health, over what its limit is relative to, in order of step."""
+        metric, needed = str(sign.metric), {RETURNS: RETURN_STD, STRAIGHT: LENGTH}.get(sign.relative_to)
+        rows = [row for row in self.steps if row["step"] > 0 and hacking.is_measured(row, metric)]
+        if needed is None:
+            return values(rows, metric)
+        pairs = [(row[metric], row[needed]) for row in rows if hacking.is_measured(row, needed) and row[needed] > 0]
+        if sign.relative_to == STRAIGHT:
+            per_response = self.spec.kl_budget / self.checked.num_iterations() ** 2
+            return [per_token * length / per_response for per_token, length in pairs]
+        return [loss / max(std**2, pairs[0][0]) for loss, std in pairs]
 
     @cached_property
     def evaluations(self) -> list[Step]:
@@ -240,7 +272,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
     if not blamed and not SIGNS["kl_end"].is_broken(kl, budget):
         return None
     share = course.over_limit_at
-    if share is not None and share <= EARLY:
+    if share is not None and share <= course.window(EARLY) / course.checked.num_iterations():
         limit = f"{course.spec.kl_limit:g} {KL_UNIT}"
         when = f"after {share:.0%} of the episodes, before β could respond"
         text = f"{METRICS[KL].label} was over the limit of {limit} {when}."
@@ -248,7 +280,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
     readings = (kl, course.reason.value if blamed and course.reason else None)
     reading = max((one for one in readings if one is not None and not math.isnan(one)), default=math.nan)
     metric = "eval/kl" if reading == kl and hacking.eval_kls(course.steps) else KL
-    text = f"{METRICS[metric].label} ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
+    text = f"{METRICS[metric].label} ended at {measured(reading)} {KL_UNIT}, over the budget of {budget:g}."
     return course.change(SIGNS["kl_end"], text, _to_the_goal(reading, budget))
 
 
@@ -259,12 +291,16 @@ def kl_stuck(course: Course) -> Diagnosis | None:
     if course.blame != "idle" and not is_stuck:
         return None
     text = (
-        f"KL never rose above {highest:.2f} {KL_UNIT} in {course.share:.0%} of the episodes: the policy hardly moved."
+        f"KL never rose above {measured(highest)} {KL_UNIT} in {course.share:.0%} of the episodes: "
+        "the policy hardly moved."
     )
-    usual = course.spec.config({}).kl_coef
+    best, coef = study_file.beta_of_best(course.spread, course.spec.kl_budget), course.checked.kl_coef
+    coef *= course.spread if course.checked.normalize_kl_coef else 1.0
     # β comes last where it adapts: it has come down by itself, and another target gains nothing.
-    if course.config.get("kl_target") is None and float(course.config.get("kl_coef") or 0.0) > usual:
-        sign = replace(sign, moves=sign.moves[::-1])
+    if course.checked.kl_target is None and coef > best:
+        sign = replace(sign, moves=(("kl_coef", 0.0), ("learning_rate", 3.0)))
+        text += f" β = {short(coef)} holds it: the best policy at the budget has {short(best)}."
+        return course.change(sign, text, coef / (study_file.BETA * best) if best > 0 else 8.0)
     return course.change(sign, text)
 
 
@@ -302,7 +338,8 @@ def reward_hacked(course: Course) -> Diagnosis | None:
     finding = hacking.check(0, course.steps, math.inf)
     if finding.verdict != "suspect":
         return None
-    return course.change(SIGNS["repeats"], f"Reward rises ({finding.rise:+.2f}) while {', '.join(finding.worse)}.")
+    rise = fixed(finding.rise, decimals([finding.rise], [finding.rise_se]), signed=True)
+    return course.change(SIGNS["repeats"], f"Reward rises ({rise}) while {', '.join(finding.worse)}.")
 
 
 def stable_but_slow(course: Course) -> Diagnosis | None:
@@ -317,8 +354,8 @@ def stable_but_slow(course: Course) -> Diagnosis | None:
     if not rise > hacking.ERRORS * math.hypot(*errors):
         return None
     text = (
-        f"Reward still rises at the end ({rise:+.2f} in the last third), and KL ended at {kl:.1f} {KL_UNIT} of a "
-        f"budget of {budget:g}."
+        f"Reward still rises at the end ({fixed(rise, decimals([rise], errors), signed=True)} in the last third), and "
+        f"KL ended at {measured(kl)} {KL_UNIT} of a budget of {budget:g}."
     )
     return course.change(SIGNS["kl_unspent"], text, _to_the_goal(kl, budget))
 

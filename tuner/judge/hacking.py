@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ppo_core.output import KL_UNIT
+from ppo_core.output import KL_UNIT, measured
 from tuner.judge.rules import SIGNS
 
 Step = Mapping[str, Any]
@@ -25,6 +25,8 @@ ENTROPY = ("eval/entropy", "policy/entropy_avg")
 NEEDED = ("eval/reward", "eval/reward_se", "eval/kl", *LENGTH, *REPETITION, *ENTROPY)
 """The metrics that the rule reads."""
 
+LAST = (2, 5)
+"""Evaluations or, where there are fewer than two, iterations, whose mean is the last reading, against odd batches."""
 ERRORS = 2.0
 """Standard errors that a rise must exceed."""
 RULE = (
@@ -103,8 +105,8 @@ def _symptoms(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
     if kls := eval_kls(steps):
         is_over = SIGNS["kl_end"].is_broken(kls[-1], kl_budget)
         side = "over" if is_over else "within"
-        text = f"KL ends at {kls[-1]:.1f} {KL_UNIT}, {side} the budget of {kl_budget:g}"
-        yield Symptom("KL", is_over, f"{kls[-1]:.1f}", text)
+        text = f"KL ends at {measured(kls[-1])} {KL_UNIT}, {side} the budget of {kl_budget:g}"
+        yield Symptom("KL", is_over, measured(kls[-1]), text)
     else:
         yield Symptom("KL", None)
     for name, metrics in {"length": LENGTH, "repetition": REPETITION, "entropy": ENTROPY}.items():
@@ -133,7 +135,7 @@ def _symptoms(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
 
 def _first_and_last(steps: Sequence[Step], names: tuple[str, str]) -> tuple[float, float] | None:
     """Return a reading's first number and the mean of its last ones: held-out where there are two, else rollouts'."""
-    for name, most in zip(names, (2, 5), strict=True):
+    for name, most in zip(names, LAST, strict=True):
         numbers = values(steps, name)
         if len(numbers) > 1:
             return numbers[0], statistics.fmean(numbers[1:][-most:])

@@ -286,6 +286,7 @@ def study_summary(view: StudyView) -> dict[str, Any]:
         "finished": view.ended,
         "best": None if best is None else best.number,
         "best_value": None if best is None else best.value,
+        "best_value_se": None if best is None else best.value_se,
         "best_kl": None if best is None else best.kl,
         "kl_budget": view.spec.kl_budget,
         "created_at": view.row.created_at,

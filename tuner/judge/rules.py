@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import HyperValue
-from ppo_core.metrics import METRICS
+from ppo_core.metrics import METRICS, REPETITION_WINDOW
 from ppo_core.report import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 from tuner.study.status import Reason
 
@@ -21,6 +21,8 @@ KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"
 VALUE_LOSS = "loss/value_avg"
 REPETITION = "response/repetition"
+RETURN_STD = "val/return_std"
+LENGTH = "response/length_mean"
 KL_STEP, WANTED_KL_STEP = "policy/kl_step", "policy/kl_step_wanted"
 
 Blame = Literal["kl", "broken", "idle"]
@@ -55,7 +57,10 @@ def knob_of(name: str, config: Mapping[str, HyperValue]) -> tuple[str, float]:
 
 
 IDLE_STEPS = 8
-"""Fewest steps before a trial is ended for standing still: nothing is learned yet in the first one."""
+"""Fewest iterations before a trial is ended for standing still: a short one is over before it could save much."""
+
+ROUNDING = 0.02
+"""Share of the KL budget up to which the KL of a policy that has not moved may be rounding."""
 
 EARLY = 0.2
 """Share of the episodes in which β has no time to respond."""
@@ -94,10 +99,10 @@ class Rule:
     breaks_below: bool = False
     """True if readings under the limit break it, not those over."""
 
-    steps: int = 1
-    """Fewest readings for a verdict, for a sign of health or of the KL step."""
+    after: float = 0.0
+    """Share of the run's iterations to be read for a verdict, 2 at least; for a sign of health or of the KL step."""
     of_whole_run: bool = False
-    """True if a sign of health is the largest reading so far while KL has not moved, not a median of the last steps."""
+    """True if a sign of health is the largest reading so far while KL hardly moves, not a median of the last steps."""
 
     # Only for rules that end a trial
 
@@ -142,6 +147,8 @@ def _in_words(name: str, is_up: bool) -> str:
 
 _LARGE, _BUDGET, _FIRST = "Updates too large", "the KL budget", "the first reading"
 _WANTED = "the wanted one"
+RETURNS = "the variance of the returns"
+STRAIGHT = "that of a straight course"
 
 _ENDING = (
     Rule("nonfinite", "Not a number", "A core metric is NaN or infinite. Stops at once.", None, 0.0, _SLOWER, is_patient=False),
@@ -149,7 +156,7 @@ _ENDING = (
         "kl_hard", "KL far over the limit", "The KL of a single step is over this many times the KL limit. Stops at once.",
         KL, 4.0, _LESS_KL, "the KL limit", blame="kl", valid=_TIMES, is_patient=False,
     ),
-    Rule("kl_limit", "KL over the limit", "The KL stays over the KL limit.", KL, 1.0, _LESS_KL, blame="kl"),
+    Rule("kl_limit", "KL over the limit", "The KL stays over the KL limit.", KL, 1.0, _LESS_KL, "the KL limit", blame="kl"),
     Rule(
         "entropy_collapse", "Entropy collapse",
         "The policy's entropy stays under this share of its first reading. Where one answer is right, a policy may well "
@@ -158,13 +165,14 @@ _ENDING = (
     ),
     Rule(
         "repetition_collapse", "Repetition collapse",
-        "Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of 24.",
+        "Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of "
+        f"{REPETITION_WINDOW}.",
         REPETITION, 0.8, _HELD, "the way from the first reading to 1", valid=_SHARE, has_grace=True,
     ),
     Rule(
         "value_divergence", "Value divergence",
-        "The value loss stays over this many times its scale: the largest of its readings in the grace period "
-        "and of the mean square of score and KL penalty (twice the loss of a critic that always says 0).",
+        "The value loss stays over this many times its scale: the largest of its readings in the grace period and of "
+        "the variance of the returns, while the critic does not diverge (see the signs), which would move them, too.",
         VALUE_LOSS, 100.0, _SLOWER_CRITIC, "its scale", valid=_TIMES, has_grace=True,
     ),
     Rule(
@@ -176,49 +184,57 @@ _ENDING = (
     Rule(
         "sampled_kl", "Sampled KL apart from exact KL",
         "The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. They "
-        "differ only by chance where tokens are sampled from the distribution that is trained.",
+        "differ only by chance and rounding where tokens are sampled from the distribution that is trained.",
         KL_GAP, KL_GAP_LIMIT, (), "its noise", valid=_POSITIVE, has_grace=True,
     ),
     Rule(
         "nothing_learned", "Nothing learned",
-        f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never reached this, in nats "
-        "per response: the policy has not moved. A trial that has run all its episodes is never ended by it. "
-        "Where the first KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
-        KL, 0.01, _FASTER, breaks_below=True, blame="idle", valid=_POSITIVE, is_patient=False,
+        f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never rose by this share of the KL "
+        "budget over its lowest reading since the first update, which may be rounding alone, nor to "
+        f"{ROUNDING:g} of the budget: the policy has not moved. A trial that has run all its episodes is never ended by it. Where the first "
+        "KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
+        KL, 0.002, _FASTER, "the KL budget", breaks_below=True, blame="idle", valid=_SHARE, is_patient=False,
     ),
 )  # fmt: skip
 _HEALTH = (
     Rule(
         "updates_small", "Updates too small",
-        "The largest of the run, if KL has not moved either: sound trials here reach 0.02, one with a hundredth of a "
-        "sound learning rate 0.0002. A rollout that gets a single update always reads 0.",
-        "policy/approxkl_avg", 0.0003, _FASTER, breaks_below=True, steps=2, of_whole_run=True,
+        "The largest of the run, if KL lags far behind an even pace to the budget, too. Updates that all pull one way "
+        "come to the budget with the budget over the square of the iterations, per response; sound trials of the "
+        "built-in tasks reach 70 times that, one with a hundredth of a sound learning rate 0.7. A rollout that gets a "
+        "single update always reads 0.",
+        "policy/approxkl_avg", 1.0, _FASTER, STRAIGHT, breaks_below=True, of_whole_run=True,
     ),
     Rule("approx_kl", _LARGE, "OpenAI Spinning Up ends its epochs at 0.01 to 0.05.", "policy/approxkl_avg", 0.05, _SMALLER_UPDATES),
     Rule("clip_fraction", _LARGE, "That many tokens have moved as far as cliprange lets them, and no longer learn.", "policy/clipfrac_avg", 0.3, _FEWER_UPDATES),
     Rule("ratio_high", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 1.1, _SMALLER_UPDATES),
     Rule("ratio_low", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 0.9, _SMALLER_UPDATES, breaks_below=True),
-    Rule("value_loss", "Critic diverges", "Of 510 recorded runs 5 were over it, and their best reward was a quarter of the usual.", VALUE_LOSS, 3.0, _SLOWER_CRITIC, "its start"),
+    Rule(
+        "value_loss", "Critic diverges",
+        "By definition: half of the variance is the loss of a critic that always says the mean, 3 times it that of one "
+        "2.4 standard deviations off. A loss that began higher, as without normalize_values, is held against its start.",
+        VALUE_LOSS, 3.0, _SLOWER_CRITIC, RETURNS, after=1 / 3,
+    ),
     Rule(
         "var_explained", "Critic explains nothing",
         "By definition: under 0 the critic predicts worse than the mean return. Sound trials end at 0.03 to 0.7.",
-        "val/var_explained", 0.0, _FASTER_CRITIC, breaks_below=True, steps=10,
+        "val/var_explained", 0.0, _FASTER_CRITIC, breaks_below=True, after=1 / 3,
     ),
 )  # fmt: skip
 _COURSE = (
     Rule("kl_early", "KL too high", f"KL of the rollouts, within the first {EARLY:.0%} of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
     Rule("kl_end", "KL too high", "KL at the end.", "eval/kl", 1.0, _LESS_KL, _BUDGET),
-    Rule("kl_stuck", "KL stuck at 0", "The highest KL in half of the episodes or more. Where a fixed β is over the reference's, β comes first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
+    Rule("kl_stuck", "KL stuck at 0", "The highest KL in half of the episodes or more. Where a fixed β holds even the best policy under the budget, β comes first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
     Rule(
         "kl_step_low", "KL step not reached",
         "Median of the last third of the run. The first learning rate is too far below the right one for so short a "
         "run, or rounding hides what a step changes.",
-        KL_STEP, 0.3, _MORE_EPOCHS, _WANTED, breaks_below=True, steps=6,
+        KL_STEP, 0.3, _MORE_EPOCHS, _WANTED, breaks_below=True, after=0.2,
     ),
     Rule(
         "kl_step_high", "KL step overshot",
         "Median of the last third of the run. Too few mini-batches to end the updates of an iteration in time.",
-        KL_STEP, 3.0, _EARLIER_CUT, _WANTED, steps=6,
+        KL_STEP, 3.0, _EARLIER_CUT, _WANTED, after=0.2,
     ),
     Rule("kl_unspent", "Stable but slow", "KL at the end, while reward still rises.", "eval/kl", 0.5, _MORE_KL, _BUDGET, breaks_below=True),
     Rule("longer", "Reward hacking", "While reward rises.", "eval/length", 1.5, _HELD, _FIRST),

@@ -18,7 +18,9 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 
 LEAST_VIOLATION = -5.0
+"""Least log ratio of KL to KL budget that the sampler is told: less is as good as none."""
 BROKEN_VIOLATION = 1.0
+"""Log ratio that stands for a run that broke."""
 SLOWEST, FASTEST = 0.5, 3.0
 """Range of spent KL budget for a trial on course at its rung, as multiples of its share of episodes."""
 MOST_ON_FRONT = 8

@@ -27,6 +27,8 @@ from tuner.study.status import Origin, Status
 
 SHARE = 0.1
 """Position of the rung, as a share of a trial's episodes."""
+LEAST_AT_RUNG = 2
+"""Fewest iterations before the rung: the rollouts of the first one are of the policy as it was."""
 ONE_IN = 6
 """One in this many trials that reach the rung is finished."""
 FINISH_SHARE = 0.2
@@ -99,7 +101,7 @@ _LENGTH = ("total_episodes", "batch_size", "mini_batch_size", "num_mini_batches"
 def _lengths(values: tuple[tuple[str, HyperValue], ...]) -> tuple[int, int | None]:
     config = PPOConfig.from_dict(dict(values))
     batch = config.batch_sizes(world_size=1).batch_size
-    iterations = max(2, math.ceil(SHARE * config.total_episodes / batch - 1e-9))
+    iterations = max(LEAST_AT_RUNG, math.ceil(SHARE * config.total_episodes / batch - 1e-9))
     return config.whole_episodes(), iterations * batch if iterations < config.num_iterations() else None
 
 

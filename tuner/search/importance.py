@@ -34,9 +34,11 @@ LEAST = 10
 BEST_SHARE, LEAST_BEST = 0.25, 5
 """The best quarter of trials, and at least five, is compared with all."""
 RESAMPLES = 40
+"""Bootstrap resamples, and shuffled outcomes."""
 MOST = 500
 """Most trials that are read: more hardly change the shares, and take a minute."""
 LOW, HIGH = 0.1, 0.9
+"""Quantiles of the resamples between which a share likely lies."""
 COLUMNS = (
     "share: this hyperparameter's part of the total importance.",
     f"likely: where the share falls in {HIGH - LOW:.0%} of bootstrap resamples of the trials, widened to contain the "

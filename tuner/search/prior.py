@@ -5,6 +5,7 @@ Three in four are drawn around a centre, each dimension on its own:
     log       ln x ~ N(ln centre, 1.2²)
     linear       x ~ N(centre, ((high - low) / 4)²)
     log2    log2 x ~ N(log2 centre, 1²)
+    log_from_1   as log, of 1 - x
     choices      x = the centre with probability 1/2, else any of the others
 
 each truncated to its range, and whole numbers rounded. The centre is the reference at first, then the best trial so
@@ -29,6 +30,7 @@ LOG_SIGMA = 1.2
 LINEAR_SIGMA = 0.25
 """Standard deviation as a share of the range."""
 LOG2_SIGMA = 1.0
+"""Standard deviation of the binary logarithm."""
 
 Values = Mapping[str, HyperValue]
 
@@ -59,8 +61,18 @@ def spread_params(search: Search, seed: int, number: int) -> dict[str, HyperValu
     return {name: _at(name, span, shares[name]) for name, span in search.items()}
 
 
-_TO: Mapping[str, Callable[[float], float]] = {"linear": float, "log": math.log, "log2": math.log2}
-_FROM: Mapping[str, Callable[[float], float]] = {"linear": float, "log": math.exp, "log2": math.exp2}
+_TO: Mapping[str, Callable[[float], float]] = {
+    "linear": float,
+    "log": math.log,
+    "log2": math.log2,
+    "log_from_1": lambda value: -math.log1p(-value),
+}
+_FROM: Mapping[str, Callable[[float], float]] = {
+    "linear": float,
+    "log": math.exp,
+    "log2": math.exp2,
+    "log_from_1": lambda place: -math.expm1(-place),
+}
 
 
 def _ends(name: str, span: Range) -> tuple[float, float]:
@@ -103,7 +115,12 @@ def _around(name: str, span: Dimension, centre: HyperValue, share: float) -> Hyp
     else:
         middle = _TO[span.scale](min(max(centre, span.low), span.high))
     low, high = _ends(name, span)
-    sigma = {"log": LOG_SIGMA, "log2": LOG2_SIGMA, "linear": LINEAR_SIGMA * (span.high - span.low)}[span.scale]
+    sigma = {
+        "linear": LINEAR_SIGMA * (span.high - span.low),
+        "log": LOG_SIGMA,
+        "log2": LOG2_SIGMA,
+        "log_from_1": LOG_SIGMA,
+    }[span.scale]
     normal = NormalDist(middle, sigma)
     below, within = normal.cdf(low), normal.cdf(high) - normal.cdf(low)
     return _value(name, span, normal.inv_cdf(min(max(below + share * within, 1e-12), 1 - 1e-12)))

@@ -17,6 +17,7 @@ from optuna.samplers import RandomSampler
 from optuna.trial import Trial, TrialState
 
 from ppo_core.errors import ConfigError
+from ppo_core.output import decimals, fixed
 from ppo_core.rewards.batch import one_line
 from tuner.judge.scoring import Evaluations, trial_value
 from tuner.search.propose import own_callable
@@ -54,7 +55,8 @@ def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluatio
         raise ConfigError(f'pruner "{spec.pruner}" raised {one_line(error)}') from error
     if not prunes:
         return None
-    message = f'the pruner "{spec.pruner}" ended it at episode {episode}, with a best reward of {value:.3g} so far'
+    best = fixed(value, decimals([value], (each["eval/reward_se"] for each in evaluations)))
+    message = f'the pruner "{spec.pruner}" ended it at episode {episode}, with a best reward of {best} so far'
     return Reason(PRUNER, message, "eval/reward", value)
 
 

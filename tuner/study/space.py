@@ -1,7 +1,8 @@
 """The search space in Optuna's terms. Never imports torch.
 
-For the sampler a `log2` dimension is its integer exponent, so that each power of two is one even step. In what
-Optuna's tools show people it is the real value. A list of values is a categorical dimension in both.
+For the sampler a `log2` dimension is its integer exponent, so that each power of two is one even step, and a
+`log_from_1` dimension its distance from 1. In what Optuna's tools show people it is the real value. A list of values is
+a categorical dimension in both.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 def decode(search: Search, proposed: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
     """Convert params from the sampler's units to real values, in the order of the search."""
-    return {
-        name: 2 ** int(proposed[name] or 0) if isinstance(span, Range) and span.scale == "log2" else proposed[name]
-        for name, span in search.items()
-    }
+    return {name: _decoded(proposed[name], span) for name, span in search.items()}
+
+
+def _decoded(value: HyperValue, span: Dimension) -> HyperValue:
+    if isinstance(span, Range) and is_number(value):
+        if span.scale == "log2":
+            return int(2**value)
+        if span.scale == "log_from_1":
+            return min(max(1 - value, span.low), span.high)
+    return value
 
 
 def sampler_space(search: Search) -> dict[str, BaseDistribution]:
@@ -82,9 +89,9 @@ def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
                 kept[name], distributions[name] = value, _sampler_distribution(name, dimension)
         elif is_number(value):
             span = dimension or Range(value, value)
-            if span.scale == "linear" or value > 0:
+            if not span.is_log or value > 0:
                 span = Range(min(span.low, value), max(span.high, value), span.scale)
-                kept[name], distributions[name] = value, _numeric(name, span.low, span.high, span.scale != "linear")
+                kept[name], distributions[name] = value, _numeric(name, span.low, span.high, span.is_log)
     return kept, distributions
 
 
@@ -95,15 +102,16 @@ def _encode(value: HyperValue, span: Dimension) -> HyperValue:
     if not isinstance(value, int | float) or not span.low <= value <= span.high:
         return None
     if span.scale != "log2":
-        return value
+        return 1 - value if span.scale == "log_from_1" else value
     exponent = math.log2(value)
     return int(exponent) if exponent.is_integer() else None
 
 
 def inside(name: str, value: float, span: Range) -> float | int:
     """Return the value of the range that is nearest to `value`."""
-    nearest = _clipped(name, value, span)
-    return int(2**nearest) if span.scale == "log2" else nearest
+    nearest = _decoded(_clipped(name, value, span), span)
+    assert is_number(nearest)
+    return nearest
 
 
 def _clipped(name: str, value: float, span: Range) -> float | int:
@@ -111,6 +119,8 @@ def _clipped(name: str, value: float, span: Range) -> float | int:
     inside = min(max(value, span.low), span.high)
     if span.scale == "log2":
         return round(math.log2(inside))
+    if span.scale == "log_from_1":
+        return 1 - inside
     return round(inside) if HYPERPARAMETERS[name].kind is int else inside
 
 
@@ -121,7 +131,9 @@ def _sampler_distribution(name: str, span: Dimension) -> BaseDistribution:
         return CategoricalDistribution(span.values)
     if span.scale == "log2":
         return IntDistribution(int(math.log2(span.low)), int(math.log2(span.high)))
-    return _numeric(name, span.low, span.high, span.scale == "log")
+    if span.scale == "log_from_1":
+        return _numeric(name, 1 - span.high, 1 - span.low, log=True)
+    return _numeric(name, span.low, span.high, span.is_log)
 
 
 def _numeric(name: str, low: float, high: float, log: bool) -> FloatDistribution | IntDistribution:

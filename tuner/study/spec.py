@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ppo_core.config import checks
 from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import Choices, Dimension, HyperValue
-from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
-from ppo_core.data.task_file import get_task
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions, default_lam
+from ppo_core.data.task_file import KL_LIMIT, budget_note, get_task
 from ppo_core.errors import ConfigError
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
@@ -28,7 +28,7 @@ PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 THREADS = Bounds(1, 1024)
 """CPU threads allowed a trial: at most the cores of the largest machines."""
 
-SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
+SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coef", "kl_coef")
 """Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 
 KL_TARGET = 0.8
@@ -119,7 +119,8 @@ class StudySpec:
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
         if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
             notes.append('value_learning_rate trains only the value head, because value_model = "shared"')
-        notes += [note] if (note := example_note(get_task(self.task))) else []
+        task = get_task(self.task)
+        notes += filter(None, (example_note(task), budget_note(self.kl_budget, task.eval_response_length)))
         notes += trial_tables.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
         for start, other in self.dropped:
@@ -165,8 +166,10 @@ class StudySpec:
                 raise ConfigError(f"{where}: {key} is missing")
         task = study_file.read_task(content["task"], where)
         fixed = study_file.read_fixed(checks.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
-        listed = trial_tables.read_listed(content, fixed, where)
         table = checks.table(content.get("search", {}), f"{where}: search")
+        if table.get("kl_coef") == "advised" and not study_file.has_own_beta(task):
+            fixed.setdefault("normalize_kl_coef", True)
+        listed = trial_tables.read_listed(content, fixed, where)
         kl_budget, kl_limit = study_file.read_kl(
             content.get("kl", {}), task, trial_tables.response_length(task, fixed, table, listed), f"{where}: kl"
         )
@@ -273,6 +276,8 @@ class StudySpec:
         values |= (pace := self._pace(params))
         if "lr_controller" in pace:
             values.pop("kl_coef", None)
+        elif "normalize_kl_coef" in pace:
+            values["kl_coef"] = self._relative_beta
         values |= {name: self._reference_value(name) for name in self.search}
         if "lr_controller" not in pace:
             values.pop("kl_step", None)
@@ -335,8 +340,11 @@ class StudySpec:
 
     def changes_to(self, old: "StudySpec") -> SpecChanges:
         """Return the changes from `old`, the stored spec of the same name."""
+        before, after = old._must_stay(), self._must_stay()
+        if all(spec.kl_limit == KL_LIMIT * spec.kl_budget for spec in (old, self)):
+            after["kl.limit"] = before["kl.limit"]  # it follows the budget, which may change
         allowed = _changes(old._may_change(), self._may_change())
-        refused = [*_changes(old._must_stay(), self._must_stay()), *trial_tables.changes(old.listed, self.listed)]
+        refused = [*_changes(before, after), *trial_tables.changes(old.listed, self.listed)]
         return SpecChanges(allowed, [f"{line}; give the study another name" for line in refused])
 
     def _may_change(self) -> dict[str, object]:
@@ -371,15 +379,28 @@ class StudySpec:
         """Return how the rate and β of a trial with these params move, where the study does not say."""
         given = {*self.search, *params, *(name for trial in self.listed for name in trial.params)}
         target = self._reference_value("kl_target")
-        return study_file.pace(given, self.fixed, target, is_listed=bool(self.listed))
+        pace = study_file.pace(given, self.fixed, target, is_listed=bool(self.listed))
+        if "kl_coef" in get_task(self.task).reference:  # in reward
+            pace.pop("normalize_kl_coef", None)
+        return pace
+
+    @property
+    def _relative_beta(self) -> float:
+        """The usual β for the KL budget, in spreads of the scores per nat."""
+        return study_file.BETA * study_file.beta_of_best(1.0, self.kl_budget)
 
     def _reference_value(self, name: str) -> HyperValue:
         task = get_task(self.task)
         value = task.reference.get(name, HYPERPARAMETERS[name].default)
         if name == "kl_target" and value is None:
             return KL_TARGET * self.kl_budget
+        if name == "kl_coef" and self.fixed.get("normalize_kl_coef"):
+            return self._relative_beta
         if name == "kl_step" and value is None:
             return study_file.reference_kl_step(task, self.fixed)
+        if name == "lam" and value is None:
+            length = self.fixed.get("response_length", self._reference_value("response_length"))
+            return default_lam(cast(int, length))
         return value
 
     def _check(self, where: str) -> None:

@@ -30,7 +30,7 @@ from ppo_core.config.hyperparameters import (
     require_name,
 )
 from ppo_core.data.task import BUILT_IN, Task
-from ppo_core.data.task_file import get_task, is_task_path, read_table
+from ppo_core.data.task_file import KL_LIMIT, get_task, is_task_path, read_table
 from ppo_core.errors import ConfigError, TaskError, nearest
 from tuner.study.space import is_number
 
@@ -60,7 +60,8 @@ TOP_LEVEL: Mapping[str, str] = {
 """Keys of a study file, with descriptions."""
 KL: Mapping[str, str] = {
     "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
-    "limit": "training KL at which the guard ends a trial, in nats per response; the task's unless set",
+    "limit": "training KL at which the guard ends a trial, in nats per response; unless set the task's, or where "
+    f"`budget` is set {KL_LIMIT:g} times it",
     "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
     "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
 }
@@ -104,6 +105,9 @@ REQUIRED_OF_LISTED = ("name", "task")
 
 KL_TARGETS = (0.6, 1.0)
 """Advised KL targets, as shares of the KL budget."""
+BETA, BETAS = 0.2, (0.04, 0.8)
+"""Usual β and its advised range, in units of `beta_of_best`: TRL's 0.05, and 0.01 to 0.2, at a spread of 1 and a KL
+budget of 10."""
 KL_STEP_SPAN = 3.0
 """Advised KL steps: the default, divided and multiplied by this."""
 OF_A_SCHEDULE = ("learning_rate", "kl_coef", "kl_horizon", "kl_controller")
@@ -144,6 +148,8 @@ def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) ->
 def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float]:
     """Return the KL budget and limit in nats per response: the [kl] table's over the task's.
 
+    The task's limit belongs to the task's budget: beside one of the study's own it is KL_LIMIT times that.
+
     Each may be given per token instead, and is then multiplied by the tokens of the longest response: the budget, of
     evaluations, by the task's evaluation length, the limit, of training, by the trials' response `length` (None: they
     differ in it). That is exact for responses of full length, and lenient for shorter ones: what is compared is always
@@ -155,7 +161,8 @@ def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[
     values = checks.table(value, where)
     checks.require_known(values, KL, f"{where}.")
     budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
-    limit = _nats(values, "limit", task.kl_limit, length, where)
+    is_tasks = not values.keys() & {"budget", f"budget{PER_TOKEN}"}
+    limit = _nats(values, "limit", task.kl_limit if is_tasks else KL_LIMIT * budget, length, where)
     if limit < budget:
         raise ConfigError(f"{where}: limit = {limit:g} is below budget = {budget:g}, so good trials would be stopped")
     return budget, limit
@@ -195,7 +202,8 @@ def pace(
     """Return how the rate and β of trials move where their study does not say.
 
     They keep their own pace, at `kl_target`, if the study fixes that, or if neither it nor one of its trials sets a
-    learning rate or how β moves. In another search β adapts to the target, unless it is set.
+    learning rate or how β moves. In another search β adapts to the target, unless it is set, and begins in units of the
+    scores' spread.
 
     Args:
         given: Names that the study searches, or that a trial sets.
@@ -208,7 +216,7 @@ def pace(
     names = {*given, *fixed}
     if not names & {*OF_A_SCHEDULE, "lr_controller"}:
         return {"kl_target": kl_target, "lr_controller": "kl_step"}
-    return {} if is_listed or "kl_coef" in names else {"kl_target": kl_target}
+    return {} if is_listed or "kl_coef" in names else {"kl_target": kl_target, "normalize_kl_coef": True}
 
 
 def reference_kl_step(task: Task, fixed: Mapping[str, HyperValue]) -> float:
@@ -217,15 +225,32 @@ def reference_kl_step(task: Task, fixed: Mapping[str, HyperValue]) -> float:
     return default_kl_step(PPOConfig.from_dict(length).num_iterations())
 
 
+def beta_of_best(spread: float, kl_budget: float) -> float:
+    """Return the β at which the best policy has the KL budget, in reward per nat: σ / √(2 budget).
+
+    σ is the `spread` of the scores, if they are normal (see `ppo_core.algorithm.kl_controller`). No policy is that
+    good, so at this β one stays under the budget.
+    """
+    return spread / math.sqrt(2 * kl_budget)
+
+
+def has_own_beta(task: Task) -> bool:
+    """Return True if a task states β, and so in its own reward's units; else studies have it in spreads of scores."""
+    return "kl_coef" in task.advised or "kl_coef" in task.reference
+
+
 def advised_ranges(task: Task, fixed: Mapping[str, HyperValue], kl_budget: float) -> dict[str, Range]:
     """Return the range that `"advised"` stands for, by name: the task's, else the declared one.
 
-    Those of the KL target and the KL step are shares of the KL budget and of the run.
+    Those of the KL target and the KL step are shares of the KL budget and of the run; that of β lies around the task's
+    own, else it is in spreads of the scores per nat (see `has_own_beta`).
     """
     declared = {name: hyper.search for name, hyper in HYPERPARAMETERS.items() if hyper.search is not None}
     step = reference_kl_step(task, fixed)
     low, high = KL_TARGETS
+    beta = float(task.reference.get("kl_coef") or BETA * beta_of_best(1.0, kl_budget))
     own = {
+        "kl_coef": Range(BETAS[0] / BETA * beta, BETAS[1] / BETA * beta, "log"),
         "kl_target": Range(low * kl_budget, high * kl_budget),
         "kl_step": Range(step / KL_STEP_SPAN, min(1.0, step * KL_STEP_SPAN), "log"),
     }

@@ -81,7 +81,7 @@ def _suited(policy: str) -> dict[str, object]:
     return {
         "example": "EXAMPLE, put your own here: ",
         "kl_budget": KL_BUDGET,
-        "kl_limit": KL_LIMIT,
+        "kl_limit": KL_LIMIT * KL_BUDGET,
         "response_length": _response_length(policy),
         "kl_target": 0.8 * KL_BUDGET,
         "learning_rate": PPOConfig.learning_rate,

@@ -1,0 +1,156 @@
+"""In any unit of rewards and KL, what differs by more than its standard error is printed as different."""
+
+import io
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ppo_core.output import console, decimals, fixed, measured, plus_minus, report_line
+from ppo_core.report import StepReport
+from tests.tuner.trial_rows import trial_row
+from tuner.cli import render
+from tuner.confirm.result import Interval, places_of
+
+UNITS: tuple[tuple[float, float], ...] = ((1, 0), (0.01, 0), (2**-7, 0), (100, 0), (1, 1000), (100, 1000), (1e-4, -40))
+"""Factor and offset of a reward; that of one's own task is 1 and 0."""
+in_units = pytest.mark.parametrize(("factor", "offset"), UNITS)
+REWARDS, SE = (1.81, 1.87, 1.93, 1.88), 0.05
+
+
+@pytest.mark.parametrize(
+    ("numbers", "errors", "places"),
+    [
+        ([1.9], [0.051], 3),
+        ([1.9, 1.8], [0.051, 0.2], 3),
+        ([0.0015], [0.00003], 6),
+        ([1000.41, 1000.52], [], 3),
+        ([0.058], [], 4),
+        ([0.0, 5.5], [], 2),
+        ([5.5, 201.0], [], 2),
+        ([190.0, 194.0], [4.2], 1),
+        ([4000.0], [20.0], 0),
+        ([1.0], [1e-30], 8),
+        ([1.5, 1.5], [], 2),
+        ([0.0], [0.0], 2),
+        ([], [], 2),
+        ([None, math.nan, math.inf, 2.5], [None, math.nan], 2),
+    ],
+)
+def test_the_decimals_are_those_of_the_error_or_of_the_distances(numbers: Any, errors: Any, places: int) -> None:
+    assert decimals(numbers, errors) == places
+
+
+@pytest.mark.parametrize(
+    ("number", "signed", "text"),
+    [(1.234, False, "1.23"), (0.1, True, "+0.10"), (-0.1, True, "-0.10"), (-1e-9, False, "0.00"), (None, True, "-")],
+)
+def test_a_number_has_its_decimals_and_a_difference_its_sign(number: float | None, signed: bool, text: str) -> None:
+    assert fixed(number, 2, signed=signed) == text
+
+
+def test_results_of_a_usual_task_have_two_digits_of_their_error() -> None:
+    assert plus_minus(1.8237, 0.0512) == "1.824 ± 0.051"
+    assert plus_minus(5.5634, 0.1213) == "5.56 ± 0.12"
+    assert plus_minus(0.11, 0.051, signed=True) == "+0.110 ± 0.051"
+    assert plus_minus(0.5) == "0.500" and plus_minus(None, 0.1) == "-" and measured(5.56) == "5.56"
+    assert Interval(2.0123, 1.9571, 2.0672, 5).text == "2.01 [1.96, 2.07]"
+    assert Interval(0.1123, 0.0571, 0.1672, 5).signed == "+0.11 [0.06, 0.17]"
+
+
+@in_units
+def test_what_differs_by_an_error_reads_differently(factor: float, offset: float) -> None:
+    one, other = (plus_minus(offset + factor * reward, factor * SE) for reward in (1.84, 1.89))
+    assert one.split(" ± ")[0] != other.split(" ± ")[0] and one.split(" ± ")[1] == other.split(" ± ")[1]
+    assert float(one.split(" ± ")[1]) == pytest.approx(factor * SE, rel=0.1)
+
+
+@in_units
+def test_a_column_tells_apart_with_one_number_of_decimals(factor: float, offset: float) -> None:
+    rewards = [offset + factor * reward for reward in REWARDS]
+    for errors in ([factor * SE] * len(rewards), []):
+        texts = [fixed(reward, decimals(rewards, errors)) for reward in rewards]
+        assert len(set(texts)) == len(texts) and len({len(text.partition(".")[2]) for text in texts}) == 1
+        assert [float(text) for text in texts] == pytest.approx(rewards, abs=factor * SE / 10)
+
+
+@in_units
+def test_an_interval_shows_its_length(factor: float, offset: float) -> None:
+    one, other = (
+        Interval(*(offset + factor * (mean + half) for half in (0.0, -0.06, 0.06)), n=5) for mean in (1.81, 1.87)
+    )
+    places = places_of([one, None, other])
+    assert one.with_places(places).split()[0] != other.with_places(places).split()[0]
+    assert len(set(one.text.replace("[", "").replace("]", "").replace(",", "").split())) == 3
+    assert one.span.split()[2] != one.span.split()[4]
+
+
+def _cells(table: Any, column: str) -> list[str]:
+    [found] = [each for each in table.columns if str(each.header).startswith(column)]
+    return [str(cell) for cell in found.cells]
+
+
+@in_units
+def test_the_terminals_tables_tell_trials_apart(factor: float, offset: float) -> None:
+    trials = [
+        replace(
+            trial_row(number), value=offset + factor * reward, value_se=factor * SE, kl=factor * 3 * reward,
+            end_reward=offset + factor * (reward - 0.03), end_kl=factor * 4 * reward,
+        )
+        for number, reward in enumerate(REWARDS)
+    ]  # fmt: skip
+    table = render.trials_table(trials, {})
+    for column in ("value", "eval KL", "last reward"):
+        assert len(set(_cells(table, column))) == len(trials), column
+    lines = [render.trial_line(trial) for trial in trials]
+    for part in ("best in budget ", "last ", "KL "):
+        assert len({line.split(part)[1].split()[0] for line in lines}) == len(trials), part
+
+
+@in_units
+def test_a_curve_tells_its_evaluations_apart(factor: float, offset: float) -> None:
+    rows = [
+        {
+            "step": step, "episode": 64 * step, "eval/reward": offset + factor * reward, "eval/reward_se": factor * SE,
+            "eval/kl": factor * step, "eval/kl_se": factor * 0.02 * step, "objective/scores": offset + factor * reward,
+            "objective/kl_exact": factor * step, "objective/kl_coef": 0.05 / factor, "policy/clipfrac_avg": 0.1,
+            "response/length_mean": 20.0,
+        }
+        for step, reward in enumerate(REWARDS)
+    ]  # fmt: skip
+    table = render.curve_table(rows)
+    for column in ("eval reward", "eval KL", "score", "KL"):
+        assert len(set(_cells(table, column))) == len(rows), column
+
+
+@in_units
+def test_a_steps_line_tells_scores_apart_that_differ_by_a_tenth_of_their_spread(factor: float, offset: float) -> None:
+    def line(score: float) -> str:
+        metrics = {"objective/scores": offset + factor * score, "objective/scores_std": factor * 0.9}
+        return report_line(StepReport(3, 192, metrics), 12)
+
+    assert line(1.0) != line(1.09)
+
+
+def test_the_line_of_a_run_that_keeps_its_pace_says_what_it_keeps() -> None:
+    read = {"objective/scores": 0.512, "objective/kl_exact": 1.94, "objective/kl_coef": 0.05, "lr": 3.1e-5}
+    assert report_line(StepReport(3, 192, read), 12) == "step  3/12  episode 192  score 0.512  KL 1.94  β 0.0500"
+    pace = read | {"policy/kl_step": 0.0211, "policy/kl_step_wanted": 0.02}
+    assert report_line(StepReport(3, 192, pace), 12).endswith("β 0.0500  KL step 0.0211 of 0.0200  rate 3.1e-05")
+
+
+@in_units
+def test_samples_are_told_apart(factor: float, offset: float) -> None:
+    stream = io.StringIO()
+    out: Callable[..., None] = console(stream).print
+    rows = [
+        {"step": 4, "prompt_index": index, "reward": offset + factor * reward, "parts": {}, "kl": factor * reward,
+         "length": 5, "prompt": "the film", "response": "fine"}
+        for index, reward in enumerate(REWARDS)
+    ]  # fmt: skip
+    for line in render.sample_lines(rows, most=4):
+        out(line)
+    rewards = [line.split()[2] for line in stream.getvalue().splitlines() if line.startswith("[")]
+    assert len(set(rewards)) == len(rows)
