@@ -123,10 +123,10 @@ def train_exported(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     spec = StudySpec.load(make_task(task, runs.WORK / name)["fair"])
     config = config_of(Job(name, PACED, None, 1.0), task, spec)
     paced, steps = outcome(config, task, spec)
-    std = steps[-1]["val/return_std"]
+    std, found = steps[-1]["val/return_std"], steps[len(steps) // 4 :]
+    kl_coef, rate = (statistics.median(step[metric] for step in found) for metric in ("objective/kl_coef", "lr"))
     exported = replace(
-        config, lr_controller="schedule", kl_target=None, kl_coef=steps[-1]["objective/kl_coef"],
-        learning_rate=statistics.median(step["lr"] for step in steps[len(steps) // 2 :]),
+        config, lr_controller="schedule", kl_target=None, kl_coef=kl_coef, learning_rate=rate,
         lr_scheduler_type="constant_with_warmup", warmup_ratio=WARMUP, value_lr_scheduler_type=config.lr_scheduler_type,
         normalize_values=False, vf_coef=config.vf_coef / std**2, cliprange_value=(config.cliprange_value or 0.0) * std,
     )  # fmt: skip

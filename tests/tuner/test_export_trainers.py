@@ -374,10 +374,10 @@ def test_the_readings_are_what_a_run_of_that_length_came_to(tmp_path: Path) -> N
                 connection.execute(update(steps).where(at).values(lr=rate, val_return_std=0.5 * step))
 
     best = with_store.trial(read_study(with_store, "made").row, 2)
-    read(best.id, (None, 0.0, 7e-3, 4e-5, 2e-5))
+    read(best.id, (0.0, 7e-3, 2e-5, 4e-5, 5e-5))
     found = launch_config(with_store, read_study(with_store, "made"), 2)
     assert found is not None
-    assert found.readings == Readings(kl_coef=0.05, lr=pytest.approx(3e-5), return_std=2.0)
+    assert found.readings == Readings(kl_coef=0.05, lr=4e-5, return_std=2.0)
 
     made_study.confirm(with_store, "made", Plan(top=1, seeds=3, total_episodes=512))
     view = read_study(with_store, "made")

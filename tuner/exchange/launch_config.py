@@ -23,9 +23,9 @@ class Readings:
     """Values that a run moved by itself; None: never reported."""
 
     kl_coef: float | None = None
-    """β at its end."""
+    """Median of β after its first quarter: at the end β may just be pushing the KL back."""
     lr: float | None = None
-    """Median of the policy's learning rate over its second half."""
+    """Median of the policy's learning rate after its first quarter, in which the rate is found."""
     return_std: float | None = None
     """Standard deviation of the returns at its end, in reward."""
     lam: float | None = None
@@ -156,6 +156,7 @@ def _readings(store: Store, run: TrialRow) -> Readings:
     metrics = ("objective/kl_coef", "lr", "val/return_std", "policy/lam", "objective/penalty_unit")
     rows = store.steps([run.id], metrics)
     coefs, rates, stds, lams, units = ([row[metric] for row in rows if row[metric] is not None] for metric in metrics)
-    learning = [rate for rate in rates[len(rates) // 2 :] if rate > 0]  # 0 while only the critic learns
-    coef, std, lam, unit = (values[-1] if values else None for values in (coefs, stds, lams, units))
-    return Readings(coef, statistics.median(learning) if learning else None, std, lam, unit)
+    learning = [rate for rate in rates if rate > 0]  # 0 while only the critic learns
+    coef, rate = (statistics.median(values[len(values) // 4 :]) if values else None for values in (coefs, learning))
+    std, lam, unit = (values[-1] if values else None for values in (stds, lams, units))
+    return Readings(coef, rate, std, lam, unit)

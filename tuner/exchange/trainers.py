@@ -158,10 +158,10 @@ def _held(launch: LaunchConfig) -> tuple[dict[str, Any], list[str]]:
     if read.kl_coef is None or (config.keeps_kl_step and read.lr is None):
         return values, [f"{begin} The trial has no readings of that, so it is as configured: measure the KL again."]
     values["kl_coef"] = read.kl_coef
-    here = f"Here β stays at what it was at the end of the trial, {short(read.kl_coef)}"
+    here = f"Here β stays at its median after the trial's first quarter, {short(read.kl_coef)}"
     if config.keeps_kl_step:
         values |= {"learning_rate": read.lr, "lr_scheduler_type": "constant_with_warmup", "warmup_ratio": WARMUP}
-        here += f", and the rate, after a warm-up, at its median over the second half, {short(read.lr)}"
+        here += f", and the rate, after a warm-up, at its own, {short(read.lr)}"
     return values, [f"{begin} {here}, so measure the KL again."]
 
 
