@@ -129,7 +129,7 @@ def _nothing(trainer: PPOTrainer) -> None:
         (PACED, {"kl_target": 3.0}, _target),
         (PACED, {"lr_controller": "schedule"}, _schedule),
         ({}, {"normalize_values": False}, _in_reward),
-        ({"normalize_kl_coef": True}, {"lam": 0.9}, _nothing),
+        ({"normalize_kl_coef": True}, {"lam": 0.9}, _lam),
         ({}, {"normalize_kl_coef": True}, _nothing),  # the first batch's spread
         (ADAPTIVE, {"learning_rate": 1e-3, "lr_scheduler_type": "cosine"}, _nothing),  # the adapted β goes on
         ({"kl_target": 1.0}, {"total_episodes": 128}, _horizon),  # a tenth of the run, by default
