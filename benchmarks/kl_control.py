@@ -38,6 +38,7 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import is_within
 from ppo_core.trainer import ppo_trainer
+from tuner.exchange.launch_config import settled
 from tuner.exchange.trainers import WARMUP
 from tuner.search.prior import spread_params
 from tuner.study.spec import KL_TARGET, StudySpec
@@ -123,8 +124,8 @@ def train_exported(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     spec = StudySpec.load(make_task(task, runs.WORK / name)["fair"])
     config = config_of(Job(name, PACED, None, 1.0), task, spec)
     paced, steps = outcome(config, task, spec)
-    std, found = steps[-1]["val/return_std"], steps[len(steps) // 4 :]
-    kl_coef, rate = (statistics.median(step[metric] for step in found) for metric in ("objective/kl_coef", "lr"))
+    std = steps[-1]["val/return_std"]
+    kl_coef, rate = (settled([step[metric] for step in steps]) for metric in ("objective/kl_coef", "lr"))
     exported = replace(
         config, lr_controller="schedule", kl_target=None, kl_coef=kl_coef, learning_rate=rate,
         lr_scheduler_type="constant_with_warmup", warmup_ratio=WARMUP, value_lr_scheduler_type=config.lr_scheduler_type,

@@ -125,11 +125,10 @@ class RunState:
 
     @property
     def kl_unit(self) -> float:
-        """What β is in, in reward: with normalize_kl_coef the scores' spread, or 1 where advantages are scaled to 1."""
+        """Unit of β, in reward: with normalize_kl_coef the scores' spread."""
         config = self.config
-        if not config.normalize_kl_coef or config.keeps_kl_step or (config.use_kl_loss and config.scales_advantages):
-            return 1.0
-        return self.score_spread
+        is_in_spreads = config.normalize_kl_coef and not config.keeps_kl_step and not config.has_unitless_beta
+        return self.score_spread if is_in_spreads else 1.0
 
     def checkpoint_bytes(self) -> int:
         """Return the approximate size of a checkpoint: the trained weights and AdamW's two moments, in bytes."""

@@ -113,7 +113,7 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
     entropy_coef = config.entropy_coef * (1.0 if config.scales_advantages else unit)
     shaped = less_penalties(config, shaped, rollouts, unit)
     state.kl_controller.begin(lambda: score_spread(config, shaped, world))
-    if state.returns is not None:
+    if state.returns is not None and not state.returns.have_spread:
         mask = sequences.response_mask
         rewards = masked_whiten(shaped, mask, shift_mean=False, world=world) if config.whiten_rewards else shaped
         state.returns.begin(rewards.sum(-1), state.network)
@@ -133,12 +133,14 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
     config, network, world = state.config, state.network, state.world
     policy_learns = state.step >= config.critic_warmup
     kl_step = state.kl_step if policy_learns else None
-    length = float(world.sum(experience.sequences.response_mask.sum())) / state.sizes.batch_size
-    if state.rounding is None:
-        floor = rounding_floor(network, experience, config.temperature, state.chunks.scoring, world)
-        state.rounding = floor / length
-    if kl_step is not None and kl_step.floor is None:
-        kl_step.set_floor(state.rounding * length)
+    needs_floor = kl_step is not None and kl_step.floor is None
+    if state.rounding is None or needs_floor:
+        length = float(world.sum(experience.sequences.response_mask.sum())) / state.sizes.batch_size
+        if state.rounding is None:
+            floor = rounding_floor(network, experience, config.temperature, state.chunks.scoring, world)
+            state.rounding = floor / length
+        if kl_step is not None and needs_floor:
+            kl_step.set_floor(state.rounding * length)
     metrics = _set_rates(state)
     if state.returns is not None:
         assert experience.returns is not None

@@ -169,4 +169,4 @@ def score_spread(config: PPOConfig, token_scores: Tensor, world: World = ONE_PRO
     As a term of the loss, β weighs it against advantages; where these are scaled to 1, so is the result.
     """
     spread = spread_of(token_scores, world)
-    return 1.0 if config.use_kl_loss and config.scales_advantages and spread > 0 else spread
+    return 1.0 if config.has_unitless_beta and spread > 0 else spread

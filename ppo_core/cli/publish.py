@@ -18,16 +18,7 @@ from ppo_core.cli.run_folder import HubRepo, Run, RunOrigin
 from ppo_core.data.lookup import HUB_ID
 from ppo_core.data.task import Task, TaskAssets
 from ppo_core.errors import ConfigError, PPOTunerError, first_line
-from ppo_core.output import (
-    KL_UNIT,
-    counted,
-    decimals,
-    fixed,
-    measured,
-    plus_minus,
-    short,
-    without_secrets,
-)
+from ppo_core.output import KL_UNIT, counted, decimals, fixed, measured, plus_minus, short, without_secrets
 
 CARD = "README.md"
 ADAPTERS = "adapter_config.json"

@@ -467,6 +467,11 @@ class PPOConfig:
         return self.whitens_advantages or self.advantage_estimator == "grpo"
 
     @property
+    def has_unitless_beta(self) -> bool:
+        """True if β weighs the KL, a term of the loss, against advantages that have a spread of about 1."""
+        return self.use_kl_loss and self.scales_advantages
+
+    @property
     def stop_texts(self) -> tuple[str, ...]:
         """The stop strings, one by one."""
         return _texts(self.stop_strings)

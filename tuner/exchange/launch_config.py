@@ -152,11 +152,16 @@ def _run(view: StudyView, trial: TrialRow, config: PPOConfig) -> TrialRow:
     )
 
 
+def settled(values: Sequence[float]) -> float:
+    """Return the median of a run's values after its first quarter."""
+    return statistics.median(values[len(values) // 4 :])
+
+
 def _readings(store: Store, run: TrialRow) -> Readings:
     metrics = ("objective/kl_coef", "lr", "val/return_std", "policy/lam", "objective/penalty_unit")
     rows = store.steps([run.id], metrics)
     coefs, rates, stds, lams, units = ([row[metric] for row in rows if row[metric] is not None] for metric in metrics)
     learning = [rate for rate in rates if rate > 0]  # 0 while only the critic learns
-    coef, rate = (statistics.median(values[len(values) // 4 :]) if values else None for values in (coefs, learning))
+    coef, rate = (settled(values) if values else None for values in (coefs, learning))
     std, lam, unit = (values[-1] if values else None for values in (stds, lams, units))
     return Readings(coef, rate, std, lam, unit)

@@ -140,8 +140,7 @@ class Course:
     @cached_property
     def spread(self) -> float:
         """Standard deviation of the scores that β weighed the KL against in the first batch; NaN: unknown."""
-        is_scaled = self.checked.whitens_advantages or self.checked.advantage_estimator == "grpo"
-        if self.checked.use_kl_loss and is_scaled:
+        if self.checked.has_unitless_beta:
             return 1.0
         stds = values(self.steps, RETURN_STD) or values(self.steps, SCORES_STD)
         return stds[0] if stds else math.nan

@@ -273,7 +273,7 @@ class WatchState:
     extra: int = 0
     """Extra evaluations so far."""
     episode: int = 0
-    """Where the reading under way began."""
+    """Episode at which the reading under way began."""
     total: float = 0.0
     """Sum of its rollout KLs."""
     count: int = 0
