@@ -48,9 +48,9 @@ from .recipes import POLICY, PROMPTS, Group, Make, Recipe, size, width_of, withi
 
 Architecture = Literal["gpt2", "llama"]
 
-GROUP_SEEDS: Mapping[Group, int] = {"open": 5, "sealed": 20_261_129}
-"""Both tasks of a group follow from its seed. Nobody looks at what the sealed one draws."""
-ATTEMPTS: Mapping[Group, tuple[int, int]] = {"open": (0, 0), "sealed": (0, 0)}
+GROUP_SEEDS: Mapping[Group, int] = {"open": 5, "opened": 0, "sealed": 20_261_129}
+"""All tasks of a group follow from its seed. Nobody looks at what the sealed one draws."""
+ATTEMPTS: Mapping[Group, tuple[int, ...]] = {"open": (0, 0), "opened": (), "sealed": (0, 0)}
 """How many draws of each task's texts and models were refused; see `battery.runs.refusal`."""
 ARCHITECTURES: tuple[Architecture, ...] = ("gpt2", "llama")
 SCALES = ((0.05, 1 / 3), (3.0, 50.0))
@@ -128,7 +128,7 @@ class PairRecipe(Recipe):
 
 
 def recipes(group: Group) -> list[PairRecipe]:
-    """Return both tasks of a group.
+    """Return the tasks of a group: two, or none where none of this make was opened.
 
     Most numbers lie once in each half of their ranges. Long responses go with few weights and iterations, so that
     trials of both tasks take about as long.
@@ -136,7 +136,7 @@ def recipes(group: Group) -> list[PairRecipe]:
     rng = Random(f"{GROUP_SEEDS[group]} pairs")
     halves = [rng.sample((0, 1), 2) for _ in range(6)]
     found = []
-    for i in range(2):
+    for i in range(len(ATTEMPTS[group])):
         seed = 1000 * GROUP_SEEDS[group] + 100 * i + ATTEMPTS[group][i]
         length, scale, budget, sign, architecture, lora = (half[i] for half in halves)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-Group = Literal["open", "sealed"]
-GROUPS: tuple[Group, ...] = ("open", "sealed")
+Group = Literal["open", "opened", "sealed"]
+GROUPS: tuple[Group, ...] = ("open", "opened", "sealed")
+"""Tasks that searches may be tuned on, those that were sealed until somebody looked into them, and the sealed ones."""
 Make = Literal["words", "pairs"]
 MAKES: tuple[Make, ...] = ("words", "pairs")
 BATCH = 32

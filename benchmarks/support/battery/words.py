@@ -33,9 +33,9 @@ from .recipes import POLICY, PROMPTS, Group, Make, Recipe, size, width_of, withi
 Shape = Literal["smooth", "saturating", "bimodal", "sparse"]
 Hack = Literal["none", "length", "repetition"]
 
-GROUP_SEEDS: Mapping[Group, int] = {"open": 3, "sealed": 20_261_124}
+GROUP_SEEDS: Mapping[Group, int] = {"open": 3, "opened": 20_261_124, "sealed": 20_261_129}
 """All of a group's tasks follow from its seed. Nobody looks at what the sealed one draws."""
-ATTEMPTS: Mapping[Group, tuple[int, int, int, int]] = {"open": (2, 0, 0, 0), "sealed": (0, 0, 0, 0)}
+ATTEMPTS: Mapping[Group, tuple[int, ...]] = {"open": (2, 0, 0, 0), "opened": (0, 0, 0, 0), "sealed": (0, 0)}
 """How many draws of each task were refused; see `battery.runs.refusal`."""
 WORDS = 160
 TARGETS = 0.35
@@ -110,13 +110,14 @@ class WordRecipe(Recipe):
 
 
 def recipes(group: Group) -> list[WordRecipe]:
-    """Return the four tasks of a group."""
+    """Return the tasks of a group: four, of which the sealed one has the first two."""
     seed = GROUP_SEEDS[group]
     rng = Random(seed)
     shapes, hacks = rng.sample(SHAPES, 4), rng.sample(HACKS, 4)
     lengths, scales, budgets = (rng.sample(range(4), 4) for _ in range(3))
     return [
-        _recipe(group, i, shapes[i], hacks[i], length=lengths[i], scale=scales[i], budget=budgets[i]) for i in range(4)
+        _recipe(group, i, shapes[i], hacks[i], length=lengths[i], scale=scales[i], budget=budgets[i])
+        for i in range(len(ATTEMPTS[group]))
     ]
 
 
