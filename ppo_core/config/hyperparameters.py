@@ -64,11 +64,11 @@ class PPOConfig:
     learning_rate: float = hyper(3e-6, "Policy learning rate",
         "Peak AdamW learning rate of the policy. Too high and the KL blows up; too low and nothing is learned. With "
         "lr_controller = kl_step only where the search of the rate begins: at a hundredth of it.",
-        source=f"{TRL}; search range from published 1B to 7B recipes", valid=RATE,
-        search=Range(1e-6, 5e-5, "log"))
+        source=f"{TRL}; search range from published recipes of 0.5B to 70B", valid=RATE,
+        search=Range(1e-7, 1e-4, "log"))
     value_learning_rate: float = hyper(1e-5, "Value learning rate",
         "Peak AdamW learning rate of the critic. With a shared trunk it trains only the value head.",
-        source="OpenRLHF and verl give the critic a rate of its own", valid=RATE, search=Range(1e-5, 1e-4, "log"))
+        source="OpenRLHF and verl give the critic a rate of its own", valid=RATE, search=Range(1e-6, 1e-4, "log"))
     lr_scheduler_type: Schedule = hyper("linear", "Schedule",
         "How the learning rates fall from their peak after the warm-up. constant and constant_with_warmup keep it. "
         "With lr_controller = kl_step only the critic's.",

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.rates import count_weights, usual_rate
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
 from ppo_core.models.load import load_task
@@ -62,6 +64,12 @@ def test_a_policy_of_ones_own_has_its_room_and_is_told_of_the_examples(ppo_tuner
     task = get_task("mine")
     assert task.eval_response_length == task.reference["response_length"] == 32 - 8, "32 positions, prompts of 6 bytes"
     assert (task.kl_budget, task.kl_limit) == (10, 25)
+    weights = sum(tensor.numel() for tensor in load_file(own_folder / "policy" / "model.safetensors").values())
+    rate = usual_rate(weights)
+    assert count_weights(str(own_folder / "policy")) == weights and rate > 1e-4
+    assert (task.reference["learning_rate"], task.reference["value_learning_rate"]) == (rate, 5 * rate)
+    span = task.advised["learning_rate"].range
+    assert span == Range(pytest.approx(rate / 10), pytest.approx(10 * rate), "log")
     assert (own_folder / "mine" / "task.toml").read_text().count("EXAMPLE") == 2
     flags = ("--total_episodes", "8", "--batch_size", "8", "--mini_batch_size", "8", "--device", "cpu")
     said = [f"note: {name}: still new-task's example" for name in ("reward.py and prompts.jsonl", "reward.py")]
@@ -74,6 +82,18 @@ def test_a_policy_of_ones_own_has_its_room_and_is_told_of_the_examples(ppo_tuner
     assert ppo_tuner("train", "--task", "mine", *flags, "--output", "b")[1].count(said[1]) == 1
     (own_folder / "mine" / "reward.py").write_text("def exact(responses):\n    return [0.0 for _ in responses]\n")
     assert example_note(get_task("mine")) is None
+
+
+def test_usual_rates_are_the_published_ones_within_a_factor_of_two() -> None:
+    published = {
+        500_000_000: 1e-6,
+        3_000_000_000: 1e-6,
+        8_000_000_000: 3e-7,
+        13_000_000_000: 4e-7,
+        70_000_000_000: 1e-7,
+    }
+    assert [usual_rate(weights) for weights in (423_168, 10**9)] == [2e-4, 1e-6]
+    assert all(rate / 2 <= usual_rate(weights) <= 2 * rate for weights, rate in published.items())
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.rates import CRITIC, count_weights, usual_rate
 from ppo_core.data.parts import TASK_PREFIX, policy_place
 from ppo_core.data.task import Task
 from ppo_core.data.task_file import KL_BUDGET, KL_LIMIT, Preparation, get_task
@@ -13,6 +14,7 @@ from ppo_core.errors import TaskError
 from ppo_core.tasks.arithmetic import DATA
 
 DEFAULT_POLICY = "task:arithmetic"
+BILLION = 10**9
 ROWS = 512
 PROMPTS_FILE = "prompts.jsonl"
 _TEMPLATES = ("README.md", "reward.py", "study.toml", "task.toml")
@@ -74,22 +76,29 @@ def _suited(policy: str) -> dict[str, object]:
             "kl_target": 1.2,
             "learning_rate": "3e-4",
             "value_learning_rate": "1e-3",
-            "critic": "",
+            "size": "usual for a small policy",
             "range": "low = 3e-5, high = 3e-3",
-            "why": "a small policy bears high rates",
         }
+    weights = count_weights(_folder(policy))
+    rate = usual_rate(weights or BILLION)
     return {
         "example": "EXAMPLE, put your own here: ",
         "kl_budget": KL_BUDGET,
         "kl_limit": KL_LIMIT * KL_BUDGET,
         "response_length": _response_length(policy),
         "kl_target": 0.8 * KL_BUDGET,
-        "learning_rate": PPOConfig.learning_rate,
-        "value_learning_rate": PPOConfig.value_learning_rate,
-        "critic": ": for a billion weights or more; smaller ones bear a higher rate",
-        "range": "low = 1e-6, high = 1e-4",
-        "why": "a hundredfold around the guess",
+        "learning_rate": f"{rate:.0e}",
+        "value_learning_rate": f"{CRITIC * rate:.0e}",
+        "size": f"usual for {weights / 1e6:.3g} million weights" if weights else "usual for a billion weights",
+        "range": f"low = {rate / 10:.0e}, high = {10 * rate:.0e}",
     }
+
+
+def _folder(policy: str) -> str:
+    """Return where a policy's weights lie; a built-in task's are shipped."""
+    if policy.startswith(TASK_PREFIX):
+        return get_task(policy.removeprefix(TASK_PREFIX)).prepare().policy
+    return policy
 
 
 def _response_length(policy: str) -> int:
