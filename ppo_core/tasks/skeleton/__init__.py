@@ -97,7 +97,7 @@ def _suited(policy: str) -> dict[str, object]:
 def _folder(policy: str) -> str:
     """Return where a policy's weights lie; a built-in task's are shipped."""
     if policy.startswith(TASK_PREFIX):
-        return get_task(policy.removeprefix(TASK_PREFIX)).prepare().policy
+        return get_task(policy.removeprefix(TASK_PREFIX)).prepare(None).policy
     return policy
 
 
