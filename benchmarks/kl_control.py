@@ -5,6 +5,7 @@ python benchmarks/kl_control.py configurations --number 5
 python benchmarks/kl_control.py rates                    # the fair configuration from five rates: a quarter of an hour
 python benchmarks/kl_control.py rates --iterations 120
 python benchmarks/kl_control.py settings                 # eight other settings, three rates and seeds: ten minutes
+python benchmarks/kl_control.py early                    # what reward and KL early in a run say of its value: seconds
 python benchmarks/kl_control.py exported                 # what another trainer loses that cannot keep a pace: minutes
 
 A run's value is the best eval reward within the KL budget, 0 the SFT policy's and 1 the best of random search's trials.
@@ -17,7 +18,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -27,7 +28,9 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parents[1]))  # for tools/
 
+import numpy as np
 import pandas as pd
+from scipy.stats import spearmanr
 from support.battery import runs
 from support.battery.recipes import Recipe
 from support.battery.tasks import fair_reference, make_task, recipes
@@ -139,11 +142,13 @@ def outcome(config: PPOConfig, task: Recipe, spec: StudySpec) -> tuple[dict[str,
     """Train a run; return its outcome, and the metrics of its iterations."""
     baseline, best, kl = math.nan, -math.inf, math.nan
     kls: list[float] = []
+    evaluations: list[tuple[float, float]] = []
     steps: list[Mapping[str, float]] = []
     for report in ppo_trainer(config, spec.task, device="cpu"):
         if report.is_evaluation:
             reward, kl, kl_se = (report.metrics[key] for key in ("eval/reward", "eval/kl", "eval/kl_se"))
             baseline = reward if report.step == 0 else baseline
+            evaluations.append((reward, kl / task.kl_budget))
             best = max(best, reward) if is_within(kl, kl_se, task.kl_budget) else best
         if report.step:
             steps.append(report.metrics)
@@ -155,7 +160,7 @@ def outcome(config: PPOConfig, task: Recipe, spec: StudySpec) -> tuple[dict[str,
     ended = math.isfinite(kl)
     return {
         "baseline": baseline, "best": best, "kl": kl / task.kl_budget if ended else None,
-        "last_third": statistics.fmean(third) if ended else None, "highest": max(kls),
+        "last_third": statistics.fmean(third) if ended else None, "highest": max(kls), "evaluations": evaluations,
     }, steps  # fmt: skip
 
 
@@ -186,9 +191,62 @@ def table(results: Sequence[Mapping[str, Any]], by: str) -> str:
     return "\n".join(lines)
 
 
+SHARES = (0.1, 0.2, 0.3, 0.5)
+"""Shares of a run at which it is read early."""
+EARLY: Mapping[str, Callable[[Sequence[tuple[float, float]]], float]] = {
+    "reward": lambda read: read[-1][0],
+    "best reward within the budget": lambda read: max(reward for reward, kl in read if kl <= 1),
+    "KL": lambda read: read[-1][1],
+    "reward gain over √KL": lambda read: (read[-1][0] - read[0][0]) / math.sqrt(max(read[-1][1], 0.02)),
+}
+"""What may rank runs early, from their evaluations so far: reward, and KL as a share of the budget."""
+DRAWS = 1000
+
+
+def early_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return how well each early score ranks the runs of one task by value, and what its best third is worth.
+
+    Both are means over tasks; the intervals, of 95%, resample a task's runs.
+    """
+    top, tasks = tops(), list(dict.fromkeys(one["task"] for one in results))
+    of_task = [[one for one in results if one["task"] == task] for task in tasks]
+    values = [
+        np.array([(one["best"] - one["baseline"]) / (top[one["task"]] - one["baseline"]) for one in runs_of])
+        for runs_of in of_task
+    ]
+    rng = np.random.default_rng(0)
+    draws = [[rng.integers(0, len(each), len(each)) for each in values] for _ in range(DRAWS)]
+    lines = [f"{'score':30}{'at':>6}{'rank correlation':>22}{'best third over mean':>24}"]
+    for name, score in EARLY.items():
+        for share in SHARES:
+            scores = [
+                np.array(
+                    [score(one["evaluations"][: 1 + round(share * (len(one["evaluations"]) - 1))]) for one in each]
+                )
+                for each in of_task
+            ]
+            pairs = list(zip(scores, values, strict=True))
+            found = [_ranks([(s[i], v[i]) for (s, v), i in zip(pairs, draw, strict=True)]) for draw in draws]
+            ends = np.percentile(found, (2.5, 97.5), axis=0)
+            texts = [f"{m:.2f} [{a:.2f}, {b:.2f}]" for m, a, b in zip(_ranks(pairs), *ends, strict=True)]
+            lines.append(f"{name:30}{share:>6.0%}{texts[0]:>22}{texts[1]:>24}")
+    return "\n".join(lines)
+
+
+def _until(share: float, evaluations: Sequence[Any]) -> Sequence[Any]:
+    return evaluations[: 1 + round(share * (len(evaluations) - 1))]
+
+
+def _ranks(pairs: Sequence[tuple[Any, Any]]) -> tuple[float, float]:
+    """Return the mean rank correlation, and the mean value of each best third over that of all."""
+    correlations = [np.nan_to_num(spearmanr(scores, values).statistic) for scores, values in pairs]
+    thirds = [values[np.argsort(-scores)[: len(values) // 3]].mean() - values.mean() for scores, values in pairs]
+    return float(np.mean(correlations)), float(np.mean(thirds))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("configurations", "rates", "settings", "exported"))
+    parser.add_argument("part", choices=("configurations", "rates", "settings", "early", "exported"))
     parser.add_argument("--number", type=int, metavar="N", default=20, help="configurations of each task (20)")
     parser.add_argument(
         "--iterations", type=int, metavar="N", help="of runs of the fair configuration; unset: the task's"
@@ -207,6 +265,9 @@ def main() -> None:
         for ways in zip(*pairs, strict=True):
             print(f"{ways[0]['way']}\n{table(ways, 'task')}\n")
         print(table([one for pair in pairs for one in pair], "way"))
+        return
+    if arguments.part == "early":
+        print(early_table([one for one in read_lines(RESULTS) if one["number"] is not None and one["way"] == PACED]))
         return
     if arguments.part == "rates":
         jobs = [Job(name, PACED, None, factor, arguments.iterations) for factor in RATES for name in names]

@@ -6,6 +6,7 @@
                 slow *= exp(9/T · min(log(min(r, a)), 1)) if r > 1 and a > 1
                 slow *= exp(-8/T · c · min(log(c / max(r, a)), 1)) if r < c and a < c
                 β = slow · min(r, 4)³ if r > 1, else slow · √max(r, 0.4);  slow from ½ σ / √(2 target) on
+    in the last 0.15 of the run the target is 7/8 of itself
 
 KL is the exact KL of a rollout batch, sampled before the iteration's update, in nats per response; budgets and guards
 read it too. n and horizon count episodes, T is the iterations of the run in which the policy learns.
@@ -14,6 +15,7 @@ read it too. n and horizon count episodes, T is the iterations of the run in whi
 pace, so its constants are shares of the run and need not know the rate. It looks a little ahead; t counts iterations.
 Its slow part finds the β that holds the KL at the target. It rises where the KL is over the target and will be, and
 falls where the KL is behind a course c and will be. The fast part resists above the target, and yields a little below.
+A batch's KL varies around the target, so a run ends a little below it, and its last policy is rarely over the budget.
 The best policy with the target's KL, if scores are normal with standard deviation σ, is reference · exp(score / β) / Z,
 whose KL is σ² / (2 β²). No policy is that good, so the first slow part is half of its β.
 
@@ -34,6 +36,8 @@ RISE, FALL = 9.0, 8.0
 """Pace of `hold`'s slow part over the target and behind the course: log β over a whole run for an error of e times."""
 FIRST = 0.5
 """First slow part, as a share of the best policy's β."""
+LAST, EASED = 0.15, 0.875
+"""Share of the run in which `hold`'s target is lower at last, and the share of itself that it is then."""
 LEAST_READ, MOST_READ = 0.4, 4.0
 """Least and most that `hold`'s fast part reads, as shares of the target."""
 LEAST_KL = 1e-3
@@ -100,8 +104,9 @@ class HoldController(KLController):
         if self.last is not None:
             self.rise += 0.5 * (kl - self.last - self.rise)
         self.last = kl
-        here = max(kl / self.target, LEAST_KL)
-        ahead = max(here + LOOK_AHEAD * self.iterations * self.rise / self.target, LEAST_KL)
+        target = self.target * (EASED if self.done > (1 - LAST) * self.iterations else 1.0)
+        here = max(kl / target, LEAST_KL)
+        ahead = max(here + LOOK_AHEAD * self.iterations * self.rise / target, LEAST_KL)
         least, most = sorted((here, ahead))
         course = min(((self.done / self.iterations + LOOK_AHEAD) / ON_COURSE) ** 2, 1.0)
         if least > 1:

@@ -66,8 +66,9 @@ LEAST_SHARE = 0.2
 """Least wanted step, as a share of the configured one."""
 NEAR_TARGET, ARRIVAL, LEAST_LEFT = 0.8, 0.5, 0.2
 """Share of the KL target to come to, share of the run to do it in, and least share that is left for it."""
-MOST_RAISED, RAISED_AT_ONCE = 4.0, 1.25
-"""Most that the whole step is raised to, in times the default one, and most that it changes by in one iteration."""
+RAISED_FROM, MOST_RAISED, RAISED_AT_ONCE = 2, 4.0, 1.25
+"""Iterations after the search before the whole step is raised, most that it is raised to, in times the default one, and
+most that it changes by in one iteration."""
 CUT = 2.0
 """Times the wanted step at which an iteration's updates end."""
 SETTLED, WATCHED = 4, 8
@@ -202,7 +203,7 @@ class KLStepController:
         """
         wanted = self.wanted
         self.done += 1
-        if self.since >= SETTLED:
+        if self.since >= RAISED_FROM:
             self.raised = self._raised(kl)
         self.last, self.recent = kl, (kl + self.last) / 2
         if reading is not None and math.isfinite(reading):

@@ -31,7 +31,7 @@ THREADS = Bounds(1, 1024)
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coef", "kl_coef")
 """Hyperparameters that do not depend on model size, whose defaults are TRL's."""
 
-KL_TARGET = 0.75
+KL_TARGET = 0.8
 """KL target of trials that keep their own pace, as a share of the KL budget, unless the study or the task has one."""
 
 _PLAIN_KEYS = ("name", "task", "trainer", "trials", "budget", "strategy", "seed", "device", "gpus_per_trial", "pruner")
