@@ -53,7 +53,7 @@ class Start:
     stages: tuple[Stage, ...]
     """Stages before `values` take effect, if the trial is a fork."""
     guard: Mapping[str, Any]
-    """The study's `[guard]` table with its `kl_limit`."""
+    """The study's KL limit (`limit`, in nats per response) and `[guard]` table (`rules`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,10 +31,9 @@ from tuner.study.status import Role
 def _guard(run: Run, kl_budget: float) -> Guard:
     """Return the guard of a run: its study's, or with the default rules, as a study of the task would have it."""
     default = get_task(run.task).kl_limit if run.kl_budget is None else KL_LIMIT * kl_budget
-    table = dict(run.guard)
-    kl_limit = table.pop("kl_limit", default)
     extra = {} if run.resume_from is None else checkpoint.read_manifest(run.resume_from)["extra"]
-    return Guard(GuardSettings.from_dict(table, kl_limit, "guard"), kl_budget, extra)
+    settings = GuardSettings.from_dict(run.guard.get("rules", {}), run.guard.get("limit", default), "guard")
+    return Guard(settings, kl_budget, extra)
 
 
 PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]), _guard)
@@ -97,7 +96,7 @@ def _start(given_storage: str | None, study: str, number: str) -> Start:
         device=spec.device,
         origin=origin,
         stages=stages,
-        guard={"kl_limit": spec.kl_limit, **spec.guard.to_dict()},
+        guard={"limit": spec.kl_limit, "rules": spec.guard.to_dict()},
     )
 
 
