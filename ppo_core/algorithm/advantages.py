@@ -6,7 +6,7 @@
 
 Source of GAE: Schulman et al. 2016, arXiv 1506.02438, eq. 16. Shapes: [B, T], B responses of at most T
 tokens; `mask` is 1 on response tokens (the end-of-sequence token included) and 0 after them. Values
-where it is 0, even NaN and infinities, change nothing.
+where it is 0, even NaN and infinities, change nothing. Elsewhere NaN, and a spread that overflows, give NaN.
 """
 
 import torch
@@ -45,7 +45,8 @@ def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, worl
     mean = masked_mean(values, mask, world)
     least = NO_SPREAD * masked_mean(values**2, mask, world)
     variance = masked_var(values, mask, world) + least
-    whitened = (values - mean if shift_mean else values) * torch.where(variance > 0, torch.rsqrt(variance), 0.0)
+    scale = torch.where(variance == 0, 0.0, torch.rsqrt(variance) * (variance / variance))
+    whitened = (values - mean if shift_mean else values) * scale
     return torch.where(mask > 0, whitened, 0.0)
 
 
@@ -92,7 +93,7 @@ def grpo(rewards: Tensor, group: int, world: World = ONE_PROCESS) -> Tensor:
     centred = _centred(rewards, group)
     spread = masked_mean(centred**2, torch.ones_like(centred), world).sqrt()
     divisor = centred.std(-1, keepdim=True) + GRPO_EPSILON * spread
-    return torch.where(divisor > 0, centred / divisor, 0.0).flatten()
+    return torch.where(divisor == 0, 0.0, centred / divisor * (divisor / divisor)).flatten()
 
 
 def _centred(rewards: Tensor, group: int) -> Tensor:

@@ -236,7 +236,7 @@ def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[s
     mask, returns = experience.sequences.response_mask, experience.returns
     unexplained, variance = masked_var(returns - experience.values, mask, world), masked_var(returns, mask, world)
     return {
-        "val/var_explained": float(1 - unexplained / variance) if variance > 0 else 0.0,
+        "val/var_explained": 0.0 if variance == 0 else float(1 - unexplained / variance),
         "val/return_std": float(variance.sqrt()),
     }
 

@@ -40,7 +40,7 @@ class ReturnStatistics:
     @property
     def have_spread(self) -> bool:
         """True if the returns differ by more than rounding."""
-        return math.sqrt(self.variance) > NO_SPREAD * abs(self.mean)
+        return not math.sqrt(self.variance) <= NO_SPREAD * abs(self.mean)  # a variance of NaN is no lack of spread
 
     @property
     def std(self) -> float:

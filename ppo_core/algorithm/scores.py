@@ -49,7 +49,7 @@ class RewardStatistics:
     @property
     def scale(self) -> float:
         """Divisor of scores."""
-        return self.std if self.std > NO_SPREAD * max(1.0, abs(self.mean)) else 1.0
+        return 1.0 if self.std <= NO_SPREAD * max(1.0, abs(self.mean)) else self.std
 
     def update(self, scores: Tensor) -> None:
         """Count a batch of scores [B], unless the mode uses none, or has its reference already."""
@@ -160,7 +160,7 @@ def spread_of(token_scores: Tensor, world: World = ONE_PROCESS) -> float:
     """Return the standard deviation over all processes' responses of their scores, 0 where rounding parts them."""
     scores = world.gather(token_scores.sum(-1)).cpu().double()
     spread = float(scores.std(correction=0))
-    return spread if spread > NO_SPREAD * float(scores.abs().max()) else 0.0
+    return 0.0 if spread <= NO_SPREAD * float(scores.abs().max()) else spread
 
 
 def score_spread(config: PPOConfig, token_scores: Tensor, world: World = ONE_PROCESS) -> float:

@@ -117,7 +117,7 @@ class Run:
     stages: tuple[Stage, ...] = ()
     """Stages before `config` takes effect, if the trial is a fork. Empty: it holds from the start."""
     guard: Mapping[str, Any] = field(default_factory=dict)
-    """A study's KL limit (`limit`, in nats per response) and `[guard]` table (`rules`); empty: it is not from a study."""
+    """A study's KL limit (`limit`, in nats per response) and `[guard]` table (`rules`); empty: not from a study."""
 
     @property
     def configs(self) -> list[PPOConfig]:
