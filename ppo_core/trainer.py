@@ -44,7 +44,7 @@ from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig, default_lam
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import fsdp as sharding
-from ppo_core.distributed.world import ONE_PROCESS, World, joined, run_on_rank_zero, together
+from ppo_core.distributed.world import World, joined, run_on_rank_zero, together
 from ppo_core.errors import ConfigError, NotFiniteError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_on_test
 from ppo_core.models.fits import with_checkpointing
@@ -121,11 +121,11 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
     reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
     kl = token_kl(config, reading, sequences.response_mask)
     experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, state.lam, entropy_coef, world)
-    metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, state.rounding or 0.0, world)
+    metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, world, state.rounding or 0.0)
     metrics["objective/penalty_unit"] = unit
     if config.has_critic:
         metrics["policy/lam"] = state.lam
-    return experience, metrics | critic_metrics(experience, world) | part_metrics(scored.parts, world=world)
+    return experience, metrics | critic_metrics(experience, world) | part_metrics(scored.parts, world)
 
 
 def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str, float]:
@@ -199,7 +199,7 @@ class PPOTrainer:
         config: PPOConfig,
         models: TaskModels,
         *,
-        world: World = ONE_PROCESS,
+        world: World,
         make_generator: MakeGenerator | None = None,
     ) -> None:
         _require_room(config, models)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.algorithm.shapes import require_same_shape
-from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.distributed.world import World
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 
@@ -93,8 +93,8 @@ def kl_gap(
     ref_logprobs: Tensor,
     kl_exact: Tensor,
     mask: Tensor,
+    world: World,
     rounding: float = 0.0,
-    world: World = ONE_PROCESS,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean over all B responses of k1 - exact KL, and its noise, as scalars in nats per response.
 

@@ -179,7 +179,9 @@ def test_a_trials_run_has_the_guard_of_its_study(quick_train: Callable[..., dict
     rules = {"task": quick_run.NAME, "guard": {"kl_limit": False}, "kl": {"budget": 4.0, "limit": 20.0}}
     made_study.make(path, StudySpec.from_dict({**made_study.SPEC, **rules}, "made")).close()
     data = quick_train("--from", made_study.NAME, "1", *FAST, "--storage", f"sqlite:///{path}", "--output", "out")
-    assert [step["objective/kl_exact"] for step in data["steps"]][-2:] == [60, 80], "4 times its limit of 20 are allowed"
+    assert [step["objective/kl_exact"] for step in data["steps"]][-2:] == [60, 80], (
+        "4 times its limit of 20 are allowed"
+    )
 
 
 @pytest.mark.parametrize(
