@@ -32,7 +32,7 @@ from ppo_core.data.task import OnProgress, TaskAssets
 from ppo_core.data.task_file import budget_note, get_task
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
-from ppo_core.drive import Guard, Reason, drive
+from ppo_core.drive import Guard, Hooks, Reason, drive
 from ppo_core.errors import NotFiniteError, OutOfMemory, PPOTunerError
 from ppo_core.metrics import OF_SAMPLED_POLICY
 from ppo_core.output import KL_UNIT, params_line, plain, short
@@ -170,7 +170,7 @@ def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path
 
 
 @dataclass
-class _Session:
+class _Session(Hooks):
     """A run in progress in this process; each of several processes has one."""
 
     run: Run
@@ -269,16 +269,9 @@ class _Session:
             return NextMove.STOP
         return NextMove.GO_ON if self._stopped is None else NextMove.LEAVE
 
-    def evaluated(self, trainer: Trainer, report: StepReport) -> StepReport:
-        """Return the step's report with an evaluation."""
-        return trainer.evaluated(report)
-
     def extra(self, *, ends_stage: bool) -> Mapping[str, Any]:
         """Return the guard's state."""
         return {} if self._guard is None else self._guard.extra(ends_stage=ends_stage)
-
-    def enter(self, *, saving: bool) -> None:
-        """Nobody waits for it."""
 
     def _track(self, work: Callable[[Tracker], None]) -> None:
         """Call each tracker; one that fails gets nothing more, so that the run goes on."""

@@ -17,7 +17,7 @@ from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed.rank_zero import on_rank_zero
-from ppo_core.drive import drive
+from ppo_core.drive import Hooks, drive
 from ppo_core.errors import ConfigError, PPOTunerError, is_outage, nearest
 from ppo_core.report import NextMove, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
@@ -47,7 +47,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     return Left() if move is NextMove.LEAVE else Ended(is_worker_spent=trial.has_raised)
 
 
-class _Trial:
+class _Trial(Hooks):
     """A trial in progress: its guard, its watch on the KL budget, its clock, and the controller that is asked."""
 
     def __init__(self, spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None]) -> None:
