@@ -23,6 +23,7 @@ from ppo_core.algorithm.kl import sampled_kl
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
 from ppo_core.algorithm.randomness import Key, Purpose, mini_batch_order, prompt_rows
 from ppo_core.algorithm.scores import on_last_token
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import load_task
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
@@ -67,7 +68,7 @@ def ppo() -> Iterator[tuple[float, float]]:
         kl = sampled_kl(old.logprobs, old.ref_logprobs, "k1")
         rewards = on_last_token(-BETA * kl * mask, scores, mask)
         advantages, returns = gae(rewards, old.values, mask, GAMMA, LAMBDA)
-        advantages = masked_whiten(advantages, mask)
+        advantages = masked_whiten(advantages, mask, world=ONE_PROCESS)
         experience = Experience(sequences, old.logprobs, old.ref_logprobs, advantages, old.values, returns)
 
         # Learn: epochs of mini-batches in another order each, one optimizer step a mini-batch.

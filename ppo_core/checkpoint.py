@@ -243,7 +243,8 @@ class CheckpointKeeper:
     every_seconds: float | None = None
     """The longest time between two checkpoints; None: no limit."""
     front: int = 0
-    """Most checkpoints of the run's front that are kept in addition; the caller saves at each evaluation."""
+    """Most checkpoints of the run's front that are kept in addition. With a front any evaluation may be the answer, so
+    each is due, and the best one at the end is saved; without one, whose model is saved at the end, step 0 never is."""
     always: int | None = None
     """Step of a checkpoint that is always kept; None: there is none."""
 
@@ -255,10 +256,13 @@ class CheckpointKeeper:
         self._saved_at = time.perf_counter()
 
     def is_due(self, report: StepReport) -> bool:
-        """Return True if the step of `report` should be saved; a new best always is."""
+        """Return True if the step of `report` should be saved; a new best always is, step 0 by `front`."""
         every, seconds = self.every_episodes, self.every_seconds
+        if report.step == 0 and not self.front:
+            return False
         return (
             self.is_new_best(report)
+            or (report.is_evaluation and self.front > 0)
             or (every is not None and report.episode // every > self._saved_episode // every)
             or (seconds is not None and time.perf_counter() - self._saved_at >= seconds)
         )

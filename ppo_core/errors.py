@@ -106,6 +106,10 @@ class OutOfMemory(PPOTunerError, MemoryError):
     """Not even one row at a time fits."""
 
 
+class NotFiniteError(PPOTunerError, ArithmeticError):
+    """A run's loss, gradient or KL, or a weight of its policy, is not a number or infinite."""
+
+
 class CheckpointError(PPOTunerError, OSError):
     """A checkpoint is missing, unfinished, damaged, or belongs to another run."""
 

@@ -105,7 +105,7 @@ def _evaluate(
     readings = EvalReadings(tuple(totals), tuple(kls), tuple(int(length) for length in lengths))
     texts = models.token_texts(rollouts.sequences)[: min(count, max(0, SAMPLES_KEPT - first))]
     samples = world.gather_objects(_samples(state, rollouts, reading, scored, texts, first))
-    return Evaluation(metrics | part_metrics(parts, "eval/", world), tuple(samples), readings)
+    return Evaluation(metrics | part_metrics(parts, world, "eval/"), tuple(samples), readings)
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:

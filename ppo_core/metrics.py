@@ -130,3 +130,28 @@ _DECLARED = (
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _DECLARED})
 """Every declared metric by name."""
+
+CORE = (
+    "objective/kl",
+    "objective/kl_exact",
+    "objective/scores",
+    "objective/non_score_reward",
+    "objective/rlhf_reward",
+    "objective/entropy",
+    "policy/approxkl_avg",
+    "policy/entropy_avg",
+    "loss/policy_avg",
+    "loss/value_avg",
+    "val/ratio",
+    "policy/grad_norm",
+    "value/grad_norm",
+    "sampler/mismatch",
+    "eval/reward",
+    "eval/kl",
+)
+"""Metrics that must be finite. Others may legitimately not be (the explained variance of equal returns)."""
+
+OF_SAMPLED_POLICY = frozenset(
+    ("objective/kl", "objective/kl_exact", "objective/entropy", "policy/entropy_avg", "sampler/mismatch")
+)
+"""Those of them that are not finite because the policy before the step's update already was not."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ppo_core.errors import ConfigError
+from ppo_core.metrics import CORE, METRICS
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,17 @@ class StepReport:
     def is_evaluation(self) -> bool:
         """True if this step evaluated on the eval prompts."""
         return "eval/reward" in self.metrics
+
+
+def first_not_finite(report: StepReport) -> str | None:
+    """Return the first metric that must be finite and is not, or None."""
+    return next((name for name in CORE if not math.isfinite(report.metrics.get(name, 0.0))), None)
+
+
+def not_finite(report: StepReport, metric: str) -> str:
+    """Say which metric was not finite, at which step."""
+    what = "not a number" if math.isnan(report.metrics[metric]) else "infinite"
+    return f"{METRICS[metric].label} ({metric}) was {what} at step {report.step}"
 
 
 class NextMove(Enum):

@@ -23,7 +23,7 @@ from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.distributed import fsdp as sharding
-from ppo_core.distributed.world import ONE_PROCESS, World, run_on_rank_zero, together
+from ppo_core.distributed.world import World, run_on_rank_zero, together
 from ppo_core.errors import CheckpointError
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
@@ -72,7 +72,7 @@ class RunState:
     """The units of the critic; None: those of the reward, or there is no critic."""
     reward_statistics: RewardStatistics
     chunks: Chunks
-    world: World = ONE_PROCESS
+    world: World
     step: int = -1
     """PPO iterations learned from; -1 before the SFT policy was evaluated."""
     optimizer_steps: int = 0
@@ -85,7 +85,7 @@ class RunState:
     """KL that rounding alone shows, in nats per token; None: not measured yet."""
 
     @classmethod
-    def begin(cls, config: PPOConfig, models: TaskModels, world: World = ONE_PROCESS) -> "RunState":
+    def begin(cls, config: PPOConfig, models: TaskModels, world: World) -> "RunState":
         """Return the state before the first step.
 
         Raises:
@@ -189,7 +189,7 @@ class RunState:
         if self.kl_step is not None and state["kl_step"] is not None:
             self.kl_step.load_state_dict(state["kl_step"])
         if state["returns"] is not None:
-            saved = self.returns or ReturnStatistics()
+            saved = self.returns or ReturnStatistics(self.world)
             saved.load_state_dict(state["returns"])
             self.network.value_mean, self.network.value_std = saved.mean, saved.std
             if self.returns is None:

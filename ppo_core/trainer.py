@@ -44,14 +44,14 @@ from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig, default_lam
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import fsdp as sharding
-from ppo_core.distributed.world import ONE_PROCESS, World, joined, run_on_rank_zero, together
-from ppo_core.errors import ConfigError, TaskError
+from ppo_core.distributed.world import World, joined, run_on_rank_zero, together
+from ppo_core.errors import ConfigError, NotFiniteError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_on_test
 from ppo_core.models.fits import with_checkpointing
 from ppo_core.models.load import FrozenPolicy, TaskModels, load_task
 from ppo_core.models.memory import free, peak_mib
 from ppo_core.models.policy import ActorCritic
-from ppo_core.report import SplitReading, StepReport
+from ppo_core.report import SplitReading, StepReport, not_finite
 from ppo_core.run_state import RunState
 from ppo_core.sampling.generation import Generator, MakeGenerator, Request, Rollouts, TransformersGenerator
 from ppo_core.sampling.next_token import SamplingSettings
@@ -121,11 +121,11 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
     reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
     kl = token_kl(config, reading, sequences.response_mask)
     experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, state.lam, entropy_coef, world)
-    metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, state.rounding or 0.0, world)
+    metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, world, state.rounding or 0.0)
     metrics["objective/penalty_unit"] = unit
     if config.has_critic:
         metrics["policy/lam"] = state.lam
-    return experience, metrics | critic_metrics(experience, world) | part_metrics(scored.parts, world=world)
+    return experience, metrics | critic_metrics(experience, world) | part_metrics(scored.parts, world)
 
 
 def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str, float]:
@@ -199,7 +199,7 @@ class PPOTrainer:
         config: PPOConfig,
         models: TaskModels,
         *,
-        world: World = ONE_PROCESS,
+        world: World,
         make_generator: MakeGenerator | None = None,
     ) -> None:
         _require_room(config, models)
@@ -310,10 +310,17 @@ class PPOTrainer:
         """Save the trained policy, or its adapters, with the tokenizer as a folder for transformers or peft.
 
         Call in all processes of the run; rank 0 writes.
+
+        Raises:
+            NotFiniteError: a weight that was trained is not finite; nothing is written.
         """
         weights = {"state_dict": _whole_state(self.network.policy)} if self.network.is_sharded else {}
 
         def write() -> None:
+            trained = {name: p for name, p in self.network.policy.named_parameters() if p.requires_grad}
+            for name, weight in weights.get("state_dict", trained).items():
+                if not bool(weight.isfinite().all()):
+                    raise NotFiniteError(f"the policy is not saved in {folder}: its weight {name} is not finite")
             self.network.save_policy(Path(folder), **weights)
             self.models.tokenizer.save_pretrained(folder)
 
@@ -346,6 +353,8 @@ def _require_no_kl(baseline: StepReport, models: TaskModels, *, bf16: bool) -> N
     """
     most = 0.05 if bf16 else ROUNDING  # nats per token
     kl = baseline.metrics["eval/kl"] / baseline.metrics["eval/length"]
+    if not math.isfinite(kl):
+        raise TaskError(f'task "{models.task.name}": {not_finite(baseline, "eval/kl")}, before training')
     if kl > most:
         raise TaskError(
             f'task "{models.task.name}": before training the policy differs from its reference, by {kl:.3g} nats per '

@@ -20,6 +20,7 @@ import torch
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt, Prompts, Scored
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import FrozenPolicy, TaskModels, freeze_policy, prepare_device
 from ppo_core.models.memory import free, peak_mib
 from ppo_core.models.networks import computes_in_bf16
@@ -117,7 +118,7 @@ def measure(cell: Cell, device: torch.device, rates: Rates, *, iterations: int =
     """Run some iterations of our trainer; the first ones warm up, and capture what is captured."""
     begin_afresh(device)
     prepare_device(device)
-    trainer = PPOTrainer(cell.config(), cell_models(cell, device))
+    trainer = PPOTrainer(cell.config(), cell_models(cell, device), world=ONE_PROCESS)
     trainer.state.step = 0  # no baseline: it would be an evaluation
     reports = iter(trainer)
     for _ in range(warm_up):

@@ -4,6 +4,7 @@ import torch
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompts, RewardPart
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy
 from ppo_core.models.memory import peak_mib
 from ppo_core.rewards.combined import load_reward
@@ -21,7 +22,7 @@ def run(track: Track, saved: SavedModels, shape: Shape, threads: int | None, val
     """Do an iteration a lap, without evaluation, logging or checkpoint."""
     if threads is not None:
         torch.set_num_threads(threads)
-    reports = iter(PPOTrainer(_config(shape, value_model), _load(saved, shape)))
+    reports = iter(PPOTrainer(_config(shape, value_model), _load(saved, shape), world=ONE_PROCESS))
     next(reports)  # the baseline's evaluation
     steps = 0.0
     while True:

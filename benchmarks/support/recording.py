@@ -21,8 +21,8 @@ from typing import Any, get_args
 from ppo_core.config.declare import HyperValue
 from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
-from ppo_core.report import StepReport, Trainer
-from tuner.judge.guard import CORE, READ, WatchState, watch
+from ppo_core.report import StepReport, Trainer, first_not_finite
+from tuner.judge.guard import READ, WatchState, watch
 from tuner.search.propose import propose
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
@@ -180,8 +180,8 @@ def _step(report: StepReport, causes: tuple[Cause, ...], seconds: float, evaluat
 
 def _not_finite(report: StepReport) -> str:
     """Return which core metric is not finite, or an empty text: the guard ends such a run."""
-    bad = [name for name in CORE if not math.isfinite(report.metrics.get(name, 0.0))]
-    return f"step {report.step}: {bad[0]} is {report.metrics[bad[0]]}" if bad else ""
+    bad = first_not_finite(report)
+    return f"step {report.step}: {bad} is {report.metrics[bad]}" if bad else ""
 
 
 def _named(error: Exception) -> str:

@@ -6,14 +6,14 @@
 
 Source of GAE: Schulman et al. 2016, arXiv 1506.02438, eq. 16. Shapes: [B, T], B responses of at most T
 tokens; `mask` is 1 on response tokens (the end-of-sequence token included) and 0 after them. Values
-where it is 0, even NaN and infinities, change nothing.
+where it is 0, even NaN and infinities, change nothing. Elsewhere NaN, and a spread that overflows, give NaN.
 """
 
 import torch
 from torch import Tensor
 
 from ppo_core.algorithm.shapes import require_same_shape
-from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.distributed.world import World
 from ppo_core.metrics import QUANTILES
 
 NO_SPREAD = 1e-8
@@ -22,17 +22,17 @@ GRPO_EPSILON = 1e-4
 """Added to a group's standard deviation, as a share of the batch's."""
 
 
-def masked_mean(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tensor:
+def masked_mean(values: Tensor, mask: Tensor, world: World) -> Tensor:
     """Return the mean over all processes' unmasked entries, a scalar (0 where all are masked)."""
     return world.sum(torch.where(mask > 0, values, 0.0).sum()) / world.sum(mask.sum()).clamp(min=1)
 
 
-def masked_var(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tensor:
+def masked_var(values: Tensor, mask: Tensor, world: World) -> Tensor:
     """Return the biased variance over all processes' unmasked entries (a sum over n, not n - 1), a scalar."""
     return masked_mean((values - masked_mean(values, mask, world)) ** 2, mask, world)
 
 
-def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, world: World = ONE_PROCESS) -> Tensor:
+def masked_whiten(values: Tensor, mask: Tensor, *, world: World, shift_mean: bool = True) -> Tensor:
     """Return values of unit variance over all processes' unmasked entries, masked ones 0; shape [B, T].
 
     With `shift_mean=False` the values are only scaled, so that rewards keep their signs; TRL scales the distances from
@@ -45,7 +45,8 @@ def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, worl
     mean = masked_mean(values, mask, world)
     least = NO_SPREAD * masked_mean(values**2, mask, world)
     variance = masked_var(values, mask, world) + least
-    whitened = (values - mean if shift_mean else values) * torch.where(variance > 0, torch.rsqrt(variance), 0.0)
+    scale = torch.where(variance == 0, 0.0, torch.rsqrt(variance) * (variance / variance))
+    whitened = (values - mean if shift_mean else values) * scale
     return torch.where(mask > 0, whitened, 0.0)
 
 
@@ -81,7 +82,7 @@ def rloo(rewards: Tensor, group: int) -> Tensor:
     return (_centred(rewards, group) * (group / (group - 1))).flatten()
 
 
-def grpo(rewards: Tensor, group: int, world: World = ONE_PROCESS) -> Tensor:
+def grpo(rewards: Tensor, group: int, world: World) -> Tensor:
     """Return (r_i - mean) / (std + 1e-4 s) over the prompt's responses; [B] of rewards [B].
 
     The `group` responses of a prompt (at least 2; it divides B) are consecutive rows. The standard deviation
@@ -92,7 +93,7 @@ def grpo(rewards: Tensor, group: int, world: World = ONE_PROCESS) -> Tensor:
     centred = _centred(rewards, group)
     spread = masked_mean(centred**2, torch.ones_like(centred), world).sqrt()
     divisor = centred.std(-1, keepdim=True) + GRPO_EPSILON * spread
-    return torch.where(divisor > 0, centred / divisor, 0.0).flatten()
+    return torch.where(divisor == 0, 0.0, centred / divisor * (divisor / divisor)).flatten()
 
 
 def _centred(rewards: Tensor, group: int) -> Tensor:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ppo_core.algorithm.advantages import broadcast, distribution, gae, grpo, masked_var, masked_whiten, rloo
 from ppo_core.algorithm.kl import kl_gap, sampled_kl
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.distributed.world import World
 from ppo_core.metrics import REPETITION_WINDOW
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic, LanguageHead, PolicyReading, compare, response_states
@@ -130,7 +130,7 @@ def build_experience(
     kl_coef: float,
     lam: float,
     entropy_coef: float,
-    world: World = ONE_PROCESS,
+    world: World,
 ) -> Experience:
     """Return the batch's advantages and returns.
 
@@ -173,8 +173,8 @@ def rollout_metrics(
     kl: Tensor,
     scores: Tensor,
     kl_coef: float,
+    world: World,
     rounding: float = 0.0,
-    world: World = ONE_PROCESS,
 ) -> dict[str, float]:
     """Return the declared metrics of the rollouts.
 
@@ -188,7 +188,7 @@ def rollout_metrics(
     kls = world.gather(kl.sum(-1))
     penalty = -(0.0 if config.use_kl_loss else kl_coef) * kls  # as a loss term the KL is not part of the reward
     rewards = scores + penalty
-    gap, noise = kl_gap(reading.logprobs, reading.ref_logprobs, reading.kl_exact, mask, rounding, world)
+    gap, noise = kl_gap(reading.logprobs, reading.ref_logprobs, reading.kl_exact, mask, world, rounding)
     mismatch = world.gather(((rollouts.sampler_logprobs - reading.logprobs).abs() * mask).amax(-1))
     values = {
         "objective/kl": kls.mean(),
@@ -220,23 +220,21 @@ def rollout_metrics(
     }
 
 
-def part_metrics(
-    parts: Mapping[str, Sequence[float]], prefix: str = "", world: World = ONE_PROCESS
-) -> dict[str, float]:
+def part_metrics(parts: Mapping[str, Sequence[float]], world: World, prefix: str = "") -> dict[str, float]:
     """Return each reward part's mean, if there are several."""
     if len(parts) < 2:
         return {}
     return {f"{prefix}reward/{name}": mean_of_all(values, world) for name, values in parts.items()}
 
 
-def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[str, float]:
+def critic_metrics(experience: Experience, world: World) -> dict[str, float]:
     """Return the explained variance of the rollout's initial values, and the returns' spread; empty without critic."""
     if experience.values is None or experience.returns is None:
         return {}
     mask, returns = experience.sequences.response_mask, experience.returns
     unexplained, variance = masked_var(returns - experience.values, mask, world), masked_var(returns, mask, world)
     return {
-        "val/var_explained": float(1 - unexplained / variance) if variance > 0 else 0.0,
+        "val/var_explained": 0.0 if variance == 0 else float(1 - unexplained / variance),
         "val/return_std": float(variance.sqrt()),
     }
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.algorithm.shapes import require_same_shape
-from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.distributed.world import World
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 
@@ -75,10 +75,10 @@ def kl_loss(
 def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Return KL(p ‖ q) in nats, shape [...], of log-probabilities over the vocabulary, shape [..., V].
 
-    A token of probability 0 under p adds nothing, even if it is also 0 under q (0 log 0 = 0).
+    A token of probability 0 under p adds nothing, even if it is also 0 under q (0 log 0 = 0). NaN in either gives NaN.
     """
     p = log_p.exp()
-    terms = torch.where(p > 0, p * (log_p - log_q), torch.zeros_like(p))
+    terms = torch.where((p == 0) & ~log_q.isnan(), 0.0, p * (log_p - log_q))
     return terms.sum(-1).clamp(min=0)  # rounding can leave -1e-8
 
 
@@ -93,8 +93,8 @@ def kl_gap(
     ref_logprobs: Tensor,
     kl_exact: Tensor,
     mask: Tensor,
+    world: World,
     rounding: float = 0.0,
-    world: World = ONE_PROCESS,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean over all B responses of k1 - exact KL, and its noise, as scalars in nats per response.
 
@@ -112,5 +112,5 @@ def kl_gap(
     difference = world.gather(((logprobs - ref_logprobs - kl_exact) * mask).sum(-1).double())
     kl = world.gather((kl_exact * mask).sum(-1).double()).mean()
     variance = difference.var(correction=1) if len(difference) > 1 else torch.zeros_like(kl)
-    bias = max(ROUNDING, rounding) * world.gather(mask.sum(-1).double()).mean()
+    bias = max(rounding, ROUNDING) * world.gather(mask.sum(-1).double()).mean()  # in this order, max keeps NaN
     return difference.mean(), ((variance + RARE * kl) / len(difference) + bias**2).sqrt()

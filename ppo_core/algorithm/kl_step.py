@@ -48,7 +48,7 @@ from ppo_core.algorithm.experience import Experience
 from ppo_core.algorithm.kl_controller import LEAST_KL
 from ppo_core.config.hyperparameters import PPOConfig, default_kl_step
 from ppo_core.distributed import fsdp as sharding
-from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.distributed.world import World
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic, response_states, token_readings
 
@@ -85,7 +85,7 @@ LAST_PLACE = 2.0**-8
 
 @torch.no_grad()
 def read_kl_step(
-    network: ActorCritic, experience: Experience, temperature: float, chunk: ChunkRows, world: World = ONE_PROCESS
+    network: ActorCritic, experience: Experience, temperature: float, chunk: ChunkRows, world: World
 ) -> float:
     """Return the KL step from the policy that sampled a batch to the one of now, in nats per response.
 
@@ -109,7 +109,7 @@ def read_kl_step(
 
 
 def rounding_floor(
-    network: ActorCritic, experience: Experience, temperature: float, chunk: ChunkRows, world: World = ONE_PROCESS
+    network: ActorCritic, experience: Experience, temperature: float, chunk: ChunkRows, world: World
 ) -> float:
     """Return the KL step that rounding alone shows for the policy that sampled the batch, in nats per response.
 

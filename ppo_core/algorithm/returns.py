@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.algorithm.scores import NO_SPREAD
-from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.distributed.world import World
 from ppo_core.models.policy import ActorCritic
 
 WEIGHT = 0.2
@@ -33,14 +33,14 @@ WEIGHT = 0.2
 class ReturnStatistics:
     """Running mean and variance of a run's returns over all processes, in whose units the network's values are kept."""
 
-    def __init__(self, world: World = ONE_PROCESS) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.mean = self.variance = 0.0
 
     @property
     def have_spread(self) -> bool:
         """True if the returns differ by more than rounding."""
-        return math.sqrt(self.variance) > NO_SPREAD * abs(self.mean)
+        return not math.sqrt(self.variance) <= NO_SPREAD * abs(self.mean)  # a variance of NaN is no lack of spread
 
     @property
     def std(self) -> float:

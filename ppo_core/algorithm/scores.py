@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Scored
-from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.distributed.world import World
 from ppo_core.sampling.generation import Rollouts
 
 Normalization = Literal["none", "running", "reference"]
@@ -32,7 +32,7 @@ class RewardStatistics:
     blow up the first score that differs. A reference batch without spread therefore never changes the scale.
     """
 
-    def __init__(self, mode: Normalization, world: World = ONE_PROCESS) -> None:
+    def __init__(self, mode: Normalization, world: World) -> None:
         self.mode = mode
         self.world = world
         self.count = 0
@@ -49,7 +49,7 @@ class RewardStatistics:
     @property
     def scale(self) -> float:
         """Divisor of scores."""
-        return self.std if self.std > NO_SPREAD * max(1.0, abs(self.mean)) else 1.0
+        return 1.0 if self.std <= NO_SPREAD * max(1.0, abs(self.mean)) else self.std
 
     def update(self, scores: Tensor) -> None:
         """Count a batch of scores [B], unless the mode uses none, or has its reference already."""
@@ -156,14 +156,14 @@ def less_penalties(config: PPOConfig, token_scores: Tensor, rollouts: Rollouts, 
     return on_last_token(token_scores, -costs, rollouts.sequences.response_mask)
 
 
-def spread_of(token_scores: Tensor, world: World = ONE_PROCESS) -> float:
+def spread_of(token_scores: Tensor, world: World) -> float:
     """Return the standard deviation over all processes' responses of their scores, 0 where rounding parts them."""
     scores = world.gather(token_scores.sum(-1)).cpu().double()
     spread = float(scores.std(correction=0))
-    return spread if spread > NO_SPREAD * float(scores.abs().max()) else 0.0
+    return 0.0 if spread <= NO_SPREAD * float(scores.abs().max()) else spread
 
 
-def score_spread(config: PPOConfig, token_scores: Tensor, world: World = ONE_PROCESS) -> float:
+def score_spread(config: PPOConfig, token_scores: Tensor, world: World) -> float:
     """Return the standard deviation of the batch's shaped scores, in the units that β weighs the KL against.
 
     As a term of the loss, β weighs it against advantages; where these are scaled to 1, so is the result.

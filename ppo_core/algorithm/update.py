@@ -14,7 +14,7 @@ from ppo_core.algorithm.optim import Optimizers
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
 from ppo_core.algorithm.randomness import mini_batch_order
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.distributed.world import ONE_PROCESS, World, add_up
+from ppo_core.distributed.world import World, add_up
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic, response_states, token_readings
 
@@ -80,7 +80,7 @@ def ppo_epochs(
     config: PPOConfig,
     iteration: int,
     chunk: ChunkRows,
-    world: World = ONE_PROCESS,
+    world: World,
     most_kl: float = math.inf,
 ) -> UpdateStatistics:
     """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer if the policy is cut.

@@ -52,6 +52,8 @@ class Start:
     """The trial and its results, for the model card."""
     stages: tuple[Stage, ...]
     """Stages before `values` take effect, if the trial is a fork."""
+    guard: Mapping[str, Any]
+    """The study's KL limit (`limit`, in nats per response) and `[guard]` table (`rules`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
         stop_at_episode=settings.stop_at_episode,
         origin=None if start is None else _origin(start, config, stages),
         stages=stages,
+        guard={} if start is None else start.guard,
     )
     return RunPlan(run=run, parts=parts, base_values=base_values, flags=flags, trl=trl_file, repo=repo)
 

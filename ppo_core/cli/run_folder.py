@@ -16,7 +16,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,8 @@ class Run:
     """None: the configuration does not come from a study."""
     stages: tuple[Stage, ...] = ()
     """Stages before `config` takes effect, if the trial is a fork. Empty: it holds from the start."""
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    """A study's KL limit (`limit`, in nats per response) and `[guard]` table (`rules`); empty: not from a study."""
 
     @property
     def configs(self) -> list[PPOConfig]:

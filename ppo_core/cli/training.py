@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from ppo_core import checkpoint, output
 from ppo_core.checkpoint import CheckpointKeeper
 from ppo_core.cli import new_run, publish, run_folder
 from ppo_core.cli.arguments import refuse_flags
-from ppo_core.cli.command_line import EXIT_INTERRUPTED, EXIT_OK, StopRequest, stop_requests
+from ppo_core.cli.command_line import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, StopRequest, stop_requests
 from ppo_core.cli.ending import Ending, judge
 from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import Run
@@ -32,9 +32,19 @@ from ppo_core.data.task import OnProgress, TaskAssets
 from ppo_core.data.task_file import budget_note, get_task
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
-from ppo_core.errors import OutOfMemory, PPOTunerError
+from ppo_core.drive import Guard, Hooks, Reason, drive
+from ppo_core.errors import NotFiniteError, OutOfMemory, PPOTunerError
+from ppo_core.metrics import OF_SAMPLED_POLICY
 from ppo_core.output import KL_UNIT, params_line, plain, short
-from ppo_core.report import AgreementWatch, NextMove, StepReport, Trainer, iteration_seconds
+from ppo_core.report import (
+    AgreementWatch,
+    NextMove,
+    StepReport,
+    Trainer,
+    first_not_finite,
+    iteration_seconds,
+    not_finite,
+)
 from ppo_core.tasks.skeleton import example_note
 
 
@@ -113,11 +123,13 @@ def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> st
 
 @dataclass(frozen=True)
 class Program:
-    """The program's name, for messages and commands to copy."""
+    """The program's name, for messages and commands to copy, and its guard."""
 
     name: str
     to_copy: Callable[[Sequence[str]], str]
     """The command line of the program with these arguments."""
+    guard: Callable[[Run, float], Guard] | None = None
+    """Returns the guard of a run with a KL budget; None: the program has none, and only ends what is not finite."""
 
 
 def train(args: Namespace, argv: Sequence[str], program: Program, start: Start | None = None) -> int:
@@ -158,7 +170,7 @@ def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path
 
 
 @dataclass
-class _Session:
+class _Session(Hooks):
     """A run in progress in this process; each of several processes has one."""
 
     run: Run
@@ -169,6 +181,9 @@ class _Session:
 
     def __post_init__(self) -> None:
         self._task = get_task(self.run.task)
+        self._guard = self.program.guard and self.program.guard(self.run, self._kl_budget)
+        self._reason: Reason | None = None
+        self._stopped: str | None = None
         # Rank 0's:
         self._assets: TaskAssets
         self._trackers: list[Tracker] = []
@@ -181,14 +196,14 @@ class _Session:
         rank_zero.on_rank_zero(self._prepare)
         staged = self._staged()
         try:
-            stopped = self._steps(staged)
+            move = self._steps(staged)
         except PPOTunerError as error:
             if isinstance(error, OutOfMemory) or not self.run.steps.exists():  # the same sizes would not work
                 raise
             raise type(error)(f"{error}; to resume: {self._resume_command}") from error
-        if stopped is not None:
+        if move is NextMove.LEAVE:
             if launched.rank() == 0:
-                print(f"{self.program.name}: {stopped}; to resume: {self._resume_command}", file=sys.stderr)
+                print(f"{self.program.name}: {self._stopped}; to resume: {self._resume_command}", file=sys.stderr)
             return EXIT_INTERRUPTED
         self._save_model(staged.trainer, self.run.model)
         del staged  # free it before another trainer is loaded
@@ -196,7 +211,7 @@ class _Session:
         if ending.best is not None:
             self._save_model(self._make_trainer(self.run.config, kept), self.run.best_model)
         rank_zero.on_rank_zero(lambda: self._finish(ending, as_json))
-        return EXIT_OK
+        return EXIT_OK if self._reason is None else EXIT_ERROR
 
     def _prepare(self) -> None:
         """Prepare the task and print the predicted peak before loading anything; OutOfMemory if it cannot fit."""
@@ -224,9 +239,9 @@ class _Session:
     def _make_trainer(self, config: PPOConfig, resume_from: Path | None) -> Trainer:
         return make_trainer(config, self.run.task, device=self.run.device, resume_from=resume_from)
 
-    def _steps(self, staged: StagedTrainer) -> str | None:
-        """Run the steps until the last, or until a stop is requested; return the reason for a stop, or None."""
-        run, last = self.run, self.run.last_step
+    def _steps(self, staged: StagedTrainer) -> NextMove:
+        """Run the steps until the last, or until a stop is requested, which is LEAVE."""
+        run = self.run
         keeper = CheckpointKeeper(
             run.checkpoints,
             kl_budget=self._kl_budget,
@@ -235,20 +250,28 @@ class _Session:
         )
         try:
             rank_zero.on_rank_zero(lambda: self._begin(staged.trainer))
-            for report in staged:
-                if report.step == last and not report.is_evaluation:  # the run ends before its full length
-                    report = staged.trainer.evaluated(report)
-                stop = rank_zero.first_from_any_rank(self.stop.why)
-                move = rank_zero.on_rank_zero(functools.partial(self._record_and_decide, report, keeper, stop))
-                if move in (NextMove.SAVE, NextMove.LEAVE) or (move is NextMove.GO_ON and staged.ends_stage(report)):
-                    keeper.save(staged.trainer, report)
-                if move is NextMove.LEAVE:
-                    return stop
-                if move is NextMove.STOP:
-                    break
+            return drive(staged, keeper, self)
         finally:
             self._track(Tracker.finish)
-        return None
+
+    def check(self, report: StepReport, config: PPOConfig) -> None:
+        """Judge a step by the program's guard, if it has one."""
+        self._reason = None if self._guard is None else self._guard.check(report, config)
+
+    def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
+        """Record and print a step, and return the run's next move; its last step is evaluated first."""
+        ends = report.step == self.run.last_step or self._reason is not None
+        if ends and not (report.is_evaluation or is_again or first_not_finite(report)):
+            return NextMove.EVALUATE
+        self._stopped = rank_zero.first_from_any_rank(self.stop.why)
+        rank_zero.on_rank_zero(lambda: self._record(report))
+        if ends:
+            return NextMove.STOP
+        return NextMove.GO_ON if self._stopped is None else NextMove.LEAVE
+
+    def extra(self, *, ends_stage: bool) -> Mapping[str, Any]:
+        """Return the guard's state."""
+        return {} if self._guard is None else self._guard.extra(ends_stage=ends_stage)
 
     def _track(self, work: Callable[[Tracker], None]) -> None:
         """Call each tracker; one that fails gets nothing more, so that the run goes on."""
@@ -272,8 +295,8 @@ class _Session:
         for line in lines(self.run, self._kl_budget, room):  # after all checks
             self._print(line)
 
-    def _record_and_decide(self, report: StepReport, keeper: CheckpointKeeper, stop: str | None) -> NextMove:
-        """Record and print a step, and return the run's next move."""
+    def _record(self, report: StepReport) -> None:
+        """Record and print a step; NotFiniteError where it is of a broken run."""
         run, last, reports = self.run, self.run.last_step, self._reports
         reports.append(report)
         run_folder.record(run, report)
@@ -285,11 +308,13 @@ class _Session:
             self._print(left)
         for line in self._agreement.warnings(report):
             self._print(f"warning: {line}")
-        if report.step == last:
-            return NextMove.STOP
-        if stop is not None:
-            return NextMove.LEAVE
-        return NextMove.SAVE if report.step > 0 and keeper.is_due(report) else NextMove.GO_ON
+        bad = first_not_finite(report)
+        if bad is not None:
+            if bad in OF_SAMPLED_POLICY:  # what the step before left is not sound
+                checkpoint.remove(checkpoint.step_folder(run.checkpoints, report.step - 1))
+            sound = checkpoint.latest(run.checkpoints)
+            kept = "no checkpoint was saved before" if sound is None else f"the last sound checkpoint is {sound}"
+            raise NotFiniteError(f"{not_finite(report, bad)}; {kept}")
 
     def _shows_samples(self, report: StepReport) -> bool:
         """Return True for the first step, the last, and the first evaluation of the second half."""
@@ -300,7 +325,11 @@ class _Session:
     def _judged(self) -> tuple[Ending, Path | None]:
         """Return the run's ending and its best checkpoint."""
         steps, kept = run_folder.recorded(self.run), checkpoint.best(self.run.checkpoints, self._kl_budget)
-        return judge(steps, self._kl_budget, None if kept is None else checkpoint.step_of(kept)), kept
+        ending = judge(steps, self._kl_budget, None if kept is None else checkpoint.step_of(kept))
+        if self._reason is not None:
+            notes = [f"the guard ended the run: {self._reason.message}", *filter(None, [ending.note])]
+            ending = replace(ending, note="; ".join(notes))
+        return ending, kept
 
     def _finish(self, ending: Ending, as_json: bool) -> None:
         """Report the end, remove checkpoints, and push the model if requested."""

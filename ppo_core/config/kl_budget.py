@@ -47,8 +47,9 @@ def front(points: Iterable[Point]) -> list[Point]:
     Sorted by rising bound, and so by rising reward. Of equal points the lower trial and step stays.
     """
     best: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.bound, -point.reward, point.trial, point.step)):
-        if math.isfinite(point.bound) and (not best or point.reward > best[-1].reward):
+    known = [point for point in points if math.isfinite(point.bound) and math.isfinite(point.reward)]
+    for point in sorted(known, key=lambda point: (point.bound, -point.reward, point.trial, point.step)):
+        if not best or point.reward > best[-1].reward:
             best.append(point)
     return best
 

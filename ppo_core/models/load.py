@@ -234,6 +234,8 @@ def _require_known_head(model: PreTrainedModel, which: str) -> None:
         raise
     except Exception as error:  # an architecture of another build fails in its own way
         raise TaskError(f"{name} cannot be used: its head and trunk cannot be separated: {one_line(error)}") from error
+    if not bool(whole.isfinite().all()):
+        raise TaskError(f"{name} cannot be used: its logits are not finite")
     # The model may round after every operation on its logits (scale, divide, tanh, multiply), we compute in float32.
     tolerance = max(3 * unit_of(model), 1e-4)
     if not float((whole - separate).abs().max()) <= tolerance * float(whole.abs().max()):  # NaN is refused as well

@@ -8,10 +8,17 @@ from typing import Any, SupportsFloat
 from ppo_core.data.task import Prompt
 from ppo_core.errors import RewardError
 
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest number that is finite in float32, in which scores are learned from."""
 SHOWN = 60
 """Maximum characters of a prompt, a response or an answer in an error."""
 MESSAGES = "messages"
 """Name of the column of chats."""
+
+
+def is_finite(number: float) -> bool:
+    """Return True if the number is finite in float32."""
+    return abs(number) <= LARGEST
 
 
 def cut(value: object) -> str:
@@ -92,7 +99,8 @@ def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) ->
     `who` names the reward in errors; `tokenwise` allows one number per token.
 
     Raises:
-        RewardError: not one finite number for each response (or, dense, for each token of each response).
+        RewardError: not one number that is finite in float32 for each response (or, dense, for each token of each
+            response, and their sum).
     """
     rows = _plain(raw)
     if not isinstance(rows, list | tuple):
@@ -104,7 +112,8 @@ def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) ->
     rows = [_plain(row) for row in rows]
     if tokenwise and isinstance(rows[0], list | tuple):
         dense = [_token_scores(row, batch, index, who) for index, row in enumerate(rows)]
-        return PartScores([math.fsum(row) for row in dense], dense)
+        sums = [_number(math.fsum(row), f"in sum for {batch.sample(index)}", who) for index, row in enumerate(dense)]
+        return PartScores(sums, dense)
     return PartScores([_number(row, f"for {batch.sample(index)}", who) for index, row in enumerate(rows)])
 
 
@@ -132,6 +141,6 @@ def _number(value: Any, where: str, who: str) -> float:
         number = float(value)
     except OverflowError:  # an integer of hundreds of digits
         number = math.inf
-    if not math.isfinite(number):
-        raise RewardError(f"{who} gave {number} {where}, not a finite number")
+    if not is_finite(number):
+        raise RewardError(f"{who} gave {number} {where}, not a finite number in float32")
     return number

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ppo_core.data.task import Prompt, RewardPart, Scored
-from ppo_core.rewards.batch import Batch, PartScores, column_names
+from ppo_core.errors import RewardError
+from ppo_core.rewards.batch import Batch, PartScores, column_names, is_finite
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import FunctionReward
 
@@ -62,18 +63,27 @@ class WeightedSum:
         A response without tokens has empty dense rewards, even if its total is not 0.
 
         Raises:
-            RewardError: a part cannot score.
+            RewardError: a part cannot score, or its weighted score is not finite in float32.
         """
         if not responses:
             return Scored([], {part.name: [] for part, _ in self.parts})
         batch = Batch(prompts, responses, tokens, ended)
         answers = [(part, scorer(batch)) for part, scorer in self.parts]
-        totals = [math.fsum(part.weight * answer.scores[row] for part, answer in answers) for row in range(len(batch))]
+        weighted = [[part.weight * answer.scores[row] for part, answer in answers] for row in range(len(batch))]
+        totals = [math.fsum(scores) if all(map(is_finite, scores)) else math.nan for scores in weighted]
         dense = any(answer.dense is not None for _, answer in answers)
+        of_tokens = [_token_rewards(answers, row, len(tokens[row])) for row in range(len(batch))] if dense else None
+        for row, total in enumerate(totals):
+            if not all(map(is_finite, (total, *(of_tokens[row] if of_tokens else ())))):
+                largest = max(range(len(answers)), key=lambda place: abs(weighted[row][place]))
+                raise RewardError(
+                    f'reward part "{answers[largest][0].name}", times its weight, gave a number that is not finite in '
+                    f"float32 for {batch.sample(row)}"
+                )
         return Scored(
             totals,
             {part.name: answer.scores for part, answer in answers},
-            [_token_rewards(answers, row, len(tokens[row])) for row in range(len(batch))] if dense else None,
+            of_tokens,
         )
 
     def reward_model(self) -> "PreTrainedModel | None":

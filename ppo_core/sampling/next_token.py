@@ -105,7 +105,7 @@ def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
     if top_p < 1:
         probabilities = torch.softmax(ordered.double().masked_fill(~stays, FILTERED), -1)
         before = probabilities.cumsum(-1) - probabilities
-        stays &= before < top_p
+        stays &= ~(before >= top_p)  # NaN stays, so that what is left of a broken policy is NaN, too
     return torch.zeros_like(stays).scatter(-1, order, stays)
 
 

@@ -16,6 +16,7 @@ from ppo_core.algorithm.advantages import (
     masked_whiten,
     rloo,
 )
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.metrics import METRICS
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
@@ -63,15 +64,19 @@ def test_gae_equals_the_double_loop(seed: int, gamma: float, lam: float, lengths
 @pytest.mark.parametrize("masked", [100.0, math.nan])
 def test_masked_statistics_by_hand(masked: float) -> None:
     values, mask = torch.tensor([[1.0, 3.0, masked]]), torch.tensor([[1.0, 1.0, 0.0]])
-    assert masked_mean(values, mask).item() == 2
-    assert masked_var(values, mask).item() == 1
-    assert masked_whiten(values, mask).tolist() == [[pytest.approx(-1), pytest.approx(1), 0]]
+    assert masked_mean(values, mask, world=ONE_PROCESS).item() == 2
+    assert masked_var(values, mask, world=ONE_PROCESS).item() == 1
+    assert masked_whiten(values, mask, world=ONE_PROCESS).tolist() == [[pytest.approx(-1), pytest.approx(1), 0]]
     # (1, 3) / 10 has a standard deviation of 0.1: only scaled it is (1, 3) again.
-    assert masked_whiten(values / 10, mask, shift_mean=False).tolist() == [[pytest.approx(1), pytest.approx(3), 0]]
+    assert masked_whiten(values / 10, mask, shift_mean=False, world=ONE_PROCESS).tolist() == [
+        [pytest.approx(1), pytest.approx(3), 0]
+    ]
 
 
 def test_one_token_alone_is_whitened_to_nothing() -> None:
-    assert masked_whiten(torch.tensor([[5.0, 0.0]]), torch.tensor([[1.0, 0.0]])).tolist() == [[0.0, 0.0]]
+    assert masked_whiten(torch.tensor([[5.0, 0.0]]), torch.tensor([[1.0, 0.0]]), world=ONE_PROCESS).tolist() == [
+        [0.0, 0.0]
+    ]
 
 
 def test_rloo_by_hand() -> None:
@@ -85,14 +90,14 @@ def test_grpo_by_hand() -> None:
     # mean 2, std √((1 + 0 + 1) / 2) = 1; then mean 2, std √((4 + 4 + 16) / 2) = 3.464102
     # root of the mean square (1 + 0 + 1 + 4 + 4 + 16) / 6: 2.081666, of which 1e-4 is 0.000208
     expected = [-1 / 1.000208, 0, 1 / 1.000208, -2 / 3.464310, -2 / 3.464310, 4 / 3.464310]
-    assert grpo(rewards, 3).tolist() == pytest.approx(expected, rel=1e-6)
-    assert grpo(1e-5 * rewards + 100, 3).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-8)
+    assert grpo(rewards, 3, world=ONE_PROCESS).tolist() == pytest.approx(expected, rel=1e-6)
+    assert grpo(1e-5 * rewards + 100, 3, world=ONE_PROCESS).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-8)
 
 
 @given(st.floats(-1e4, 1e4, width=32), st.integers(2, 9))
 def test_a_group_of_equal_rewards_teaches_nothing(reward: float, group: int) -> None:
     rewards = torch.tensor([reward] * group + [0.5] * group)  # another prompt's responses, as equal
-    assert rloo(rewards, group).tolist() == grpo(rewards, group).tolist() == [0.0] * (2 * group)
+    assert rloo(rewards, group).tolist() == grpo(rewards, group, world=ONE_PROCESS).tolist() == [0.0] * (2 * group)
 
 
 def test_a_response_carries_its_advantage_on_each_token() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import TaskModels, load_task
 from ppo_core.tasks.arithmetic import TASK
 from ppo_core.tasks.arithmetic.reward import exact
@@ -48,7 +49,7 @@ def test_the_pupil_slips_as_often_as_it_says(text: str, right: str, wrong: set[s
 def test_ppo_lifts_the_exact_match_rate_within_the_kl_budget(models: TaskModels) -> None:
     """At the reference's values, in a third of its episodes."""
     config = PPOConfig.from_dict({**TASK.reference, "total_episodes": 1536, "eval_every_episodes": 1536})
-    before, first, *_, after = [report.metrics for report in PPOTrainer(config, models)]
+    before, first, *_, after = [report.metrics for report in PPOTrainer(config, models, world=ONE_PROCESS)]
     assert 0.3 < before["eval/reward"] < 0.5
     assert first["response/truncated_share"] < 0.05  # answers end by themselves
     assert after["eval/reward"] > before["eval/reward"] + 0.15  # five standard errors

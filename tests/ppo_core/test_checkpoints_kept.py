@@ -137,6 +137,13 @@ def test_a_new_best_is_always_due(tmp_path: Path) -> None:
         assert not kept.is_due(other)
 
 
+def test_with_a_front_the_start_and_any_evaluation_are_due(tmp_path: Path) -> None:
+    start, far = report(0, 1.0, 0.0), report(1, 0.5, 99.0)
+    assert [keeper(tmp_path, front=3).is_due(one) for one in (start, far, report(1))] == [True, True, False]
+    assert [keeper(tmp_path, every_seconds=0.0).is_due(one) for one in (start, report(1))] == [False, True]
+    assert not keeper(tmp_path).is_due(far)
+
+
 def test_episodes_are_counted_on_when_a_run_is_taken_up_again(tmp_path: Path) -> None:
     settings = {"every_episodes": 40}
     kept = keeper(tmp_path, **settings)

@@ -17,6 +17,7 @@ from transformers import (
 
 from ppo_core import PPOConfig
 from ppo_core.data.task import Prompt, RewardPart
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
 from ppo_core.models.load import TaskModels
 from ppo_core.rewards.combined import load_reward
@@ -54,7 +55,7 @@ def test_a_critic_begins_with_the_reward_models_values(
 ) -> None:
     path = str(classifier_folder) if by_path else "reward_model"
     config = replace(LORA if lora else CONFIG, value_model="separate", value_model_path=path)
-    trainer = PPOTrainer(config, judged)
+    trainer = PPOTrainer(config, judged, world=ONE_PROCESS)
     frozen = copies(judged.reward_model)
     texts = ["w1", "w1 w2 w3 w4", "w5 w6"]
     # A token's value is read where it is predicted: that of an EOS behind a text is the text's.
@@ -74,7 +75,7 @@ def test_a_critic_may_begin_as_any_causal_lm_of_the_policys_tokens(models: TaskM
     torch.manual_seed(2)
     other = GPT2LMHeadModel(GPT2Config(**{**COMMON, "num_hidden_layers": 1, "hidden_size": 16}))
     other.save_pretrained(tmp_path)
-    trainer = PPOTrainer(replace(SEPARATE, value_model_path=str(tmp_path)), models)
+    trainer = PPOTrainer(replace(SEPARATE, value_model_path=str(tmp_path)), models, world=ONE_PROCESS)
     assert_same(copies(other.transformer), copies(trainer.network.critic))
     assert not trainer.network.value_head.weight.any()
     *_, last = trainer
@@ -90,7 +91,7 @@ def test_a_critic_begins_with_the_adapters_of_a_folder(
     kind, options = (AutoModelForSequenceClassification, {"num_labels": 1}) if scores else (AutoModelForCausalLM, {})
     adapted = save_adapters(kind.from_pretrained(tiny_folder, **options), tmp_path, task)
     config = replace(LORA if lora else CONFIG, value_model="separate", value_model_path=str(tmp_path))
-    network = PPOTrainer(config, models).network
+    network = PPOTrainer(config, models, world=ONE_PROCESS).network
     ids = torch.arange(3, 11).view(1, 8)
     with torch.no_grad():
         expected = adapted.base_model.model.transformer(input_ids=ids).last_hidden_state
@@ -125,7 +126,7 @@ def test_a_critic_that_cannot_be_is_refused_in_one_line(
     models: TaskModels, tmp_path: Path, path: Callable[[Path], str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"value_model_path = .*{message}") as caught:
-        PPOTrainer(replace(SEPARATE, value_model_path=path(tmp_path)), models)
+        PPOTrainer(replace(SEPARATE, value_model_path=path(tmp_path)), models, world=ONE_PROCESS)
     assert "\n" not in str(caught.value)
 
 
@@ -134,7 +135,9 @@ def test_a_rate_of_zero_stops_one_network_alone(models: TaskModels, networks: st
     """Without units of the returns: these rescale the value head at any rate."""
     for stopped in ("policy", "value"):
         rate = "learning_rate" if stopped == "policy" else "value_learning_rate"
-        trainer = PPOTrainer(replace(NETWORKS[networks], normalize_values=False, **{rate: 0.0}), models)
+        trainer = PPOTrainer(
+            replace(NETWORKS[networks], normalize_values=False, **{rate: 0.0}), models, world=ONE_PROCESS
+        )
         network = trainer.network
         start = copies(network)
         list(trainer)
@@ -145,7 +148,9 @@ def test_a_rate_of_zero_stops_one_network_alone(models: TaskModels, networks: st
 
 @pytest.mark.parametrize("networks", ["shared", "separate"])
 def test_each_network_has_its_own_gradient_clip(models: TaskModels, networks: str) -> None:
-    trainer = PPOTrainer(replace(NETWORKS[networks], max_grad_norm=1e6, value_max_grad_norm=1e-3), models)
+    trainer = PPOTrainer(
+        replace(NETWORKS[networks], max_grad_norm=1e6, value_max_grad_norm=1e-3), models, world=ONE_PROCESS
+    )
     seen: dict[str, list[float]] = {"policy": [], "value": []}
     for name, optimizer in (("policy", trainer.state.optimizers.policy), ("value", trainer.state.optimizers.value)):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -160,7 +165,7 @@ def test_each_network_has_its_own_gradient_clip(models: TaskModels, networks: st
 
 @pytest.mark.parametrize("networks", NETWORKS)
 def test_the_policy_waits_until_the_critic_is_warm(models: TaskModels, networks: str) -> None:
-    trainer = PPOTrainer(replace(NETWORKS[networks], total_episodes=64, critic_warmup=2), models)
+    trainer = PPOTrainer(replace(NETWORKS[networks], total_episodes=64, critic_warmup=2), models, world=ONE_PROCESS)
     policy, critic = trainer.network.policy, trainer.network.value_parameters()
     start, values = copies(policy), [p.detach().clone() for p in critic]
     for report in trainer:
@@ -176,7 +181,7 @@ def test_the_policy_waits_until_the_critic_is_warm(models: TaskModels, networks:
 
 
 def rates(config: PPOConfig, models: TaskModels) -> list[tuple[float, float]]:
-    return [(r.metrics["lr"], r.metrics["value/lr"]) for r in list(PPOTrainer(config, models))[1:]]
+    return [(r.metrics["lr"], r.metrics["value/lr"]) for r in list(PPOTrainer(config, models, world=ONE_PROCESS))[1:]]
 
 
 def test_each_network_has_its_own_schedule(models: TaskModels) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ppo_core import PPOConfig
 from ppo_core.data.task import Prompts, TaskAssets
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import OutOfMemory
 from ppo_core.models.estimate import ERROR, HEAP, Estimate, Estimator, keys_per_token, per_token
 from ppo_core.models.fits import largest, remedy, require, settled
@@ -88,7 +89,7 @@ def estimator(folder: Path, device: str = "cpu", total: int = 2**30) -> Estimato
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_those_that_a_run_builds(tiny_folder: Path, name: str) -> None:
     config = NETWORKS[name]
-    trainer, reckon = PPOTrainer(config, tiny_models(tiny_folder)), estimator(tiny_folder)
+    trainer, reckon = PPOTrainer(config, tiny_models(tiny_folder), world=ONE_PROCESS), estimator(tiny_folder)
     found, networks = reckon(config), reckon.networks(config)
     assert found.checkpoint == trainer.checkpoint_bytes()
     assert found.held["reference"] == sum(p.nbytes for p in trainer.models.reference.parameters())

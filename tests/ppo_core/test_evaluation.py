@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import TaskModels
 from ppo_core.report import Sample
 from ppo_core.trainer import PPOTrainer
@@ -27,7 +28,7 @@ def read(model: nn.Module, models: TaskModels, sample: Sample) -> tuple[Tensor, 
 def test_each_tokens_reading_is_what_the_models_say(models: TaskModels, networks: str) -> None:
     # Rollouts at another temperature and from fewer tokens: an evaluation has the task's, and none left out.
     config = replace(NETWORKS[networks], temperature=0.7, top_k=4, gamma=1.0, lam=1.0)
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     *_, last = trainer
     assert len(last.samples) == 8
     for sample in last.samples:
@@ -51,7 +52,7 @@ def test_each_tokens_reading_is_what_the_models_say(models: TaskModels, networks
 
 
 def test_the_test_prompts_are_read_as_the_eval_prompts_are_with_other_numbers(models: TaskModels) -> None:
-    *_, last = reports = list(trainer := PPOTrainer(CONFIG, models))
+    *_, last = reports = list(trainer := PPOTrainer(CONFIG, models, world=ONE_PROCESS))
     found = trainer.tested()
     assert found is not None and found.prompts == len(models.prompts.test)
     assert found == trainer.tested(), "the same numbers each time"
@@ -60,7 +61,9 @@ def test_the_test_prompts_are_read_as_the_eval_prompts_are_with_other_numbers(mo
     )
 
     # On the eval prompts the same readings would be another draw of the same policy.
-    again = PPOTrainer(CONFIG, replace(models, prompts=replace(models.prompts, test=models.prompts.eval)))
+    again = PPOTrainer(
+        CONFIG, replace(models, prompts=replace(models.prompts, test=models.prompts.eval)), world=ONE_PROCESS
+    )
     assert [r.metrics["eval/reward"] for r in again if r.is_evaluation] == [
         r.metrics["eval/reward"] for r in reports if r.is_evaluation
     ]
@@ -71,12 +74,12 @@ def test_the_test_prompts_are_read_as_the_eval_prompts_are_with_other_numbers(mo
     assert [drawn.reward, drawn.kl] == pytest.approx(evaluated, abs=6 * max(drawn.reward_se, drawn.kl_se))
     assert drawn.reward_se > 0 and drawn.kl_se > 0
 
-    bare = PPOTrainer(CONFIG, replace(models, prompts=replace(models.prompts, test=())))
+    bare = PPOTrainer(CONFIG, replace(models, prompts=replace(models.prompts, test=())), world=ONE_PROCESS)
     assert bare.tested() is None
 
 
 def test_the_untrained_policys_tokens_are_the_references(models: TaskModels) -> None:
-    baseline = next(iter(PPOTrainer(CONFIG, models)))
+    baseline = next(iter(PPOTrainer(CONFIG, models, world=ONE_PROCESS)))
     for sample in baseline.samples:
         assert sample.kl == 0 and set(sample.tokens.kls) == set(sample.tokens.log_ratios) == {0.0}
         assert sample.tokens.values == () == sample.tokens.advantages, "no critic has learned anything yet"

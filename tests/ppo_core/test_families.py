@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import LinearAttentionLayer
 
 from ppo_core import PPOConfig
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import TaskError
 from ppo_core.models.load import TaskModels
 from ppo_core.models.policy import LanguageHead, response_states, token_readings
@@ -137,7 +138,7 @@ def test_rows_stay_where_the_cache_cannot_drop_them(
         "ppo_core.sampling.cache_check"
     ]
     assert_rows_end_apart(models, leave=False)
-    *_, last = PPOTrainer(replace(CONFIG, response_length=12), models)
+    *_, last = PPOTrainer(replace(CONFIG, response_length=12), models, world=ONE_PROCESS)
     assert last.metrics["sampler/mismatch"] < 1e-4, "the policy, a copy, decodes alike"
 
 
@@ -211,7 +212,9 @@ def test_it_trains_and_what_is_saved_is_what_was_trained(
     models = load_models(folder, tiny_folder)
     lora = networks == "lora_separate"
     config = replace(CONFIG, value_model="separate", use_peft=True, lora_r=4, learning_rate=5e-2) if lora else CONFIG
-    trainer = PPOTrainer(replace(config, lora_target_modules=LORA_TARGETS.get(name) if lora else None), models)
+    trainer = PPOTrainer(
+        replace(config, lora_target_modules=LORA_TARGETS.get(name) if lora else None), models, world=ONE_PROCESS
+    )
     baseline, first, second = trainer
     for kl in (baseline.metrics["eval/kl"], first.metrics["objective/kl_exact"], first.metrics["objective/kl"]):
         assert kl == pytest.approx(0, abs=1e-6), "but for what a processor's kernels round differently"

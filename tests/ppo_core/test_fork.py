@@ -15,6 +15,7 @@ from ppo_core.algorithm.kl_controller import controller_of
 from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.stages import Stage, StagedTrainer, described, require_reached
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.models.load import TaskModels
 from ppo_core.run_state import RunState
@@ -43,7 +44,7 @@ PACED: dict[str, Any] = {"kl_target": 1.0, "lr_controller": "kl_step"}
 
 def run_to_fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
     """Return a trainer that stands at the fork, its checkpoint saved as `folder`."""
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     for report in trainer:
         if report.step == AT:
             break
@@ -52,7 +53,7 @@ def run_to_fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrain
 
 
 def fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     trainer.restore(folder)
     return trainer
 
@@ -81,7 +82,7 @@ def _horizon(trainer: PPOTrainer) -> None:
 
 
 def _statistics(trainer: PPOTrainer) -> None:
-    trainer.state.reward_statistics = RewardStatistics(trainer.config.normalize_rewards)
+    trainer.state.reward_statistics = RewardStatistics(trainer.config.normalize_rewards, world=ONE_PROCESS)
 
 
 def _target(trainer: PPOTrainer) -> None:
@@ -93,7 +94,7 @@ def _target(trainer: PPOTrainer) -> None:
 
 def _begun(trainer: PPOTrainer) -> None:
     _beta(trainer)
-    state = RunState.begin(trainer.config, trainer.models)
+    state = RunState.begin(trainer.config, trainer.models, world=ONE_PROCESS)
     trainer.state.kl_step = state.kl_step
 
 
@@ -174,7 +175,9 @@ def test_a_fork_that_is_itself_resumed_keeps_what_its_beta_has_become(tiny: Task
 
 def staged(stages: list[Stage], config: PPOConfig, models: TaskModels, folder: Path) -> StagedTrainer:
     def make(config: PPOConfig, resume_from: Path | None) -> PPOTrainer:
-        return PPOTrainer(config, models) if resume_from is None else fork(config, models, resume_from)
+        return (
+            PPOTrainer(config, models, world=ONE_PROCESS) if resume_from is None else fork(config, models, resume_from)
+        )
 
     return StagedTrainer(stages, config, make, folder, None)
 
@@ -182,7 +185,7 @@ def staged(stages: list[Stage], config: PPOConfig, models: TaskModels, folder: P
 def test_a_run_in_stages_equals_parent_and_forks_to_the_last_digit(tiny: TaskModels, tmp_path: Path) -> None:
     second = replace(BASE, **ADAPTIVE | {"kl_coef": 0.2, "total_episodes": 48})
     last = replace(second, learning_rate=1e-3, total_episodes=72)
-    first = PPOTrainer(BASE, tiny)
+    first = PPOTrainer(BASE, tiny, world=ONE_PROCESS)
     reports = [without_seconds(report) for report in islice(first, AT + 1)]
     first.save(tmp_path / "step-000002")
     forked = fork(second, tiny, tmp_path / "step-000002")
@@ -305,7 +308,7 @@ def test_a_changed_value_shows_in_the_next_two_steps(tiny: TaskModels, tmp_path:
 
 
 def test_rows_that_fitted_into_memory_go_on_unless_other_ones_are_asked_for(tiny: TaskModels, tmp_path: Path) -> None:
-    trainer = PPOTrainer(BASE, tiny)
+    trainer = PPOTrainer(BASE, tiny, world=ONE_PROCESS)
     next(iter(trainer))
     for chunk, fitted in zip(trainer.state.chunks, (3, 2, 1), strict=True):
         chunk.rows = fitted

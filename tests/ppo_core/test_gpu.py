@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import FrozenPolicy, TaskModels, _as_it_computes, load_policy, resolve_device
 from ppo_core.models.memory import ChunkRows, free, room, room_for_logits
 from ppo_core.models.policy import LanguageHead, compare, response_states
@@ -144,7 +145,7 @@ def test_a_run_learns_in_bfloat16_and_goes_on_from_a_checkpoint(lora: bool, tmp_
     held = FrozenPolicy("bf16" if lora else "bf16_products")
     config = replace(CONFIG, use_peft=lora, learning_rate=5e-2 if lora else 5e-3)
     models = on_gpu(load_models(folder, tiny_folder), held, folder)
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     assert trainer.network.bf16
     reports: list[StepReport] = []
     for report in trainer:
@@ -154,7 +155,7 @@ def test_a_run_learns_in_bfloat16_and_goes_on_from_a_checkpoint(lora: bool, tmp_
     assert reports[0].metrics["eval/kl"] == 0 == reports[1].metrics["objective/kl_exact"]
     assert reports[-1].metrics["eval/kl"] > 0
     assert max(report.metrics.get("sampler/mismatch", 0.0) for report in reports) < 0.5
-    again = PPOTrainer(config, models)
+    again = PPOTrainer(config, models, world=ONE_PROCESS)
     again.restore(tmp_path / "checkpoint")
     last = list(again)[-1]
     assert last.step == reports[-1].step

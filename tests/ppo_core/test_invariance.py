@@ -16,6 +16,7 @@ from ppo_core.algorithm.experience import Experience, build_experience, repetiti
 from ppo_core.algorithm.kl import exact_kl, kl_gap
 from ppo_core.config.hyperparameters import default_lam
 from ppo_core.data.task import Prompt, Scored
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import TaskModels
 from ppo_core.report import KL_GAP_LIMIT, StepReport
 from ppo_core.sampling.sequences import Sequences
@@ -57,7 +58,7 @@ def run_of(
     ) -> Scored:
         return Scored([scale * total + offset for total in count_w3(prompts, responses, tokens, ended).totals], {})
 
-    trainer = PPOTrainer(config, replace(tiny, reward=score))
+    trainer = PPOTrainer(config, replace(tiny, reward=score), world=ONE_PROCESS)
     return trainer, list(trainer)
 
 
@@ -101,7 +102,7 @@ def test_a_normalised_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: 
     config = replace(CONFIG, normalize_kl_coef=True, kl_coef=0.25, kl_target=None)
     trainer, (_, first, second, *_) = run_of(tiny, config, 1.0)
     trainer.save(tmp_path / "step")
-    resumed = PPOTrainer(config, tiny)
+    resumed = PPOTrainer(config, tiny, world=ONE_PROCESS)
     resumed.restore(tmp_path / "step")
     assert resumed.state.kl_unit == trainer.state.kl_unit
     spread = first.metrics["objective/scores_std"]
@@ -131,11 +132,11 @@ def test_a_penalty_is_worth_the_spread_of_the_first_scores_that_differ(tiny: Tas
         return Scored([most * (i % 4 == 0) for i in range(len(responses))], {})
 
     config = replace(CONFIG, missing_eos_penalty=1.0, penalty_unit="spread", eval_every_episodes=1000)
-    trainer = PPOTrainer(config, replace(tiny, reward=score))
+    trainer = PPOTrainer(config, replace(tiny, reward=score), world=ONE_PROCESS)
     units = [report.metrics["objective/penalty_unit"] for report in trainer if report.step > 0]
     assert units == [0.0, 0.0] + [pytest.approx(8 * math.sqrt(3 / 16))] * 4
     trainer.save(tmp_path / "end")
-    resumed = PPOTrainer(config, tiny)
+    resumed = PPOTrainer(config, tiny, world=ONE_PROCESS)
     resumed.restore(tmp_path / "end")
     assert resumed.state.score_spread == units[-1]
 
@@ -146,7 +147,7 @@ def test_the_entropy_bonus_weighs_in_the_units_of_the_advantages(
 ) -> None:
     config = replace(CONFIG, entropy_coef=0.5, whiten_advantages=whiten, penalty_unit="spread", total_episodes=16)
     tiny = replace(tiny, reward=lambda prompts, *_: Scored([8.0 * (i % 2) for i in range(len(prompts))], {}))
-    list(PPOTrainer(config, tiny))
+    list(PPOTrainer(config, tiny, world=ONE_PROCESS))
     assert [experience.entropy_coef for experience in experiences] == [0.5 * unit]
 
 
@@ -164,22 +165,22 @@ def test_lambda_follows_the_first_batch_alone_and_resumes(
     tiny: TaskModels, tmp_path: Path, changes: dict[str, Any], lam: float
 ) -> None:
     config = replace(CONFIG, **({"response_length": 25, "stop_token": "none", "total_episodes": 32} | changes))
-    first = PPOTrainer(config, tiny)
+    first = PPOTrainer(config, tiny, world=ONE_PROCESS)
     _, report, *_ = first
     assert report.metrics["policy/lam"] == pytest.approx(lam)
     first.state.lam = 0.97  # as if the first batch had been another
     first.save(tmp_path / "step")
-    again = PPOTrainer(replace(config, total_episodes=48), tiny)
+    again = PPOTrainer(replace(config, total_episodes=48), tiny, world=ONE_PROCESS)
     again.restore(tmp_path / "step")
     assert [report.metrics["policy/lam"] for report in again] == [0.97]
-    other = PPOTrainer(replace(config, lam=0.5, total_episodes=48), tiny)
+    other = PPOTrainer(replace(config, lam=0.5, total_episodes=48), tiny, world=ONE_PROCESS)
     other.restore(tmp_path / "step")
     assert [report.metrics["policy/lam"] for report in other] == [0.5]
 
 
 def test_the_critics_lambda_moves_its_returns_alone(tiny: TaskModels, experiences: list[Experience]) -> None:
     for value_lam in (None, 0.95, 1.0):
-        list(PPOTrainer(replace(CONFIG, value_lam=value_lam, total_episodes=16, kl_coef=0.0), tiny))
+        list(PPOTrainer(replace(CONFIG, value_lam=value_lam, total_episodes=16, kl_coef=0.0), tiny, world=ONE_PROCESS))
     unset, same, whole = experiences
     assert unset.returns is not None and same.returns is not None and whole.returns is not None
     assert torch.equal(unset.returns, same.returns)
@@ -225,7 +226,7 @@ def test_rounding_alone_parts_sampled_and_exact_kl_by_no_more_than_its_noise(len
     def is_apart(temperature: float, rounding: float) -> bool:
         ids = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
         columns = (p.gather(1, ids), q.gather(1, ids), exact_kl(p, q))
-        gap, noise = kl_gap(*(column.reshape(rows, length) for column in columns), mask, rounding)
+        gap, noise = kl_gap(*(column.reshape(rows, length) for column in columns), mask, ONE_PROCESS, rounding)
         return bool(gap.abs() > KL_GAP_LIMIT * noise)
 
     assert not is_apart(1.0, error**2)
@@ -238,7 +239,7 @@ def test_what_rounding_shows_is_measured_once_per_token_and_resumes(
 ) -> None:
     floors = iter([11.0])
     monkeypatch.setattr(trainer_module, "rounding_floor", lambda *_: next(floors))
-    first = PPOTrainer(replace(PACED, total_episodes=48), tiny)
+    first = PPOTrainer(replace(PACED, total_episodes=48), tiny, world=ONE_PROCESS)
     _, *reports = first
     length = reports[0].metrics["response/length_mean"]
     assert first.state.kl_step is not None and first.state.kl_step.floor == pytest.approx(11.0)
@@ -248,10 +249,10 @@ def test_what_rounding_shows_is_measured_once_per_token_and_resumes(
     for report, noise in zip(reports[1:], noises[1:], strict=True):
         assert noise >= 11.0 / length * report.metrics["response/length_mean"] * (1 - 1e-6)
     first.save(tmp_path / "end")
-    again = PPOTrainer(PACED, tiny)
+    again = PPOTrainer(PACED, tiny, world=ONE_PROCESS)
     again.restore(tmp_path / "end")
     assert again.state.rounding == first.state.rounding
     monkeypatch.undo()
-    plain = PPOTrainer(replace(CONFIG, total_episodes=16), tiny)
+    plain = PPOTrainer(replace(CONFIG, total_episodes=16), tiny, world=ONE_PROCESS)
     list(plain)
     assert plain.state.rounding == 0, "in float32"

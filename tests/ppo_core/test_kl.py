@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppo_core.algorithm.kl import Estimator, exact_kl, kl_gap, kl_loss, sampled_kl
+from ppo_core.distributed.world import ONE_PROCESS
 
 
 @pytest.mark.parametrize(
@@ -85,11 +86,11 @@ def test_the_gap_of_sampled_and_exact_kl_against_numbers_by_hand() -> None:
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     logprobs, ref = torch.tensor([[-1.0, -1.0], [-1.0, 99.0]]), torch.tensor([[-2.0, -1.5], [0.0, 0.0]])
     exact = torch.tensor([[0.5, 0.25], [0.75, 99.0]])
-    gap, noise = kl_gap(logprobs, ref, exact, mask)
+    gap, noise = kl_gap(logprobs, ref, exact, mask, world=ONE_PROCESS)
     # 1.5 - 0.75 and -1 - 0.75: mean -0.5, variance 3.125; the mean KL is 0.75.
     assert float(gap) == pytest.approx(-0.5)
     assert float(noise) == pytest.approx(math.sqrt((3.125 + 5 * 0.75) / 2 + (1e-3 * 1.5) ** 2))
-    gap, noise = kl_gap(logprobs[:1], ref[:1], exact[:1], mask[:1])
+    gap, noise = kl_gap(logprobs[:1], ref[:1], exact[:1], mask[:1], world=ONE_PROCESS)
     assert (float(gap), float(noise)) == pytest.approx((0.75, math.sqrt(3.75 + (1e-3 * 2) ** 2)))
 
 
@@ -102,7 +103,7 @@ def test_a_batch_without_the_tokens_that_make_the_kl_is_within_the_noise(rows: i
     over_standard_errors = 0
     for _ in range(500):
         ids = torch.multinomial(p, rows, replacement=True).unsqueeze(-1)
-        gap, noise = kl_gap(p.log()[ids], q.log()[ids], exact, torch.ones(rows, 1))
+        gap, noise = kl_gap(p.log()[ids], q.log()[ids], exact, torch.ones(rows, 1), world=ONE_PROCESS)
         error = (p.log() - q.log())[ids].std() / math.sqrt(rows)
         over_standard_errors += int(abs(gap) > 4 * error)
         assert abs(gap) < 4 * noise

@@ -10,6 +10,7 @@ import torch
 
 from ppo_core import PPOConfig
 from ppo_core.algorithm.kl_step import KLStepController, read_kl_step, rounding_floor
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
@@ -148,12 +149,14 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 
 def test_the_step_is_the_kl_of_the_updates_on_the_batch(tiny: TaskModels) -> None:
-    trainer = PPOTrainer(replace(PACED, learning_rate=0.3), tiny)
+    trainer = PPOTrainer(replace(PACED, learning_rate=0.3), tiny, world=ONE_PROCESS)
     state = trainer.state
     state.step = 0
     rollouts = collect(state, tiny, trainer.generator)
     experience, metrics = score(state, tiny, rollouts)
-    assert read_kl_step(state.network, experience, 1.0, ChunkRows("scoring", 3)) == pytest.approx(0.0, abs=1e-9)
+    assert read_kl_step(state.network, experience, 1.0, ChunkRows("scoring", 3), world=ONE_PROCESS) == pytest.approx(
+        0.0, abs=1e-9
+    )
     reported = learn(state, experience, metrics["objective/kl_exact"])["policy/kl_step"]
     with torch.no_grad():
         sequences, logits = experience.sequences, []
@@ -172,28 +175,28 @@ def test_the_step_is_the_kl_of_the_updates_on_the_batch(tiny: TaskModels) -> Non
 def test_rounding_shows_a_floor_in_bfloat16_alone(tiny: TaskModels) -> None:
     floors = []
     for bf16 in (False, True):
-        trainer = PPOTrainer(replace(PACED, bf16=bf16), tiny)
+        trainer = PPOTrainer(replace(PACED, bf16=bf16), tiny, world=ONE_PROCESS)
         trainer.state.step = 0
         experience, _ = score(trainer.state, tiny, collect(trainer.state, tiny, trainer.generator))
         before = {name: weight.clone() for name, weight in trainer.network.state_dict().items()}
-        floors.append(rounding_floor(trainer.network, experience, 1.0, ChunkRows("scoring", 16)))
+        floors.append(rounding_floor(trainer.network, experience, 1.0, ChunkRows("scoring", 16), world=ONE_PROCESS))
         for name, weight in trainer.network.state_dict().items():
             assert torch.equal(weight, before[name]), name
-        assert read_kl_step(trainer.network, experience, 1.0, ChunkRows("scoring", 16)) < 1e-3
+        assert read_kl_step(trainer.network, experience, 1.0, ChunkRows("scoring", 16), world=ONE_PROCESS) < 1e-3
     assert floors[0] == 0 and 1e-6 < floors[1] < 0.05
 
 
 @pytest.mark.parametrize("value_model", ["shared", "separate"])
 def test_a_paced_run_resumes_bit_for_bit(tiny: TaskModels, tmp_path: Path, value_model: str) -> None:
     config = replace(PACED, value_model=value_model, bf16=True)
-    whole = PPOTrainer(config, tiny)
+    whole = PPOTrainer(config, tiny, world=ONE_PROCESS)
     expected = [report.metrics["policy/kl_step"] for report in whole if report.step]
-    first = PPOTrainer(config, tiny)
+    first = PPOTrainer(config, tiny, world=ONE_PROCESS)
     for report in first:
         if report.step == 3:
             break
     first.save(tmp_path / "step")
-    second = PPOTrainer(config, tiny)
+    second = PPOTrainer(config, tiny, world=ONE_PROCESS)
     second.restore(tmp_path / "step")
     assert [report.metrics["policy/kl_step"] for report in second] == expected[3:]
     assert second.state.kl_step == whole.state.kl_step
@@ -206,7 +209,7 @@ def test_any_rate_within_four_powers_of_ten_takes_the_wanted_steps(
     tiny: TaskModels, rate: float, changes: dict[str, object]
 ) -> None:
     config = replace(PACED, learning_rate=rate, total_episodes=640, batch_size=32, mini_batch_size=16, **changes)
-    settled = [report.metrics for report in PPOTrainer(config, tiny) if report.step > 6]
+    settled = [report.metrics for report in PPOTrainer(config, tiny, world=ONE_PROCESS) if report.step > 6]
     shares = sorted(metrics["policy/kl_step"] / metrics["policy/kl_step_wanted"] for metrics in settled)
     assert 0.5 < shares[len(shares) // 2] < 2
 

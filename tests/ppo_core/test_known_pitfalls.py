@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 import ppo_core.trainer
 from ppo_core.algorithm.randomness import Key, Purpose
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic
@@ -54,9 +55,9 @@ def test_statistics_are_means_over_tokens_that_exist(
     models: TaskModels, collected: list[Rollouts], networks: str
 ) -> None:
     config = replace(NETWORKS[networks], total_episodes=16, mini_batch_size=16, num_ppo_epochs=1, response_length=12)
-    one_step = PPOTrainer(config, models)
+    one_step = PPOTrainer(config, models, world=ONE_PROCESS)
     _, first = one_step
-    _, second = PPOTrainer(replace(config, num_ppo_epochs=2, per_device_train_batch_size=4), models)
+    _, second = PPOTrainer(replace(config, num_ppo_epochs=2, per_device_train_batch_size=4), models, world=ONE_PROCESS)
     rollouts = collected[0]
     assert rollouts.lengths.min() < 6 and rollouts.lengths.max() == 12, "padding enough to tell"
     old, entropies = plain(models.reference, rollouts)
@@ -82,7 +83,10 @@ def test_what_sampled_is_compared_and_never_learned_from(models: TaskModels) -> 
     def make(network: ActorCritic, tokenizer: PreTrainedTokenizerBase) -> Wrong:
         return Wrong(network, tokenizer, ChunkRows("generation", 99))
 
-    true, trusting = PPOTrainer(config, models), PPOTrainer(config, models, make_generator=make)
+    true, trusting = (
+        PPOTrainer(config, models, world=ONE_PROCESS),
+        PPOTrainer(config, models, make_generator=make, world=ONE_PROCESS),
+    )
     true_reports = list(true)
 
     for report, other in zip(list(trusting)[1:], true_reports[1:], strict=True):
@@ -109,7 +113,7 @@ def test_a_sampler_of_another_distribution_shows_in_the_gap_of_sampled_and_exact
         return Tempered(network, tokenizer, ChunkRows("generation", 99))
 
     config = replace(CONFIG, total_episodes=256, batch_size=256, mini_batch_size=32, eval_every_episodes=256)
-    trainer = PPOTrainer(config, models, make_generator=make)
+    trainer = PPOTrainer(config, models, make_generator=make, world=ONE_PROCESS)
     steps = iter(trainer)
     next(steps)
     noise = torch.Generator().manual_seed(0)
@@ -127,12 +131,12 @@ def test_a_sampler_of_another_distribution_shows_in_the_gap_of_sampled_and_exact
 def test_the_end_of_a_pass_over_the_prompts_adds_no_steps(models: TaskModels, micro: int) -> None:
     """24 prompts in batches of 16: every second pass ends inside of a batch."""
     config = replace(CONFIG, total_episodes=96, per_device_train_batch_size=micro, eval_every_episodes=96)
-    steps = [report.metrics["optimizer_steps"] for report in list(PPOTrainer(config, models))[1:]]
+    steps = [report.metrics["optimizer_steps"] for report in list(PPOTrainer(config, models, world=ONE_PROCESS))[1:]]
     assert steps == [4, 8, 12, 16, 20, 24]
 
 
 def test_an_evaluation_between_steps_leaves_the_run_as_it_is(models: TaskModels) -> None:
-    watched, undisturbed = PPOTrainer(CONFIG, models), PPOTrainer(CONFIG, models)
+    watched, undisturbed = PPOTrainer(CONFIG, models, world=ONE_PROCESS), PPOTrainer(CONFIG, models, world=ONE_PROCESS)
     list(undisturbed)
     for report in watched:
         seen = watched.evaluated(report)
@@ -144,14 +148,14 @@ def test_an_evaluation_between_steps_leaves_the_run_as_it_is(models: TaskModels)
 
 
 def test_a_run_stops_where_its_driver_does(models: TaskModels) -> None:
-    trainer = PPOTrainer(CONFIG, models)
+    trainer = PPOTrainer(CONFIG, models, world=ONE_PROCESS)
     for report in trainer:
         if report.step == 1:
             break
     after = copies(trainer.network)
     assert trainer.step == 1 and trainer.episode == 16
     assert [report.step for report in trainer] == [2, 3], "and goes on when asked again"
-    whole = PPOTrainer(CONFIG, models)
+    whole = PPOTrainer(CONFIG, models, world=ONE_PROCESS)
     list(whole)
     assert_same(copies(whole.network), copies(trainer.network))
     assert any(not torch.equal(weight, after[name]) for name, weight in copies(trainer.network).items())

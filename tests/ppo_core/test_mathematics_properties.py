@@ -12,6 +12,7 @@ from torch import Tensor
 from ppo_core.algorithm.advantages import gae, masked_whiten
 from ppo_core.algorithm.kl import kl_loss
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
+from ppo_core.distributed.world import ONE_PROCESS
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Three tensors of numbers and the mask, [B, T] each; the first is what a loss is differentiated by."""
@@ -33,7 +34,7 @@ LOSSES: dict[str, Callable[..., list[Tensor]]] = {
 TOKENS: dict[str, Callable[..., Tensor]] = {
     "advantages": lambda rewards, values, _, mask: gae(rewards, values, mask, 0.99, 0.95)[0],
     "returns": lambda rewards, values, _, mask: gae(rewards, values, mask, 0.99, 0.95)[1],
-    "whitened": lambda values, _, __, mask: masked_whiten(values, mask),
+    "whitened": lambda values, _, __, mask: masked_whiten(values, mask, world=ONE_PROCESS),
 }
 SHAPES = st.lists(st.integers(1, 5), min_size=2, max_size=6)
 SEEDS = st.integers(0, 10_000)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ppo_core.models.policy
 from ppo_core import PPOConfig, checkpoint
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import OutOfMemory
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
@@ -61,7 +62,10 @@ def assert_like(trainer: PPOTrainer, undisturbed: PPOTrainer, start: Mapping[str
 def test_smaller_pieces_give_the_same_result_and_are_told_once(
     models: TaskModels, caplog: pytest.LogCaptureFixture, work: str, networks: str
 ) -> None:
-    undisturbed, trainer = PPOTrainer(CONFIGS[networks], models), PPOTrainer(CONFIGS[networks], models)
+    undisturbed, trainer = (
+        PPOTrainer(CONFIGS[networks], models, world=ONE_PROCESS),
+        PPOTrainer(CONFIGS[networks], models, world=ONE_PROCESS),
+    )
     start = copies(trainer.network)
     expected = list(undisturbed)
     models.baseline.clear()
@@ -81,7 +85,7 @@ def test_smaller_pieces_give_the_same_result_and_are_told_once(
 def test_what_a_failed_attempt_has_added_is_dropped(models: TaskModels, of: str) -> None:
     """Memory runs out behind the first micro-batch, whose gradients are there already."""
     config = replace(CONFIGS["separate"], per_device_train_batch_size=4)
-    undisturbed, trainer = PPOTrainer(config, models), PPOTrainer(config, models)
+    undisturbed, trainer = PPOTrainer(config, models, world=ONE_PROCESS), PPOTrainer(config, models, world=ONE_PROCESS)
     start = copies(trainer.network)
     list(undisturbed)
     run_out(trainer, "training", rows=3, of=of, spared=1)
@@ -94,7 +98,7 @@ def test_what_a_failed_attempt_has_added_is_dropped(models: TaskModels, of: str)
 def test_a_checkpoint_remembers_how_many_rows_fit(
     models: TaskModels, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = PPOTrainer(CONFIGS["shared"], models)
+    first = PPOTrainer(CONFIGS["shared"], models, world=ONE_PROCESS)
     for work, rows in zip(WORKS, (2, 4, 1), strict=True):
         run_out(first, work, rows)
     for report in first:
@@ -102,7 +106,7 @@ def test_a_checkpoint_remembers_how_many_rows_fit(
             break
     first.save(tmp_path / "step")
     assert checkpoint.verify(tmp_path / "step")["state"]["chunk_rows"] == {"generation": 2, "scoring": 4, "training": 1}
-    second = PPOTrainer(CONFIGS["shared"], models)
+    second = PPOTrainer(CONFIGS["shared"], models, world=ONE_PROCESS)
     second.restore(tmp_path / "step")
     assert [chunk.rows for chunk in second.state.chunks] == [2, 4, 1]
     for work, rows in zip(WORKS, (2, 4, 1), strict=True):
@@ -114,7 +118,7 @@ def test_a_checkpoint_remembers_how_many_rows_fit(
 
 @pytest.mark.parametrize("work", WORKS)
 def test_not_even_one_row_is_an_error_of_one_line(models: TaskModels, work: str) -> None:
-    trainer = PPOTrainer(CONFIGS["shared"], models)
+    trainer = PPOTrainer(CONFIGS["shared"], models, world=ONE_PROCESS)
     run_out(trainer, work, rows=0)
     with pytest.raises(OutOfMemory, match=f"^out of memory in {work} with one row at a time; a shorter") as caught:
         list(trainer)
@@ -236,11 +240,11 @@ def test_a_rollouts_logits_are_never_all_held(
     """In generation a row has the logits of one token; in scoring and training so many tokens are read at once."""
     config = replace(CONFIGS[networks], entropy_coef=0.01, mini_batch_size=16, num_ppo_epochs=1)
     with LargestOverVocabulary() as whole:
-        *_, last = PPOTrainer(config, models)
+        *_, last = PPOTrainer(config, models, world=ONE_PROCESS)
     tokens = last.metrics["response/length_mean"] * 16
     assert whole.rows > 60 and tokens > 60, "with few logits, all at once"
     models.baseline.clear()
     monkeypatch.setattr(ppo_core.models.policy, "LOGITS_AT_ONCE", 23 * 5)
     with LargestOverVocabulary() as parts:
-        list(PPOTrainer(config, models))
+        list(PPOTrainer(config, models, world=ONE_PROCESS))
     assert parts.rows == 16, "the rows of a step of generation"

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from ppo_core import PPOConfig
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
 from ppo_core.metrics import METRICS
 from ppo_core.models import quantized
@@ -69,7 +70,7 @@ def assert_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None
 
 @pytest.mark.parametrize("networks", ADAPTED)
 def test_the_reference_costs_no_second_copy(models: TaskModels, networks: str) -> None:
-    trainer = PPOTrainer(NETWORKS[networks], models)
+    trainer = PPOTrainer(NETWORKS[networks], models, world=ONE_PROCESS)
     theirs = {p.data_ptr() for p in models.reference.parameters()}
     trained = trainer.network.trained()
     for name, parameter in trainer.network.named_parameters():
@@ -84,7 +85,7 @@ def test_the_reference_costs_no_second_copy(models: TaskModels, networks: str) -
 
 @pytest.mark.parametrize("networks", ADAPTED)
 def test_only_adapters_and_head_learn(models: TaskModels, networks: str) -> None:
-    trainer = PPOTrainer(NETWORKS[networks], models)
+    trainer = PPOTrainer(NETWORKS[networks], models, world=ONE_PROCESS)
     before, start = copies(models.reference), copies(trainer.network)
     list(trainer)
     assert_same(before, copies(models.reference))
@@ -98,16 +99,16 @@ def test_a_checkpoint_holds_what_was_trained_and_resumes_bit_for_bit(
     models: TaskModels, tiny_folder: Path, tmp_path: Path, networks: str
 ) -> None:
     config = NETWORKS[networks]
-    unbroken = PPOTrainer(config, models)
+    unbroken = PPOTrainer(config, models, world=ONE_PROCESS)
     expected = list(unbroken)
-    first = PPOTrainer(config, models)
+    first = PPOTrainer(config, models, world=ONE_PROCESS)
     for report in first:
         if report.step == 1:
             break
     first.save(tmp_path / "step")
     assert load_file(tmp_path / "step" / "network.safetensors").keys() == first.network.trained().keys()
     assert first.checkpoint_bytes() == 3 * 4 * sum(p.numel() for p in first.network.trained().values())
-    second = PPOTrainer(config, load_models(tiny_folder, tiny_folder))  # as in a new process
+    second = PPOTrainer(config, load_models(tiny_folder, tiny_folder), world=ONE_PROCESS)  # as in a new process
     second.restore(tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
     assert_same(copies(unbroken.network), copies(second.network))
@@ -115,8 +116,11 @@ def test_a_checkpoint_holds_what_was_trained_and_resumes_bit_for_bit(
 
 def test_two_trainers_on_one_task_do_not_disturb_each_other(models: TaskModels) -> None:
     configs = [NETWORKS["lora_shared"], replace(NETWORKS["lora_separate"], seed=7), NETWORKS["shared"]]
-    alone = [list(PPOTrainer(config, models)) for config in configs]
-    together = [list(reports) for reports in zip(*(PPOTrainer(config, models) for config in configs), strict=True)]
+    alone = [list(PPOTrainer(config, models, world=ONE_PROCESS)) for config in configs]
+    together = [
+        list(reports)
+        for reports in zip(*(PPOTrainer(config, models, world=ONE_PROCESS) for config in configs), strict=True)
+    ]
     for i, reports in enumerate(alone):
         assert comparable(reports) == comparable([step[i] for step in together])
 
@@ -129,7 +133,7 @@ def test_modules_that_cannot_be_adapted_are_refused_in_one_line(models: TaskMode
     with pytest.raises(
         ConfigError, match=f"lora_target_modules = {re.escape(repr(targets))} is not allowed here: .*{message}"
     ) as caught:
-        PPOTrainer(replace(LORA, lora_target_modules=targets), models)
+        PPOTrainer(replace(LORA, lora_target_modules=targets), models, world=ONE_PROCESS)
     assert "\n" not in str(caught.value)
 
 
@@ -140,7 +144,7 @@ def test_the_modules_that_are_named_are_adapted(
     models: TaskModels, targets: str | list[str], adapted: set[str]
 ) -> None:
     config = PPOConfig.from_dict({**LORA.to_dict(), "lora_target_modules": targets, "lora_alpha": 8})
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     policy = [name for name in trainer.network.trained() if name.startswith("policy")]
     assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in policy} == adapted
     assert trainer.network.policy.transformer.h[0].attn.c_attn.scaling["default"] == 8 / 4
@@ -171,7 +175,7 @@ def test_modules_trained_whole_begin_as_the_reference_and_leave_it_as_it_is(
     tied, asked, expected = WHOLE[which]
     models = load_llama(tied, tmp_path / "base", tiny_folder, bf16=bf16)
     config = replace(LORA, value_model="separate", bf16=bf16, lora_modules_to_save=asked)
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     whole = {name: p for name, p in trainer.network.trained().items() if "modules_to_save" in name}
     assert {name.split(".modules_to_save")[0] for name in whole} == expected
     assert {p.dtype for p in whole.values()} == {torch.float32}
@@ -190,7 +194,7 @@ def test_modules_trained_whole_begin_as_the_reference_and_leave_it_as_it_is(
 def test_a_folder_with_modules_trained_whole_loads_with_peft(tiny_folder: Path, tmp_path: Path, which: str) -> None:
     tied, asked, _ = WHOLE[which]
     models = load_llama(tied, tmp_path / "base", tiny_folder)
-    trainer = PPOTrainer(replace(LORA, lora_modules_to_save=asked, use_rslora=True), models)
+    trainer = PPOTrainer(replace(LORA, lora_modules_to_save=asked, use_rslora=True), models, world=ONE_PROCESS)
     list(trainer)
     trainer.save_model(tmp_path / "saved")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
@@ -206,23 +210,23 @@ def test_a_folder_with_modules_trained_whole_loads_with_peft(tiny_folder: Path, 
 def test_a_run_with_modules_trained_whole_resumes_bit_for_bit(tiny_folder: Path, tmp_path: Path, tied: bool) -> None:
     config = replace(LORA, lora_modules_to_save="lm_head", use_rslora=True)
     models = load_llama(tied, tmp_path / "base", tiny_folder)
-    unbroken = PPOTrainer(config, models)
+    unbroken = PPOTrainer(config, models, world=ONE_PROCESS)
     expected = list(unbroken)
-    first = PPOTrainer(config, models)
+    first = PPOTrainer(config, models, world=ONE_PROCESS)
     next(reports := iter(first))
     next(reports)
     first.save(tmp_path / "step")
-    second = PPOTrainer(config, load_llama(tied, tmp_path / "again", tiny_folder))
+    second = PPOTrainer(config, load_llama(tied, tmp_path / "again", tiny_folder), world=ONE_PROCESS)
     second.restore(tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
     assert_same(copies(unbroken.network), copies(second.network))
-    plain = PPOTrainer(replace(config, use_rslora=False), models)
+    plain = PPOTrainer(replace(config, use_rslora=False), models, world=ONE_PROCESS)
     with pytest.raises(
         CheckpointError, match="is of use_rslora = True and cannot continue with False: the trained adap"
     ):
         plain.restore(tmp_path / "step")
     with pytest.raises(CheckpointError, match=r"holds other weights, such as policy.*modules_to_save"):
-        PPOTrainer(replace(config, lora_modules_to_save=None), models).restore(tmp_path / "step")
+        PPOTrainer(replace(config, lora_modules_to_save=None), models, world=ONE_PROCESS).restore(tmp_path / "step")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +242,7 @@ def test_modules_that_cannot_be_trained_whole_are_refused_in_one_line(
     models: TaskModels, asked: str, message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        PPOTrainer(replace(LORA, lora_modules_to_save=asked), models)
+        PPOTrainer(replace(LORA, lora_modules_to_save=asked), models, world=ONE_PROCESS)
     assert str(caught.value).startswith(f"lora_modules_to_save = '{asked}' is not allowed here: {message}")
     assert "\n" not in str(caught.value)
 
@@ -275,7 +279,7 @@ def test_a_policy_of_adapters_begins_with_them_and_is_saved_whole(
     AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path / "sft")
     models = load_models(tmp_path / "sft", tiny_folder)
     assert (logits_of(models.reference) - sft).abs().max() < 1e-4 < 0.1 < (plain - sft).abs().max()
-    trainer = PPOTrainer(LORA if lora else CONFIG, models)
+    trainer = PPOTrainer(LORA if lora else CONFIG, models, world=ONE_PROCESS)
     assert (logits_of(trainer.network.policy) - sft).abs().max() < 1e-4
     baseline, *_, last = trainer
     assert baseline.metrics["eval/kl"] < 1e-5 < last.metrics["eval/kl"]
@@ -311,7 +315,7 @@ def test_adapters_that_cannot_be_merged_are_refused_in_one_line(
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
 def test_a_policy_that_is_not_its_reference_is_an_error_before_training(models: TaskModels, bf16: bool) -> None:
-    trainer = PPOTrainer(replace(LORA, bf16=bf16), models)
+    trainer = PPOTrainer(replace(LORA, bf16=bf16), models, world=ONE_PROCESS)
     with torch.no_grad():
         trainer.network.policy.transformer.h[0].attn.c_attn.lora_B["default"].weight.normal_()
     with pytest.raises(TaskError, match=r"before training the policy differs from its reference, by [0-9.]+ nats"):
@@ -324,7 +328,7 @@ def test_a_policy_that_is_not_its_reference_is_an_error_before_training(models: 
 @pytest.mark.parametrize("networks", ADAPTED)
 def test_bf16_adapters_stand_in_float32_on_a_bfloat16_base(tiny_folder: Path, tmp_path: Path, networks: str) -> None:
     models = load_models(tiny_folder, tiny_folder, bf16=True)
-    trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models)
+    trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models, world=ONE_PROCESS)
     trained = trainer.network.trained()
     for name, parameter in trainer.network.named_parameters():
         assert parameter.dtype == (torch.float32 if name in trained else torch.bfloat16), name
@@ -344,7 +348,7 @@ def test_bf16_adapters_stand_in_float32_on_a_bfloat16_base(tiny_folder: Path, tm
 
 @pytest.mark.parametrize("networks", ["shared", "separate"])
 def test_bf16_passes_leave_the_weights_in_float32(models: TaskModels, networks: str) -> None:
-    trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models)
+    trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models, world=ONE_PROCESS)
     dtypes: Counter[torch.dtype] = Counter()
     for trunk in [m for m in (trainer.network.policy.transformer, trainer.network.critic) if m is not None]:
         trunk.h[0].mlp.c_fc.register_forward_hook(lambda module, args, output: dtypes.update([output.dtype]))
@@ -368,7 +372,7 @@ def test_a_reference_in_bfloat16_begins_with_the_policys_numbers(
     reference = models.reference
     assert reference.model.layers[0].mlp.up_proj.weight.dtype == reference.lm_head.weight.dtype == torch.bfloat16
     assert reference.model.embed_tokens.weight.dtype == reference.model.norm.weight.dtype == torch.float32
-    trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models)
+    trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models, world=ONE_PROCESS)
     policy = trainer.network.policy
     assert {p.dtype for p in trainer.network.parameters()} == {torch.float32}
     assert all(p.requires_grad for p in policy.parameters())
@@ -416,7 +420,7 @@ def run_counted(
     config: PPOConfig, models: TaskModels
 ) -> tuple[list[StepReport], Counter[str], list[dict[str, Tensor]]]:
     """Run; return the reports, each block's passes with gradients, and each optimizer step's gradients."""
-    trainer = PPOTrainer(replace(config, max_grad_norm=1e6), models)
+    trainer = PPOTrainer(replace(config, max_grad_norm=1e6), models, world=ONE_PROCESS)
     passes: Counter[str] = Counter()
     for name, module in trainer.network.named_modules():
         if isinstance(module, GPT2Block):
@@ -458,7 +462,7 @@ def test_gradient_checkpointing_turns_no_dropout_on(tiny_folder: Path, tmp_path:
     # These layers drop out by themselves, while they are in the training mode that recomputing needs.
     models = load_models(save_family(name, True, tmp_path, tiny_folder), tiny_folder)
     config = replace(CONFIG, gradient_checkpointing=True, num_ppo_epochs=1, mini_batch_size=16)
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     _, first, *_ = trainer
     assert first.metrics["val/ratio_var"] == pytest.approx(0, abs=1e-8)
     trainer.save_model(tmp_path / "saved")

@@ -12,6 +12,7 @@ import ppo_core.trainer
 from ppo_core import PPOConfig
 from ppo_core.algorithm.experience import Experience, build_experience
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.models.load import TaskModels
@@ -50,7 +51,7 @@ def test_a_baseline_learns_without_a_critic(tiny: TaskModels, estimator: str) ->
         CONFIG, advantage_estimator=estimator, num_generations=4, total_episodes=640, batch_size=32, mini_batch_size=16,
         num_ppo_epochs=4, learning_rate=3e-3, kl_coef=0.02, eval_every_episodes=640,
     )  # fmt: skip
-    trainer = PPOTrainer(config, tiny)
+    trainer = PPOTrainer(config, tiny, world=ONE_PROCESS)
     assert trainer.network.value_head is None and trainer.network.critic is None
     assert trainer.state.optimizers.value is None
     baseline, *_, last = trainer
@@ -64,7 +65,7 @@ def test_a_response_is_compared_with_its_prompts_others(
     models: TaskModels, experiences: list[tuple[Tensor, Experience]], estimator: str
 ) -> None:
     config = replace(CONFIG, advantage_estimator=estimator, num_generations=4, kl_coef=0.0)
-    list(PPOTrainer(config, models))
+    list(PPOTrainer(config, models, world=ONE_PROCESS))
     for shaped, experience in experiences:
         scores = shaped.sum(-1).view(4, 4)
         within = scores.var(-1, correction=0).mean().sqrt()
@@ -88,7 +89,11 @@ def test_advantages_are_whitened_with_a_critic_or_on_request(
     models: TaskModels, experiences: list[tuple[Tensor, Experience]], estimator: str, whiten: bool, whitened: bool
 ) -> None:
     list(
-        PPOTrainer(replace(CONFIG, advantage_estimator=estimator, num_generations=4, whiten_advantages=whiten), models)
+        PPOTrainer(
+            replace(CONFIG, advantage_estimator=estimator, num_generations=4, whiten_advantages=whiten),
+            models,
+            world=ONE_PROCESS,
+        )
     )
     for _, experience in experiences:
         used = experience.advantages[experience.sequences.response_mask > 0]
@@ -124,7 +129,7 @@ def test_kl_as_a_loss_is_no_part_of_the_reward_and_holds_the_policy(
         # λ = γ = 1: the first return is the sum of the rewards.
         config = replace(CONFIG, use_kl_loss=True, kl_estimator=estimator, kl_coef=kl_coef, lam=1.0, num_ppo_epochs=4)
         experiences.clear()
-        *_, last = PPOTrainer(config, models)
+        *_, last = PPOTrainer(config, models, world=ONE_PROCESS)
         for shaped, experience in experiences:
             torch.testing.assert_close(experience.returns[:, 0], shaped.sum(-1), atol=1e-4, rtol=1e-4)
         assert last.metrics["loss/kl_avg"] > 0 and last.metrics["objective/kl_exact"] > 0
@@ -135,7 +140,7 @@ def test_kl_as_a_loss_is_no_part_of_the_reward_and_holds_the_policy(
 
 
 def test_kl_in_the_reward_is_the_sampled_one(models: TaskModels, experiences: list[tuple[Tensor, Experience]]) -> None:
-    *_, last = PPOTrainer(replace(CONFIG, kl_coef=0.3, lam=1.0, eval_every_episodes=16), models)
+    *_, last = PPOTrainer(replace(CONFIG, kl_coef=0.3, lam=1.0, eval_every_episodes=16), models, world=ONE_PROCESS)
     shaped, experience = experiences[-1]
     mask = experience.sequences.response_mask
     kl = ((experience.logprobs - experience.ref_logprobs) * mask).sum(-1)
@@ -153,8 +158,8 @@ def test_kl_in_the_reward_is_the_sampled_one(models: TaskModels, experiences: li
 def test_the_epochs_end_where_the_policy_has_moved_too_far(models: TaskModels, networks: str) -> None:
     paced = {"kl_target": 10.0, "lr_controller": "kl_step", "learning_rate": 1.0}  # a hundredth is far too much
     config = replace(NETWORKS[networks], num_ppo_epochs=8, mini_batch_size=16, total_episodes=16)
-    free = list(PPOTrainer(config, models))[1].metrics
-    held = list(PPOTrainer(replace(config, **paced, kl_step=1e-3), models))[1].metrics
+    free = list(PPOTrainer(config, models, world=ONE_PROCESS))[1].metrics
+    held = list(PPOTrainer(replace(config, **paced, kl_step=1e-3), models, world=ONE_PROCESS))[1].metrics
     assert free["policy/epochs"] == free["optimizer_steps"] == 8
     assert held["policy/epochs"] == 1, "the first step is from the sampling policy"
     assert held["optimizer_steps"] == (8 if config.value_model == "separate" else 1), "a critic of its own learns on"
@@ -166,7 +171,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_counted(models: TaskModel
     config = replace(NETWORKS["separate"], total_episodes=16, normalize_values=False)  # which would move the head
 
     def run(skip: bool, bad_step: int) -> tuple[PPOTrainer, dict[str, float]]:
-        trainer = PPOTrainer(replace(config, skip_nonfinite_updates=skip), models)
+        trainer = PPOTrainer(replace(config, skip_nonfinite_updates=skip), models, world=ONE_PROCESS)
         steps: list[int] = []
 
         def spoil(gradient: Tensor) -> Tensor:
@@ -177,7 +182,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_counted(models: TaskModel
         trunk.h[0].mlp.c_fc.weight.register_hook(spoil)
         return trainer, list(trainer)[1].metrics
 
-    start = copies(PPOTrainer(config, models).network)
+    start = copies(PPOTrainer(config, models, world=ONE_PROCESS).network)
     trainer, metrics = run(skip=True, bad_step=0)
     assert_same(start, copies(trainer.network))
     assert metrics["policy/skipped_steps"] == 4 and metrics["optimizer_steps"] == 0
@@ -224,7 +229,7 @@ NO_EFFECT: Mapping[str, Any] = {
 
 def learned(models: TaskModels, config: PPOConfig) -> Tensor:
     """Return what the trained policy says of some tokens."""
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     for report in trainer:
         assert torch.tensor(list(report.metrics.values())).isfinite().all()
     with torch.no_grad():

@@ -17,6 +17,7 @@ from ppo_core import PPOConfig
 from ppo_core.algorithm.experience import read_policy
 from ppo_core.algorithm.randomness import prompt_rows
 from ppo_core.data.task import Prompt
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
@@ -74,7 +75,7 @@ def test_training_reads_the_filtered_distribution(models: TaskModels, filters: d
     config = replace(CONFIG, entropy_coef=0.01, num_ppo_epochs=1, mini_batch_size=16, **filters)
     if estimator == "grpo":
         config = replace(config, advantage_estimator="grpo", num_generations=4)
-    _, *reports = PPOTrainer(config, models)
+    _, *reports = PPOTrainer(config, models, world=ONE_PROCESS)
     for report in reports:
         assert torch.tensor(list(report.metrics.values())).isfinite().all()
         assert report.metrics["objective/kl_exact"] > 0, "from the first step on: the reference is not filtered"
@@ -129,7 +130,7 @@ def test_without_a_stop_token_eos_is_a_token_like_others(models: TaskModels) -> 
     rollouts = respond(models, config, prompts_of(models, 24))
     assert not rollouts.ended.any() and set(rollouts.lengths.tolist()) == {12.0}
     assert (rollouts.sequences.response_ids[:, :-1] == 1).any()
-    baseline, first, *_ = PPOTrainer(replace(config, missing_eos_penalty=2.0), models)
+    baseline, first, *_ = PPOTrainer(replace(config, missing_eos_penalty=2.0), models, world=ONE_PROCESS)
     assert baseline.metrics["eval/length"] == 6, "the task's"
     assert first.metrics["response/truncated_share"] == 1 and first.metrics["val/num_eos_tokens"] == 0
 
@@ -152,9 +153,9 @@ def test_a_stop_token_id_ends_a_response(models: TaskModels, stop: int, stop_tok
 @pytest.mark.parametrize("stop", [23, 50_000])
 def test_a_stop_token_id_beyond_the_vocabulary_is_refused_before_anything_runs(models: TaskModels, stop: int) -> None:
     with pytest.raises(ConfigError, match=rf"^stop_token_id = {stop} is not allowed.* 0 to 22") as caught:
-        PPOTrainer(replace(CONFIG, stop_token_id=stop), models)
+        PPOTrainer(replace(CONFIG, stop_token_id=stop), models, world=ONE_PROCESS)
     assert "\n" not in str(caught.value)
-    PPOTrainer(replace(CONFIG, stop_token_id=22), models)
+    PPOTrainer(replace(CONFIG, stop_token_id=22), models, world=ONE_PROCESS)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +205,7 @@ def test_a_stop_string_ends_a_response_that_keeps_it(bytes_folder: Path, stop_st
 
 def test_a_stop_string_of_no_token_is_refused_in_one_line(models: TaskModels) -> None:
     with pytest.raises(ConfigError, match=r"stop_strings = \('é',\) is not allowed"):
-        list(PPOTrainer(replace(CONFIG, stop_strings="é"), models))
+        list(PPOTrainer(replace(CONFIG, stop_strings="é"), models, world=ONE_PROCESS))
 
 
 def test_rows_that_have_ended_leave_without_a_trace(models: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +242,9 @@ def test_a_prompts_responses_stand_together_and_differ(models: TaskModels) -> No
         seen.extend((prompt.text, response) for prompt, response in zip(prompts, responses, strict=True))
         return models.reward(prompts, responses, *others)
 
-    trainer = PPOTrainer(replace(CONFIG, num_generations=4, eval_every_episodes=48), replace(models, reward=reward))
+    trainer = PPOTrainer(
+        replace(CONFIG, num_generations=4, eval_every_episodes=48), replace(models, reward=reward), world=ONE_PROCESS
+    )
     for report in trainer:
         if report.step == 0:
             seen.clear()  # the evaluation's

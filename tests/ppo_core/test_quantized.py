@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ppo_core import PPOConfig
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.models import quantized
 from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy
@@ -37,7 +38,7 @@ def load(folder: Path, tokenizer_folder: Path, *, bf16: bool = False) -> TaskMod
 
 def state_before_step(models: TaskModels, config: PPOConfig, step: int) -> PPOTrainer:
     """Return a trainer that stands behind `step`."""
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     for report in trainer:
         if report.step == step:
             break
@@ -60,7 +61,7 @@ def test_without_bitsandbytes_the_error_says_how_to_install_it(
         load_policy(str(tiny_folder), CPU, FrozenPolicy(in_4bit=True), "a test")
     assert str(caught.value) == 'load_in_4bit = true needs bitsandbytes: pip install "ppo-tuner[quantized]"'
     with pytest.raises(ConfigError) as caught:
-        PPOTrainer(EIGHT_BIT, tiny)
+        PPOTrainer(EIGHT_BIT, tiny, world=ONE_PROCESS)
     assert str(caught.value) == 'optim = "adamw_8bit" needs bitsandbytes: pip install "ppo-tuner[quantized]"'
 
 
@@ -70,7 +71,7 @@ def test_the_scales_of_4_bit_weights_are_shared_and_refused_to_be_trained(tiny: 
     assert sharing_weights(tiny.reference).transformer.h[0].attn.c_proj.quant_state is layer.quant_state
     message = "is not allowed here: load_in_4bit holds c_proj in 4 bits, which cannot be trained$"
     with pytest.raises(ConfigError, match=message):
-        PPOTrainer(replace(LORA, lora_modules_to_save="c_proj"), tiny)
+        PPOTrainer(replace(LORA, lora_modules_to_save="c_proj"), tiny, world=ONE_PROCESS)
 
 
 @with_bitsandbytes
@@ -85,7 +86,7 @@ def test_adapters_learn_on_4_bit_weights_that_are_the_reference(
     layers = [module for module in models.reference.modules() if type(module).__name__ == "Linear4bit"]
     assert len(layers) == 2 * {"llama": 7, "gpt2": 4}[family]
     config = replace(IN_4_BITS, bf16=bf16, value_model="separate", gradient_checkpointing=True)
-    trainer = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
     theirs = {p.data_ptr() for p in models.reference.parameters()}
     trained = trainer.network.trained()
     for name, parameter in trainer.network.named_parameters():
@@ -107,7 +108,7 @@ def test_adapters_learn_on_4_bit_weights_that_are_the_reference(
 def test_gradients_on_4_bit_weights_are_those_on_the_same_weights_in_float32(tiny_folder: Path, tmp_path: Path) -> None:
     # bitsandbytes packs the weights for some CPUs at the first pass without gradients, and then there are none.
     models = load(save_family("llama", False, tmp_path, tiny_folder), tiny_folder)
-    policy: Any = PPOTrainer(IN_4_BITS, models).network.policy
+    policy: Any = PPOTrainer(IN_4_BITS, models, world=ONE_PROCESS).network.policy
     adapters = {name: p for name, p in policy.named_parameters() if "lora_B" in name}
     with torch.no_grad():
         policy(torch.arange(3, 11).view(1, 8))
@@ -136,13 +137,13 @@ def test_a_run_on_4_bit_weights_resumes_bit_for_bit_and_not_on_whole_ones(
     tiny_folder: Path, tmp_path: Path, tiny: TaskModels
 ) -> None:
     folder = save_family("llama", False, tmp_path / "base", tiny_folder)
-    expected = list(PPOTrainer(IN_4_BITS, load(folder, tiny_folder)))
+    expected = list(PPOTrainer(IN_4_BITS, load(folder, tiny_folder), world=ONE_PROCESS))
     first = state_before_step(load(folder, tiny_folder), IN_4_BITS, 1)
     first.save(tmp_path / "step")
-    second = PPOTrainer(IN_4_BITS, load(folder, tiny_folder))
+    second = PPOTrainer(IN_4_BITS, load(folder, tiny_folder), world=ONE_PROCESS)
     second.restore(tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
-    whole = PPOTrainer(replace(IN_4_BITS, load_in_4bit=False), load(folder, tiny_folder))
+    whole = PPOTrainer(replace(IN_4_BITS, load_in_4bit=False), load(folder, tiny_folder), world=ONE_PROCESS)
     with pytest.raises(
         CheckpointError, match="is of load_in_4bit = True and cannot continue with False: the frozen weig"
     ):
@@ -162,7 +163,9 @@ def test_the_options_reach_the_8_bit_optimizer(tiny: TaskModels, monkeypatch: py
     stand_in = SimpleNamespace(optim=SimpleNamespace(AdamW8bit=torch.optim.AdamW))
     monkeypatch.setitem(sys.modules, "bitsandbytes", stand_in)
     config = replace(EIGHT_BIT, adam_beta1=0.5, adam_beta2=0.75, adam_epsilon=1e-4, weight_decay=0.25)
-    for optimizer, rate in zip(PPOTrainer(config, tiny).state.optimizers.both, (1e-3, 1e-3), strict=True):
+    for optimizer, rate in zip(
+        PPOTrainer(config, tiny, world=ONE_PROCESS).state.optimizers.both, (1e-3, 1e-3), strict=True
+    ):
         for group in optimizer.param_groups:
             assert (group["lr"], group["betas"], group["eps"]) == (rate, (0.5, 0.75), 1e-4)
         assert {group["weight_decay"] for group in optimizer.param_groups} == {0.25, 0.0}
@@ -175,8 +178,8 @@ def test_8_bit_moments_learn_about_as_float32_ones_and_resume_bit_for_bit(
 ) -> None:
     # Ranks that make tensors of 4,096 numbers; smaller ones have moments in float32.
     config = replace(EIGHT_BIT, use_peft=adapters, lora_r=128)
-    plain = PPOTrainer(replace(config, optim="adamw"), tiny)
-    unbroken = PPOTrainer(config, tiny)
+    plain = PPOTrainer(replace(config, optim="adamw"), tiny, world=ONE_PROCESS)
+    unbroken = PPOTrainer(config, tiny, world=ONE_PROCESS)
     start = copies(unbroken.network)
     expected = list(unbroken)
     list(plain)
@@ -190,11 +193,11 @@ def test_8_bit_moments_learn_about_as_float32_ones_and_resume_bit_for_bit(
     written = (tmp_path / "step" / "network.safetensors").stat().st_size
     written += (tmp_path / "step" / "optimizers.pt").stat().st_size
     assert first.checkpoint_bytes() == pytest.approx(written, rel=0.5)
-    second = PPOTrainer(config, tiny)
+    second = PPOTrainer(config, tiny, world=ONE_PROCESS)
     second.restore(tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
     assert_same(copies(unbroken.network), copies(second.network))
     with pytest.raises(
         CheckpointError, match="is of optim = 'adamw_8bit' and cannot continue with 'adamw': the checkpoi"
     ):
-        PPOTrainer(replace(config, optim="adamw"), tiny).restore(tmp_path / "step")
+        PPOTrainer(replace(config, optim="adamw"), tiny, world=ONE_PROCESS).restore(tmp_path / "step")

@@ -10,6 +10,7 @@ import torch
 
 from ppo_core import PPOConfig
 from ppo_core.algorithm.returns import ReturnStatistics
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import TaskModels
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic
@@ -34,26 +35,26 @@ def output(network: ActorCritic, state: torch.Tensor) -> float:
 
 
 def test_mean_and_variance_move_by_a_fifth_towards_each_batchs(network: ActorCritic) -> None:
-    statistics = ReturnStatistics()
+    statistics = ReturnStatistics(world=ONE_PROCESS)
     statistics.begin(SCORES, network)
     assert (statistics.mean, statistics.std) == (4.0, pytest.approx(math.sqrt(5)))
     statistics.update(RETURNS, MASK, network)
     # 4 + 0.2 · 6, and 0.8 · 5 + 0.2 · 8/3 + 0.16 · 36
     assert (statistics.mean, statistics.variance) == (pytest.approx(5.2), pytest.approx(4 + 1.6 / 3 + 5.76))
-    again = ReturnStatistics()
+    again = ReturnStatistics(world=ONE_PROCESS)
     again.load_state_dict(json.loads(json.dumps(statistics.state_dict())))
     assert (again.mean, again.std) == (statistics.mean, statistics.std)
 
 
 def test_a_small_spread_beside_a_large_offset_is_not_lost(network: ActorCritic) -> None:
-    statistics = ReturnStatistics()
+    statistics = ReturnStatistics(world=ONE_PROCESS)
     statistics.begin(1e6 + SCORES, network)
     statistics.update(1e6 + RETURNS, MASK, network)
     assert statistics.variance == pytest.approx(4 + 1.6 / 3 + 5.76)
 
 
 def test_a_new_head_begins_at_the_mean_score_and_later_values_stay_where_they_are(network: ActorCritic) -> None:
-    statistics, state = ReturnStatistics(), torch.randn(32, generator=torch.Generator().manual_seed(0))
+    statistics, state = ReturnStatistics(world=ONE_PROCESS), torch.randn(32, generator=torch.Generator().manual_seed(0))
     statistics.begin(SCORES, network)
     assert output(network, state) == 4.0
     assert network.value_head is not None
@@ -68,12 +69,12 @@ def test_a_head_that_has_learned_elsewhere_begins_with_its_own_values(network: A
     torch.nn.init.normal_(network.value_head.weight)
     state = torch.ones(32)
     before = output(network, state)
-    ReturnStatistics().begin(SCORES, network)
+    ReturnStatistics(world=ONE_PROCESS).begin(SCORES, network)
     assert output(network, state) == pytest.approx(before, rel=1e-5) and before != 4.0
 
 
 def test_scores_that_are_all_the_same_show_no_spread_yet(network: ActorCritic) -> None:
-    statistics = ReturnStatistics()
+    statistics = ReturnStatistics(world=ONE_PROCESS)
     statistics.begin(torch.full((4,), 0.7), network)
     assert statistics.std == 1.0
     statistics.begin(SCORES, network)
@@ -95,7 +96,7 @@ def test_all_processes_count_all_returns(tiny: TaskModels) -> None:
 
 
 def test_rewards_own_units_are_kept_by_name(tiny: TaskModels) -> None:
-    trainer = PPOTrainer(replace(CONFIG, normalize_values=False), tiny)
+    trainer = PPOTrainer(replace(CONFIG, normalize_values=False), tiny, world=ONE_PROCESS)
     reports = list(trainer)
     assert (trainer.network.value_mean, trainer.network.value_std) == (0.0, 1.0)
     assert reports[-1].metrics["val/return_std"] > 0, "of the batch's own returns"

@@ -280,7 +280,7 @@ def test_a_refusal_and_a_redirection_are_not_repeated(server: Server, status: in
         (b"<html>", "did not answer with JSON: b'<html>'"),
         ({"scores": [1]}, "answered with an object without \"rewards\": it has ['scores']"),
         ({"rewards": None}, "gave None, not a list of one number per response"),
-        (b"[1, NaN, 3]", "gave nan for sample 1 (prompt 'b', response 'three'), not a finite number"),
+        (b"[1, NaN, 3]", "gave nan for sample 1 (prompt 'b', response 'three'), not a finite number in float32"),
         ([[1], [2, 3], []], "gave [1] for sample 0 (prompt 'a', response 'one'), not a number"),
     ],
 )  # fmt: skip

@@ -132,8 +132,8 @@ SECOND = "sample 1 (prompt '2+2=', response '5')"
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("[1, float('nan'), 2]", f"gave nan for {SECOND}, not a finite number"),
-        ("[1, 10**400, 2]", f"gave inf for {SECOND}, not a finite number"),
+        ("[1, float('nan'), 2]", f"gave nan for {SECOND}, not a finite number in float32"),
+        ("[1, 10**400, 2]", f"gave inf for {SECOND}, not a finite number in float32"),
         ("[1, None, 2]", f"gave None for {SECOND}, not a number"),
         ("['1', '2', '3']", f"gave '1' for {FIRST}, not a number"),
         ("[1, [2], 3]", f"gave [2] for {SECOND}, not a number"),
@@ -144,7 +144,7 @@ SECOND = "sample 1 (prompt '2+2=', response '5')"
         ("[1] * 4", "gave 4 scores for 3 responses; the last is sample 2 (prompt '1+1=', response '')"),
         ("[[1, 2], 3, []]", f"gave 3 for {SECOND}, not a list of one number per token as for the first one"),
         ("[[1, 2], [3, 4], []]", f"gave 2 numbers for the 1 tokens of {SECOND}"),
-        ("[[1, float('-inf')], [3], []]", f"gave -inf for token 1 of {FIRST}, not a finite number"),
+        ("[[1, float('-inf')], [3], []]", f"gave -inf for token 1 of {FIRST}, not a finite number in float32"),
     ],
 )
 def test_an_answer_that_is_no_score_names_the_sample(write: Write, answer: str, message: str) -> None:

@@ -26,6 +26,7 @@ from transformers import (
 
 from ppo_core import PPOConfig
 from ppo_core.data.task import Prompt, RewardPart, Scored
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.models.load import TaskModels
 from ppo_core.rewards.batch import Batch
@@ -238,7 +239,7 @@ def test_the_trainer_and_its_evaluation_say_which_responses_ended(tiny: TaskMode
         return Scored([0.0] * len(responses), {})
 
     config = PPOConfig(total_episodes=16, batch_size=16, mini_batch_size=8, response_length=6, temperature=1.0)
-    list(PPOTrainer(config, replace(tiny, reward=reward)))
+    list(PPOTrainer(config, replace(tiny, reward=reward), world=ONE_PROCESS))
     assert [len(ended) for ended in seen] == [8, 16, 8], "evaluation, rollouts, evaluation"
     for ended, long in zip(seen, lengths, strict=True):
         assert all(isinstance(one, bool) for one in ended)
@@ -314,7 +315,7 @@ def test_a_score_that_is_not_finite_names_its_sample(part: RewardPart) -> None:
         model(batch("w3| w4", "w7| w4 w5"))
     assert str(caught.value) == (
         f"reward part \"taste\": {part.where} gave nan for sample 1 (prompt 'w7', response ' w4 w5'), "
-        "not a finite number"
+        "not a finite number in float32"
     )
 
 

@@ -20,10 +20,11 @@ from ppo_core.algorithm.scores import (
     score_spread,
 )
 from ppo_core.data.task import Scored
+from ppo_core.distributed.world import ONE_PROCESS
 
 
 def test_running_statistics_shape_by_all_scores_so_far() -> None:
-    statistics = RewardStatistics("running")
+    statistics = RewardStatistics("running", world=ONE_PROCESS)
     # Mean 2, variance ((1-2)^2 + (3-2)^2) / 2 = 1.
     assert statistics.shape(torch.tensor([1.0, 3.0])).tolist() == [-1.0, 1.0]
     # All four: mean 5, variance (16 + 4 + 4 + 16) / 4 = 10.
@@ -33,13 +34,13 @@ def test_running_statistics_shape_by_all_scores_so_far() -> None:
 
 
 def test_the_reference_is_the_first_batch() -> None:
-    statistics = RewardStatistics("reference")
+    statistics = RewardStatistics("reference", world=ONE_PROCESS)
     assert statistics.shape(torch.tensor([1.0, 5.0])).tolist() == [-1.0, 1.0]  # mean 3, deviation 2
     assert statistics.shape(torch.tensor([3.0, 9.0, 100.0])).tolist() == [0.0, 3.0, 48.5]
 
 
 def test_without_normalisation_scores_stay() -> None:
-    statistics = RewardStatistics("none")
+    statistics = RewardStatistics("none", world=ONE_PROCESS)
     scores = torch.tensor([1.0, 5.0])
     assert statistics.shape(scores).equal(scores)
     assert statistics.state_dict() == {"count": 0, "mean": 0.0, "squares": 0.0}
@@ -48,14 +49,14 @@ def test_without_normalisation_scores_stay() -> None:
 @pytest.mark.parametrize("mode", ["running", "reference"])
 @pytest.mark.parametrize("first", [[0.1] * 7, [1e9 + 0.1] * 7, [-4.0], [0.0, 0.0]])
 def test_scores_without_spread_are_shifted_and_not_blown_up(mode: Normalization, first: list[float]) -> None:
-    statistics = RewardStatistics(mode)
+    statistics = RewardStatistics(mode, world=ONE_PROCESS)
     assert statistics.shape(torch.tensor(first, dtype=torch.float64)).abs().max() < 1e-6
     after = statistics.shape(torch.tensor([first[0] + 1.0], dtype=torch.float64))
     assert 0.5 <= after.item() < 3
 
 
 def test_nothing_is_counted_of_an_empty_batch() -> None:
-    statistics = RewardStatistics("running")
+    statistics = RewardStatistics("running", world=ONE_PROCESS)
     assert statistics.shape(torch.tensor([])).tolist() == []
     assert statistics.shape(torch.tensor([1.0, 3.0])).tolist() == [-1.0, 1.0]
 
@@ -67,7 +68,7 @@ def test_nothing_is_counted_of_an_empty_batch() -> None:
 )
 def test_batches_in_any_split_count_as_the_whole(scores: list[float], cuts: list[int], offset: float) -> None:
     whole = torch.tensor(scores, dtype=torch.float64) + offset
-    statistics = RewardStatistics("running")
+    statistics = RewardStatistics("running", world=ONE_PROCESS)
     edges = [0, *sorted(min(cut, len(scores)) for cut in cuts), len(scores)]
     for start, stop in pairwise(edges):
         statistics.update(whole[start:stop])
@@ -78,7 +79,7 @@ def test_batches_in_any_split_count_as_the_whole(scores: list[float], cuts: list
 @pytest.mark.parametrize("mode", ["running", "reference", "none"])
 def test_statistics_go_on_from_json_as_if_never_stopped(mode: Normalization) -> None:
     batches = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    unbroken, before, after = (RewardStatistics(mode) for _ in range(3))
+    unbroken, before, after = (RewardStatistics(mode, world=ONE_PROCESS) for _ in range(3))
     for batch in batches[:2]:
         unbroken.shape(batch)
         before.shape(batch)
@@ -99,9 +100,9 @@ def test_raw_scores_stay_on_their_tokens_or_on_the_last() -> None:
 
 def test_dense_rewards_are_scaled_and_shifted_on_the_last_token() -> None:
     rewards = torch.tensor([[1.0, 2.0, 3.0], [2.0, 9.0, 9.0]])  # sums 6 and 2: mean 4, deviation 2
-    shaped = RewardStatistics("running").shape_dense(rewards, MASK[:2])
+    shaped = RewardStatistics("running", world=ONE_PROCESS).shape_dense(rewards, MASK[:2])
     assert shaped.tolist() == [[0.5, 1.0, 1.5 - 2.0], [1.0 - 2.0, 0.0, 0.0]]
-    assert shaped.sum(-1).equal(RewardStatistics("running").shape(torch.tensor([6.0, 2.0])))
+    assert shaped.sum(-1).equal(RewardStatistics("running", world=ONE_PROCESS).shape(torch.tensor([6.0, 2.0])))
 
 
 def test_what_stands_on_the_last_token_of_no_tokens_is_dropped() -> None:
@@ -117,11 +118,11 @@ def test_clipping() -> None:
 
 def test_the_spread_of_scores_is_over_responses_and_1_where_beta_meets_whitened_advantages() -> None:
     scores = torch.tensor([[1.0, 2.0], [0.0, 7.0]])  # 3 and 7 a response
-    assert score_spread(PPOConfig(), scores) == pytest.approx(2.0)
-    assert score_spread(PPOConfig(use_kl_loss=True), scores) == 1.0
-    assert score_spread(PPOConfig(use_kl_loss=True), torch.ones(2, 2)) == 0.0
+    assert score_spread(PPOConfig(), scores, world=ONE_PROCESS) == pytest.approx(2.0)
+    assert score_spread(PPOConfig(use_kl_loss=True), scores, world=ONE_PROCESS) == 1.0
+    assert score_spread(PPOConfig(use_kl_loss=True), torch.ones(2, 2), world=ONE_PROCESS) == 0.0
     raw = PPOConfig(use_kl_loss=True, advantage_estimator="rloo", num_generations=2)
-    assert score_spread(raw, scores) == pytest.approx(2.0)
+    assert score_spread(raw, scores, world=ONE_PROCESS) == pytest.approx(2.0)
 
 
 def test_overlong_responses_cost_linearly_within_the_buffer() -> None:

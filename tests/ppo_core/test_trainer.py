@@ -15,6 +15,7 @@ from transformers import (
 
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.algorithm.randomness import Key
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
 from ppo_core.metrics import METRICS
 from ppo_core.models.load import TaskModels, resolve_device
@@ -56,7 +57,7 @@ def without_seconds(report: StepReport) -> StepReport:
 @pytest.fixture(scope="module", params=["shared", "separate"])
 def unbroken(request: pytest.FixtureRequest, tiny_folder: Path) -> tuple[PPOTrainer, list[StepReport]]:
     """A trainer that ran to its end without a break, and its reports."""
-    trainer = PPOTrainer(replace(CONFIG, value_model=request.param), tiny_models(tiny_folder))
+    trainer = PPOTrainer(replace(CONFIG, value_model=request.param), tiny_models(tiny_folder), world=ONE_PROCESS)
     return trainer, list(trainer)
 
 
@@ -66,12 +67,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 ) -> None:
     whole, expected = unbroken
     config = whole.config
-    first = PPOTrainer(config, tiny)
+    first = PPOTrainer(config, tiny, world=ONE_PROCESS)
     for report in first:
         if report.step == stop_after:
             break
     first.save(tmp_path / "step")
-    second = PPOTrainer(config, tiny)
+    second = PPOTrainer(config, tiny, world=ONE_PROCESS)
     second.restore(tmp_path / "step")
     resumed = list(second)
     assert [r.step for r in resumed] == list(range(stop_after + 1, 7))
@@ -82,7 +83,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
 def test_ratio_one_and_no_kl_before_the_first_update(tiny: TaskModels) -> None:
     config = replace(CONFIG, num_ppo_epochs=1, mini_batch_size=16, total_episodes=16)
-    baseline, first = PPOTrainer(config, tiny)
+    baseline, first = PPOTrainer(config, tiny, world=ONE_PROCESS)
     assert baseline.step == 0 and baseline.episode == 0
     assert baseline.metrics["eval/kl"] == 0
     for name, value in [("objective/kl_exact", 0), ("objective/kl", 0), ("val/ratio", 1), ("policy/approxkl_avg", 0)]:
@@ -93,10 +94,10 @@ def test_ratio_one_and_no_kl_before_the_first_update(tiny: TaskModels) -> None:
 @pytest.mark.parametrize("normalize", ["none", "running"])
 def test_the_phases_alone_do_what_the_trainer_does(tiny: TaskModels, normalize: str) -> None:
     config = replace(CONFIG, normalize_rewards=normalize)
-    state = RunState.begin(config, tiny)
+    state = RunState.begin(config, tiny, world=ONE_PROCESS)
     generator = TransformersGenerator(state.network, tiny.tokenizer, state.chunks.generation)
     state.step = 0
-    _, *expected = PPOTrainer(config, tiny)
+    _, *expected = PPOTrainer(config, tiny, world=ONE_PROCESS)
     for report in expected:
         rollouts = collect(state, tiny, generator)
         experience, metrics = score(state, tiny, rollouts)
@@ -106,14 +107,14 @@ def test_the_phases_alone_do_what_the_trainer_does(tiny: TaskModels, normalize: 
 
 
 def test_evaluations_fall_on_their_episodes_and_on_the_end(tiny: TaskModels) -> None:
-    reports = list(PPOTrainer(replace(CONFIG, eval_every_episodes=40), tiny))
+    reports = list(PPOTrainer(replace(CONFIG, eval_every_episodes=40), tiny, world=ONE_PROCESS))
     # Crossed 40 at episode 48, 80 at 80, and the run ends at 96.
     assert [r.episode for r in reports if r.is_evaluation] == [0, 48, 80, 96]
     assert [len(r.samples) for r in reports if r.is_evaluation] == [8] * 4
 
 
 def test_reports_hold_the_declared_metrics_and_finite_values(tiny: TaskModels) -> None:
-    *_, last = PPOTrainer(CONFIG, tiny)
+    *_, last = PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
     assert set(last.metrics) == set(METRICS) - {"loss/kl_avg"} - PACE_METRICS, "no KL loss, and a schedule"
     assert all(torch.isfinite(torch.tensor(value)) for value in last.metrics.values())
     assert last.metrics["optimizer_steps"] == 6 * 2 * 2
@@ -121,41 +122,41 @@ def test_reports_hold_the_declared_metrics_and_finite_values(tiny: TaskModels) -
 
 
 def test_adaptive_beta_moves_towards_its_target(tiny: TaskModels) -> None:
-    betas = [r.metrics["objective/kl_coef"] for r in list(PPOTrainer(CONFIG, tiny))[1:]]
+    betas = [r.metrics["objective/kl_coef"] for r in list(PPOTrainer(CONFIG, tiny, world=ONE_PROCESS))[1:]]
     assert betas[0] == 0.02
     assert betas[1] == pytest.approx(0.02 * 0.8), "KL 0 at the start: β falls by the clipped 20%"
 
 
 def test_beta_waits_while_the_policy_stands_still(tiny: TaskModels) -> None:
     config = replace(CONFIG, critic_warmup=3)
-    betas = [r.metrics["objective/kl_coef"] for r in list(PPOTrainer(config, tiny))[1:]]
+    betas = [r.metrics["objective/kl_coef"] for r in list(PPOTrainer(config, tiny, world=ONE_PROCESS))[1:]]
     assert betas[:4] == [0.02] * 4
     assert betas[4] == pytest.approx(0.02 * 0.8), "the KL of the first iteration that learns is still 0"
 
 
 def test_a_damaged_checkpoint_is_refused_by_name(tiny: TaskModels, tmp_path: Path) -> None:
-    trainer = PPOTrainer(CONFIG, tiny)
+    trainer = PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
     next(iter(trainer))
     trainer.save(tmp_path / "step-000000")
     weights = tmp_path / "step-000000" / "network.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match=r"network.safetensors is missing or damaged"):
-        PPOTrainer(CONFIG, tiny).restore(tmp_path / "step-000000")
+        PPOTrainer(CONFIG, tiny, world=ONE_PROCESS).restore(tmp_path / "step-000000")
     assert checkpoint.latest(tmp_path) is None
 
 
 def test_a_checkpoint_of_another_network_is_refused(tiny: TaskModels, tmp_path: Path) -> None:
-    trainer = PPOTrainer(CONFIG, tiny)
+    trainer = PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
     next(iter(trainer))
     trainer.save(tmp_path / "step")
     with pytest.raises(CheckpointError, match="does not fit this run's networks"):
-        PPOTrainer(replace(CONFIG, value_model="separate"), tiny).restore(tmp_path / "step")
+        PPOTrainer(replace(CONFIG, value_model="separate"), tiny, world=ONE_PROCESS).restore(tmp_path / "step")
 
 
 def test_the_saved_model_loads_as_any_transformers_model(tiny: TaskModels, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    trainer = PPOTrainer(CONFIG, tiny)
+    trainer = PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
     list(trainer)
     trainer.save_model(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -195,17 +196,17 @@ def test_a_response_that_crosses_the_original_length_of_longrope_is_refused(
     with pytest.raises(
         ConfigError, match=r"^response_length = 7 is not allowed: .* 32 positions .* 11 and .* so at most 6$"
     ):
-        PPOTrainer(replace(CONFIG, response_length=7), tiny)
+        PPOTrainer(replace(CONFIG, response_length=7), tiny, world=ONE_PROCESS)
     longer = replace(tiny, longest_prompt=6)
     with pytest.raises(TaskError, match=r"its evaluation's response_length = 6 is not allowed: .* beyond 11 and"):
-        PPOTrainer(replace(CONFIG, response_length=5), longer)
+        PPOTrainer(replace(CONFIG, response_length=5), longer, world=ONE_PROCESS)
 
 
 def test_longrope_up_to_its_original_length_is_sampled_as_it_is_trained(tiny: TaskModels) -> None:
     torch.manual_seed(0)
     reference = AutoModelForCausalLM.from_config(LlamaConfig(**GATED, rope_parameters=dict(LONGROPE)))
     models = replace(tiny, reference=reference.eval().requires_grad_(False))
-    _, first, *_ = PPOTrainer(replace(CONFIG, response_length=6), models)
+    _, first, *_ = PPOTrainer(replace(CONFIG, response_length=6), models, world=ONE_PROCESS)
     assert first.metrics["response/length_max"] == 6
     assert first.metrics["sampler/mismatch"] < 1e-4
 
@@ -261,16 +262,18 @@ def test_the_trainer_and_its_evaluations_go_through_the_generator_and_tell_it_of
             asked.append((key.purpose.name, key.index, rollouts.weight_version))
             return rollouts
 
-    reports = list(PPOTrainer(CONFIG, tiny, make_generator=Recorded))
+    reports = list(PPOTrainer(CONFIG, tiny, make_generator=Recorded, world=ONE_PROCESS))
     tiny.baseline.clear()
-    assert [without_seconds(r) for r in reports] == [without_seconds(r) for r in PPOTrainer(CONFIG, tiny)]
+    assert [without_seconds(r) for r in reports] == [
+        without_seconds(r) for r in PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
+    ]
     # An iteration has 4 optimizer steps; evaluations are at the start and after every second iteration.
     assert asked[:4] == [("EVALUATION", 0, 0), ("ROLLOUT", 0, 0), ("ROLLOUT", 1, 4), ("EVALUATION", 0, 8)]
     assert asked[-1] == ("EVALUATION", 0, 24)
 
 
 def test_a_resumed_run_names_the_weights_as_the_run_before_it(tiny: TaskModels, tmp_path: Path) -> None:
-    first, second = PPOTrainer(CONFIG, tiny), PPOTrainer(CONFIG, tiny)
+    first, second = PPOTrainer(CONFIG, tiny, world=ONE_PROCESS), PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
     for report in first:
         if report.step == 2:
             break

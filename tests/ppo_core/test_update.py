@@ -9,6 +9,7 @@ from ppo_core.algorithm.experience import Experience, build_experience, read_pol
 from ppo_core.algorithm.optim import Optimizers
 from ppo_core.algorithm.scores import RewardStatistics, less_penalties, token_scores
 from ppo_core.algorithm.update import UpdateStatistics, ppo_epochs
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
@@ -36,16 +37,20 @@ def collect(tiny: TaskModels, network: ActorCritic, config: PPOConfig) -> tuple[
     prompts = tiny.prompts.train[:16]
     rollouts = generate(network.policy, tiny.tokenizer, prompts, numbers, settings, chunk_rows=99)
     scored = tiny.reward(prompts, rollouts.responses, [], [])
-    scores = less_penalties(config, token_scores(config, RewardStatistics("none"), scored, rollouts), rollouts, 1.0)
+    scores = less_penalties(
+        config, token_scores(config, RewardStatistics("none", world=ONE_PROCESS), scored, rollouts), rollouts, 1.0
+    )
     reading = read(tiny, network, rollouts)
     kl = token_kl(config, reading, rollouts.sequences.response_mask)
     lam = 0.95 if config.lam is None else config.lam
-    return rollouts, build_experience(config, rollouts, reading, kl, scores, config.kl_coef, lam, config.entropy_coef)
+    return rollouts, build_experience(
+        config, rollouts, reading, kl, scores, config.kl_coef, lam, config.entropy_coef, world=ONE_PROCESS
+    )
 
 
 def update(network: ActorCritic, optimizers: Optimizers, experience: Experience, config: PPOConfig) -> UpdateStatistics:
     chunk = ChunkRows("training", config.batch_sizes(1).per_device_train_batch_size)
-    return ppo_epochs(network, optimizers, experience, config, 0, chunk)
+    return ppo_epochs(network, optimizers, experience, config, 0, chunk, world=ONE_PROCESS)
 
 
 def learn(tiny: TaskModels, config: PPOConfig) -> tuple[ActorCritic, UpdateStatistics]:

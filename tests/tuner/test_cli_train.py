@@ -154,6 +154,36 @@ def test_interrupted_train_saves_and_resumes(
     assert "out holds a finished run; its model is in out/model" in one_error(ppo_tuner("train", "--resume", "out")[2])
 
 
+FAST = ("--learning_rate", "2e-2")
+"""A rate of 20 nats a step, over the quick task's limit of 15 for three steps at step 3."""
+
+
+def test_the_guard_ends_a_run_and_knows_it_after_an_interruption(
+    ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
+) -> None:
+    monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)
+    status, stdout, _ = ppo_tuner("train", "--task", quick_run.NAME, *FAST, "--output", "whole", "--json")
+    data = json.loads(stdout)
+    assert (status, [step["step"] for step in data["steps"]]) == (1, [0, 1, 2, 3])
+    assert data["steps"][-1]["eval/kl"] == 60, "the step that it ends with is evaluated"
+    assert "guard" in data["ending"]["note"] and "for 3 steps" in data["ending"]["note"]
+    assert (own_folder / "whole" / "model" / "model.txt").read_text() == "0.02 3"
+    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
+    assert ppo_tuner("train", "--task", quick_run.NAME, *FAST, "--output", "out")[0] == 130
+    status, stdout, _ = ppo_tuner("train", "--resume", "out", "--json")
+    assert (status, [step["step"] for step in json.loads(stdout)["steps"]]) == (1, [3])
+
+
+def test_a_trials_run_has_the_guard_of_its_study(quick_train: Callable[..., dict[str, Any]], own_folder: Path) -> None:
+    path = own_folder / "own.db"
+    rules = {"task": quick_run.NAME, "guard": {"kl_limit": False}, "kl": {"budget": 4.0, "limit": 20.0}}
+    made_study.make(path, StudySpec.from_dict({**made_study.SPEC, **rules}, "made")).close()
+    data = quick_train("--from", made_study.NAME, "1", *FAST, "--storage", f"sqlite:///{path}", "--output", "out")
+    assert [step["objective/kl_exact"] for step in data["steps"]][-2:] == [60, 80], (
+        "4 times its limit of 20 are allowed"
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [

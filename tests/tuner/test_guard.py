@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo_core.metrics import METRICS
+from ppo_core.metrics import CORE, METRICS
 from ppo_core.report import KL_GAP_LIMIT, MISMATCH_LIMIT, StepReport
 from tuner.judge.guard import (
-    CORE,
     MOST_EXTRA,
     READ,
     WATCHED,

@@ -10,6 +10,7 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.rates import count_weights, usual_rate
 from ppo_core.data.task_file import get_task
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
 from ppo_core.models.load import load_task
 from ppo_core.tasks.skeleton import example_note
@@ -50,7 +51,7 @@ def test_a_new_task_is_whole_and_short(written: Path) -> None:
 def test_a_new_task_trains_as_it_is(written: Path) -> None:
     models = load_task(str(written), "cpu")
     config = PPOConfig.from_dict({**models.task.reference, "total_episodes": 128})
-    reports = list(PPOTrainer(config, models))
+    reports = list(PPOTrainer(config, models, world=ONE_PROCESS))
     assert [report.episode for report in reports] == [0, 64, 128]
     assert 0.2 < reports[0].metrics["eval/reward"] < 0.7
     assert reports[2].metrics["eval/kl"] > 0

@@ -5,13 +5,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ppo_core import checkpoint
 from ppo_core.cli import training
 from ppo_core.cli.arguments import DESCRIPTION, RunParser
 from ppo_core.cli.command_line import EXIT_OK, refuse_unknown
 from ppo_core.cli.new_run import Start
-from ppo_core.cli.run_folder import ConfirmedReading, RunOrigin
+from ppo_core.cli.run_folder import ConfirmedReading, Run, RunOrigin
 from ppo_core.cli.training import Program
-from ppo_core.data.task_file import get_task
+from ppo_core.data.task_file import KL_LIMIT, get_task
 from ppo_core.distributed import rank_zero
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError
 from ppo_core.tasks import skeleton
@@ -21,11 +22,21 @@ from tuner.confirm.result import confirmations
 from tuner.control import forks
 from tuner.environment import PROG, STUDY_FILE, to_copy
 from tuner.judge import results
+from tuner.judge.guard import Guard, GuardSettings
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
 from tuner.study.status import Role
 
-PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]))
+
+def _guard(run: Run, kl_budget: float) -> Guard:
+    """Return the guard of a run: its study's, or with the default rules, as a study of the task would have it."""
+    default = get_task(run.task).kl_limit if run.kl_budget is None else KL_LIMIT * kl_budget
+    extra = {} if run.resume_from is None else checkpoint.read_manifest(run.resume_from)["extra"]
+    settings = GuardSettings.from_dict(run.guard.get("rules", {}), run.guard.get("limit", default), "guard")
+    return Guard(settings, kl_budget, extra)
+
+
+PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]), _guard)
 
 
 def train(argv: Sequence[str]) -> int:
@@ -85,6 +96,7 @@ def _start(given_storage: str | None, study: str, number: str) -> Start:
         device=spec.device,
         origin=origin,
         stages=stages,
+        guard={"limit": spec.kl_limit, "rules": spec.guard.to_dict()},
     )
 
 

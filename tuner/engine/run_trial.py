@@ -1,10 +1,10 @@
-"""Run one trial in a worker: step, guard, report, save, until it ends or the controller stops it."""
+"""Run one trial in a worker, until it ends or the controller stops it; see `ppo_core.drive`."""
 
 import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,13 @@ from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed.rank_zero import on_rank_zero
-from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, is_outage, nearest
+from ppo_core.drive import Hooks, drive
+from ppo_core.errors import ConfigError, PPOTunerError, is_outage, nearest
 from ppo_core.report import NextMove, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.protocol import Ended, Left, Phase, Read, ReadTest, Stepped, TrialJob, TrialSpec
-from tuner.judge.guard import GUARD, GuardState, WatchState, check_step, watch
+from tuner.judge.guard import Guard, WatchState, watch
+from tuner.study.status import Reason
 
 WATCH = "extra_evaluations"
 """Key in a checkpoint's `extra` of the KL budget watch's state."""
@@ -35,62 +37,62 @@ Ask = Callable[[Stepped], NextMove]
 def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
     """Run one trial; `ask` reports each step and returns whether to go on.
 
-    Every process of a trial runs this, and rank 0 alone asks. A checkpoint is saved only after its step was answered,
-    so the store holds every step up to it. `enter` is called before a checkpoint is saved and before the next step.
+    Every process of a trial runs this, and rank 0 alone asks. `enter` is called before a checkpoint is saved and before
+    the next step.
     """
-
-    def asked(message: Stepped) -> NextMove:
-        return on_rank_zero(lambda: ask(message))
-
-    clock = _Clock()
+    trial = _Trial(spec, ask, enter)
     config = PPOConfig.from_dict(spec.config)
     staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
-    keeper = _make_keeper(spec, staged.trainer)
-    state, watched, clock.longest_step = _restored(spec)
-    has_raised = False
-    clock.begin_step()
-    for step_report in staged:
-        report = with_plain_floats(step_report)
-        state, reason = check_step(spec.guard, state, report, staged.config.whole_episodes(), spec.kl_budget)
-        watched, is_near = watch(watched, report, spec.kl_budget, staged.config.eval_interval)
-        clock.end_step()
-        answer = asked(Stepped(report, clock.since_report(), clock.longest_step, reason, is_near_budget=is_near))
-        if answer is NextMove.EVALUATE:
-            clock.begin_step()
-            report, has_raised = with_evaluation(staged.trainer, report)
-            report = with_plain_floats(report)
-            clock.end_step()
-            answer = asked(Stepped(report, clock.since_report(), clock.longest_step, reason, is_again=True))
-        if ends_stage := staged.ends_stage(report):
-            state = state.with_new_patience()
-        extra = {GUARD: state.to_dict(), WATCH: asdict(watched), LONGEST_STEP: clock.longest_step}
-        save = partial(_save, keeper, staged.trainer, report, extra, enter)
-        if answer is NextMove.STOP:
-            if on_rank_zero(partial(keeper.is_new_best, report)):
-                try:
-                    save()
-                except CheckpointError:  # the trial's value is known anyway
-                    traceback.print_exc()
-            break
-        is_due = answer in (NextMove.SAVE, NextMove.LEAVE) or report.is_evaluation or ends_stage
-        if is_due or on_rank_zero(partial(keeper.is_due, report)):
-            save()
-            if answer is NextMove.LEAVE:
-                return Left()
-            enter(Phase.STEPPING)
-        clock.begin_step()
-    return Ended(is_worker_spent=has_raised)
+    move = drive(staged, _make_keeper(spec, staged.trainer), trial)
+    return Left() if move is NextMove.LEAVE else Ended(is_worker_spent=trial.has_raised)
 
 
-def _save(
-    keeper: CheckpointKeeper,
-    trainer: Trainer,
-    report: StepReport,
-    extra: Mapping[str, Any],
-    enter: Callable[[Phase], None],
-) -> Path:
-    enter(Phase.SAVING)
-    return keeper.save(trainer, report, extra)
+class _Trial(Hooks):
+    """A trial in progress: its guard, its watch on the KL budget, its clock, and the controller that is asked."""
+
+    def __init__(self, spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None]) -> None:
+        self._last_report = time.perf_counter()
+        extra = {} if spec.resume_from is None else checkpoint.verify(spec.resume_from)["extra"]
+        self._spec, self._ask, self._enter = spec, ask, enter
+        self._guard = Guard(spec.guard, spec.kl_budget, extra)
+        self._watched = WatchState(**extra.get(WATCH, {}))
+        self._longest_step = extra.get(LONGEST_STEP, 0.0)
+        self._reason: Reason | None = None
+        self._is_near = self.has_raised = False
+
+    def check(self, report: StepReport, config: PPOConfig) -> None:
+        """Fold guard and watch over a step."""
+        self._reason = self._guard.check(report, config)
+        self._watched, self._is_near = watch(self._watched, report, self._spec.kl_budget, config.eval_interval)
+
+    def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
+        """Ask the controller."""
+        self._longest_step = max(self._longest_step, seconds)
+        before, self._last_report = self._last_report, time.perf_counter()
+        message = Stepped(
+            replace(report, metrics={name: float(value) for name, value in report.metrics.items()}),
+            self._last_report - before,  # saving and waiting included
+            self._longest_step,
+            self._reason,
+            is_near_budget=self._is_near and not is_again,
+            is_again=is_again,
+        )
+        return on_rank_zero(lambda: self._ask(message))
+
+    def evaluated(self, trainer: Trainer, report: StepReport) -> StepReport:
+        """Return the report with an evaluation, or unchanged if the policy cannot be evaluated."""
+        report, has_raised = with_evaluation(trainer, report)
+        self.has_raised |= has_raised
+        return report
+
+    def extra(self, *, ends_stage: bool) -> dict[str, Any]:
+        """Return the state of guard, watch and clock."""
+        guard = self._guard.extra(ends_stage=ends_stage)
+        return {**guard, WATCH: asdict(self._watched), LONGEST_STEP: self._longest_step}
+
+    def enter(self, *, saving: bool) -> None:
+        """Tell the controller, whose time limits differ."""
+        self._enter(Phase.SAVING if saving else Phase.STEPPING)
 
 
 def read_test(job: ReadTest) -> Read:
@@ -101,11 +103,6 @@ def read_test(job: ReadTest) -> Read:
         return Read(None, f"the trainer {job.trainer} evaluates no test prompts")
     reading = evaluate()
     return Read(None, f"the task {job.task} has no test prompts") if reading is None else Read(reading)
-
-
-def with_plain_floats(report: StepReport) -> StepReport:
-    """Return the report with plain floats: a trainer's own number types may need its libraries to unpickle."""
-    return replace(report, metrics={name: float(value) for name, value in report.metrics.items()})
 
 
 def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
@@ -124,25 +121,6 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
         return report, True
     readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))
     return evaluated if all(map(math.isfinite, readings)) else report, False
-
-
-class _Clock:
-    """Seconds of the longest step alone, and from one report to the next, which includes saving and waiting."""
-
-    def __init__(self) -> None:
-        self._last_report = self._step_began = time.perf_counter()
-        self.longest_step = 0.0
-
-    def begin_step(self) -> None:
-        self._step_began = time.perf_counter()
-
-    def end_step(self) -> None:
-        self.longest_step = max(self.longest_step, time.perf_counter() - self._step_began)
-
-    def since_report(self) -> float:
-        """Return the seconds since the last call."""
-        before, self._last_report = self._last_report, time.perf_counter()
-        return self._last_report - before
 
 
 def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
@@ -185,11 +163,3 @@ def _set_torch_threads(threads: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(threads)
-
-
-def _restored(spec: TrialSpec) -> tuple[GuardState, WatchState, float]:
-    """Return the guard's and the KL budget watch's state and the longest step, from the checkpoint if there is one."""
-    if spec.resume_from is None:
-        return GuardState(), WatchState(), 0.0
-    extra = checkpoint.verify(spec.resume_from)["extra"]
-    return GuardState.from_dict(extra[GUARD]), WatchState(**extra.get(WATCH, {})), extra.get(LONGEST_STEP, 0.0)

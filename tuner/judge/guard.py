@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
-from ppo_core.metrics import METRICS
-from ppo_core.report import KL_GAP, KL_GAP_NOISE, MISMATCH, StepReport
+from ppo_core.metrics import CORE, METRICS
+from ppo_core.report import KL_GAP, KL_GAP_NOISE, MISMATCH, StepReport, first_not_finite, not_finite
 from tuner.judge.rules import ENTROPY, IDLE_STEPS, KL, REPETITION, RETURN_STD, ROUNDING, RULES, SIGNS, VALUE_LOSS, Rule
 from tuner.study.status import Reason
 
@@ -30,26 +31,6 @@ WINDOW = 8
 
 WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", ENTROPY, VALUE_LOSS, REPETITION, MISMATCH, KL_GAP)
 """Metrics kept as evidence."""
-
-CORE = (
-    "objective/kl",
-    KL,
-    "objective/scores",
-    "objective/non_score_reward",
-    "objective/rlhf_reward",
-    "objective/entropy",
-    "policy/approxkl_avg",
-    ENTROPY,
-    "loss/policy_avg",
-    VALUE_LOSS,
-    "val/ratio",
-    "policy/grad_norm",
-    "value/grad_norm",
-    MISMATCH,
-    "eval/reward",
-    "eval/kl",
-)
-"""Metrics that must be finite. Others may legitimately not be (the explained variance of equal returns)."""
 
 READ = tuple(dict.fromkeys((*CORE, *WATCHED, RETURN_STD, KL_GAP_NOISE)))
 """Every metric that the guard reads; a report of these alone gives the same verdict."""
@@ -139,9 +120,9 @@ def check_step(
     progress = report.episode / total_episodes
     in_grace = progress <= settings.grace
     state = _remember(state, report, in_grace, settings.limits["nothing_learned"] * kl_budget)
-    bad = next((name for name in CORE if not math.isfinite(report.metrics.get(name, 0.0))), None)
+    bad = first_not_finite(report)
     if bad is not None and "nonfinite" not in settings.off:
-        return state, _nonfinite(bad, state, report)
+        return state, Reason("nonfinite", not_finite(report, bad), bad, None, None, 1, report.step, state.window)
     reason = None
     for name, rule in RULES.items():
         if name in settings.off or rule.metric not in report.metrics or (rule.has_grace and in_grace):
@@ -158,6 +139,27 @@ class _Reading(NamedTuple):
     value: float
     limit: float
     is_broken: bool
+
+
+class Guard:
+    """The guard of one run in progress, as `ppo_core.drive` wants it."""
+
+    def __init__(self, settings: GuardSettings, kl_budget: float, extra: Mapping[str, Any]) -> None:
+        """Begin, or continue by the `extra` of the checkpoint that the run resumes from."""
+        self._settings, self._kl_budget = settings, kl_budget
+        self._state = GuardState.from_dict(extra[GUARD]) if GUARD in extra else GuardState()
+
+    def check(self, report: StepReport, config: PPOConfig) -> Reason | None:
+        """Return the reason to end the run after a step of the stage with this config, or None."""
+        total = config.whole_episodes()
+        self._state, reason = check_step(self._settings, self._state, report, total, self._kl_budget)
+        return reason
+
+    def extra(self, *, ends_stage: bool) -> dict[str, Any]:
+        """Return the state for a checkpoint; at the end of a stage with new patience."""
+        if ends_stage:
+            self._state = self._state.with_new_patience()
+        return {GUARD: self._state.to_dict()}
 
 
 def _remember(state: GuardState, report: StepReport, in_grace: bool, idle: float) -> GuardState:
@@ -228,13 +230,6 @@ def _limit(rule: Rule, value: object, where: str) -> float:
             return checks.number(value, rule.valid, where)
     given = "true" if value is True else repr(value)
     raise ConfigError(f"{where} = {given} is not allowed; expected {rule.allowed}")
-
-
-def _nonfinite(metric: str, state: GuardState, report: StepReport) -> Reason:
-    value = report.metrics[metric]
-    what = "not a number" if math.isnan(value) else "infinite"
-    message = f"{METRICS[metric].label} ({metric}) was {what} at step {report.step}"
-    return Reason("nonfinite", message, metric, None, None, 1, report.step, state.window)
 
 
 def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: GuardState, report: StepReport) -> Reason:
