@@ -1,8 +1,8 @@
 """Decide which trial of a study runs next, and when the study is finished, from its spec and its trials alone.
 
-Every trial runs whole: all of a study keep about the same pace, so nothing early in a run tells which of them will be
-the best (docs/benchmarks.md has our measurements). A trial starts while the budget has room for one of full length; one
-that ended earlier is charged what it used.
+Every trial runs whole: trials that keep their own pace stand at about the same KL, and nothing early in a run tells
+which will be the best. A trial starts while the budget has room for one of full length; one that ended earlier is
+charged what it used.
 
 No state is kept between calls: the same trials give the same choice, so a killed study continues as it would have. A
 study's trials are in order of their numbers, which start at 0 and have no gaps.
