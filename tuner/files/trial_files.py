@@ -6,7 +6,7 @@
 |                                       | that are its best for other budgets                                 |
 | has ended                             | its newest, its best, and its part of the study's front             |
 
-A fork also keeps the checkpoint that it started from, and the study its answer. The first row is the job of the
+A fork also keeps the checkpoint that it started from. The first row is the job of the
 trial's worker, which saves and deletes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): none of those is deleted
 here, and the study's front is later chosen from the ones it kept. The front has at most 8 checkpoints.
 """
@@ -27,7 +27,6 @@ from ppo_core.config.kl_budget import Point
 from ppo_core.errors import CheckpointError, PPOTunerError, StoreError, is_outage
 from tuner.control import forks
 from tuner.control.session import OpenStudy
-from tuner.judge.best import best_trial
 from tuner.judge.scoring import kept_of_front, own_fronts
 from tuner.store import TrialRow
 from tuner.study import folder as study_folder
@@ -191,9 +190,6 @@ class TrialFiles:
                 if row.status.is_final and row.number not in self._saved:
                     self._saved[row.number] = self._look(row.number, is_new=False)
             kept = {(point.trial, point.step) for point in kept_of_front(fronts, self._is_here)}
-            best = best_trial(rows, spec.kl_budget)
-            if best is not None and best.value_step is not None:
-                kept.add((best.number, best.value_step))
             for number, step in to_delete(rows, self._saved, kept):
                 if checkpoint.try_remove(checkpoint.step_folder(self._folder(number), step)):
                     steps = tuple(each for each in self._saved[number].steps if each != step)
@@ -298,7 +294,7 @@ def to_delete(
     Args:
         rows: The study's trials.
         saved: By number, the checkpoints on disk of trials that have ended.
-        front: The checkpoints of the study's front and its answer, as (trial, step).
+        front: The checkpoints of the study's front, as (trial, step).
     """
     return [
         (row.number, step)
