@@ -180,7 +180,6 @@ SHARING = """\
 name = "{name}"
 task = "{task}"
 trials = {trials}
-strategy = "full"
 threads = 1
 [fixed]
 total_episodes = {episodes}

@@ -1,14 +1,12 @@
 """Numbers computed from a study's frames: savings from ending trials early, trials by setting, lineage, the front."""
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from dashboard import style
 from dashboard.data import PARAMS
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
@@ -17,8 +15,6 @@ from tuner.judge.best import is_eligible
 from tuner.judge.paired import ERRORS
 from tuner.judge.results import differences
 from tuner.judge.rules import RULES
-from tuner.judge.scoring import FASTEST, SLOWEST, is_finite, kl_pace, trial_value
-from tuner.search.choose import screening_rank
 from tuner.store import TrialRow
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
@@ -40,30 +36,30 @@ class Savings:
     """Share, 0 to 1, of the full-length episodes of these trials and the completed ones."""
 
 
-def ended_early(trials: pd.DataFrame, *, is_over: bool) -> pd.DataFrame:
-    """Return the trials that were pruned or stopped, by number; once the search `is_over` those at screening, too.
+def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials that were pruned or stopped, by number.
 
-    `number`, `kind`, `rule` (its label), `share` (of its episodes that it had run, 0 to 1), `episodes_saved`,
+    `number`, `rule` (its label), `share` (of its episodes that it had run, 0 to 1), `episodes_saved`,
     `seconds_saved` (at the median pace of completed trials, since a short one's is mostly its start; NaN: none
     completed).
     """
-    early = trials[trials["kind"].isin((*SAVING, style.SCREENED) if is_over else SAVING)].sort_values("number")
+    early = trials[trials["status"].isin(SAVING)].sort_values("number")
     completed = trials[(trials["status"] == Status.COMPLETED) & (trials["episodes"] > 0)]
     pace = (completed["seconds"] / completed["episodes"]).median()
     left = (early["total_episodes"] - early["episodes"]).clip(lower=0)
     early = early.assign(
-        rule=early["rule"].map(rule_label).where(early["kind"] != style.SCREENED, "Screening"),
+        rule=early["rule"].map(rule_label),
         share=early["episodes"] / early["total_episodes"],
         episodes_saved=left,
         seconds_saved=left * pace,
     )
-    columns = ["number", "kind", "rule", "share", "episodes_saved", "seconds_saved"]
+    columns = ["number", "rule", "share", "episodes_saved", "seconds_saved"]
     return early[columns].reset_index(drop=True)
 
 
-def savings(trials: pd.DataFrame, *, is_over: bool) -> Savings:
+def savings(trials: pd.DataFrame) -> Savings:
     """Return the total savings of ending trials early (see `ended_early`)."""
-    early = ended_early(trials, is_over=is_over)
+    early = ended_early(trials)
     ended = trials[trials["number"].isin(early["number"]) | (trials["status"] == Status.COMPLETED)]
     whole, saved = float(ended["total_episodes"].sum()), int(early["episodes_saved"].sum())
     return Savings(len(early), saved, float(early["seconds_saved"].sum(skipna=False)), saved / whole if whole else 0.0)
@@ -140,12 +136,9 @@ def _ratio(values: Sequence[HyperValue]) -> float:
 def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
     """Return trials that span a setting: those with its lowest, middle (on a log scale) and highest value.
 
-    Screened trials count only if there are not two others. For β: trials with a fixed β, plus the adaptive one with the
-    middle target.
+    For β: trials with a fixed β, plus the adaptive one with the middle target.
     """
     begun = [row for row in rows if row.episodes > 0 and row.status is not Status.FAILED]
-    longer = [row for row in begun if not row.is_at_rung]
-    begun = longer if len(longer) > 1 else begun
     adaptive = [row for row in begun if setting == BETA and _number(row, TARGET) is not None]
     fixed = _by_value([row for row in begun if row not in adaptive], setting)
     logs = np.log(np.maximum([value for value, _ in fixed], 1e-6))
@@ -257,51 +250,6 @@ def trained_within(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
     pairs = zip(evaluated["kl"], evaluated["kl_se"], strict=True)
     inside = np.array([is_within(kl, se, kl_budget) for kl, se in pairs], dtype=bool)
     return evaluated[inside & (evaluated["step"] > 0).to_numpy()]
-
-
-def screening(rows: Sequence[TrialRow], steps: pd.DataFrame, spec: StudySpec) -> pd.DataFrame:
-    """Return the trials that were screened, in the order of `screening_rank` over all of them: `place` from 1 on,
-    `number`, `kind`, `score`, `reward` (their value then), `end` (once a promoted one has ended), and `outcome`.
-
-    Args:
-        rows: The study's trials under its own KL budget.
-        steps: Their evaluations, with the columns of `EVALUATED`.
-        spec: The study's.
-    """
-    screened = [row for row in rows if row.counts and row.rung_episode is not None]
-    rungs = {row.number: row.rung_episode for row in screened}
-    evaluations = defaultdict[int, list[dict[str, Any]]](list)
-    for each in steps[steps["episode"] <= steps["trial"].map(rungs)].to_dict("records"):
-        evaluations[each["trial"]].append({str(name): value for name, value in each.items()})
-    then = [replace(row, value=trial_value(evaluations[row.number], spec.kl_budget).value) for row in screened]
-    row_of, promoted = {row.number: row for row in screened}, sum(row.is_promoted for row in screened)
-    columns = ["place", "number", "kind", "score", "reward", "end", "outcome"]
-    cells = [
-        {
-            "place": place,
-            "number": row.number,
-            "kind": style.kind(row),
-            "score": row.rung_score,
-            "reward": row.value,
-            "end": row_of[row.number].value if row.is_promoted and row.status.is_final else None,
-            "outcome": "promoted"
-            if row.is_promoted
-            else "next in line"
-            if place <= promoted  # worse ones were screened, and promoted, before it
-            else _why_not(evaluations[row.number], spec),
-        }
-        for place, row in enumerate(sorted(then, key=screening_rank), 1)
-    ]
-    return pd.DataFrame(cells, columns=columns).astype({"score": float, "reward": float, "end": float})
-
-
-def _why_not(evaluations: Sequence[dict[str, Any]], spec: StudySpec) -> str:
-    """Return what ranked a trial lower than those that were promoted."""
-    last = evaluations[-1] if evaluations else {}
-    if not is_finite(last.get("eval/kl")):
-        return "KL not readable"
-    pace = kl_pace(last["eval/kl"], last["episode"], spec.kl_budget, spec.total_episodes)
-    return "KL rose too slowly" if pace < SLOWEST else "KL rose too fast" if pace > FASTEST else "lower reward"
 
 
 def best_by_kl(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:

@@ -17,12 +17,11 @@ import pandas as pd
 
 from dashboard import echarts, style
 from dashboard.diagnosis import SIGNALS, Incident
-from dashboard.echarts import FAINT, DataSeries, Option, Place, Span
+from dashboard.echarts import FAINT, DataSeries, Option, Span
 from ppo_core.config.kl_budget import is_within
 from ppo_core.metrics import METRICS, QUANTILES
 from ppo_core.output import decimals, fixed, measured
 from tuner.judge.rules import KL, KL_STEP, RULES, WANTED_KL_STEP
-from tuner.search.fidelity import RungPause
 from tuner.study.status import Status
 
 Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
@@ -202,10 +201,9 @@ def curve(
     targets: Mapping[str, float] | None = None,
     kl_budget: float | None = None,
     names: Mapping[int, str] | None = None,
-    screened: Mapping[int, RungPause] | None = None,
     groups: Mapping[int, str] | None = None,
 ) -> Option:
-    """Chart one metric over the run for every trial, with early ends and pauses at a rung marked.
+    """Chart one metric over the run for every trial, with early ends marked.
 
     The inherited part of a fork is dotted; smoothed lines have the raw values behind them.
 
@@ -219,11 +217,10 @@ def curve(
         targets: Levels named below their lines, so that labels do not overlap: the targets of an adaptive β.
         kl_budget: A chart of KL is shaded over it, and evaluations over it are hollow; None: neither.
         names: Labels of trials in colour, shown after their numbers: our own words alone.
-        screened: Pauses of trials at their rungs (see `tuner.search.fidelity.rung_pauses`).
         groups: The group of each trial, our own words: its mean and band are drawn in place of its trials.
     """
     if groups:
-        looks, trials, screened = {}, trials.iloc[:0], None
+        looks, trials = {}, trials.iloc[:0]
     chart = _Chart(frame, metric, drawing, levels, trials, looks, names or {}, kl_budget)
     evaluations = _evaluations(chart)
     if groups:
@@ -232,8 +229,6 @@ def curve(
         # An evaluation metric shows points: those told apart by the budget, else its line's own.
         behind, lines = _lines(chart, with_points=chart.is_evaluation and not evaluations)
         behind += _measured(chart)
-    # Pauses of trials within the band are not marked.
-    pauses, others = _pauses(chart, {number: pause for number, pause in (screened or {}).items() if number in lines})
     top, is_kl = chart.top, chart.is_kl
     label_below = _labels_below(chart)
     limits = [
@@ -255,8 +250,8 @@ def curve(
         echarts.one_panel(
             echarts.axis(AXIS_TITLES[axis], chart.span, pointer=_pointer(axis), is_whole=chart.is_whole),
             vertical,
-            [*_spreads(chart), *behind, *lines.values(), *pauses],
-            [echarts.limits_alone(limits, shaded), *evaluations, *_ends(chart), *others],
+            [*_spreads(chart), *behind, *lines.values()],
+            [echarts.limits_alone(limits, shaded), *evaluations, *_ends(chart)],
             right=90 if names or groups else 40,
             numbers=f"%.{chart.places}f",
         )
@@ -490,8 +485,7 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
         left = sorted(ends.index[ends > edges["end"].max()])
         greys = left if len(left) < LEAST_IN_BAND else []
     most = _points_per_line(len(looks) + len(greys))
-    at_rung = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
-    marked = {*trials.loc[trials["status"].isin(EARLY), "number"], *at_rung}
+    marked = set(trials.loc[trials["status"].isin(EARLY), "number"])
     forked = dict(trials[["number", "fork_step"]].dropna().itertuples(index=False))
     lines = {}
     for number in greys:
@@ -507,9 +501,8 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
             if len(inherited) > 1:
                 name = f"Trial {number}, inherited"
                 behind.append(echarts.line(inherited, name, look.colour, width=1.5, dash=style.DOTTED))
-        width, opacity = (1.2, 0.6) if number in at_rung else (2.0, 1.0)  # paused trials are fainter than ended ones
         lines[number] = echarts.line(
-            kept, f"Trial {chart.label_of(number)}", look.colour, width=width, opacity=opacity, dash=look.dash,
+            kept, f"Trial {chart.label_of(number)}", look.colour, dash=look.dash,
             with_points=with_points or len(kept) == 1,
         )  # fmt: skip
         if number not in marked:  # otherwise its symbol is labelled
@@ -646,38 +639,6 @@ def _ends(chart: _Chart) -> list[Option]:
     ]
 
 
-def _pauses(chart: _Chart, screened: Mapping[int, RungPause]) -> tuple[list[DataSeries], list[Option]]:
-    """Return marks at the pauses at a rung: a series for each highlighted trial, one series for all grey ones.
-
-    Trials still paused are labelled; others show their screening score in the tooltip.
-    """
-    frame, mark = chart.frame, style.mark(style.SCREENED)
-    pauses, greys = list[DataSeries](), list[Place]()
-    at_rung = set(chart.trials.loc[chart.trials["kind"] == style.SCREENED, "number"])
-    for number, pause in screened.items():
-        before = frame.loc[(frame["trial"] == number) & (frame["episode"] <= pause.episode), "step"]
-        line = chart.points_of_trial(number).dropna(subset="y")
-        line = line[line["step"].isin(before)]
-        if line.empty:
-            continue
-        x, y = float(line["x"].iloc[-1]), min(float(line["y"].iloc[-1]), chart.top)
-        if number not in chart.looks:
-            greys.append((x, y))
-            continue
-        words = (chart.label_of(number), f" {screened_text(pause.score)}") if number in at_rung else ("", "")
-        name, score = f"Trial {number} {style.SCREENED}, score", math.nan if pause.score is None else pause.score
-        colour = chart.looks[number].colour
-        pauses.append(
-            echarts.point(name, (x, y), score, colour, mark, words, on_left=bool(chart.is_near_right_edge(x)))
-        )
-    return pauses, [echarts.points_behind(greys, mark)] if greys else []
-
-
-def screened_text(score: float | None) -> str:
-    """Return the status text of a screened trial: `screened (score 0.67)`."""
-    return style.SCREENED if score is None else f"{style.SCREENED} (score {score:.2f})"
-
-
 def zoomed(frame: pd.DataFrame, axis: Axis, span: Span) -> tuple[int, int]:
     """Convert a selection on the axis to percent of the longest trial.
 
@@ -704,7 +665,7 @@ def progress(rises: pd.DataFrame, spent: float, baseline: float | None) -> Optio
         source, series = echarts.line(pd.DataFrame(line, columns=["x", "y"]), "Best so far", colour)
         data_series.append((source, series | {"step": "end"}))  # a step function
     data_series += [
-        echarts.point(f"Trial {trial:.0f} at step {step:.0f}", (x, y), y, colour, style.mark(Status.COMPLETED))
+        echarts.point(f"Trial {trial:.0f} at step {step:.0f}", (x, y), y, colour)
         for x, y, trial, step in rises[["seconds", "value", "trial", "step"]].itertuples(index=False)
     ]
     places = decimals(rises["value"]) if baseline is None else decimals([*rises["value"], baseline])

@@ -37,11 +37,11 @@ MAX_COMMAND_CHARS = 1_000
 """Most characters of a command that is shown."""
 PARAMS = "params_"
 """Prefix of searched hyperparameters in a snapshot's columns."""
-_NUMBERS = ("value", "value_se", "kl", "value_step", "end_reward", "end_kl", "rung_score", "fork_step")
+_NUMBERS = ("value", "value_se", "kl", "value_step", "end_reward", "end_kl", "fork_step")
 """Columns of trials that may lack a number."""
 _COLUMNS = (
     *("number", "status", "episodes", "seconds", *_NUMBERS),
-    *("kind", "shown_status", "rule", "reason", "stop_step", "total_episodes"),
+    *("shown_status", "rule", "reason", "stop_step", "total_episodes"),
 )
 _SAMPLE_COLUMNS = ["trial", "step", "prompt_index", "prompt", "response", "reward", "kl", "length", "parts"]
 
@@ -135,7 +135,6 @@ def _trial_frame(rows: tuple[TrialRow, ...]) -> pd.DataFrame:
 def _trial_values(row: TrialRow) -> dict[str, Any]:
     reason = row.reason or Reason(rule="", message="")
     return {name: getattr(row, name) for name in ("number", "status", "episodes", "seconds", *_NUMBERS)} | {
-        "kind": style.kind(row),
         "shown_status": style.status_text(row),
         "rule": reason.rule,
         "reason": reason.message,
@@ -151,8 +150,8 @@ class Snapshot:
     view: StudyView
     trials: pd.DataFrame
     """One row per trial by number. `value` is eval reward, `kl` eval KL in nats per response, read at `value_step`;
-    `end_reward` and `end_kl` are those of its last evaluation; `kind` is one of `style.KINDS`, and `shown_status`
-    tells interrupted trials from running ones, too; `rule`, `reason` and `stop_step` say why and where it ended early;
+    `end_reward` and `end_kl` are those of its last evaluation; `shown_status` tells interrupted trials from running
+    ones, too; `rule`, `reason` and `stop_step` say why and where it ended early;
     up to `fork_step` a fork's steps are its parent's; `params_*` are the searched values (missing: not searched)."""
 
     @classmethod
@@ -292,7 +291,7 @@ def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
     """Return a cache key for figures that changes whenever these trials change."""
     wanted = set(numbers)
     changing = [
-        (row.number, *_progress(row), style.status_text(row), row.rung_score, row.ended_at)
+        (row.number, *_progress(row), style.status_text(row), row.ended_at)
         for row in snapshot.view.trials
         if row.number in wanted
     ]

@@ -25,7 +25,6 @@ from tuner.judge.answer import Answer
 from tuner.judge.hacking import Finding, Verdict, check
 from tuner.judge.results import StudyView
 from tuner.judge.rules import KL, SIGNS
-from tuner.judge.scoring import NOT_PROMOTED
 from tuner.study.status import Status
 
 LEAST = 4
@@ -210,7 +209,7 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
     """Return the next steps, the most pressing first. Never empty for a study that has a trial."""
     view, name = snapshot.view, snapshot.view.row.name
     steps = [*_of_state(snapshot), *_of_trials(cards, name)]
-    done = [row for row in view.trials if row.is_done]
+    done = [row for row in view.trials if row.status.is_final]
     is_over = view.state == "finished" or (snapshot.total is not None and view.ended >= snapshot.total)
     if done and all(row.status is Status.FAILED for row in done):
         text = "Every trial that ended has failed; the table of trials has the reasons. Fix the cause, then retry them:"
@@ -235,18 +234,12 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
 
 
 def _why_finished(view: StudyView) -> str:
-    """Say why nothing is left to run, and what a higher budget would allow."""
+    """Say why nothing is left to run."""
     tally = view.tally
     if tally.budget is None:
-        why = "All trials have ended."
-    else:
-        why = f"The budget is spent: {tally.spent:.1f} of {tally.budget:g} full-length trials."
-        if tally.budget - tally.spent >= 0.05:
-            why = f"{why[:-1]}; the rest is too little to finish another trial."
-    if not tally.at_rung:
-        return why
-    more = "" if tally.budget is None else "; a higher budget finishes more of them (Control)"
-    return f"{why} {tally.at_rung} trial{'s were' if tally.at_rung > 1 else ' was'} {NOT_PROMOTED}{more}."
+        return "All trials have ended."
+    rest = "; the rest is too little for another trial" if tally.budget - tally.spent >= 0.05 else ""
+    return f"The budget is spent: {tally.spent:.1f} of {tally.budget:g} full-length trials{rest}."
 
 
 def _of_state(snapshot: Snapshot) -> list[Advice]:

@@ -285,26 +285,16 @@ def early_end(
     }
 
 
-def point(
-    name: str,
-    place: Place,
-    value: float,
-    colour: str,
-    mark: style.Mark,
-    words: tuple[str, str] = ("", ""),
-    *,
-    on_left: bool = False,
-) -> DataSeries:
-    """Return a single point as a series; `name` and `value` are in its tooltip, `words` beside it."""
-    side = "left" if on_left else "right"
+def point(name: str, place: Place, value: float, colour: str) -> DataSeries:
+    """Return a single point as a series; `name` and `value` are in its tooltip."""
     return pd.DataFrame({"x": [place[0]], "y": [place[1]], "value": [value]}), {
         "type": "scatter",
         "name": name,
-        **_symbol(mark, colour, size=10, border=2),
+        "symbol": "circle",
+        "symbolSize": 10,
+        "itemStyle": {"color": colour},
         "z": 5,
         "encode": {"x": "x", "y": "y", "tooltip": ["value"]},
-        "label": {"show": bool(words[0]), "position": side, **_words(*words, colour)},
-        "labelLayout": {"hideOverlap": True},  # trials at one rung overlap; the tooltip has them all
     }
 
 
@@ -319,28 +309,10 @@ def evaluations(number: int, kind: str, places: Sequence[Place], colour: str) ->
     return _scatter(f"Trial {number}, {kind}", places) | {"itemStyle": looks[kind]} | symbol
 
 
-def points_behind(places: Sequence[Place], mark: style.Mark) -> Option:
-    """Return grey points behind the others as one series."""
-    return _scatter("Others", places) | _symbol(mark, FAINT, size=6, border=1) | {"z": 2}
-
-
 def _scatter(name: str, places: Sequence[Place]) -> Option:
     """Return points without a tooltip as one series."""
     points = [list(place) for place in places]
     return _UNTOUCHED | {"type": "scatter", "name": name, "symbol": "circle", "data": points}
-
-
-def _symbol(mark: style.Mark, colour: str, *, size: int, border: int) -> Option:
-    """Return a point's style.
-
-    Hollow symbols are drawn transparent: ECharts would fill them with white, which shines on a dark page.
-    """
-    symbol = mark.echarts
-    look: Option = {"color": colour}
-    if symbol.startswith("empty"):
-        symbol = symbol.removeprefix("empty").lower()
-        look = {"color": "transparent", "borderColor": colour, "borderWidth": border}
-    return {"symbol": symbol, "symbolSize": size, "itemStyle": look}
 
 
 def _words(called: str, more: str, colour: str) -> Option:

@@ -83,37 +83,37 @@ def add_trials(
     columns: Sequence[str] = ("number",),
     **more: Any,
 ) -> None:
-    """Add trials as points, each kind with its symbol and one entry in the figure's legend.
+    """Add trials as points, each status with its symbol and one entry in the figure's legend.
 
     Args:
         figure: The figure.
-        trials: One row per trial, with its `kind`.
+        trials: One row per trial, with its `status`.
         x: Column of the horizontal positions.
         y: Column of the heights.
-        hover: Tooltip below the trial's number and kind.
+        hover: Tooltip below the trial's number and status.
         columns: Columns for the tooltip; the first is the trial's number.
         more: Attributes of the points; a series has a value for each trial.
     """
-    for kind in style.KINDS:
-        group = trials[trials["kind"] == kind]
+    for status in Status:
+        group = trials[trials["status"] == status]
         if group.empty:
             continue
-        symbol = style.mark(kind).plotly
+        symbol = style.mark(status).plotly
         attributes = {"mode": "markers", "marker_symbol": symbol} | {
             name: value[group.index] if isinstance(value, pd.Series) else value for name, value in more.items()
         }
         figure.add_scatter(
             x=group[x],
             y=group[y],
-            legendgroup=kind,
+            legendgroup=status.value,
             showlegend=False,
             customdata=group[list(columns)].to_numpy().tolist(),  # as a typed array the browser returns no numbers
-            hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {kind}{hover}<extra></extra>",
+            hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {status}{hover}<extra></extra>",
             **attributes,
         )
-        if not any(trace.name == kind for trace in figure.data):
+        if not any(trace.name == status for trace in figure.data):
             figure.add_scatter(
-                x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
+                x=[None], y=[None], mode="markers", name=status.value, legendgroup=status.value,
                 marker_symbol=symbol, marker_size=10, marker_color=GREY,
             )  # fmt: skip
 
@@ -142,10 +142,9 @@ def searched(trials: pd.DataFrame) -> list[str]:
 def reward_against_kl(
     trials: pd.DataFrame,
     *,
-    kl_budget: float | None,
+    kl_budget: float,
     best: int | None,
     chosen: Collection[int] = (),
-    best_name: str = "best",
 ) -> go.Figure:
     """Plot each trial's value against its eval KL, with the front, the budget, and a star at the best trial.
 
@@ -181,44 +180,13 @@ def reward_against_kl(
         figure.add_scatter(
             x=front["kl"], y=front["reward"], mode="lines", line=line, showlegend=False, hoverinfo="skip"
         )
-    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * (kl_budget or 0.0)))
-    if kl_budget is not None:
-        _kl_budget(figure, kl_budget, right)
+    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
+    _kl_budget(figure, kl_budget, right)
     for row in measured[measured["number"] == best].itertuples():
-        name = f"{best_name}: trial {row.number:d}"
+        name = f"best: trial {row.number:d}"
         figure.add_scatter(x=[row.kl], y=[row.value], mode="markers", marker=STAR, name=name, hoverinfo="skip")
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
     return figure.update_xaxes(range=[-0.03 * right, right]).update_yaxes(range=_with_margin(list(measured["value"])))
-
-
-_FATES = {"not promoted": GREY, "promoted": style.colour(0), "promoted, then pruned": style.colour(5)}
-"""Fates of a screened trial, each with its colour."""
-
-
-def screening(ranked: pd.DataFrame) -> go.Figure:
-    """Plot the rewards of `analysis.screening` at their places, joined to those at the end of promoted trials."""
-    figure, ended = go.Figure(), ranked.dropna(subset=["end"])
-    figure.add_scatter(
-        x=[x for place in ended["place"] for x in (place, place, None)],
-        y=[y for row in ended.itertuples() for y in (row.reward, row.end, None)],
-        mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip", showlegend=False,
-    )  # fmt: skip
-    is_promoted, size = ranked["outcome"] == "promoted", SMALL if len(ranked) > MANY else 9
-    fate = is_promoted.map({True: "promoted", False: "not promoted"})
-    numbers = _format([*ranked["reward"], *ranked["end"]])
-    fate = fate.mask(is_promoted & (ranked["kind"] == Status.PRUNED), "promoted, then pruned")
-    for y, what in (("reward", "at screening"), ("end", "of the best checkpoint")):
-        points = ended if y == "end" else ranked.assign(kind=style.SCREENED)
-        for name, colour in _FATES.items():
-            group = points[fate[points.index] == name]
-            figure.add_scatter(
-                x=group["place"], y=group[y], mode="markers", name=name, legendgroup=name, showlegend=y == "reward",
-                marker={"color": colour, "size": size, "symbol": [style.mark(kind).plotly for kind in group["kind"]]},
-                customdata=group[["number", "outcome"]].to_numpy().tolist(),
-                hovertemplate="<b>Trial %{customdata[0]}</b>, %{customdata[1]}<br>place %{x} at screening"
-                f"<br>eval reward {what} %{{y:{numbers}}}<extra></extra>",
-            )  # fmt: skip
-    return lay_out(figure, x="Place at screening", y=METRICS["eval/reward"].title, height=380)
 
 
 def front_of(trials: pd.DataFrame) -> pd.DataFrame:
@@ -296,9 +264,9 @@ def trajectories(
     """Plot every trial's trajectory over its evaluations, and the front of all evaluations.
 
     The `chosen` trials are in colour, those `numbered` (None: all) with their numbers where there is room, the others
-    grey. An early end has the symbol of its status, with the guard's rule in the tooltip; a screened trial has its
-    screening score. The `best` checkpoint is a star, which `star` names; a diamond is the mean of a `confirmed` one's
-    fresh seeds. The range over the budget is shaded.
+    grey. An early end has the symbol of its status, with the guard's rule in the tooltip. The `best` checkpoint is a
+    star, which `star` names; a diamond is the mean of a `confirmed` one's fresh seeds. The range over the budget is
+    shaded.
     """
     figure, looks = go.Figure(), style.looks(chosen)
     least = LOG_FLOOR * spec.kl_budget
@@ -306,7 +274,6 @@ def trajectories(
     right = _right(evaluated, spec.kl_budget, log_kl, _pruned(trials))
     points = evaluated.assign(x=evaluated["kl"].clip(lower=floor))
     figure.add_trace(_others(points[~points["trial"].isin(looks)]))
-    screened = set(trials.loc[trials["kind"] == style.SCREENED, "number"])
     rewards = list(evaluated.loc[evaluated["kl"] <= right, "reward"].dropna())
     means = [(one, one.reward, one.kl) for one in confirmed if one.reward and one.kl]
     ends = [end for _, reward, _ in means for end in (reward.low, reward.high) if end is not None]
@@ -314,7 +281,7 @@ def trajectories(
     for number, look in looks.items():
         line = points[points["trial"] == number]
         if len(line):
-            figure.add_trace(_trajectory(number, look, line, number in screened))
+            figure.add_trace(_trajectory(number, look, line))
     _early_ends(figure, points, trials, looks, right)
     if len(front):
         figure.add_trace(_front(front["kl"].clip(lower=floor), front))
@@ -398,14 +365,13 @@ def _share(kl: float, right: float, least: float) -> float:
     return float(np.log(max(kl, least) / least) / np.log(right / least)) if least else kl / right
 
 
-def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: bool) -> go.Scatter:
+def _trajectory(number: int, look: style.Look, line: pd.DataFrame) -> go.Scatter:
     reward, kl = _formats(line)
     return go.Scatter(
         x=line["x"],
         y=line["reward"],
         mode="lines+markers",
-        line={"color": look.colour, "width": 1.2 if is_screened else 2, "dash": look.dash.plotly},
-        opacity=0.6 if is_screened else 1.0,
+        line={"color": look.colour, "width": 2, "dash": look.dash.plotly},
         marker={"color": look.colour, "size": 5},
         customdata=line[["kl", "step", "episode"]],
         hovertemplate=f"<b>Trial {number:d}</b>, step %{{customdata[1]}} (%{{customdata[2]:,}} episodes)<br>"
@@ -418,17 +384,15 @@ def _trajectory(number: int, look: style.Look, line: pd.DataFrame, is_screened: 
 def _early_ends(
     figure: go.Figure, points: pd.DataFrame, trials: pd.DataFrame, looks: Mapping[int, style.Look], right: float
 ) -> None:
-    """Mark the last evaluation of each trial that ended early or was screened; that of a trial in colour which left the
-    axis is at the axis's end.
+    """Mark the last evaluation of each trial that ended early; that of a trial in colour which left the axis is at the
+    axis's end.
     """
-    early = trials[trials["kind"].isin([*EARLY, style.SCREENED])]
-    scores = early["rung_score"].map("score {:.2f}".format)
-    why = early["rule"].map(rule_label).mask(early["kind"] == style.SCREENED, scores)
-    why = why.mask(early["kind"] == Status.FAILED, "an error")  # its rule adds nothing
+    early = trials[trials["status"].isin(EARLY)]
+    why = early["rule"].map(rule_label).mask(early["status"] == Status.FAILED, "an error")  # its rule adds nothing
     ends = (
         points.groupby("trial")
         .tail(1)
-        .merge(early[["number", "kind"]].assign(why=why), "inner", left_on="trial", right_on="number")
+        .merge(early[["number", "status"]].assign(why=why), "inner", left_on="trial", right_on="number")
     )
     ends = ends[ends["trial"].isin(looks) | (ends["x"] <= right)].reset_index(drop=True)
     reward, kl = _formats(ends)
@@ -506,7 +470,7 @@ def _bars(interval: Interval, colour: str) -> dict[str, Any]:
 
 def _pruned(trials: pd.DataFrame) -> set[int]:
     """Return the numbers of the pruned trials."""
-    return set(trials.loc[trials["kind"] == Status.PRUNED, "number"])
+    return set(trials.loc[trials["status"] == Status.PRUNED, "number"])
 
 
 def _right(points: pd.DataFrame, kl_budget: float, log_kl: bool, pruned: Collection[int] = ()) -> float:

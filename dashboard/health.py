@@ -61,7 +61,7 @@ class Card:
 
 
 def cards(rows: Sequence[TrialRow], steps: pd.DataFrame, *, limit: float, now: float) -> list[Card]:
-    """Return a card for each unfinished trial, those that need attention first; none for screened trials.
+    """Return a card for each unfinished trial, those that need attention first.
 
     Args:
         rows: Trials of one study.
@@ -69,7 +69,7 @@ def cards(rows: Sequence[TrialRow], steps: pd.DataFrame, *, limit: float, now: f
         limit: The guard's KL limit in nats per response.
         now: Seconds since the epoch.
     """
-    cards = [_card(row, steps[steps["trial"] == row.number], limit, now) for row in rows if not row.is_done]
+    cards = [_card(row, steps[steps["trial"] == row.number], limit, now) for row in rows if not row.status.is_final]
     urgency = list(HEALTH_MARKS)
     return sorted(cards, key=lambda card: (urgency.index(card.health), card.number))
 

@@ -1,7 +1,7 @@
 """Figures of what mattered: importance, slices, parallel coordinates, trials over two hyperparameters."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,12 +11,16 @@ from plotly.subplots import make_subplots
 
 from dashboard import figures, style
 from dashboard.data import PARAMS
+from ppo_core.metrics import METRICS
 from ppo_core.output import decimals
 from tuner.search.importance import Importance
 from tuner.study.spec import StudySpec
 
-Measure = Literal["value", "kl"]
-_OUTCOMES: tuple[Measure, Measure] = ("kl", "value")
+Measure = Literal["value", "end_kl"]
+_OUTCOMES: Mapping[Measure, str] = {"end_kl": "KL at the end", "value": "Value"}
+"""Outcomes as axes, with their short names."""
+REWARD_AT_BEST = "Eval reward of the best checkpoint"
+KL_AT_END = f"Eval KL at the end ({METRICS['eval/kl'].unit})"
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
 MOST_LINES = 200
 """Most trials in parallel coordinates: more cover each other."""
@@ -65,34 +69,33 @@ def of_panels(trials: pd.DataFrame, marked: Collection[int]) -> pd.DataFrame:
     return measured[measured["number"].isin([*spread, *measured.nlargest(BEST, "value")["number"], *marked])]
 
 
-def slices(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec, title: str) -> go.Figure:
-    """Plot each trial's reward, which `title` names, over each of the hyperparameters in panels of the same height."""
+def slices(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec) -> go.Figure:
+    """Plot each trial's reward over each of the hyperparameters in panels of the same height."""
     rows, columns = -(-len(names) // PANELS), min(len(names), PANELS)
     spacing = {"vertical_spacing": 0.3 / rows, "horizontal_spacing": 0.03}
-    figure = make_subplots(rows, columns, shared_yaxes="all", y_title=title, **spacing)
+    figure = make_subplots(rows, columns, shared_yaxes="all", y_title=REWARD_AT_BEST, **spacing)
     figures.lay_out(figure.update_layout(figures.by_reward().layout), x="", y="", height=60 + 210 * rows)
     for place, name in enumerate(names):
         at = {"row": place // PANELS + 1, "col": place % PANELS + 1}
-        _add_slice(figure, trials, name, "value", spec, title, marker_size=7, **at)
+        _add_slice(figure, trials, name, "value", spec, marker_size=7, **at)
     figure.update_annotations(font={"color": figures.GREY, "size": 14})
     return figure.update_layout(margin_l=60).update_xaxes(zeroline=False).update_yaxes(zeroline=False)
 
 
-def kl_slice(trials: pd.DataFrame, name: str, spec: StudySpec, title: str, *, with_budget: bool = True) -> go.Figure:
-    """Plot each trial's KL, which `title` names, over a hyperparameter, coloured by reward, with symbols by status."""
-    figure = figures.lay_out(figures.by_reward(), x="", y=title)
-    _add_slice(figure, trials, name, "kl", spec, title)
-    if with_budget:
-        figures.level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
+def kl_slice(trials: pd.DataFrame, name: str, spec: StudySpec) -> go.Figure:
+    """Plot each trial's KL at its end over a hyperparameter, coloured by reward, with symbols by status."""
+    figure = figures.lay_out(figures.by_reward(), x="", y=KL_AT_END)
+    _add_slice(figure, trials, name, "end_kl", spec)
+    figures.level_line(figure, spec.kl_budget, f"KL budget {spec.kl_budget:g}")
     return figure
 
 
 def _add_slice(
-    figure: go.Figure, trials: pd.DataFrame, name: str, measure: Measure, spec: StudySpec, height: str, **more: Any
+    figure: go.Figure, trials: pd.DataFrame, name: str, measure: Measure, spec: StudySpec, **more: Any
 ) -> None:
     """Add trials over a hyperparameter, and scale and name the axis of it; `more` says how and where."""
     points = trials.dropna(subset=[PARAMS + name, measure])
-    is_many = len(points) > figures.MANY
+    is_many, height = len(points) > figures.MANY, REWARD_AT_BEST if measure == "value" else KL_AT_END
     figures.add_trials(
         figure,
         points.assign(text=texts_of(points[PARAMS + name])),
@@ -122,16 +125,14 @@ def parallel(
     trials: pd.DataFrame,
     names: Sequence[str],
     spec: StudySpec,
-    labels: tuple[str, str] = ("Eval KL", "Eval reward"),
     marked: Collection[int] = (),
 ) -> go.Figure:
     """Plot hyperparameters, KL and reward as parallel coordinates, coloured by reward.
 
-    `labels` name KL and reward. If trials are `marked`, all others are dim. A hyperparameter that was not searched in a
-    trial is at "not set", below the axis. Of many trials, only the `MOST_LINES` of the highest reward and the marked
-    ones are drawn.
+    If trials are `marked`, all others are dim. A hyperparameter that was not searched in a trial is at "not set", below
+    the axis. Of many trials, only the `MOST_LINES` of the highest reward and the marked ones are drawn.
     """
-    measured = trials.dropna(subset=["value", "kl"])
+    measured = trials.dropna(subset=["value", "end_kl"])
     is_best = measured.index.isin(measured.nlargest(MOST_LINES, "value").index)
     measured = measured[is_best | measured["number"].isin(marked)]
     columns = {name: measured[PARAMS + name] for name in names}
@@ -143,7 +144,7 @@ def parallel(
     dimensions += [
         {"label": label, "values": measured[measure], "tickvals": ticks}
         | {"ticktext": [f"{round(tick, places_of(measured, measure)):.12g}" for tick in ticks]}
-        for label, measure in zip(labels, _OUTCOMES, strict=True)
+        for measure, label in _OUTCOMES.items()
         for ticks in [_ticks(measured[measure], log=False)]
     ]
     figure = go.Figure(

@@ -53,7 +53,7 @@ def of_slice(trials: pd.DataFrame, name: str, measure: Measure) -> str:
             f"{HYPERPARAMETERS[name].label}: the {len(best)} best of {len(points)} trials lie at {_span(best, name)}, "
             f"of {_span(points, name)} tried."
         )
-    correlation = importance_figures.numbers_of(values).rank().corr(points["kl"].rank())
+    correlation = importance_figures.numbers_of(values).rank().corr(points["end_kl"].rank())
     if math.isnan(correlation):  # a single trial, or all alike
         return ""
     chance = _chance(len(points))
@@ -96,7 +96,7 @@ def of_parallel(trials: pd.DataFrame, names: list[str]) -> str:
     """Name the hyperparameters in which the best trials lie closest together and furthest apart, and say how many
     trials are drawn if not all; empty if no hyperparameter is a number and all are drawn.
     """
-    points = trials.dropna(subset=["value", "kl"])
+    points = trials.dropna(subset=["value", "end_kl"])
     most = importance_figures.MOST_LINES
     drawn = f"Drawn: the {most} trials with the highest reward, of {len(points):,}." if len(points) > most else ""
     best = points.nlargest(BEST, "value")
@@ -128,38 +128,6 @@ def of_progress(rises: pd.DataFrame, spent: float) -> str:
     return (
         f"The best value rose {counted(len(rises), 'time')}, last at {last['seconds'] / spent:.0%} of the "
         f"device time: {fixed(last['value'], decimals(rises['value']))}, by trial {last['trial']:.0f}."
-    )
-
-
-def of_screening(ranked: pd.DataFrame) -> str:
-    """Say how many trials of `analysis.screening` were promoted and how they ended, and why others were not."""
-    is_promoted = ranked["outcome"] == "promoted"
-    promoted, others = ranked[is_promoted], ranked[~is_promoted]
-    ends = ", ".join(f"{kind}: {count}" for kind, count in promoted["kind"].value_counts().items())
-    text = f"{len(promoted)} of the {counted(len(ranked), 'trial')} screened were promoted{ends and f' ({ends})'}"
-    return f"{text}; {len(others)} were not ({why_not_promoted(others)})." if len(others) else f"{text}."
-
-
-def why_not_promoted(ranked: pd.DataFrame) -> str:
-    """Count the outcomes of rows of `analysis.screening`, the most frequent first."""
-    return ", ".join(f"{reason}: {count}" for reason, count in ranked["outcome"].value_counts().items())
-
-
-def of_prediction(ranked: pd.DataFrame) -> str:
-    """Say whether the order of `analysis.screening` lasted to the end, and by which numbers."""
-    ended = ranked.dropna(subset=["end"])
-    chance = _chance(len(ended))
-    if chance >= 1:
-        return "Too few of the promoted trials have ended to tell whether screening predicts the end."
-    correlation = ended["place"].rank().corr(ended["end"].rank(ascending=False))
-    told = (
-        "Screening predicted the end"
-        if correlation > chance
-        else "It cannot be told whether screening predicts the end"
-    )
-    return (
-        f"{told}: over the {len(ended)} promoted trials that ended, the rank correlation of their places at screening "
-        f"and at the end is {correlation:+.2f}, and chance alone reaches ±{chance:.2f}."
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tuner.store import TrialRow
-from tuner.store.rows import SCREENED as SCREENED
 from tuner.study.status import Status, Wanted
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#E020E0", "#A04060", "#806020")
@@ -72,24 +71,15 @@ details[open] + .response.long { max-height: none; }
 """Style sheet for pages denser than Streamlit's default."""
 
 
-_MARKS: Mapping[str, Mark] = {
+_MARKS: Mapping[Status, Mark] = {
     Status.WAITING: Mark("…", "square-open", "emptyRect"),
     Status.RUNNING: Mark("▶", "circle-open", "emptyCircle"),
     Status.PAUSED: Mark("‖", "hash-open", _BARS),
-    SCREENED: Mark("◇", "diamond-open", "emptyDiamond"),
     Status.COMPLETED: Mark("✓", "circle", "circle"),
     Status.PRUNED: Mark("✕", "x", _CROSS),
     Status.FAILED: Mark("▲", "triangle-up", "triangle"),
     Status.STOPPED: Mark("■", "square", "rect"),
 }
-
-KINDS = tuple(map(str, _MARKS))
-"""Kinds of trials with a look of their own: every status, and `SCREENED`."""
-MEANINGS = {
-    **{status.value: status.meaning for status in Status},
-    SCREENED: "Ran to its rung, a tenth of its episodes, and is paused there; may be promoted.",
-}
-"""One sentence on each of `KINDS`."""
 
 
 def colour(place: int) -> str:
@@ -128,30 +118,18 @@ def heading(number: int, look: Look, label: str = "") -> str:
     return f'<div style="{line}"><b>Trial {number:d}</b>{label and f" {label}"}</div>'
 
 
-def kind(row: TrialRow) -> str:
-    """Return which of `KINDS` a trial is of."""
-    return SCREENED if row.is_at_rung else row.status.value
-
-
 def status_text(row: TrialRow) -> str:
-    """Return a trial's status in one to three words: its status, `SCREENED`, or interrupted; `stopping` or `pausing` if
-    ordered.
-    """
+    """Return a trial's status in a word: its status, or `interrupted`; `stopping` or `pausing` if ordered."""
     if row.status is Status.RUNNING and row.wanted is not None and not row.is_interrupted:
         return {Wanted.STOP: "stopping", Wanted.PAUSE: "pausing"}[row.wanted]
-    return row.status_word
+    return row.shown_status
 
 
 def status_cell(row: TrialRow) -> str:
     """Return a trial's status with its symbol."""
-    return f"{mark(kind(row)).glyph} {status_text(row)}"
+    return f"{mark(row.status).glyph} {status_text(row)}"
 
 
-def mark(kind: str) -> Mark:
-    """Return the symbols of one of `KINDS`."""
-    return _MARKS[kind]
-
-
-def kind_label(kind: str) -> str:
-    """Return one of `KINDS` with its symbol, so that colour is never the only sign."""
-    return f"{mark(kind).glyph} {kind}"
+def mark(status: Status) -> Mark:
+    """Return a status's symbols, so that colour is never the only sign."""
+    return _MARKS[status]

@@ -35,7 +35,7 @@ from tuner.search import optuna_trials
 from tuner.store.rows import INTERRUPTED
 from tuner.study import study_file
 from tuner.study.status import Origin, Role, Status
-from tuner.study.study_file import BETAS, KL_STEP_SPAN, KL_TARGETS, PRUNERS, SAMPLERS, STRATEGIES
+from tuner.study.study_file import BETAS, KL_STEP_SPAN, KL_TARGETS, PRUNERS, SAMPLERS
 
 FILE = Path(__file__).with_name("reference.md")
 
@@ -181,7 +181,7 @@ def _study_keys() -> Iterator[str]:
     yield "## Study file"
     yield "The keys of a study's TOML file. [The study file](studies.md) explains them with an example."
     yield _table(("key", "meaning"), _named(study_file.TOP_LEVEL))
-    for title, values in (("strategy", STRATEGIES), ("sampler", SAMPLERS), ("pruner", PRUNERS)):
+    for title, values in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
         yield f"`{title}` is one of:"
         yield _table((title, "meaning"), _named(values))
     for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER), ("pruner", study_file.PRUNER)):

@@ -1,4 +1,4 @@
-"""The benchmarks: each can be started, a replay decides as a study does, and `make gpu` measures what runs do."""
+"""The benchmarks: each can be started, a recording is read and goes on, and `make gpu` measures what runs do."""
 
 import subprocess
 import sys
@@ -10,7 +10,6 @@ import torch
 
 from ppo_core.errors import ConfigError
 from ppo_core.models.load import resolve_device
-from tuner.study.status import Status
 
 pytestmark = pytest.mark.slow
 
@@ -18,8 +17,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
 sys.path.insert(0, str(BENCHMARKS))  # as for the scripts there
 
-from support import cells, comparing, recorded, recording, replaying  # noqa: E402
-from support.traces import traces_of  # noqa: E402
+from support import cells, recorded, recorded_summary, recording  # noqa: E402
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -29,42 +27,11 @@ def test_a_benchmark_says_what_it_takes(script: Path) -> None:
     assert done.stdout.startswith(f"usage: {script.name} ")
 
 
-@pytest.mark.parametrize(
-    ("rival", "best", "seconds", "completed", "paused"),
-    [
-        (replaying.ENDS, 0.818359375, 99.25475542199612, [0, 2, 3, 4, 5], 0),
-        (replaying.RANDOM, 0.828125, 100.16142286312581, [0, 2, 3, 4, 5], 0),
-        (replaying.OURS, 0.828125, 123.66970677760239, [2, 3, 6, 19], 17),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_a_replay_runs_recorded_trials_as_a_study_would(
-    rival: replaying.Rival, best: float, seconds: float, completed: list[int], paused: int
-) -> None:
-    recording = recorded.read(recorded.file_of("arithmetic"))
-    legs = replaying.Legs(rival, recording.spec, replaying.MEASURED)
-    course = replaying.replay(legs, traces_of(recording)[:30], budget=6)
-    statuses = list(course.statuses.values())
-    assert course.best == best
-    assert course.seconds == pytest.approx(seconds)
-    assert [number for number, status in enumerate(statuses) if status is Status.COMPLETED] == completed
-    assert statuses.count(Status.PAUSED) == paused
-
-
-def test_device_seconds_count_workers_that_wait() -> None:
-    recording = recorded.read(recorded.file_of("arithmetic"))
-    legs = replaying.Legs(replaying.RANDOM, recording.spec, replaying.MEASURED)
-    one, two = (replaying.replay(legs, traces_of(recording)[:3], workers=workers) for workers in (1, 2))
-    assert one.best == two.best
-    assert two.seconds > one.seconds
-
-
-def test_orders_draw_runs_by_their_weight() -> None:
-    pool = traces_of(recorded.read(recorded.file_of("reviews")))
-    drawn = [trace.name for order in comparing.orders(pool, 200) for trace in order]
-    light = [trace for trace in pool if trace.weight < 1]
-    share = sum(drawn.count(trace.name) for trace in light) / (200 * len(light))
-    assert share == pytest.approx(light[0].weight, abs=0.02)
+def test_a_recording_is_summed_up() -> None:
+    said = recorded_summary.summary(recorded.read(recorded.file_of("arithmetic"))).splitlines()
+    assert said[0].startswith("arithmetic: 120 random; KL budget 1.5 nats")
+    (early,) = [line for line in said if line.startswith("  eval/reward: ")]
+    assert "10% 0.47 (0.05)" in early
 
 
 def test_a_recording_goes_on_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

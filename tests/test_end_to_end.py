@@ -23,7 +23,6 @@ SHORT_STUDY = """
 name = "short"
 task = "reviews"
 trials = 3
-strategy = "full"
 threads = 1
 [fixed]
 total_episodes = 640
@@ -91,7 +90,7 @@ def test_a_study_ends_what_blows_up_and_finds_the_best_checkpoint_within_the_bud
 def short(name: str, where: Path, **changes: object) -> str:
     """Write a shipped study, made short, and return its file's name."""
     table = tomllib.loads((ROOT / "studies" / f"{name}.toml").read_text())
-    table |= {"strategy": "full", "start": [], **changes}
+    table |= {"start": [], **changes}
     table["fixed"] |= {"total_episodes": 640, "batch_size": 32}
     table["search"].pop("batch_size", None)
     (where / f"{name}.toml").write_text(tomli_w.dumps(table))

@@ -40,7 +40,7 @@ _CHUNK = 100
 
 def write(path: Path, trials: int, steps: int) -> tuple[Store, Lease, int]:
     """Write the store and return it with the lease that this process holds, and the id of the trial that runs."""
-    table = {"name": "large", "task": "reviews", "trials": trials, "strategy": "full", "seed": 1, "search": SEARCH}
+    table = {"name": "large", "task": "reviews", "trials": trials, "seed": 1, "search": SEARCH}
     spec = StudySpec.from_dict(table, "benchmark")
     store = Store.open(str(path), create=True)
     study = store.create_study(spec.name, spec.to_dict())

@@ -1,4 +1,4 @@
-"""Shared by several benchmarks: their command line, rows of made-up trials, values in JSON, the commit."""
+"""Shared by several benchmarks: their command line, rows of made-up trials, lines of JSON, the commit."""
 
 import json
 import subprocess
@@ -32,11 +32,6 @@ def run_command(parser: ArgumentParser) -> int:
     except PPOTunerError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
-
-
-def plain(value: Any) -> Any:
-    """Return what JSON can hold: None for infinities and NaN."""
-    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,6 @@ from tuner.control.events import Event, TrialStepped
 from tuner.control.run import run_study
 from tuner.study.spec import StudySpec
 
-from .comparing import RandomSearch
 from .intervals import Interval
 
 RANDOM, PEER = "random search", "Optuna alone"
@@ -116,7 +115,7 @@ def run_all(
                     result = run_peer(spec, study, seed)
                 else:
                     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                        result = pool.submit(_run_ours, arm, _table(spec, arm, sampler, seed), seed, work).result()
+                        result = pool.submit(_run_ours, arm, _table(spec, sampler, seed), seed, work).result()
                 _write(path, result)
                 shutil.rmtree(work)
             result = _read(path)
@@ -140,12 +139,11 @@ def _read(path: Path) -> Result:
 # Ours and random search
 
 
-def _table(spec: StudySpec, arm: str, sampler: str, seed: int) -> dict[str, Any]:
+def _table(spec: StudySpec, sampler: str, seed: int) -> dict[str, Any]:
     """Return a study of ours: for its budget alone, on one thread, without starts of its own."""
-    left_out = ("trials", "start", "warm_start", "strategy")
+    left_out = ("trials", "start", "warm_start")
     table = {key: value for key, value in spec.to_dict().items() if key not in left_out}
-    table |= {"threads": 1, "device": "cpu", "seed": seed, "sampler": table["sampler"] | {"name": sampler}}
-    return table | ({"strategy": "full"} if arm == RANDOM else {})
+    return table | {"threads": 1, "device": "cpu", "seed": seed, "sampler": table["sampler"] | {"name": sampler}}
 
 
 def _run_ours(arm: str, table: dict[str, Any], seed: int, folder: Path) -> Result:
@@ -260,52 +258,6 @@ def summarise(found: Mapping[str, Sequence[Result]], kl_budget: float) -> tuple[
             )
         )
     return moment, summaries
-
-
-@dataclass(frozen=True)
-class Ratios:
-    """An arm's CPU-seconds to what 32 random trials come to, over those of a random search of the recorded runs.
-
-    The machine may be faster or slower than when these were recorded, so the seconds are scaled by what an episode of
-    the live random search takes, over an episode of the recorded one.
-    """
-
-    arm: str
-    total: float
-    """To their best at the ends, over the cost of all 32: the median over the studies; inf: most never reach it."""
-    strategy: float
-    """To their best at any checkpoint, over what random search takes to it."""
-    never: tuple[int, int]
-    """Studies that reach neither."""
-
-    @classmethod
-    def of(cls, arm: str, results: Sequence[Result], kl_budget: float, random: RandomSearch, pace: float) -> "Ratios":
-        """Return those of an arm's studies; `pace` is the live CPU-seconds of an episode over the recorded ones."""
-        targets = random.targets.ends, random.targets.best
-        ends, best = ([result.reaches(to, kl_budget) / pace for result in results] for to in targets)
-        never = (sum(map(math.isinf, ends)), sum(map(math.isinf, best)))
-        total, strategy = statistics.median(ends) / random.targets.cost, statistics.median(best) / random.to_best
-        return cls(arm, total, strategy, never)
-
-
-def pace(live: Sequence[Result], random: RandomSearch) -> float:
-    """Return the CPU-seconds that an episode of random search takes live, over one of the recorded random search."""
-    return statistics.median(result.cpu_seconds / result.episodes for result in live) / random.episode
-
-
-def ratio_lines(ratios: Sequence[Ratios], random: RandomSearch, pace: float) -> str:
-    """Return the ratios as lines for people."""
-    targets = random.targets
-    return "\n".join(
-        [
-            f"Recorded random search: 32 trials come to {targets.ends:.3f} at their ends for {targets.cost:.0f} "
-            f"CPU-seconds; to {targets.best:.3f}, their best checkpoint within the budget, {random.to_best:.0f}.",
-            f"{'':20}{'ratio_total':>14}{'never':>7}{'ratio_strategy':>16}{'never':>7}",
-            *(f"{r.arm:20}{r.total:14.2f}{r.never[0]:7}{r.strategy:16.2f}{r.never[1]:7}" for r in ratios),
-            "The studies' median CPU-seconds to the same values, over those; never: how many do not reach it. An "
-            f"episode of random search took {pace:.2f} of the recorded CPU-seconds here; the ratios are freed of that.",
-        ]
-    )
 
 
 def table(moment: float, summaries: Sequence[Summary]) -> str:

@@ -33,7 +33,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 REGULAR: tuple[Cause, ...] = ("regular",)
 """Why a trainer evaluates by itself."""
 OF_A_TRIAL: tuple[Cause, ...] = ("regular", "watch")
-"""The evaluations that every trial has, whatever strategy runs it."""
+"""The evaluations that every trial has."""
 
 DATA = Path(__file__).parents[1] / "data"
 """Where the recordings lie, a file for each task."""

@@ -8,7 +8,6 @@ import numpy as np
 from scipy import stats
 
 from ppo_core.config.kl_budget import is_within
-from tuner.judge.scoring import rung_score
 from tuner.study.spec import StudySpec
 
 from .recorded import CAUSES, RecordedRun, Recording, guarded
@@ -33,7 +32,7 @@ def summary(recording: Recording) -> str:
         f"  best within the budget: {_quantiles(best[run.name] for run in randoms if run.name in best)}",
         f"  value at the end:       {_quantiles(end[run.name] for run in randoms if run.name in end)}",
     ]
-    lines += _foretold(spec, [run for run in randoms if run.name in best], best)
+    lines += _foretold([run for run in randoms if run.name in best], best)
     near = [best[run.name] for run in recording.runs if run.kind == "near-top" and run.name in best]
     lines += [f"near the top: {_quantiles(near)}"] if near else []
     return "\n".join([*lines, *_spreads(recording.runs, best)])
@@ -80,21 +79,21 @@ SHARES = (0.05, 0.1, 0.2, 0.3)
 """Of the episodes, at which the forecast of a trial's end is judged."""
 
 
-def _foretold(spec: StudySpec, runs: Sequence[RecordedRun], best: dict[str, float]) -> list[str]:
-    """Return how the best within the budget is ranked by what is known early: by the rung's evaluation, and without."""
+def _foretold(runs: Sequence[RecordedRun], best: dict[str, float]) -> list[str]:
+    """Return how the best within the budget is ranked by an evaluation early in a run."""
     runs = [run for run in runs if run.steps[-1].episode >= run.total_episodes]
     if len(runs) < 3:
         return []
     final = [best[run.name] for run in runs]
     upper = [value > statistics.median(final) for value in final]
     lines = ["rank correlation with the best within the budget (within its upper half), at a share of the episodes:"]
-    for what, score in (("screening score", _rung_score), ("the same of the last rollouts", _rollout_score)):
+    for metric in ("eval/reward", "eval/kl"):
         texts = []
         for share in SHARES:
-            pairs = [(score(spec, run, share), value) for run, value in zip(runs, final, strict=True)]
+            pairs = [(_early(run, metric, share), value) for run, value in zip(runs, final, strict=True)]
             half = [pair for pair, is_upper in zip(pairs, upper, strict=True) if is_upper]
             texts.append(f"{share:.0%} {_rank(pairs)} ({_rank(half)})")
-        lines.append(f"  {what}: {'  '.join(texts)}")
+        lines.append(f"  {metric}: {'  '.join(texts)}")
     return lines
 
 
@@ -104,24 +103,10 @@ def _rank(pairs: Sequence[tuple[float, float]]) -> str:
     return f"{stats.spearmanr(*zip(*pairs, strict=True)).statistic:.2f}"
 
 
-def _rung(run: RecordedRun, share: float) -> int:
-    """Return the episodes at a rung there: the first iteration's end at or after the share, the second's at least."""
-    return next(step.episode for step in run.steps[2:] if step.episode >= share * run.total_episodes - 1e-9)
-
-
-def _rung_score(spec: StudySpec, run: RecordedRun, share: float) -> float:
-    until = _rung(run, share)
-    rows = [row for row in run.rows(CAUSES) if row["episode"] <= until]
-    return rung_score(rows, spec.kl_budget, run.total_episodes) or 0.0
-
-
-def _rollout_score(spec: StudySpec, run: RecordedRun, share: float) -> float:
-    """Return the screening score with the mean score and KL of the last rollouts in the evaluation's place."""
-    until, first = _rung(run, share), run.rows()[0]
-    last = [step for step in run.steps if 0 < step.episode <= until][-1]
-    read = {"eval/reward": last.metrics["objective/scores"], "eval/kl": last.metrics["objective/kl_exact"]}
-    row = {**first, **read, "step": last.step, "episode": last.episode}
-    return rung_score([first, row], spec.kl_budget, run.total_episodes) or 0.0
+def _early(run: RecordedRun, metric: str, share: float) -> float:
+    """Return a metric of the last evaluation up to the first step at or after a share of the episodes."""
+    until = next(step.episode for step in run.steps if step.episode >= share * run.total_episodes - 1e-9)
+    return float([row[metric] for row in run.rows(CAUSES) if row["episode"] <= until][-1])
 
 
 def _kinds(runs: Sequence[RecordedRun]) -> str:

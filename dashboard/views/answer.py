@@ -6,7 +6,7 @@ from typing import Literal
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, diagnosis, safe_text, sentences
+from dashboard import data, diagnosis, safe_text
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.health import Card
@@ -20,7 +20,6 @@ from tuner.judge.answer import Answer, Badge
 from tuner.judge.best import RULE
 from tuner.judge.results import StudyView
 from tuner.judge.rules import RULES
-from tuner.judge.scoring import NOT_PROMOTED
 from tuner.store import Store, TrialRow
 from tuner.study.status import Origin, Status
 
@@ -52,26 +51,18 @@ def draw(
             st.caption(_changed_text(view, answer.trial))
             with st.expander("All its settings"):
                 common.table(all_settings(view, answer.trial), key="settings to launch")
-            _others(store, snapshot, answer.number)
+            _others(view, answer.number)
 
 
-def _others(store: Store, snapshot: Snapshot, number: int) -> None:
-    """Draw how the other trials ended, by count; of those that were ended early, with a link to the latest. Once the
-    search is over, say why trials were not promoted.
-    """
-    view = snapshot.view
+def _others(view: StudyView, number: int) -> None:
+    """Draw how the other trials ended, by count; of those that were ended early, with a link to the latest."""
     ends: dict[str, list[TrialRow]] = {}
     for row in view.trials:
-        if row.is_done and row.number != number:
+        if row.status.is_final and row.number != number:
             rule = RULES.get(row.reason.rule) if row.reason else None
-            how = f"ended by the guard ({rule.label})" if rule else row.status_word
-            ends.setdefault(NOT_PROMOTED if row.is_at_rung else how, []).append(row)
-    why = ""
-    if NOT_PROMOTED in ends and (view.state == "finished" or view.confirming):
-        ranked = common.screening(store, snapshot)
-        left = ranked["number"].isin([row.number for row in ends[NOT_PROMOTED]])
-        why = f" ({sentences.why_not_promoted(ranked[left])})"
-    counts = ", ".join(f"{len(rows)} {how}{why if how == NOT_PROMOTED else ''}" for how, rows in ends.items())
+            how = f"ended by the guard ({rule.label})" if rule else row.status.value
+            ends.setdefault(how, []).append(row)
+    counts = ", ".join(f"{len(rows)} {how}" for how, rows in ends.items())
     with st.container(horizontal=True, vertical_alignment="center"):
         if ends:
             others, done = len(view.trials) - 1, sum(map(len, ends.values()))
@@ -80,8 +71,6 @@ def _others(store: Store, snapshot: Snapshot, number: int) -> None:
         for rows in ends.values():
             if rows[-1].status in (Status.PRUNED, Status.FAILED):
                 common.trial_link(rows[-1].number, f"Open trial {rows[-1].number}")
-            elif rows[-1].is_at_rung:
-                common.page_link("search", "Why they were not promoted")
 
 
 def draw_changed(view: StudyView, trial: TrialRow) -> None:

@@ -37,7 +37,7 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
         else:
             _advice(store, snapshot, trial, diagnosis)
     if not diagnoses:
-        st.text(why_nothing(trial, snapshot.view.spec.kl_budget))
+        st.text(why_nothing(trial))
     elif is_choice(diagnoses):
         st.caption("Try one change at a time, the first one first, to see which one helps.")
     control_parts.draw_result()
@@ -54,7 +54,7 @@ def go_on(store: Store, view: StudyView, trial: TrialRow) -> dict[str, str]:
         untried = (each for each in diagnoses if tried(view.trials, trial, each, view.spec) is None)
         first = next(untried, None)
         return {} if first is None else {"Try the first change": data.command(try_it(view.spec, trial, first))}
-    checkpoint = None if trial.is_at_rung else forks.value_checkpoint(store, view.row, trial)
+    checkpoint = forks.value_checkpoint(store, view.row, trial)
     again = ["train", "--from", view.row.name, str(trial.number)] if checkpoint is None else checkpoint.again
     commands = {
         "Train it again as here": data.command(again),

@@ -24,7 +24,6 @@ from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView, kl_prunings
 from tuner.store import DEFAULT_STORAGE, Store
 from tuner.study.status import Role, Status
-from tuner.study.study_file import STRATEGIES
 
 VALUE_IS = f"A trial's value is the eval reward of {VALUE}."
 REFRESH_SECONDS = 2
@@ -261,7 +260,7 @@ def _about(view: StudyView) -> str:
             f"Live pages refresh every {REFRESH_SECONDS} s."
         )
     return safe_text.in_markdown(
-        f"Task {spec.task}. Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. {VALUE_IS} "
+        f"Task {spec.task}. {VALUE_IS} "
         f"Started {ago(row.created_at)}, last activity {ago(data.last_sign(view))}. {controller}"
     )
 
@@ -408,22 +407,6 @@ def key_numbers(numbers: Sequence[KeyNumber]) -> None:
     with st.grid(len(numbers), min_column_width=130):
         for label, value, note, help_text in numbers:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
-
-
-def screening(store: Store, snapshot: Snapshot) -> pd.DataFrame:
-    """Return `analysis.screening` of a study under its own KL budget, since the sidebar's promoted none.
-
-    It is kept until a trial changes: of 2,000 it takes half a second.
-    """
-    own = data.snapshot(store, snapshot.view.row.name)
-    stamp = data.stamp(store, own, [row.number for row in own.view.trials])
-    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
-    return _screening(f"{stamp}|{own.view.spec.kl_budget}", own.view, steps)
-
-
-@st.cache_resource(max_entries=20, show_spinner=False)
-def _screening(key: str, _own: StudyView, _steps: pd.DataFrame) -> pd.DataFrame:
-    return analysis.screening(_own.trials, _steps, _own.spec)
 
 
 MOST_ROWS = 16

@@ -13,10 +13,10 @@ from dashboard.figures import title_of
 from dashboard.views import changes, common
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import is_within
-from ppo_core.output import NOTHING, counted, decimals, fixed, measured, plus_minus, short
+from ppo_core.output import NOTHING, counted, decimals, fixed, plus_minus, short
 from tuner.confirm.result import Confirmation, Interval, confirmations, difference, places_of
 from tuner.judge.answer import Answer, of_study
-from tuner.judge.paired import over, screened_note
+from tuner.judge.paired import over
 from tuner.judge.results import StudyView, as_view, differences
 from tuner.judge.rules import blame_of
 from tuner.judge.scoring import ends_within
@@ -154,7 +154,6 @@ def _outcomes(
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
         **fresh,
-        "Screening score": [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows],
         "Value ± SE (reward)": [
             NONE_TRAINED
             if row.value_step == 0
@@ -171,7 +170,7 @@ def _outcomes(
     }
     _table("outcome", outcomes, looks, roles)
     for row in rows:
-        if row.reason and not row.is_at_rung:
+        if row.reason:
             st.text(f"Trial {row.number}: {safe_text.one_line(row.reason.message, 400)}")
 
 
@@ -221,8 +220,7 @@ def against(store: Store, base: TrialRow, row: TrialRow) -> str:
         return ""
     who = " (the reference)" if base.origin is Origin.REFERENCE else ""
     reward = plus_minus(lead.mean, lead.se, signed=True)
-    text = f"Trial {row.number} against trial {base.number}{who}: {reward} reward, {lead.verdict}."
-    return text + screened_note(base, row)
+    return f"Trial {row.number} against trial {base.number}{who}: {reward} reward, {lead.verdict}."
 
 
 def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import access, charts, data, safe_text, steering
+from dashboard import access, data, safe_text, steering
 from dashboard.steering import Proposal
 from dashboard.views import common, sidebar
 from ppo_core.errors import PPOTunerError
@@ -161,7 +161,7 @@ def _trial_line(study: str, number: int, before: tuple[str, str | None]) -> None
 
 
 def _standing(row: TrialRow) -> tuple[str, str | None]:
-    return _status(row), row.wanted
+    return row.shown_status, row.wanted
 
 
 def trial_text(row: TrialRow) -> str:
@@ -169,8 +169,4 @@ def trial_text(row: TrialRow) -> str:
     label = f' "{safe_text.one_line(row.label)}"' if row.label else ""
     wanted = "" if row.wanted is None else f"; to {row.wanted} after this step"
     episodes = f"{row.episodes:,} of {row.config['total_episodes']:,} episodes"
-    return f"Trial {row.number}{label} is {_status(row)}, at {episodes}{wanted}."
-
-
-def _status(row: TrialRow) -> str:
-    return charts.screened_text(row.rung_score) if row.is_at_rung else row.shown_status
+    return f"Trial {row.number}{label} is {row.shown_status}, at {episodes}{wanted}."

@@ -17,7 +17,6 @@ from dashboard.views import common
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted, decimals, fixed
 from tuner.judge.rules import KL, KL_STEP, WANTED_KL_STEP
-from tuner.search import fidelity
 from tuner.store import Store, TrialRow
 from tuner.study.status import Origin, Status
 
@@ -211,13 +210,13 @@ POINTS = (
 
 def caption(curves: ChartData, chosen: common.Numbers) -> str:
     """Say which trials are in colour, why, what is grey, and what the points and marks mean."""
-    others, paused = len(curves.others), ", ◇ screened" if curves.snapshot.view.spec.pauses_trials else ""
+    others = len(curves.others)
     count = len(curves.snapshot.view.trials) - len(curves.bright)
     which = f"{others} of the other {count} trials" if others < count else f"the other {counted(count, 'trial')}"
     area = f"the area holds the middle 80% of them while at least {charts.LEAST_IN_BAND} run, then they are lines"
     band = area if others > style.DISTINCT else "a line or mark each"
     grey = f"Grey: {which}, {band}." if others else ""
-    texts = (_in_colour(curves, chosen), grey, POINTS, f"✕ pruned, ▲ failed, ■ stopped{paused}.")
+    texts = (_in_colour(curves, chosen), grey, POINTS, "✕ pruned, ▲ failed, ■ stopped.")
     return " ".join(filter(None, texts))
 
 
@@ -279,7 +278,6 @@ def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[st
         targets=targets(snapshot, _curves.bright, frame) if _metric in KL_METRICS else None,
         kl_budget=snapshot.view.spec.kl_budget,
         names={row.number: analysis.name(row, drawing.by) for row in _curves.rows} if drawing.by else {},
-        screened=fidelity.rung_pauses(_curves.rows_with_steps),
         groups=groups,
     )
     return option, " ".join(filter(None, texts))

@@ -164,9 +164,7 @@ def _draw_health(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> No
     """Draw the signs of the trials in colour, and the diagnosis of each."""
     numbers = common.highlighted(snapshot, chosen, charts.MOST_LINES)
     draw_health(courses := courses_of(store, snapshot, numbers))
-    if left_out := sum(row.is_at_rung and row.number not in courses for row in snapshot.view.trials):
-        st.caption(f"Trials that were not promoted and are not chosen are left out: {left_out}.")
-    rows, budget = {row.number: row for row in snapshot.view.trials}, snapshot.view.spec.kl_budget
+    rows = {row.number: row for row in snapshot.view.trials}
     common.heading("What to change")
     lines_of: dict[int, list[str]] = {}
     for number, course in courses.items():
@@ -174,8 +172,8 @@ def _draw_health(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> No
         for one, is_repeat in with_repeats(course.diagnoses):
             what = "The same change." if is_repeat else f"Try {one.advice}."
             lines.append(f"{one.rule}: {one.finding} {what}")
-        if not lines and row.is_done and row.status is not Status.COMPLETED:
-            lines.append(f"{row.status_word.capitalize()}: {why_nothing(row, budget)}")
+        if not lines and row.status.is_final and row.status is not Status.COMPLETED:
+            lines.append(f"{row.status.capitalize()}: {why_nothing(row)}")
         lines_of |= {number: lines} if lines else {}
     for number, lines in lines_of.items():
         with st.container(horizontal=True):

@@ -12,11 +12,11 @@ from dashboard.data import Snapshot
 from dashboard.views import answer, common, curve_charts, running, trials_table
 from dashboard.views.common import KeyNumber
 from dashboard.views.curve_charts import DEFAULT_METRICS, ChartData
-from ppo_core.output import counted, duration
+from ppo_core.output import duration
 from tuner.judge.answer import Answer, of_study
 from tuner.judge.best import best_trial
 from tuner.judge.results import StudyView, spent
-from tuner.judge.scoring import NOT_PROMOTED, with_running
+from tuner.judge.scoring import with_running
 from tuner.store import Store
 from tuner.study.status import Status
 
@@ -86,14 +86,13 @@ def _baseline(store: Store, snapshot: Snapshot) -> float | None:
 
 def _progress(snapshot: Snapshot) -> list[KeyNumber]:
     view = snapshot.view
-    statuses = [row.shown_status for row in view.trials if not row.is_done]
+    statuses = [row.shown_status for row in view.trials if not row.status.is_final]
     unfinished = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
-    at_rung = f"{view.tally.at_rung} {NOT_PROMOTED}" if view.tally.at_rung else None
     budget = []
     if view.tally.budget is not None:
-        budget = [_budget(view, at_rung)]
-    elif at_rung:
-        unfinished.insert(0, at_rung)
+        spent = f"{view.tally.spent:.1f} of {view.tally.budget:g} full trials"
+        help_text = "In trials of full length: what the search has spent of what it may spend."
+        budget = [KeyNumber("Search budget", spent, None, help_text)]
     others = sum(row.status is Status.PRUNED for row in view.trials) - len(snapshot.kl_pruned)
     failed = sum(row.status is Status.FAILED for row in view.trials)
     ends = [f"{count} {how}" for count, how in ((others, "other pruned"), (failed, "failed")) if count]
@@ -116,16 +115,6 @@ def _progress(snapshot: Snapshot) -> list[KeyNumber]:
     ]
 
 
-def _budget(view: StudyView, at_rung: str | None) -> KeyNumber:
-    help_text = "In trials of full length: what the search has spent of what it may spend."
-    if view.spec.pauses_trials:
-        promoted = counted(sum(row.is_promoted for row in view.trials), "trial")
-        help_text += f" Below: those paused at screening. {promoted.capitalize()} promoted so far."
-    return KeyNumber(
-        "Search budget", f"{view.tally.spent:.1f} of {view.tally.budget:g} full trials", at_rung, help_text
-    )
-
-
 def _device_time(view: StudyView) -> KeyNumber:
     cost = data.cost(view)
     notes = [] if cost.seconds_per_trial is None else [f"{cost.seconds_per_trial:,.0f} s per ended trial"]
@@ -137,7 +126,7 @@ def _device_time(view: StudyView) -> KeyNumber:
         duration(3_600 * cost.hours),
         ", ".join(notes) or None,
         "Training time of all trials and attempts, without confirming runs; trials that run side by side each count. "
-        f"Below: the mean over trials that ended, without those not promoted; confirming runs.{pruned}",
+        f"Below: the mean over trials that ended; confirming runs.{pruned}",
     )
 
 

@@ -169,11 +169,10 @@ _MEANS = (
 
 
 def _legend(spec: StudySpec) -> str:
-    paused = "◇ where screening paused it, " if spec.pauses_trials else ""
     return (
         "A line joins a trial's evaluations, starting at the SFT policy. Numbered at their last, if there is room: the "
         "chosen trials, else the reference, the best, the one to launch, and the latest pruned for KL. "
-        f"✕ marks where a rule ended it, ■ a person, {paused}▲ where it failed. The grey steps are the front: the "
+        "✕ marks where a rule ended it, ■ a person, ▲ where it failed. The grey steps are the front: the "
         "highest reward of any evaluation at no more KL. The star is the best checkpoint, the highest of many noisy "
         "evaluations; a large diamond is the mean of a configuration's fresh seeds, with its 95% intervals. The dotted "
         "upright line, if the axis reaches it, is the guard's limit."

@@ -12,8 +12,6 @@ from dashboard.views.common import ago, heading, looks, table, trial_link
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, duration, fixed, measured
 from tuner.judge.rules import KL, RULES
-from tuner.judge.scoring import NOT_PROMOTED
-from tuner.search.choose import promotable
 from tuner.store import Store, TrialRow
 from tuner.study.status import Role, Status
 
@@ -134,24 +132,10 @@ def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> No
     )[: 3 * most]  # pauses are later than starts
     if not rows:
         return
-    heading(
-        "What happened",
-        "Trials and confirming runs that started, were paused or ended last. "
-        f"Screened: {style.MEANINGS[style.SCREENED]} If it stays there, it was not promoted.",
-    )
+    heading("What happened", "Trials and confirming runs that started, were paused or ended last.")
     paused = [row.number for row in rows if row.status is Status.PAUSED]
     paused_at = data.curves(store, snapshot, health.READ, numbers=paused).groupby("trial")["at"].max()
-    line = {row.number: place for place, row in enumerate(promotable(snapshot.view.spec, snapshot.view.trials), 1)}
-    is_over = snapshot.view.state == "finished"
-    in_line = {
-        number: NOT_PROMOTED if is_over else f"{place} of {len(line)} in line to be promoted"
-        for number, place in line.items()
-    }
-    events = sorted(
-        (_event(row, paused_at.get(row.number), in_line.get(row.number, "")) for row in rows),
-        key=lambda event: event[0],
-        reverse=True,
-    )
+    events = sorted((_event(row, paused_at.get(row.number)) for row in rows), key=lambda event: event[0], reverse=True)
     text = st.column_config.TextColumn
     table(
         pd.DataFrame(cells for _, cells in events[:most]),
@@ -165,18 +149,14 @@ def draw_events(store: Store, snapshot: Snapshot, most: int = MOST_EVENTS) -> No
     )
 
 
-def _event(row: TrialRow, paused_at: float | None, in_line: str) -> tuple[float, dict[str, object]]:
-    """Return when the latest happened to a trial, and its row of the table.
-
-    `paused_at` is its last report's time, `in_line` its place among those that may be promoted, if it is one.
-    """
+def _event(row: TrialRow, paused_at: float | None) -> tuple[float, dict[str, object]]:
+    """Return when the latest happened to a trial, and its row of the table; `paused_at` is its last report's time."""
     verb, at = "ended", row.ended_at or paused_at or row.started_at
     if row.ended_at is None:
         is_queued = row.status is Status.WAITING and not row.attempts
         verb = "paused" if paused_at else "queued" if is_queued else "started"
-        verb = style.SCREENED if row.is_at_rung else verb
-    reason = in_line
-    if row.reason is not None and not in_line:
+    reason = ""
+    if row.reason is not None:
         rule = RULES.get(row.reason.rule)  # its label is short enough for the column
         reason = row.reason.message if rule is None else f"{rule.label} at step {row.reason.step}"
     reasons = [what_it_is(row) if row.role is Role.CONFIRM else "", reason]

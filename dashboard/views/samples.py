@@ -18,10 +18,8 @@ from ppo_core.report import TokenReadings
 from tuner.judge import hacking
 from tuner.judge.answer import of_study
 from tuner.judge.hacking import Finding
-from tuner.judge.results import StudyView
-from tuner.judge.scoring import judged_again
-from tuner.store import Store, TrialRow
-from tuner.study.status import Origin, Role, Status
+from tuner.store import Store
+from tuner.study.status import Origin
 
 SIDE_BY_SIDE = 4
 """Most trials side by side."""
@@ -58,28 +56,19 @@ def _hacking(findings: Sequence[Finding]) -> None:
     st.caption(f"{hacking.RULE} {diagnosis.HACKING_MEANS}")
 
 
-def fuller_run(store: Store, view: StudyView, trial: TrialRow) -> TrialRow:
-    """Return the first run that confirmed a trial on a fresh seed, if that itself was only screened; else the trial."""
-    runs = [run for run in view.confirming if run.parent == trial.number and run.status is Status.COMPLETED]
-    return judged_again(store, runs[:1], view.spec)[0] if trial.is_at_rung and runs else trial
-
-
 def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str = "") -> None:
-    """Draw samples of the trials, as many as fit; beside others a screened one is shown by a run that confirmed it."""
+    """Draw samples of the trials, as many as fit."""
     common.heading(f"Samples: {verdict}" if verdict else "Samples on the same prompts", _HELP)
     if len(numbers) > SIDE_BY_SIDE:
         st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
         numbers = numbers[:SIDE_BY_SIDE]
     view = snapshot.view
     row_of = {row.number: row for row in view.trials}
-    trials = [fuller_run(store, view, row_of[n]) if len(numbers) > 1 else row_of[n] for n in numbers]
-    reference = next(
-        (fuller_run(store, view, row).number for row in view.trials if row.origin is Origin.REFERENCE), None
-    )
-    shown = [row.number for row in trials]
-    with_reference = data.samples(store, snapshot, (*shown, *([] if reference is None else [reference])))
-    episodes = data.curves(store, snapshot, analysis.EVALUATED, numbers=shown, evaluations_only=True)
-    samples = with_reference[with_reference["trial"].isin(shown)].merge(
+    trials = [row_of[number] for number in numbers]
+    reference = next((row.number for row in view.trials if row.origin is Origin.REFERENCE), None)
+    with_reference = data.samples(store, snapshot, (*numbers, *([] if reference is None else [reference])))
+    episodes = data.curves(store, snapshot, analysis.EVALUATED, numbers=numbers, evaluations_only=True)
+    samples = with_reference[with_reference["trial"].isin(numbers)].merge(
         episodes[["trial", "step", "episode"]], how="left", on=["trial", "step"]
     )
     if samples.empty:
@@ -127,7 +116,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str
                 responses = on_page[on_page["prompt_index"] == index].merge(line, on=["trial", "step"])
                 for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
                     with column:
-                        what = _run(trial, last.get(trial.number)) + (", the one to launch" if number == launch else "")
+                        what = style.status_cell(trial) + (", the one to launch" if number == launch else "")
                         st.html(style.heading(number, looks[number], what))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
@@ -144,10 +133,9 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str
 
 
 _HELP = (
-    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. Beside others, a trial that was "
-    "only screened is shown by the first run that confirmed it, if there is one. Reward that rises while the text "
-    "repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible characters are "
-    "spelled out as ⟨U+…⟩."
+    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. Reward that rises while the "
+    "text repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible "
+    "characters are spelled out as ⟨U+…⟩."
 )
 
 
@@ -282,13 +270,6 @@ def _marked(
         else:
             note = f"no {mark} for its tokens: this trial has no critic"
     return sample_marks.matches(text, wanted), note
-
-
-def _run(trial: TrialRow, last: int | None) -> str:
-    """Say how a trial ended, and at which step it was screened; of a confirming run, which one it is."""
-    if trial.role is Role.CONFIRM:
-        return f"in confirming run {trial.number}, seed {trial.seed}"
-    return style.status_cell(trial) + (f" at step {last}" if trial.is_at_rung and last is not None else "")
 
 
 _PART = "part "

@@ -1,10 +1,9 @@
-"""Search: importance, who was promoted, linked figures of trials over hyperparameters, early ends, and the report."""
+"""Search: importance, linked figures of trials over hyperparameters, early ends, and the report."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -16,76 +15,48 @@ from dashboard.importance_figures import Measure
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import counted, decimals, duration
-from tuner.judge.scoring import FASTEST, SLOWEST
-from tuner.search import fidelity, importance
-from tuner.search.choose import ONE_IN, SHARE
-from tuner.search.fidelity import Fidelity
+from ppo_core.output import counted, duration
+from tuner.search import importance
 from tuner.search.importance import Importance, Outcome
 from tuner.store import Store, TrialRow
 from tuner.study.spec import StudySpec
+from tuner.study.status import Status
 
 MOST_AXES = 8
 """Default number of axes of the parallel coordinates."""
 MOST_TOLD = 3
 """Most hyperparameters that stand out whose best values are told."""
-MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
+MEASURES: dict[str, Measure] = {"reward": "value", "KL": "end_kl"}
 
 
 @common.study_page("What the search finds appears here once trials have ended.")
 def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     common.watch(store, snapshot)
-    evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
-    point = _fidelity(snapshot)
-    at_rung = {(row.trial, row.episode): (row.reward, row.kl) for row in evaluated.itertuples()}
-    trials = fidelity.read(snapshot.view.trials, point, at_rung)
-    if text := fidelity.read_where(snapshot.view.trials, point, snapshot.view.spec):
-        st.caption(text)
-    compared = Snapshot.of(replace(snapshot.view, trials=trials))
-    names = figures.searched(compared.trials)
-    important = _importance(store, compared, point, len(snapshot.view.trials))
-    _screening(common.screening(store, snapshot))
+    ended = snapshot.trials[snapshot.trials["status"].isin([status for status in Status if status.is_final])]
+    names, important = figures.searched(ended), _importance(store, snapshot, ended)
     ranked: dict[Outcome, list[str]] = {
         outcome: sorted(names, key=lambda name: order.index(name) if name in order else len(order))
         for outcome, order in important.items()
     }
-    _linked(snapshot, compared, point, ranked, chosen)
+    _linked(snapshot, ended, ranked, chosen)
     _ended_early(snapshot)
     _report(store, snapshot)
 
 
-def _fidelity(snapshot: Snapshot) -> Fidelity:
-    """Return the point at which trials are compared; it is in the link.
-
-    Default: at screening, if the strategy screens.
-    """
-    offered = {point.name: point for point in fidelity.offered(snapshot.view.spec)}
-    if len(offered) == 1:
-        return next(iter(offered.values()))
-    chosen = st.segmented_control(
-        "Compare trials", list(offered), default=next(iter(offered)), required=True, key="read at",
-        bind="query-params",
-        help="Most trials of this study were screened, not finished, and values after different lengths of training do "
-        f"not compare. {' '.join(f'{name}: {point.doc}' for name, point in offered.items())}",
-    )  # fmt: skip
-    return offered[chosen]
-
-
-def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: int) -> dict[Outcome, list[str]]:
+def _importance(store: Store, snapshot: Snapshot, ended: pd.DataFrame) -> dict[Outcome, list[str]]:
     """Draw importances and return the hyperparameters in that order; none if there are too few trials."""
-    view, at_rung = snapshot.view, point.at_rung
-    usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
-    common.heading("What mattered for reward, and for KL", _importance_help(all_trials - len(usable), at_rung=at_rung))
-    if refusal := importance.refusal(view.trials, view.spec, at_rung=at_rung):
+    view = snapshot.view
+    usable = importance.usable(view.trials, view.spec)
+    common.heading("What mattered for reward, and for KL", _importance_help(len(view.trials) - len(usable)))
+    if refusal := importance.refusal(view.trials, view.spec):
         st.info(refusal)
         return {"reward": [], "KL": []}
-    key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at_rung}"
+    key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}"
     key += f"|{[(row.id, row.attempts, row.value) for row in usable]}"
     with st.spinner("Resampling", show_time=True):
         importances = _resampled(key, snapshot, usable)
-    kl, reward = point.short
-    titles: dict[Outcome, str] = {"reward": reward.lower(), "KL": kl}
+    titles: dict[Outcome, str] = {"reward": "value", "KL": "KL at the end"}
     for place, (outcome, title) in zip(st.columns(2), titles.items(), strict=True):
         with place:
             st.markdown(f"**For the {title}**")
@@ -97,9 +68,9 @@ def _importance(store: Store, snapshot: Snapshot, point: Fidelity, all_trials: i
             st.text(importance.certainty(importances[outcome], len(usable), _label))
             for name in [item.name for item in importances[outcome] if item.is_sure][:MOST_TOLD]:
                 st.markdown(
-                    sentences.of_best(snapshot.trials, name, view.spec.search)
+                    sentences.of_best(ended, name, view.spec.search)
                     if outcome == "reward"
-                    else f"{_label(name)}: {sentences.of_slice(snapshot.trials, name, 'kl')}"
+                    else f"{_label(name)}: {sentences.of_slice(ended, name, 'end_kl')}"
                 )
     st.caption(
         "A bar says how far the best trials' values lie from all trials', not in which direction. Lines on the bars: "
@@ -119,13 +90,13 @@ def _label(name: str) -> str:
     return HYPERPARAMETERS[name].label
 
 
-def _importance_help(left_out: int, *, at_rung: bool) -> str:
-    why = "not screened, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
-    pruned = "" if at_rung else " The charts of one hyperparameter below include the pruned trials."
+def _importance_help(left_out: int) -> str:
     return (
         f"{importance.MEANING} For KL, the best are those with the lowest. A line on a bar is widened to contain the "
         "bar's end: resampling adds noise, which pulls large shares down and small ones up. A pale bar is one that "
-        f"{importance.RESAMPLES} shuffles of the outcomes reach by chance. Trials left out: {left_out} ({why}).{pruned}"
+        f"{importance.RESAMPLES} shuffles of the outcomes reach by chance. Trials left out: {left_out} (pruned, "
+        "failed, forked, not ended or without a value). The charts of one hyperparameter below include the pruned "
+        "trials."
     )
 
 
@@ -143,8 +114,7 @@ class _Linked:
     """Data shared by the linked figures."""
 
     trials: pd.DataFrame
-    """Compared at one point of their training."""
-    point: Fidelity
+    """Those that have ended."""
     ranked: dict[Outcome, list[str]]
     """The searched hyperparameters that vary, the most important first."""
     marked: common.Numbers
@@ -157,25 +127,16 @@ class _Linked:
         common.figure(importance_figures.mark(plot, self.marked), key, alt, caption, on_select=select)
 
 
-def _linked(
-    snapshot: Snapshot,
-    compared: Snapshot,
-    point: Fidelity,
-    ranked: dict[Outcome, list[str]],
-    chosen: common.Numbers,
-) -> None:
-    """Draw the figures of `compared`: the trials of `snapshot`, compared at one point."""
-    key, trials, names = f"marked {snapshot.view.row.id}", compared.trials, ranked["reward"]
+def _linked(snapshot: Snapshot, trials: pd.DataFrame, ranked: dict[Outcome, list[str]], chosen: common.Numbers) -> None:
+    """Draw the figures of the `trials` that have ended."""
+    key, names = f"marked {snapshot.view.row.id}", ranked["reward"]
     # Trials chosen on other pages are marked at first.
     marked = tuple(number for number in st.session_state.get(key, chosen) if number in set(trials["number"]))
     _bar(key, marked)
     if trials["value"].notna().sum() < 2 or not names:
-        st.info(
-            f"These charts need two trials that {'were screened' if point.at_rung else 'ended'} with a value and "
-            "differ in a searched hyperparameter."
-        )
+        st.info("These charts need two trials that ended with a value and differ in a searched hyperparameter.")
         return
-    linked = _Linked(trials, point, ranked, marked, key)
+    linked = _Linked(trials, ranked, marked, key)
     spec = snapshot.view.spec
     _slices(spec, linked)
     more = st.expander("More charts: KL, two hyperparameters, all of them", key="more", bind="query-params")
@@ -230,36 +191,28 @@ def _select(key: str, figure: str) -> None:
 
 def _front(snapshot: Snapshot, linked: _Linked) -> None:
     """Draw each trial's reward against its KL, and the front of them."""
-    point, spec, best = linked.point, snapshot.view.spec, snapshot.view.best()
-    early = "" if point.at_rung else " Pruned and stopped trials are shown at their last values."
-    common.heading("Reward against KL", f"Each point is a trial.{early}")
-    # The KL of the best checkpoint, as for the value, not that of the end.
-    trials = linked.trials if point.at_rung else snapshot.trials
+    kl_budget, best, trials = snapshot.view.spec.kl_budget, snapshot.view.best(), snapshot.trials
+    common.heading(
+        "Reward against KL", "Each point is a trial. Pruned and stopped trials are shown at their last values."
+    )
     front = figures.reward_against_kl(
-        trials, kl_budget=None if point.at_rung else spec.kl_budget,
-        best=best.number if best else None, chosen=linked.marked,
-        best_name="best at its end" if point.at_rung else "best",
-    )  # fmt: skip
-    caption = sentences.of_front(figures.front_of(trials), spec.kl_budget)
-    if point.at_rung:
-        low, high = (times * SHARE * spec.kl_budget for times in (SLOWEST, FASTEST))
-        front.update_layout(xaxis_title=point.kl, yaxis_title=point.reward)
-        front.add_vrect(low, high, fillcolor=style.colour(0), opacity=0.1, line_width=0, layer="below")
-        caption = f"A KL in the band, about {low:.2g} to {high:.2g} nats, has the full screening score."
+        trials, kl_budget=kl_budget, best=best.number if best else None, chosen=linked.marked
+    )
+    caption = sentences.of_front(figures.front_of(trials), kl_budget)
     linked.figure(front, "front of trials", "Every trial's value against its eval KL, and the front of them", caption)
 
 
 def _slices(spec: StudySpec, linked: _Linked) -> None:
     """Draw the reward over each hyperparameter."""
-    names, point = linked.ranked["reward"][:MOST_AXES], linked.point
+    names = linked.ranked["reward"][:MOST_AXES]
     trials = importance_figures.of_panels(linked.trials, linked.marked)
     left_out = len(linked.trials["value"].dropna()) - len(trials)
     drawn = f" Drawn: {len(trials)} of them, the best and the marked among them." if left_out else ""
     common.heading("Reward over each hyperparameter", "Each point is a trial; the most important panel comes first.")
     linked.figure(
-        importance_figures.slices(trials, names, spec, point.reward),
+        importance_figures.slices(trials, names, spec),
         "slices of value",
-        f"{point.reward} of every trial over {', '.join(map(_label, names))}, in panels",
+        f"Eval reward of every trial's best checkpoint over {', '.join(map(_label, names))}, in panels",
         sentences.of_slice(linked.trials, names[0], "value") + drawn,
     )
 
@@ -269,10 +222,10 @@ def _kl_slice(spec: StudySpec, linked: _Linked) -> None:
     common.heading("KL over one hyperparameter")
     name = _hyperparameter("Hyperparameter", linked.ranked["KL"], "setting")
     linked.figure(
-        importance_figures.kl_slice(linked.trials, name, spec, linked.point.kl, with_budget=not linked.point.at_rung),
+        importance_figures.kl_slice(linked.trials, name, spec),
         "slice of kl",
-        f"{linked.point.kl} of every trial over {_label(name)}",
-        sentences.of_slice(linked.trials, name, "kl"),
+        f"Eval KL of every trial at its end over {_label(name)}",
+        sentences.of_slice(linked.trials, name, "end_kl"),
     )
 
 
@@ -287,7 +240,7 @@ def _parallel(spec: StudySpec, linked: _Linked) -> None:
         else f"Axes: the {MOST_AXES} that mattered most for reward",
     ) or names[:MOST_AXES]  # fmt: skip
     common.figure(
-        importance_figures.parallel(linked.trials, axes, spec, linked.point.short, linked.marked),
+        importance_figures.parallel(linked.trials, axes, spec, linked.marked),
         key="parallel coordinates",
         alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
         caption=sentences.of_parallel(linked.trials, axes),
@@ -315,57 +268,13 @@ def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
         )
 
 
-def _screening(ranked: pd.DataFrame) -> None:
-    """Draw which of the screened trials were promoted, why not, and what became of them; nothing without any."""
-    if ranked.empty:
-        return
-    common.heading(
-        "Who was promoted, and did screening predict the end?",
-        f"At {SHARE:.0%} of its episodes a trial is ranked by its screening score, then by its reward. The score is 1 "
-        f"if its KL has used {SLOWEST:g} to {FASTEST:g} times its share of the study's KL budget so far; less if it "
-        "rose more slowly, and would not reach the budget, or faster, and would be over it before it has learned much. "
-        f"For every {ONE_IN} trials screened, the best one that waits is promoted; so are more if some of the search "
-        "budget is left at the end. Places are among all trials screened by now, promotions were decided among those "
-        "screened until then: so a trial next in line can stand above promoted ones. All that were promoted did well "
-        "at screening, so their ends say little about the others.",
-    )
-    st.text(f"{sentences.of_screening(ranked)} {sentences.of_prediction(ranked)}")
-    left, right = st.columns([9, 11])
-    with left:
-        common.figure(
-            figures.screening(ranked),
-            key="screening",
-            alt="The reward of each trial at its place at screening, and of promoted trials at their end",
-        )
-    titles = {
-        "number": "Trial", "outcome": "Outcome", "score": "Screening score", "reward": "Reward at screening",
-        "end": "Value",
-    }  # fmt: skip
-    cells = ranked[["place", *titles]].round({"score": 2}).rename(columns=titles)
-    reward = f"%.{decimals([*ranked['reward'], *ranked['end']])}f"
-    formats = {titles["reward"]: reward, titles["end"]: reward}
-    widths = zip(cells, (50, 50, 135, 110, 135, 90), strict=True)  # all within half of the page
-    with right:
-        columns: dict[str, Any] = {
-            name: st.column_config.NumberColumn(name.capitalize(), width=width, format=formats[name])
-            if name in formats
-            else st.column_config.Column(name.capitalize(), width=width)
-            for name, width in widths
-        }
-        common.table(cells, key="screened", columns=columns, placeholder="–")
-
-
 def _ended_early(snapshot: Snapshot) -> None:
     common.heading("What ending trials early saved", "Time is at the median pace of completed trials.")
-    view = snapshot.view
-    is_over, at_rung = view.state == "finished" or bool(view.confirming), view.tally.at_rung
-    early = analysis.ended_early(snapshot.trials, is_over=is_over)
-    if at_rung and not is_over:
-        st.text(f"{counted(at_rung, 'trial')} not promoted so far {'is' if at_rung == 1 else 'are'} not counted here.")
+    early = analysis.ended_early(snapshot.trials)
     if early.empty:
         st.info("No trial was pruned or stopped.")
         return
-    saved = analysis.savings(snapshot.trials, is_over=is_over)
+    saved = analysis.savings(snapshot.trials)
     time = "" if math.isnan(saved.seconds) else f" and about {duration(saved.seconds)}"
     st.text(
         f"{counted(saved.trials, 'trial')} ended early, which saved {saved.episodes:,} episodes ({saved.share:.0%} of "

@@ -20,7 +20,6 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, duration, measured, plus_minus
 from tuner.judge.answer import Badge, of_study
 from tuner.judge.results import StudyView
-from tuner.judge.scoring import NOT_PROMOTED
 from tuner.store import Store, StudyRow
 
 STUDIES_PER_PAGE = 20
@@ -210,9 +209,8 @@ def table_of(store: Store, studies: list[tuple[StudyRow, StudyView | None]]) -> 
 def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, object]:
     if view is None:
         return {"study": _link(row.name), "state": "not readable"}
-    tally, total, answer = view.tally, data.total(view), of_study(store, view)
+    total, answer = data.total(view), of_study(store, view)
     planned = "" if total is None else f" of {total}"
-    at_rung = f", {tally.at_rung} {NOT_PROMOTED}" if tally.at_rung else ""
     confirmed = None if answer is None else answer.confirmed
     reward, kl = (None, None) if confirmed is None else (confirmed.reward, confirmed.kl)
     value = None if answer is None else plus_minus(answer.trial.value, answer.trial.value_se)
@@ -225,7 +223,7 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
         "certainty": None if answer is None else answer.badge.value,
         "reward": value if reward is None else reward.text,
         "kl": f"{measured(at_kl if kl is None else kl.mean)} of {view.spec.kl_budget:g}",
-        "ended": f"{view.ended}{planned}{at_rung}",
+        "ended": f"{view.ended}{planned}",
         "device": duration(3_600 * data.cost(view).hours),
         "sign": common.ago(data.last_sign(view)),
     }
@@ -248,6 +246,6 @@ def _study_columns() -> dict[str, Any]:
         ),
         "kl": text("KL of budget", width=90, help=f"Its KL and the study's KL budget. {METRICS['eval/kl'].doc}"),
         "sign": text("Last activity", width=100),
-        "ended": text("Trials ended", width=130, help="And those not promoted at screening."),
+        "ended": text("Trials ended", width=90),
         "device": text("Device time", width=80, help="Trials that run side by side each count."),
     }

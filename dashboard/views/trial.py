@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import charts, data, safe_text, style
+from dashboard import data, safe_text, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import answer as settings
@@ -104,7 +104,6 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     is_within = compare.ended_within(row, spec)
     places = decimals([row.value, row.end_reward], [row.value_se])
     end = None if is_within is None else f"{'within' if is_within else 'over'} {spec.kl_budget:g}"
-    score = charts.screened_text(row.rung_score) if row.is_at_rung else None
     share = f", {row.episodes / total:.0%}" if total and row.episodes < total else ""
     return [
         KeyNumber(
@@ -118,9 +117,7 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
         ),
         KeyNumber("Eval KL at its end", measured(row.end_kl), end, f"In {KL_UNIT}."),
         KeyNumber("Episodes", f"{row.episodes:,}", f"of {total:,}{share}" if total else None, "Trained so far."),
-        KeyNumber(
-            "Time", duration(row.seconds), score or running.time_left(row) or None, "Training time over all attempts."
-        ),
+        KeyNumber("Time", duration(row.seconds), running.time_left(row) or None, "Training time over all attempts."),
     ]
 
 

@@ -18,7 +18,7 @@ from tuner.judge.answer import Answer
 from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
-from tuner.study.status import Origin, Role
+from tuner.study.status import Origin, Role, Status
 
 MOST_ROWS = 20
 """Rows shown without scrolling."""
@@ -42,7 +42,7 @@ def draw(snapshot: Snapshot, chosen: common.Numbers, to_launch: Answer | None) -
     # Rows are ticked by place, so a new order needs a new key.
     order = first and first.number if snapshot.view.row.is_held else hash(tuple(trials["number"]))
     looks = common.looks(snapshot, common.highlighted(snapshot, chosen, charts.MOST_LINES))
-    table = rows(trials, notes(snapshot.view, to_launch), looks, with_screening=snapshot.view.spec.pauses_trials)
+    table = rows(trials, notes(snapshot.view, to_launch), looks)
     styled: Any = table
     if len(table) <= MOST_LIVE:
         styled = table.style.apply(_coloured, axis=None, looks=_looks(trials, looks))
@@ -77,15 +77,15 @@ def _filtered(snapshot: Snapshot) -> tuple[pd.DataFrame, list[str]]:
         "labelled": [row.number for row in view.trials if row.label],
     }
     masks = {name: trials["number"].isin(numbers) for name, numbers in passing.items()}
-    present = [kind for kind in style.KINDS if (trials["kind"] == kind).any()]
+    present = [status.value for status in Status if (trials["status"] == status).any()]
     present += [name for name, mask in masks.items() if mask.any() and not (name == "fixed β" and mask.all())]
     if len(present) < 2:
         return trials, []
     chosen = list(
         st.pills("Show", present, selection_mode="multi", key="show", bind="query-params", label_visibility="collapsed")
     )
-    kinds = [name for name in chosen if name in style.KINDS]
-    passes = trials["kind"].isin(kinds or style.KINDS)
+    statuses = [status for status in Status if status in chosen]
+    passes = trials["status"].isin(statuses or list(Status))
     for name in chosen:
         if name in masks:
             passes &= masks[name]
@@ -130,26 +130,19 @@ def notes(view: StudyView, to_launch: Answer | None) -> dict[int, str]:
     return notes_of
 
 
-def rows(
-    trials: pd.DataFrame,
-    notes_of: Mapping[int, str],
-    looks: Mapping[int, style.Look],
-    *,
-    with_screening: bool = False,
-) -> pd.DataFrame:
+def rows(trials: pd.DataFrame, notes_of: Mapping[int, str], looks: Mapping[int, style.Look]) -> pd.DataFrame:
     """Return the table's cells by column, safe to show and to export.
 
     Args:
         trials: See `dashboard.data.Snapshot`.
         notes_of: Notes by trial number.
         looks: As in the page's charts, by trial number.
-        with_screening: Include the screening score.
     """
     cells = pd.DataFrame(
         {
             "number": trials["number"],
             "line": [look.dash.glyph for look in _looks(trials, looks)],
-            "status": [f"{style.mark(row.kind).glyph} {row.shown_status}" for row in trials.itertuples()],
+            "status": [f"{style.mark(row.status).glyph} {row.shown_status}" for row in trials.itertuples()],
             "note": [
                 safe_text.cell("; ".join(filter(None, [notes_of.get(row.number, ""), row.reason or row.rule])))
                 for row in trials.itertuples()
@@ -161,11 +154,10 @@ def rows(
     best = trials[of_best].mask(trials["value_step"] == 0)  # that is the SFT policy
     # A phone shows no more than trial, status, value and KL.
     first, second = cells[["number", "status"]], cells[["line", "note"]]
-    screening = trials[["rung_score"] if with_screening else []]
     searched = trials[_searched(trials)].map(lambda value: safe_text.cell(value) if isinstance(value, str) else value)
     progress = (100 * trials["episodes"] / trials["total_episodes"]).rename("progress")
     ends = trials[["end_reward", "end_kl"]]
-    return pd.concat([first, best, second, ends, searched, screening, progress, trials["seconds"]], axis=1)
+    return pd.concat([first, best, second, ends, searched, progress, trials["seconds"]], axis=1)
 
 
 def _searched(trials: pd.DataFrame) -> list[str]:
@@ -188,7 +180,7 @@ def _coloured(table: pd.DataFrame, looks: Sequence[style.Look]) -> pd.DataFrame:
 def _columns(trials: pd.DataFrame) -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     reward, kl = decimals(trials["value"], trials["value_se"]), decimals([*trials["kl"], *trials["end_kl"]])
-    statuses = "; ".join(f"{style.kind_label(kind)}: {style.MEANINGS[kind]}" for kind in style.KINDS)
+    statuses = "; ".join(f"{style.mark(status).glyph} {status}: {status.meaning}" for status in Status)
     columns: dict[str, Any] = {
         "number": number("Trial", width=50, pinned=True),
         "line": text(
@@ -215,9 +207,6 @@ def _columns(trials: pd.DataFrame) -> dict[str, Any]:
             help="Eval reward of the trial's last evaluation, whatever its KL.",
         ),
         "end_kl": number("End KL", format=f"%.{kl}f", width=70, help="Eval KL of the trial's last evaluation."),
-        "rung_score": number(
-            "Screening score", format="%.3f", width=110, help="Ranks it after a tenth of the episodes."
-        ),
         "progress": st.column_config.ProgressColumn(
             "Episodes", format="%.0f%%", max_value=100, width=150, color="gray", help="Share of the trial's episodes."
         ),

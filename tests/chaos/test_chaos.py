@@ -150,7 +150,6 @@ PPO_STUDY = {
     "name": NAME,
     "task": "reviews",
     "trials": 3,
-    "strategy": "full",
     "threads": 1,
     "seed": 5,
     "fixed": {
@@ -181,11 +180,8 @@ def test_ppo_itself_survives_bit_for_bit(tmp_path: Path, rng: random.Random) -> 
 
 
 def standing(folder: Path) -> list[tuple[Any, ...]]:
-    """Return what a strategy decided of each trial, and by what."""
-    return [
-        (r.number, r.status, r.paused_by, r.is_promoted, r.rung_episode, r.rung_score, r.episodes, r.value, r.params)
-        for r in rows(folder)
-    ]
+    """Return what was decided of each trial, and by what."""
+    return [(r.number, r.status, r.episodes, r.value, r.params) for r in rows(folder)]
 
 
 @pytest.mark.timeout(2400)
@@ -194,7 +190,7 @@ def test_a_controller_that_is_killed_after_any_of_its_writes_goes_on_as_if_unbro
 ) -> None:
     """One kill a study; the writes of a whole study are gone through in strides that begin anywhere."""
     spec = quick_spec(
-        strategy="early_cut", trials=7, kl={"budget": 10.0, "limit": 1000.0},
+        trials=7, kl={"budget": 10.0, "limit": 1000.0},
         sampler={"name": "tpe", "startup_trials": 3},
     )  # fmt: skip
     whole = tmp_path / "whole"
@@ -224,7 +220,7 @@ def test_a_controller_that_is_killed_after_any_of_its_writes_goes_on_as_if_unbro
 @pytest.mark.timeout(1200)
 def test_a_search_that_is_killed_takes_the_decisions_it_would_have_taken(tmp_path: Path, rng: random.Random) -> None:
     spec = quick_spec(
-        strategy="early_cut", trials=14, kl={"budget": 10.0, "limit": 1000.0},
+        trials=14, kl={"budget": 10.0, "limit": 1000.0},
         sampler={"name": "tpe", "startup_trials": 3},
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -42,10 +42,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake study with a rung, which no test changes."""
-    path = tmp_path_factory.mktemp("cut") / "store.db"
-    fake_store.build_cut(path).close()
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake study with a budget, which no test changes."""
+    path = tmp_path_factory.mktemp("bounded") / "store.db"
+    fake_store.build_bounded(path).close()
     return path
 
 

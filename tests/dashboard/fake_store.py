@@ -1,7 +1,7 @@
 """A store with made-up but realistic PPO curves, for tests of the dashboard and for looking at it.
 
-Two studies: `STUDY` runs every trial to its end, and reads it there; `CUT` pauses trials at a rung, promotes a few, and
-reads each at its best checkpoint within the KL budget. `python tests/dashboard/fake_store.py PATH` writes the first;
+Two studies: `STUDY` has a number of trials, which are evaluated regularly; `BOUNDED` has a budget, and its trials are
+evaluated where their KL is about to cross the KL budget, too. `python tests/dashboard/fake_store.py PATH` writes the first;
 with `--live` its running trials go on, a step a second, until interrupted.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from ppo_core.config.declare import HyperValue
 from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.judge.guard import GuardState, WatchState, check_step, watch
-from tuner.judge.scoring import evaluations_of, judged, outcome, rung_score
+from tuner.judge.scoring import judged
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 from tuner.store.trials import write_pause
 from tuner.study.spec import StudySpec
@@ -32,7 +32,6 @@ SPEC = StudySpec.from_dict(
         "name": STUDY,
         "task": "reviews",
         "trials": 14,
-        "strategy": "full",
         "seed": 7,
         "fixed": {"total_episodes": TOTAL_EPISODES, "response_length": 24},
         "search": {
@@ -48,15 +47,14 @@ SPEC = StudySpec.from_dict(
     "the fake study",
 )
 
-CUT = "reviews-cut"
-CUT_SPEC = StudySpec.from_dict(
+BOUNDED = "reviews-bounded"
+BOUNDED_SPEC = StudySpec.from_dict(
     {
         **{key: value for key, value in SPEC.to_dict().items() if key != "trials"},
-        "name": CUT,
-        "budget": 8,
-        "strategy": "early_cut",
+        "name": BOUNDED,
+        "budget": 14,
     },
-    "the fake study with a rung",
+    "the fake study with a budget",
 )
 STEP_SECONDS, EVALUATION_SECONDS = 0.8, 0.5
 
@@ -132,37 +130,26 @@ COURSES = (
 )
 
 
-CUT_COURSES = (
-    Course(1e-4, 0.05, 4.1, Status.PAUSED),
-    Course(2.4e-5, 0.1, 0.6, Status.PAUSED, epochs=2, cliprange=0.12),
+BOUNDED_COURSES = (
+    Course(1e-4, 0.05, 4.1),
+    Course(2.4e-5, 0.1, 0.6, epochs=2, cliprange=0.12),
     Course(2.9e-3, 0.011, 400.0, Status.PRUNED, epochs=8),
-    Course(1.6e-4, 0.032, 6.2, Status.PAUSED, batch=128),
-    Course(3.1e-4, 6.1, 6.4, Status.PAUSED, adaptive=True, epochs=3),
+    Course(1.6e-4, 0.032, 6.2, batch=128),
+    Course(3.1e-4, 6.1, 6.4, adaptive=True, epochs=3),
     Course(3.6e-4, 0.012, 13.6, cliprange=0.23),
-    Course(7.5e-4, 0.019, 9.5, Status.PAUSED, epochs=8, cliprange=0.28),
+    Course(7.5e-4, 0.019, 8.0, epochs=8, cliprange=0.28),
     Course(2.8e-4, 0.045, 9.4, epochs=5),
     Course(4.4e-4, 0.08, 5.0, Status.FAILED, batch=128, ends_at=1),
-    Course(2.1e-4, 0.024, 7.0, Status.PAUSED, cliprange=0.17),
+    Course(2.1e-4, 0.024, 7.0, cliprange=0.17),
     Course(9.5e-4, 0.015, 18.0, Status.PRUNED, epochs=7),
-    Course(3.3e-4, 9.1, 8.8, Status.PAUSED, adaptive=True, batch=128),
-    Course(2.6e-4, 0.038, 7.1, Status.PAUSED, epochs=4, cliprange=0.19),
+    Course(3.3e-4, 9.1, 8.8, adaptive=True, batch=128),
+    Course(2.6e-4, 0.038, 7.1, epochs=4, cliprange=0.19),
     Course(1.2e-4, 0.06, 4.6, Status.PAUSED, ends_at=2),
     Course(5.1e-4, 0.03, 11.0, Status.RUNNING, epochs=5, ends_at=17),
-    *(
-        Course(
-            10 ** (-4.4 + 0.09 * place),
-            round(0.15 / (1 + place), 3),
-            round(1.2 + 0.55 * place, 2),
-            Status.PAUSED,
-            epochs=2 + place % 6,
-            cliprange=round(0.12 + 0.012 * place, 3),
-            batch=(64, 128)[place % 2],
-        )
-        for place in range(13)
-    ),
 )
-"""Of `CUT`. Those that are paused rest at screening; trial 13 a person paused before it. Trials 5, 7, 10 and 14 were
-promoted: 5 ends over the KL budget, 7 within it, 10 is pruned for its KL, 14 runs."""
+"""Of `BOUNDED`: trial 5 ends over the KL budget, 10 is pruned for its KL, 13 a person paused, 14 runs."""
+BOUNDED_DONE = tuple(course for course in BOUNDED_COURSES if course.status in (Status.COMPLETED, Status.PRUNED))
+"""Without the trials that failed or have not ended: with these the study is finished."""
 
 
 def build(path: Path, *, courses: tuple[Course, ...] = COURSES, held: bool = False, name: str = STUDY) -> Store:
@@ -180,27 +167,14 @@ def build(path: Path, *, courses: tuple[Course, ...] = COURSES, held: bool = Fal
     return store
 
 
-def build_cut(path: Path, *, courses: tuple[Course, ...] = CUT_COURSES, held: bool = False) -> Store:
-    """Write a study that pauses trials at a rung into the store at `path`, as the controller would have recorded it.
-
-    After every sixth trial that came to the rung one goes on that is to.
-    """
+def build_bounded(path: Path, *, courses: tuple[Course, ...] = BOUNDED_COURSES, held: bool = False) -> Store:
+    """Write a study with a budget into the store at `path`, as the controller would have recorded it."""
     store = Store.open(f"sqlite:///{path}", create=True)
-    store.create_study(CUT, CUT_SPEC.to_dict())
-    lease = store.acquire(CUT)
-    waiting: list[TrialRow] = []
-    came = 0
+    store.create_study(BOUNDED, BOUNDED_SPEC.to_dict())
+    lease = store.acquire(BOUNDED)
     for number, course in enumerate(courses):
-        row = _cut_run(store, lease, _begun(store, lease, number, course), course)
-        came += row.is_at_rung
-        waiting += [row] if row.is_at_rung and course.status is not Status.PAUSED else []
-        due = len(waiting) if number == len(courses) - 1 else int(row.is_at_rung and came % 6 == 0)
-        for one in waiting[:due]:
-            store.promote(lease, one.id)
-            promoted, own = store.trial(store.study(CUT), one.number), courses[one.number]
-            _cut_run(store, lease, store.begin_attempt(lease, promoted, cut_rung(own)), own)
-        waiting = waiting[due:]
-    if courses and all(row.is_done for row in store.trials(store.study(CUT))):
+        _bounded_run(store, lease, number, course)
+    if all(course.status.is_final for course in courses):
         store.set_finished(lease)
     if not held:
         store.release(lease)
@@ -223,16 +197,16 @@ def add_live_step(store: Store) -> bool:
     return bool(running)
 
 
-def cut_reports(number: int, course: Course) -> Iterator[StepReport]:
-    """Yield a trial's steps as `CUT` has them: evaluated at screening, and where the KL is about to cross its budget, too.
+def watched_reports(number: int, course: Course) -> Iterator[StepReport]:
+    """Yield a trial's steps as `BOUNDED` has them: evaluated where the KL is about to cross its budget, too.
 
     Each evaluation says how long it took.
     """
     state = WatchState()
     for report in reports(number, course):
-        state, is_due = watch(state, report, CUT_SPEC.kl_budget, CUT_SPEC.config({}).eval_interval)
+        state, is_due = watch(state, report, BOUNDED_SPEC.kl_budget, BOUNDED_SPEC.config({}).eval_interval)
         metrics, samples = dict(report.metrics), report.samples
-        if (is_due or report.step == cut_rung(course)) and not report.is_evaluation:
+        if is_due and not report.is_evaluation:
             kl = metrics["objective/kl_exact"]
             reward = metrics["objective/scores"] - 0.02
             metrics |= {"eval/reward": reward, "eval/reward_se": 0.035, "eval/kl": kl, "eval/kl_se": 0.02 * kl}
@@ -242,36 +216,20 @@ def cut_reports(number: int, course: Course) -> Iterator[StepReport]:
         yield replace(report, metrics=metrics, samples=samples)
 
 
-def cut_rung(course: Course) -> int:
-    """Return the step of a trial's rung."""
-    return max(2, math.ceil(0.1 * TOTAL_EPISODES / course.batch))
-
-
-def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> TrialRow:
-    """Have a trial of `CUT` run until it rests at screening, or as far as it goes; return how it stands then."""
-    guarded, reason = GuardState(), None
-    reported = list(cut_reports(row.number, course))
-    for report in reported:
-        guarded, reason = check_step(CUT_SPEC.guard, guarded, report, TOTAL_EPISODES, CUT_SPEC.kl_budget)
-        if report.episode > row.episodes or not row.episodes:
-            store.add_step(lease, row.id, report, STEP_SECONDS + (EVALUATION_SECONDS * report.is_evaluation))
-        if reason is not None or (report.step == cut_rung(course) and not row.is_promoted):
+def _bounded_run(store: Store, lease: Lease, number: int, course: Course) -> None:
+    trial, guarded, reason = _begun(store, lease, number, course), GuardState(), None
+    for report in watched_reports(number, course):
+        store.add_step(lease, trial.id, report, STEP_SECONDS + (EVALUATION_SECONDS * report.is_evaluation))
+        guarded, reason = check_step(BOUNDED_SPEC.guard, guarded, report, TOTAL_EPISODES, BOUNDED_SPEC.kl_budget)
+        if reason is not None:
             break
-    is_at_rung = reason is None and not row.is_promoted and reported[-1].step >= cut_rung(course)
     if course.status is Status.FAILED:
         reason = Reason("out_of_memory", "=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free")
-    study = store.study(CUT)
-    row, rows = store.trial(study, row.number), evaluations_of(store, row)
-    if is_at_rung:
-        why = Reason("early_cut", f"paused at episode {row.episodes}")
-        score = rung_score(rows, CUT_SPEC.kl_budget, CUT_SPEC.total_episodes)
-        store.pause_at_rung(lease, row, outcome(rows, CUT_SPEC, Status.PAUSED, why), score)
-    elif course.status is Status.PAUSED:
-        paused = outcome(rows, CUT_SPEC, Status.PAUSED, None)
-        store._write(lease, lambda connection: write_pause(connection, row.id, paused))
-    elif course.status is not Status.RUNNING:
-        store.finish_trial(lease, row.id, outcome(rows, CUT_SPEC, course.status, reason))
-    return store.trial(study, row.number)
+    found = judged(store, trial, BOUNDED_SPEC, course.status, reason)
+    if course.status is Status.PAUSED:
+        store._write(lease, lambda connection: write_pause(connection, trial.id, found))
+    elif course.status.is_final:
+        store.finish_trial(lease, trial.id, found)
 
 
 def reports(number: int, course: Course) -> Iterator[StepReport]:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -10,17 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard import analysis, data, diagnosis, sentences
-from dashboard.views import common
+from dashboard import analysis, diagnosis, sentences
 from ppo_core.config.declare import Choices, Dimension, Range
-from tests.dashboard import fake_store, shown
-from tests.dashboard.fake_store import CUT_SPEC
+from tests.dashboard.fake_store import BOUNDED_SPEC
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.hacking import Finding
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import trial_value
 from tuner.store import TrialRow
-from tuner.study.status import Origin, PausedBy, Role, Status
+from tuner.study.status import Origin, Role, Status
 
 NAN = math.nan
 
@@ -147,11 +144,6 @@ def test_the_checkpoint_of_a_step_is_found_where_it_was_evaluated() -> None:
     assert analysis.checkpoint_of(points, 1, 4) is None
 
 
-# The rung
-
-CONFIG = CUT_SPEC.config({}).to_dict()
-
-
 # Reward hacking
 
 
@@ -234,7 +226,7 @@ def test_a_forks_lineage_goes_back_to_a_trial_that_is_none() -> None:
 
 
 def ended(number: int, status: Status, episodes: int, rule: str = "", **values: Any) -> dict[str, Any]:
-    return {"number": number, "status": status, "kind": status, "rule": rule, "episodes": episodes, "total_episodes": 1000,
+    return {"number": number, "status": status, "rule": rule, "episodes": episodes, "total_episodes": 1000,
             "seconds": episodes / 10, "value": NAN, "kl": NAN} | values  # fmt: skip
 
 
@@ -251,13 +243,13 @@ TRIALS = pd.DataFrame(
 
 
 def test_what_was_ended_early_says_by_which_rule_at_what_share_and_what_it_saved() -> None:
-    early = analysis.ended_early(TRIALS, is_over=False)
+    early = analysis.ended_early(TRIALS)
     assert early["number"].tolist() == [1, 2, 3, 5]
     assert early["rule"].tolist() == [RULES["kl_limit"].label] * 2 + ["A person", "Another rule"]
     assert early["share"].tolist() == [0.4, 0.2, 0.5, 0.0]
     assert early["episodes_saved"].tolist() == [600, 800, 500, 1000]
     assert early["seconds_saved"].tolist() == pytest.approx([60, 80, 50, 100])
-    unknown = analysis.ended_early(TRIALS[TRIALS["status"] != Status.COMPLETED], is_over=False)
+    unknown = analysis.ended_early(TRIALS[TRIALS["status"] != Status.COMPLETED])
     assert unknown["seconds_saved"].isna().all(), "no completed trial says how long one takes"
     assert analysis.by_rule(unknown)["seconds_saved"].isna().all()
     first = analysis.by_rule(early).iloc[0]
@@ -265,28 +257,16 @@ def test_what_was_ended_early_says_by_which_rule_at_what_share_and_what_it_saved
 
 
 def test_savings_leave_failures_out() -> None:
-    saved = analysis.savings(TRIALS, is_over=False)
+    saved = analysis.savings(TRIALS)
     assert (saved.trials, saved.episodes, saved.seconds, saved.share) == (4, 2900, pytest.approx(290), 2900 / 5000)
-    assert analysis.savings(TRIALS.iloc[:0], is_over=False).share == 0
-
-
-def test_once_the_search_is_over_what_was_left_at_screening_counts_as_saved() -> None:
-    screened = [ended(number, Status.PAUSED, 100, "early_cut", kind="screened") for number in (6, 7)]
-    paused = ended(8, Status.PAUSED, 300)
-    trials = pd.concat([TRIALS, pd.DataFrame([*screened, paused])], ignore_index=True)
-    early = analysis.ended_early(trials, is_over=True)
-    assert early["number"].tolist() == [1, 2, 3, 5, 6, 7], "a person's pause is no end"
-    assert early["rule"].tolist()[-2:] == ["Screening"] * 2 and early["kind"].tolist()[-2:] == ["screened"] * 2
-    saved = analysis.savings(trials, is_over=True)
-    assert (saved.trials, saved.episodes, saved.seconds, saved.share) == (6, 4700, pytest.approx(470), 4700 / 7000)
-    assert analysis.savings(trials, is_over=False) == analysis.savings(TRIALS, is_over=False)
+    assert analysis.savings(TRIALS.iloc[:0]).share == 0
 
 
 # The best value so far, over what the search has spent.
 
 ROWS = [
     trial_row(0, episodes=1920, seconds=96.0, value_step=10),
-    trial_row(1, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, episodes=192, seconds=12.0, value_step=3),
+    trial_row(1, status=Status.PAUSED, episodes=192, seconds=12.0, value_step=3),
     pruned(2, episodes=960, seconds=48.0, value_step=4),
     trial_row(3, episodes=480, seconds=14.0, value_step=4, origin=Origin.FORKED, role=Role.FORK, fork_step=3),
 ]
@@ -305,10 +285,10 @@ STEPS = read_at(
 
 
 def test_each_rise_of_the_best_value_is_at_what_the_search_had_spent_by_then() -> None:
-    found = analysis.best_so_far(ROWS, STEPS, CUT_SPEC)
+    found = analysis.best_so_far(ROWS, STEPS, BOUNDED_SPEC)
     assert found["trial"].tolist() == [0, 1, 0], "a KL of 9.8 with an error of 0.5 is over 10; a fork is no search"
     assert found["value"].tolist() == [0.9, 1.1, 1.5]
-    # A rung is 192 episodes: 9.6 s of trial 0, 12 s of trial 1; trial 2 had 640 of 960 episodes, 32 s.
+    # Step 3 is 192 episodes: 9.6 s of trial 0, 12 s of trial 1; trial 2 had 640 of 960 episodes, 32 s.
     assert found["seconds"].tolist() == pytest.approx([9.6, 21.6, 9.6 + 12 + 32 + 86.4])
     assert "3 times, last at 90%" in sentences.of_progress(found, 140 / 0.9)
 
@@ -317,73 +297,7 @@ def test_a_trial_that_failed_or_broke_raises_nothing_and_one_that_runs_counts() 
     own = STEPS[STEPS["trial"] == 0]
     failed = trial_row(0, status=Status.FAILED, episodes=1920, value_step=3)
     for row in (failed, pruned(0, "nonfinite", episodes=1920, value_step=3)):
-        assert analysis.best_so_far([row], own, CUT_SPEC).empty
+        assert analysis.best_so_far([row], own, BOUNDED_SPEC).empty
     running = trial_row(0, status=Status.RUNNING, value=None, kl=None, episodes=192, seconds=14.0)
-    found = analysis.best_so_far([running], own.iloc[:2], CUT_SPEC)
+    found = analysis.best_so_far([running], own.iloc[:2], BOUNDED_SPEC)
     assert found[["seconds", "value"]].to_numpy().tolist() == [[14, 0.9]]
-
-
-def test_screened_trials_have_their_places_and_why_they_were_not_promoted() -> None:
-    """Trial 1 was promoted before trial 3 was screened; trial 5 was not screened, and a person asked for trial 7."""
-    at_rung = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_episode": 192, "rung_score": 1.0}
-    rows = [
-        trial_row(0, **at_rung | {"rung_score": 0.4}),
-        trial_row(1, value=1.8, rung_episode=192, rung_score=1.0, is_promoted=True),
-        trial_row(2, **at_rung | {"rung_score": 0.7}),
-        trial_row(3, **at_rung),
-        trial_row(4, **at_rung),
-        trial_row(5, status=Status.PRUNED),
-        trial_row(6, **at_rung | {"rung_score": None}),
-        trial_row(7, **at_rung, origin=Origin.ENQUEUED),
-        trial_row(8, value=1.0, status=Status.RUNNING, rung_episode=192, rung_score=1.0, is_promoted=True),
-    ]
-    steps = read_at(
-        *((number, 3, reward, kl, 1.0) for number, reward, kl in (
-            (0, 0.9, 0.2), (1, 0.5, 1.0), (2, 0.8, 4.0), (3, 0.6, 1.0), (4, 0.3, 1.0), (5, 2.0, 1.0), (7, 2.0, 1.0),
-            (8, 0.4, 1.0),
-        )),
-        (1, 30, 1.8, 8.0, 2.0),
-    )  # fmt: skip
-    found = analysis.screening(rows, steps, CUT_SPEC)
-    assert found[["place", "number", "outcome"]].to_numpy().tolist() == [
-        [1, 3, "next in line"], [2, 1, "promoted"], [3, 8, "promoted"], [4, 4, "lower reward"],
-        [5, 2, "KL rose too fast"], [6, 0, "KL rose too slowly"], [7, 6, "KL not readable"],
-    ]  # fmt: skip
-    assert found["reward"].fillna(-1).tolist() == [0.6, 0.5, 0.4, 0.3, 0.8, 0.9, -1], "then, not at the end"
-    assert found["end"].fillna(-1).tolist() == [-1, 1.8, -1, -1, -1, -1, -1], "trial 8 runs"
-    assert sentences.of_screening(found) == (
-        "2 of the 7 trials screened were promoted (completed: 1, running: 1); 5 were not (next in line: 1, "
-        "lower reward: 1, KL rose too fast: 1, KL rose too slowly: 1, KL not readable: 1)."
-    )
-    too_few = "Too few of the promoted trials have ended to tell whether screening predicts the end."
-    assert sentences.of_prediction(found) == too_few
-    assert analysis.screening(rows[5:6], steps, CUT_SPEC).empty
-
-
-def test_whether_screening_predicts_the_end_is_a_rank_correlation_beside_what_chance_reaches() -> None:
-    six = pd.DataFrame({"place": [1, 2, 4, 5, 7, 9], "outcome": "promoted", "end": [1.9, 1.8, 1.7, 1.5, 1.6, 1.4]})
-    ends = ["completed", "pruned", *4 * ["completed"]]
-    said = sentences.of_screening(six.assign(kind=ends))
-    assert said == "6 of the 6 trials screened were promoted (completed: 5, pruned: 1)."
-    said = sentences.of_prediction(six)
-    assert said.startswith("Screening predicted the end: over the 6 promoted trials that ended")
-    assert "is +0.94, and chance alone reaches ±0.88" in said
-    for ends in (-six["end"], [1.9, 1.5, 1.8, 1.4, 1.6, 1.7]):
-        assert sentences.of_prediction(six.assign(end=ends)).startswith("It cannot be told whether screening predicts")
-
-
-def test_screening_is_judged_again_only_once_a_trial_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, judged = tmp_path / "store.db", list[int]()
-    fake_store.build_cut(path).close()
-    judge = analysis.screening
-    monkeypatch.setattr(analysis, "screening", lambda rows, *more: (judged.append(len(rows)), judge(rows, *more))[1])
-
-    def places() -> int:
-        store = data.open_store(f"sqlite:///{path}")
-        return len(common.screening(store, data.snapshot(store, fake_store.CUT)))
-
-    assert places() == places() > 0 and len(judged) == 1
-    shown.change(path, "UPDATE ppo_trials SET seconds = seconds + 1 WHERE number = 7")
-    assert places() and len(judged) == 2

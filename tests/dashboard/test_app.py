@@ -44,11 +44,10 @@ APP = Path(__file__).parents[2] / "dashboard" / "pages.py"
 
 
 @pytest.fixture(scope="module")
-def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake study with a rung, beside the other one; no test changes it."""
-    path = tmp_path_factory.mktemp("cut") / "store.db"
-    fake_store.build(path.parent / "whole.db").close()
-    fake_store.build_cut(path).close()
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake study with a budget; no test changes it."""
+    path = tmp_path_factory.mktemp("bounded") / "store.db"
+    fake_store.build_bounded(path).close()
     return path
 
 
@@ -121,52 +120,39 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert app.query_params["study"] == STUDY
 
 
-def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: Path, page: Page) -> None:
-    app = run(page(cut))
+def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(bounded: Path, page: Page) -> None:
+    app = run(page(bounded))
     assert cards(app) == {
-        "Trials ended": ("5", "1 paused, 1 interrupted"),
-        "Search budget": ("5.8 of 8 full trials", "21 not promoted"),
+        "Trials ended": ("13", "1 paused, 1 interrupted"),
+        "Search budget": ("11.4 of 14 full trials", ""),
         "Pruned for KL": ("2", "1 failed"),
         "Highest value": ("1.744", "one seed, +1.324 over SFT"),
         "Its KL": ("9.68 nats", "budget 10, end 14.5"),
         "Device time": ("3 min", "18 s per ended trial"),
     }
-    assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Search budget")
     assert any("It ends at KL 14.51" in one.value for one in app.text)
     told = app.text[0].help.replace("\\", "")
-    assert "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth." in told
     assert "A trial's value is the eval reward of the best checkpoint within the KL budget." in told
     assert "best so far" not in charts(app), "it reads every evaluation, so it waits until it is opened"
     app.session_state["cost"] = True
     spent = table_with(run(app), "on")
-    assert set(spent["on"]) == {"completed", "screened", "pruned", "failed", "paused", "interrupted"}
+    assert set(spent["on"]) == {"completed", "pruned", "failed", "paused", "interrupted"}
     assert spent["share"].sum() == pytest.approx(100)
     assert charts(app)[-1] == "best so far"
 
 
-def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, page: Page) -> None:
-    app = run(page(cut))
+def test_the_table_of_trials_says_where_a_value_is_from(bounded: Path, page: Page) -> None:
+    app = run(page(bounded))
     shown = table_of_trials(app).set_index("number")
     assert shown["note"][5] == "to launch, best in the search, ends over budget" and shown["note"][7] == ""
-    assert shown["status"].loc[[0, 1, 2]].tolist() == ["◇ screened", "◇ screened", "✕ pruned"]
+    assert shown["status"].loc[[0, 1, 2]].tolist() == ["✓ completed", "✓ completed", "✕ pruned"]
     assert shown["status"][13] == "‖ paused"
     assert shown["end_reward"][5] > shown["value"][5]
     assert shown["end_kl"][5] == pytest.approx(14.51, abs=0.01)
-    assert shown["rung_score"][0] == pytest.approx(1.0, abs=0.01)
     assert shown["note"][2].startswith("Training KL was over 60 nats"), "a reason is in sight"
     assert math.isnan(shown["value"][2]) and math.isnan(shown["kl"][2]), "no trained checkpoint is within the budget"
-    assert "Why they were not promoted" in [link.proto.label for link in app.get("page_link")]
     [heading] = [heading for heading in app.subheader if heading.value == "Trials"]
     assert "Value and KL are of a trial's best checkpoint within the KL budget" in heading.help
-    plain = table_of_trials(run(page(cut.parent / "whole.db")))
-    assert "rung_score" not in plain.columns
-
-
-def test_once_the_search_is_over_the_page_counts_why_trials_were_not_promoted(tmp_path: Path, page: Page) -> None:
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    fake_store.build_cut(tmp_path / "store.db", courses=done).close()
-    [told] = [one.value for one in run(page(tmp_path / "store.db")).caption if one.value.startswith("Of the other ")]
-    assert ": 21 not promoted (lower reward: 15, next in line: 3, KL rose too slowly: 3), 1 ended by" in told
 
 
 def test_what_to_launch_is_worked_out_once_for_the_card_and_the_table_of_a_large_study(

@@ -27,9 +27,9 @@ PAGES = (
     "studies",
 )
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
-CUT_PAGES = ("", "curves", "trial?n=2", "reward_kl", "search")
-CUT_QUERY = f"?study={fake_store.CUT}&trial=0&trial=5&trial=14"
-"""Of the study with a rung: a trial that rests, one that finished, one that runs."""
+BOUNDED_PAGES = ("", "curves", "trial?n=2", "reward_kl", "search")
+BOUNDED_QUERY = f"?study={fake_store.BOUNDED}&trial=0&trial=5&trial=14"
+"""Of the study with a budget: its reference, its best trial, one that runs."""
 FIRST_SCREENS = {
     "": ".st-key-answer",
     **dict.fromkeys(("curves", "curves?view=PPO+health", "reward_kl"), DRAWINGS),
@@ -49,14 +49,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path: Path = tmp_path_factory.mktemp("looks") / "store.db"
     with (
         closing(fake_store.build(path, held=True)),
-        closing(fake_store.build_cut(path, held=True)),
+        closing(fake_store.build_bounded(path, held=True)),
         real.serve(f"sqlite:///{path}", path.parent) as served,
     ):
         yield served
 
 
 @pytest.mark.parametrize(
-    ("place", "query"), [*((place, QUERY) for place in PAGES), *((place, CUT_QUERY) for place in CUT_PAGES)]
+    ("place", "query"), [*((place, QUERY) for place in PAGES), *((place, BOUNDED_QUERY) for place in BOUNDED_PAGES)]
 )
 def test_a_phone_shows_the_page_within_its_width(browser: Browser, server: Server, place: str, query: str) -> None:
     with opened(browser, server, _with_query(place, query), width=390, height=844) as visit:

@@ -19,7 +19,6 @@ from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.judge.results import StudyView
 from tuner.judge.rules import RULES
-from tuner.search.fidelity import RungPause
 from tuner.study.status import Status
 
 NAN = math.nan
@@ -38,7 +37,7 @@ def steps(number: int, kl: list[float], **columns: list[float]) -> pd.DataFrame:
 
 def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict[str, Any]:
     early = {"rule": "", "reason": "", "stop_step": NAN, "value_step": NAN, "fork_step": NAN}
-    return {"number": number, "status": status, "kind": status.value, **early} | values
+    return {"number": number, "status": status, **early} | values
 
 
 def chart(
@@ -48,14 +47,13 @@ def chart(
     chosen: tuple[int, ...] = (),
     levels: dict[str, float] | None = None,
     targets: dict[str, float] | None = None,
-    screened: dict[int, RungPause] | None = None,
     **drawing: Any,
 ) -> dict[str, Any]:
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
     levels = (LEVELS if metric == KL else {}) if levels is None else levels
     return charts.curve(
         frame, rows, metric, looks=style.looks(chosen), drawing=Drawing(**drawing), levels=levels, targets=targets,
-        kl_budget=10, screened=screened,
+        kl_budget=10,
     )  # fmt: skip
 
 
@@ -241,26 +239,6 @@ def test_labels_at_lines_that_end_at_or_just_before_the_right_edge_are_moved_apa
     option = chart(frame, chosen=(0, 1, 2))
     moved = ["labelLayout" in named(option, f"Trial {number}") for number in (0, 1, 2)]
     assert moved == [True, True, False]
-
-
-# Pauses at a rung
-
-
-SCREENED = trial(3, Status.PAUSED, kind=style.SCREENED)
-PAUSES = {3: RungPause(192, 0.67)}
-
-
-def test_a_trial_that_the_strategy_paused_is_quieter_and_says_what_it_was_ranked_by() -> None:
-    option = chart(steps(3, [0, 1, 2, 3]), SCREENED, chosen=(3,), screened=PAUSES)
-    line, pause = named(option, "Trial 3"), named(option, "Trial 3 screened, score")
-    assert (line["lineStyle"]["width"], line["lineStyle"]["opacity"]) == (1.2, 0.6)
-    assert "endLabel" not in line
-    source = option["dataset"][pause["datasetIndex"]]["source"].to_numpy().tolist()
-    assert source == [[3, 3, pytest.approx(0.67)]]
-    assert pause["encode"] == {"x": "x", "y": "y", "tooltip": ["value"]}, "the tooltip says its score"
-    assert pause["label"]["formatter"] == "{number|3}{more|screened (score 0.67)}"
-    assert pause["symbol"] == "diamond" and pause["itemStyle"]["color"] == "transparent"
-    assert pause["itemStyle"]["borderColor"] == style.colour(3)
 
 
 # The best so far

@@ -8,7 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.dashboard import fake_store, shown
-from tests.dashboard.fake_store import CUT, STUDY
+from tests.dashboard.fake_store import BOUNDED, STUDY
 from tests.dashboard.shown import GOOD, page
 from tests.tuner import made_study
 from tuner.confirm.plan import Plan
@@ -81,19 +81,16 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     assert any("one run of each trial" in (heading.help or "") for heading in app.subheader)
 
 
-def test_values_of_best_checkpoints_are_told_with_their_episode_and_a_pause_with_its_score(
+def test_values_of_best_checkpoints_are_told_with_their_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_store.build_cut(tmp_path / "store.db").close()
-    app = page("compare", tmp_path / "store.db", monkeypatch, trial=["5", "0", "7"])
+    fake_store.build_bounded(tmp_path / "store.db").close()
+    app = page("compare", tmp_path / "store.db", monkeypatch, trial=["5", "13", "7"])
     outcomes = app.dataframe[1].value.set_index("outcome")
-    assert outcomes.loc["Status"].tolist() == ["✓ completed", "◇ screened", "✓ completed"]
-    assert outcomes.loc["Read at episode"].tolist() == ["768 (step 12)", "192 (step 3)", "1,920 (step 30)"]
+    assert outcomes.loc["Status"].tolist() == ["✓ completed", "‖ paused", "✓ completed"]
+    assert outcomes.loc["Read at episode"].tolist() == ["768 (step 12)", "128 (step 2)", "1,920 (step 30)"]
     assert outcomes.loc["Ends within 10 nats"].tolist() == ["no", "-", "yes"]
-    assert outcomes.loc["Screening score", "trial 0"] == "1.00"
-    said = [text for text in shown.texts(app) if " against trial 5" in text]
-    assert "Trial 0 was only screened, so this does not compare whole runs." in said[0]
-    assert "paused" not in said[1]
+    assert len([text for text in shown.texts(app) if " against trial 5" in text]) == 2
     assert any("the highest of several evaluations" in (heading.help or "") for heading in app.subheader)
 
 
@@ -118,10 +115,9 @@ def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeyp
 def test_what_the_trials_reached_on_fresh_seeds_is_beside_their_outcomes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    store = fake_store.build_cut(tmp_path / "store.db", courses=done)
-    made_study.confirm(store, CUT, Plan(top=1, seeds=3))
-    [confirmation] = confirmations(store, read_study(store, CUT))
+    store = fake_store.build_bounded(tmp_path / "store.db", courses=fake_store.BOUNDED_DONE)
+    made_study.confirm(store, BOUNDED, Plan(top=1, seeds=3))
+    [confirmation] = confirmations(store, read_study(store, BOUNDED))
     best = confirmation.best
     assert best is not None and best.reward is not None and best.kl is not None
     [other] = [one for one in confirmation.configurations if one is not best]

@@ -11,7 +11,7 @@ from dashboard import data, style
 from dashboard.views import confirm as view
 from dashboard.views import sidebar
 from tests.dashboard import fake_store, shown
-from tests.dashboard.fake_store import CUT
+from tests.dashboard.fake_store import BOUNDED
 from tests.dashboard.shown import page
 from tests.tuner import made_study
 from tests.tuner.trial_rows import trial_row
@@ -25,13 +25,12 @@ from tuner.study.status import Origin
 
 
 def confirm(store: Store, plan: Plan, read: int | None = None) -> None:
-    made_study.confirm(store, CUT, plan, read)
+    made_study.confirm(store, BOUNDED, plan, read)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    fake_store.build_cut(tmp_path / "store.db", courses=done).close()
+    fake_store.build_bounded(tmp_path / "store.db", courses=fake_store.BOUNDED_DONE).close()
     return tmp_path / "store.db"
 
 
@@ -41,9 +40,9 @@ def opened(path: Path) -> Store:
 
 def test_the_trials_to_choose_from_leave_out_confirming_runs(path: Path) -> None:
     with closing(opened(path)) as store:
-        trials = [row.number for row in data.snapshot(store, CUT).view.trials]
+        trials = [row.number for row in data.snapshot(store, BOUNDED).view.trials]
         confirm(store, Plan(seeds=1))
-        snapshot = data.snapshot(store, CUT)
+        snapshot = data.snapshot(store, BOUNDED)
     assert sidebar._numbers(snapshot) == trials
     study = replace(snapshot.view.spec, trials=len(trials) + 2, budget=None)
     to_start = [len(trials) + len(snapshot.view.confirming) + more for more in (0, 1)]
@@ -53,7 +52,7 @@ def test_the_trials_to_choose_from_leave_out_confirming_runs(path: Path) -> None
 def test_before_a_confirmation_the_page_names_the_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("confirm", path, monkeypatch)
     assert shown.subheaders(app)[0] == "Not confirmed yet"
-    assert shown.codes(app) == [f"ppo-tuner confirm {CUT} --storage sqlite:///{path}"]
+    assert shown.codes(app) == [f"ppo-tuner confirm {BOUNDED} --storage sqlite:///{path}"]
 
 
 def test_before_a_confirmation_the_page_shows_what_would_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,11 +94,11 @@ def test_a_search_that_has_not_ended_is_to_finish_first(
     path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, word: str
 ) -> None:
     shown.change(path, statement)
-    assert shown.codes(page("confirm", path, monkeypatch)) == [f"ppo-tuner {word} {CUT} --storage sqlite:///{path}"]
+    assert shown.codes(page("confirm", path, monkeypatch)) == [f"ppo-tuner {word} {BOUNDED} --storage sqlite:///{path}"]
 
 
 def test_a_search_that_runs_needs_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(fake_store.build_cut(tmp_path / "live.db", courses=fake_store.CUT_COURSES[:2], held=True)):
+    with closing(fake_store.build_bounded(tmp_path / "live.db", courses=fake_store.BOUNDED_COURSES[:2], held=True)):
         app = page("confirm", tmp_path / "live.db", monkeypatch)
     assert shown.codes(app) == [] and shown.subheaders(app) == ["Not confirmed yet"]
 
@@ -123,11 +122,13 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
 ) -> None:
     store = opened(path)
     confirm(store, Plan(top=2, seeds=3))
-    (found,) = confirmations(store, read_study(store, CUT))
+    (found,) = confirmations(store, read_study(store, BOUNDED))
     store.close()
     app = page("confirm", path, monkeypatch)
     assert found.best is not None and any(text.endswith(found.verdict) for text in shown.texts(app))
-    assert shown.codes(app) == [f"ppo-tuner train --from {CUT} {found.best.trial.number} --storage sqlite:///{path}"]
+    assert shown.codes(app) == [
+        f"ppo-tuner train --from {BOUNDED} {found.best.trial.number} --storage sqlite:///{path}"
+    ]
     table = app.dataframe[0].value
     assert table["configuration"].tolist()[0] == f"trial {found.best.trial.number}"
     assert table["seeds"].tolist() == [3, 3, 3] and len(table) == 3
@@ -198,7 +199,7 @@ def test_what_is_not_decided_has_the_command_that_runs_more_seeds(path: Path, mo
     shown.change(path, "UPDATE ppo_test_readings SET reward = 1 + 0.1 * (trial_id % 3) WHERE step > 0")
     app = page("confirm", path, monkeypatch)
     assert "To be surer, confirm again:" in shown.texts(app)
-    assert shown.codes(app)[1:] == [f"ppo-tuner confirm {CUT} --seeds 6 --storage sqlite:///{path}"]
+    assert shown.codes(app)[1:] == [f"ppo-tuner confirm {BOUNDED} --seeds 6 --storage sqlite:///{path}"]
 
 
 def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +241,7 @@ def test_the_first_page_has_one_answer_under_any_budget(
     """The cards, what to launch, and what commands print agree, whatever was confirmed for the study's own budget."""
     store = opened(path)
     confirm(store, Plan(top=2, seeds=3))
-    view = read_study(store, CUT)
+    view = read_study(store, BOUNDED)
     found = of_study(store, view if budget is None else under_budget(store, view, budget))
     store.close()
     assert found is not None

@@ -13,7 +13,7 @@ from dashboard import access, views
 from dashboard.views import common, control
 from tests.dashboard import fake_store
 from tests.dashboard.control_page import TOKEN, badges, orders, page, press, run, texts
-from tests.dashboard.fake_store import CUT, STUDY
+from tests.dashboard.fake_store import BOUNDED, STUDY
 from tests.dashboard.shown import change, codes, subheaders
 from tests.tuner import made_study
 from tests.waiting import SECONDS
@@ -100,16 +100,19 @@ def test_a_study_that_nothing_runs_shows_the_commands_that_go_on_with_it(
 @pytest.mark.parametrize(
     ("read", "said", "words"),
     [
-        (None, "Its best configurations ran on fresh seeds (see Confirm). To print how they did:", ["confirm", CUT]),
-        (1, "Some confirming runs have not ended. To resume them:", ["confirm", CUT]),
+        (
+            None,
+            "Its best configurations ran on fresh seeds (see Confirm). To print how they did:",
+            ["confirm", BOUNDED],
+        ),
+        (1, "Some confirming runs have not ended. To resume them:", ["confirm", BOUNDED]),
     ],
 )
 def test_after_a_confirmation_it_is_not_offered_as_new(
     folder: Path, read: int | None, said: str, words: list[str]
 ) -> None:
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    store = fake_store.build_cut(folder / "store.db", courses=done)
-    made_study.confirm(store, CUT, Plan(top=1, seeds=3), read)
+    store = fake_store.build_bounded(folder / "store.db", courses=fake_store.BOUNDED_DONE)
+    made_study.confirm(store, BOUNDED, Plan(top=1, seeds=3), read)
     app = page(part="Steer")
     assert said in [each.value for each in app.markdown]
     assert codes(app)[0].split()[1:3] == words
@@ -118,14 +121,18 @@ def test_after_a_confirmation_it_is_not_offered_as_new(
 
 
 def test_a_live_study_shows_what_runs_and_waits_and_when_trials_were_paused(folder: Path) -> None:
-    with closing(fake_store.build_cut(folder / "store.db", held=True)) as store:
-        study = store.study(CUT)
+    with closing(fake_store.build_bounded(folder / "store.db", held=True)) as store:
+        study = store.study(BOUNDED)
         lease = Lease(study.id, study.lease_token)
-        paused, rung = (next(row for row in store.trials(study) if row.number == number) for number in (13, 12))
+        paused = next(row for row in store.trials(study) if row.number == 13)
         first = store.trials(study)[0]
-        new = NewTrial(28, Origin.SAMPLED, {**first.config, "seed": 9}, first.params, 1, parent=5, role=Role.CONFIRM)
+        new = NewTrial(15, Origin.SAMPLED, {**first.config, "seed": 9}, first.params, 1, parent=5, role=Role.CONFIRM)
         store.add_trial(lease, new)
-        change(folder / "store.db", "UPDATE ppo_steps SET at = at - 3600 WHERE trial_id = ?", str(rung.id))
+        change(
+            folder / "store.db",
+            "UPDATE ppo_trials SET started_at = started_at - 3600, ended_at = ended_at - 3600 WHERE number = 12",
+        )
+        change(folder / "store.db", "UPDATE ppo_steps SET at = at - 60 WHERE trial_id = ?", str(paused.id))
         change(folder / "store.db", "UPDATE ppo_trials SET started_at = started_at + 60, label = 'mine' WHERE id = ?",
                str(paused.id))  # fmt: skip
         app = page(part="Steer")
@@ -133,14 +140,13 @@ def test_a_live_study_shows_what_runs_and_waits_and_when_trials_were_paused(fold
     [runs] = [each.value for each in app.dataframe if "what" in each.value]
     assert runs.drop(columns="kl").to_dict("split")["data"] == [
         [14, "✓ healthy", "1,088 of 1,920", "19 s, 14 s left", "sampled"],
-        [28, "… starting", "0 of 1,920", "0 s", "confirms trial 5, seed 9"],
+        [15, "… starting", "0 of 1,920", "0 s", "confirms trial 5, seed 9"],
         [13, "‖ paused", "128 of 1,920", "3 s", "mine, sampled"],
     ]
     assert runs["kl"].round(1).fillna(-1).tolist() == [9.0, -1, 0.9]
     [happened] = [each.value.set_index("trial") for each in app.dataframe if "when" in each.value]
-    assert happened["when"][27].startswith("screened ") and happened["when"][28].startswith("started ")
-    assert happened["reason"][27] == "7 of 21 in line to be promoted"
-    assert 12 not in happened.index, "it was paused an hour ago"
+    assert happened["when"][13].startswith("paused 1 min ") and happened["when"][15].startswith("started ")
+    assert 12 not in happened.index, "it ended an hour ago"
     assert len(happened) == 12
 
 
@@ -237,27 +243,27 @@ def test_settings_are_changed_by_an_order(store: Store) -> None:
 
 
 def test_a_budget_may_be_any_number(folder: Path) -> None:
-    store = fake_store.build_cut(folder / "store.db", courses=fake_store.CUT_COURSES[:2])
-    app = page(part="Steer", study=fake_store.CUT)
-    assert app.text_input(key="set budget").placeholder == "8"
+    store = fake_store.build_bounded(folder / "store.db", courses=fake_store.BOUNDED_COURSES[:2])
+    app = page(part="Steer", study=fake_store.BOUNDED)
+    assert app.text_input(key="set budget").placeholder == "14"
     app.text_input(key="set budget").set_value("9.5")
     press(press(app, "Change"), "Do it")
-    assert store.orders(store.study(fake_store.CUT))[0].arguments == {"changes": {"budget": 9.5}}
+    assert store.orders(store.study(fake_store.BOUNDED))[0].arguments == {"changes": {"budget": 9.5}}
 
 
 @pytest.mark.parametrize(
     ("typed", "is_held", "command"),
     [
-        ({}, False, "run reviews-cut --budget N"),
-        ({"budget": "9.5", "workers": "2"}, False, "run reviews-cut --budget 9.5 --workers 2"),
-        ({"kl_budget": "4"}, False, "set reviews-cut --kl-budget 4"),
-        ({"budget": "9.5"}, True, "set reviews-cut --budget 9.5"),
+        ({}, False, "run reviews-bounded --budget N"),
+        ({"budget": "9.5", "workers": "2"}, False, "run reviews-bounded --budget 9.5 --workers 2"),
+        ({"kl_budget": "4"}, False, "set reviews-bounded --kl-budget 4"),
+        ({"budget": "9.5"}, True, "set reviews-bounded --budget 9.5"),
     ],
 )
 def test_beside_the_settings_is_the_command_that_changes_them_as_typed(
     folder: Path, typed: dict[str, str], is_held: bool, command: str
 ) -> None:
-    fake_store.build_cut(folder / "store.db", courses=fake_store.CUT_COURSES[:2], held=is_held).close()
+    fake_store.build_bounded(folder / "store.db", courses=fake_store.BOUNDED_COURSES[:2], held=is_held).close()
     app = page(part="Steer")
     for name, text in typed.items():
         app.text_input(key=f"set {name}").set_value(text)

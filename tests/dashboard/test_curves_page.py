@@ -30,16 +30,12 @@ def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
     assert "the first step over the guard's limit of 15. " in told and " moved first, at step " in told
 
 
-def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Page) -> None:
-    app = curves(cut)
+def test_the_curves_of_chosen_trials_are_over_an_area_of_the_others(bounded: Path, curves: Page) -> None:
+    app = curves(bounded)
     app.query_params["trial"] = ["0", "5"]
     run(app)
-    kl = json.loads(app.get("echarts_chart")[0].proto.spec)
-    marks = [series for series in kl["series"] if "screened" in series["name"]]
-    assert [mark["name"] for mark in marks] == [f"Trial {number} screened, score" for number in (0, 5)]
-    assert [mark["label"]["show"] for mark in marks] == [True, False], "trial 5 went on"
     [said] = [one.value for one in app.caption if one.value.startswith("In colour: ")]
-    assert said.endswith("✕ pruned, ▲ failed, ■ stopped, ◇ screened.")
+    assert said.endswith("✕ pruned, ▲ failed, ■ stopped.")
     area = "the area holds the middle 80% of them while at least 10 run, then they are lines"
     assert f" Grey: the other 26 trials, {area}. Points are evaluations: " in said
     told = [one.value for one in app.caption]

@@ -16,7 +16,7 @@ from dashboard.__main__ import read_ahead
 from dashboard.views import curve_charts, sample_marks, samples, studies, trials_table
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store, shown
-from tests.dashboard.fake_store import CUT, HOSTILE, STORED, STUDY, Course
+from tests.dashboard.fake_store import BOUNDED, HOSTILE, STORED, STUDY, Course
 from tests.tuner import made_study
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
@@ -67,17 +67,16 @@ def test_a_snapshot_counts_and_names_what_to_look_at_first(snapshot: data.Snapsh
     assert snapshot.default_trials == [0, 9, 6]
 
 
-def test_a_snapshot_tells_trials_that_the_strategy_paused_from_those_that_a_person_did(tmp_path: Path) -> None:
-    store = fake_store.build_cut(tmp_path / "store.db")
-    cut = data.snapshot(store, CUT)
-    screened, paused, best = (trial(cut, number) for number in (0, 13, 5))
-    assert (screened["kind"], screened["shown_status"]) == ("screened", "screened")
-    assert (paused["kind"], paused["shown_status"]) == ("paused", "paused")
-    assert screened["rung_score"] == 1.0 and math.isnan(paused["rung_score"])
+def test_a_snapshot_of_a_study_with_a_budget_has_no_number_of_trials(tmp_path: Path) -> None:
+    store = fake_store.build_bounded(tmp_path / "store.db")
+    bounded = data.snapshot(store, BOUNDED)
+    running, paused, best = (trial(bounded, number) for number in (14, 13, 5))
+    assert (running["status"], running["shown_status"]) == (Status.RUNNING, "interrupted")
+    assert (paused["status"], paused["shown_status"]) == (Status.PAUSED, "paused")
     assert (best["value_step"], best["end_kl"]) == (12, pytest.approx(14.51, abs=0.01))
     assert best["kl"] < 10 < best["end_kl"]
-    assert cut.total is None, "its budget bounds it"
-    assert cut.default_trials == [0, 5, 10]
+    assert bounded.total is None, "its budget bounds it"
+    assert bounded.default_trials == [0, 5, 10]
 
 
 def test_running_studies_come_first_and_then_the_newest(tmp_path: Path) -> None:
@@ -265,27 +264,26 @@ def test_studies_are_compared_with_their_own_baselines_and_confirmations(
 ) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=fake_store.COURSES[:1]).close()
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    store = fake_store.build_cut(path, courses=done)
-    made_study.confirm(store, CUT, Plan(top=1, seeds=3))
-    confirmed = confirmations(store, read_study(store, CUT))[0].best
+    store = fake_store.build_bounded(path, courses=fake_store.BOUNDED_DONE)
+    made_study.confirm(store, BOUNDED, Plan(top=1, seeds=3))
+    confirmed = confirmations(store, read_study(store, BOUNDED))[0].best
     assert confirmed is not None and confirmed.reward is not None
 
     def rows(**link: str) -> tuple[AppTest, list[dict[str, Any]]]:
-        app = shown.page("studies", path, monkeypatch, study=CUT, **link)
+        app = shown.page("studies", path, monkeypatch, study=BOUNDED, **link)
         [table] = [each.value for each in app.dataframe if "gain" in each.value]
         return app, table.replace({float("nan"): None}).to_dict("records")
 
-    app, (cut, full) = rows()
+    app, (bounded, full) = rows()
     listed = next(each.value for each in app.dataframe if "launch" in each.value).set_index("study")
-    assert listed.loc["./?study=reviews-cut", ["launch", "certainty", "reward"]].tolist() == [
+    assert listed.loc["./?study=reviews-bounded", ["launch", "certainty", "reward"]].tolist() == [
         confirmed.name, "confirmed", confirmed.reward.text
     ]  # fmt: skip
-    assert listed.loc["./?study=reviews-cut", "ended"].endswith(" not promoted")
-    assert shown.codes(app)[0].startswith(f"ppo-tuner train --from {CUT} {confirmed.trial.number} ")
-    assert (cut["study"], cut["task"], cut["trial"]) == ("./?study=reviews-cut", "reviews", 5)
-    assert [round(cut[name], 3) for name in ("baseline", "reward", "gain")] == [0.42, 1.744, 1.324]
-    assert (cut["certainty"], cut["confirmed"]) == ("confirmed", f"{confirmed.label}: {confirmed.reward.text}")
+    assert listed.loc["./?study=reviews-bounded", "ended"] == "12"
+    assert shown.codes(app)[0].startswith(f"ppo-tuner train --from {BOUNDED} {confirmed.trial.number} ")
+    assert (bounded["study"], bounded["task"], bounded["trial"]) == ("./?study=reviews-bounded", "reviews", 5)
+    assert [round(bounded[name], 3) for name in ("baseline", "reward", "gain")] == [0.42, 1.744, 1.324]
+    assert (bounded["certainty"], bounded["confirmed"]) == ("confirmed", f"{confirmed.label}: {confirmed.reward.text}")
     assert (full["certainty"], full["confirmed"]) == ("one seed", None)
     assert shown.infos(app) == []
     assert [row["certainty"] for row in rows(budget="3")[1]] == ["one seed", "one seed"]
@@ -295,7 +293,7 @@ def test_studies_are_compared_with_their_own_baselines_and_confirmations(
     assert other.startswith("These studies train different tasks: ")
     gone = "UPDATE ppo_studies SET paused_at = 1, spec = json_set(spec, '$.task', 'gone') WHERE name = ?"
     shown.change(path, gone, STUDY)
-    assert [row["study"] for row in rows()[1]] == ["./?study=reviews-cut"]
+    assert [row["study"] for row in rows()[1]] == ["./?study=reviews-bounded"]
 
 
 def test_one_study_is_compared_with_none(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

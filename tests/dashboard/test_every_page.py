@@ -169,8 +169,8 @@ def test_with_the_whole_study(view: str, built: Path, monkeypatch: pytest.Monkey
 
 
 @every_page
-def test_with_a_study_that_pauses_trials_at_a_rung(view: str, cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page(view, cut, monkeypatch, study=fake_store.CUT)
+def test_with_a_study_that_has_a_budget(view: str, bounded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page(view, bounded, monkeypatch, study=fake_store.BOUNDED)
     assert app.get(SHOWS[view])
     told = " ".join([*texts(app), *(caption.value for caption in app.caption), *infos(app)])
     assert "None" not in told and "mean of a trial's last two" not in told

@@ -26,8 +26,8 @@ MARKUP = "<img src=x onerror=alert(1)>"
 
 def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict[str, Any]:
     early = {"rule": "", "reason": "", "stop_step": NAN}
-    empty = dict.fromkeys(("value", "value_se", "kl", "rung_score"), NAN)
-    return {"number": number, "status": status, "kind": status.value, **early, **empty} | values
+    empty = dict.fromkeys(("value", "value_se", "kl", "end_kl"), NAN)
+    return {"number": number, "status": status, **early, **empty} | values
 
 
 def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
@@ -40,9 +40,8 @@ def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
 
 
 def test_every_status_has_its_own_symbol_everywhere() -> None:
-    assert {*Status, style.SCREENED} == set(style.KINDS)
     for library in ("glyph", "plotly", "echarts"):
-        assert len({getattr(style.mark(kind), library) for kind in style.KINDS}) == len(style.KINDS)
+        assert len({getattr(style.mark(status), library) for status in Status}) == len(Status)
 
 
 def test_a_trials_colour_is_its_numbers_whatever_is_beside_it_and_dashes_tell_those_of_one_colour_apart() -> None:
@@ -203,9 +202,9 @@ def searched(*rows: dict[str, Any]) -> pd.DataFrame:
 
 
 SEARCHED = searched(
-    {"value": 1.0, "kl": 4.0, "params_learning_rate": 1e-4, "params_cliprange": 0.1, "params_kl_target": 6.0},
-    {"value": 1.2, "kl": 9.0, "params_learning_rate": 1e-3, "params_cliprange": 0.2, "params_kl_target": NAN},
-    {"value": 0.8, "kl": 25.0, "params_learning_rate": 1e-2, "params_cliprange": 0.3, "status": Status.PRUNED},
+    {"value": 1.0, "end_kl": 4.0, "params_learning_rate": 1e-4, "params_cliprange": 0.1, "params_kl_target": 6.0},
+    {"value": 1.2, "end_kl": 9.0, "params_learning_rate": 1e-3, "params_cliprange": 0.2, "params_kl_target": NAN},
+    {"value": 0.8, "end_kl": 25.0, "params_learning_rate": 1e-2, "params_cliprange": 0.3, "status": Status.PRUNED},
     {"params_learning_rate": 1e-5, "params_cliprange": 0.3, "status": Status.FAILED},
 )
 
@@ -222,7 +221,7 @@ def test_importance_bars_have_the_largest_on_top_and_pale_ones_for_chance() -> N
 
 
 def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
-    figure = importance_figures.kl_slice(SEARCHED, "learning_rate", SPEC, "Eval KL (nats per response)")
+    figure = importance_figures.kl_slice(SEARCHED, "learning_rate", SPEC)
     completed, _, pruned, _ = figure.data
     assert (list(completed.x), list(completed.y)) == ([1e-4, 1e-3], [4, 9])
     assert (list(pruned.x), pruned.marker.symbol) == ([1e-2], "x")
@@ -230,16 +229,16 @@ def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
     assert figure.layout.shapes[0].y0 == SPEC.kl_budget
     assert (completed.customdata[1], list(completed.marker.color)) == ([1, "0.001"], [1.0, 1.2])
     assert completed.hovertemplate.endswith(
-        "<br>Policy learning rate: %{customdata[1]}<br>Eval KL (nats per response): %{y:.2f}<extra></extra>"
+        "<br>Policy learning rate: %{customdata[1]}<br>Eval KL at the end (nats per response): %{y:.2f}<extra></extra>"
     )
-    linear = importance_figures.kl_slice(SEARCHED, "cliprange", SPEC, "KL", with_budget=False)
-    assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
+    linear = importance_figures.kl_slice(SEARCHED, "cliprange", SPEC)
+    assert linear.layout.xaxis.type == "linear"
 
 
 def test_rewards_over_each_hyperparameter_are_panels_of_one_height_with_one_legend() -> None:
     names = ["learning_rate", "cliprange", "kl_target", "lam", "vf_coef"]
     frame = SEARCHED.assign(params_lam=[0.9, 0.95, 0.97, 0.99], params_vf_coef=["a", "b", "b", "a"])
-    figure = importance_figures.slices(frame, names, SPEC, "Reward at screening")
+    figure = importance_figures.slices(frame, names, SPEC)
     rate, second, last = (figure.layout[axis] for axis in ("xaxis", "xaxis2", "xaxis5"))
     assert (rate.type, rate.title.text) == ("log", "Policy learning rate")
     assert (second.type, second.ticktext) == ("linear", ("0.1", "0.15", "0.2", "0.25", "0.3"))
@@ -276,10 +275,10 @@ def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set(
 
 def test_an_axis_of_parallel_coordinates_has_its_ticks_at_few_values_or_round_ones() -> None:
     sizes = (64, 128, 128, 1024)
-    frame = searched(*({"value": 1.0, "kl": 4.0, "params_batch_size": size} for size in sizes))
+    frame = searched(*({"value": 1.0, "end_kl": 4.0, "params_batch_size": size} for size in sizes))
     [lines] = importance_figures.parallel(frame, ["batch_size"], SPEC).data
     assert list(lines.dimensions[0]["ticktext"]) == ["64", "128", "1024"]
-    near = searched(*({"value": 1.0, "kl": 4.0, "params_cliprange": value} for value in (0.1, 0.102, 0.3)))
+    near = searched(*({"value": 1.0, "end_kl": 4.0, "params_cliprange": value} for value in (0.1, 0.102, 0.3)))
     [lines] = importance_figures.parallel(near, ["cliprange"], SPEC).data
     assert list(lines.dimensions[0]["ticktext"]) == ["0.1", "0.15", "0.2", "0.25", "0.3"]
 
@@ -290,7 +289,7 @@ def test_an_axis_of_parallel_coordinates_has_its_ticks_at_few_values_or_round_on
      (2.1e-4, 2.4e-4, ["0.00021", "0.00024"])],
 )  # fmt: skip
 def test_a_log_axis_of_any_width_has_ticks_spread_over_its_decades(low: float, high: float, texts: list[str]) -> None:
-    frame = searched(*({"value": 1.0, "kl": 4.0, "params_learning_rate": value} for value in (low, high)))
+    frame = searched(*({"value": 1.0, "end_kl": 4.0, "params_learning_rate": value} for value in (low, high)))
     [lines] = importance_figures.parallel(frame, ["learning_rate"], SPEC).data
     assert list(lines.dimensions[0]["ticktext"]) == texts
     assert list(lines.dimensions[0]["tickvals"]) == pytest.approx([math.log10(float(text)) for text in texts])
@@ -309,27 +308,27 @@ def test_of_many_trials_the_best_and_the_marked_are_lines(monkeypatch: pytest.Mo
 def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "MANY", 2)
     for figure in (
-        importance_figures.kl_slice(SEARCHED, "cliprange", SPEC, "KL"),
+        importance_figures.kl_slice(SEARCHED, "cliprange", SPEC),
         importance_figures.pair(SEARCHED, "learning_rate", "cliprange", "value", SPEC),
     ):
         completed = points_of(figure, Status.COMPLETED)
         assert (completed.marker.size, completed.marker.opacity) == (4, 0.4)
     for figure in (
         against_kl(),
-        importance_figures.slices(SEARCHED, ["cliprange"], SPEC, "Reward"),
+        importance_figures.slices(SEARCHED, ["cliprange"], SPEC),
     ):
         completed = points_of(figure, Status.COMPLETED)
         assert (completed.marker.size, completed.marker.opacity) == (4, 0.4)
 
 
 def test_a_hyperparameter_that_no_measured_trial_has_set_is_no_axis() -> None:
-    frame = searched({"value": 1.0, "kl": 4.0, "params_learning_rate": 1e-4, "params_kl_target": NAN})
+    frame = searched({"value": 1.0, "end_kl": 4.0, "params_learning_rate": 1e-4, "params_kl_target": NAN})
     [lines] = importance_figures.parallel(frame, ["learning_rate", "kl_target"], SPEC).data
-    assert [axis["label"] for axis in lines.dimensions][1:] == ["Eval KL", "Eval reward"]
+    assert [axis["label"] for axis in lines.dimensions][1:] == ["KL at the end", "Value"]
 
 
 def test_marking_dims_every_other_trial() -> None:
-    figure = importance_figures.mark(importance_figures.kl_slice(SEARCHED, "cliprange", SPEC, "KL"), [1])
+    figure = importance_figures.mark(importance_figures.kl_slice(SEARCHED, "cliprange", SPEC), [1])
     assert [list(trace.selectedpoints) for trace in figure.data if trace.customdata is not None] == [[1], []]
     [lines] = importance_figures.parallel(SEARCHED, ["cliprange"], SPEC, marked=[1]).data
     assert list(lines.dimensions[0]["values"]) == [0, 1, 0] and lines.dimensions[0].constraintrange == (0.9, 1.1)
@@ -345,24 +344,22 @@ def test_two_hyperparameters_colour_the_trials_by_what_they_came_to() -> None:
     assert drawn[0].hovertemplate.endswith("<br>reward: %{customdata[1]:.2f}<extra></extra>")
     assert figure.layout.coloraxis.cmax == measured["value"].max()
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
-    screened = importance_figures.pair(SEARCHED.assign(kind="screened"), "learning_rate", "cliprange", "value", SPEC)
-    assert screened.data[0].marker.symbol == "diamond-open", "as the legend has it"
 
 
 def test_across_studies_a_colour_is_a_study_and_a_symbol_a_status() -> None:
     rate = "params_learning_rate"
     studies = {
-        name: pd.DataFrame([trial(0, value=2.0, **{rate: 1e-4}), trial(1, value=0.4, kind="screened", **{rate: 1e-3})])
+        name: pd.DataFrame([trial(0, value=2.0, **{rate: 1e-4}), trial(1, Status.PRUNED, value=0.4, **{rate: 1e-3})])
         for name in ("first", "second")
     }
     figure = figures.in_common(studies, "learning_rate")
     drawn = [trace for trace in figure.data if trace.customdata is not None]
     assert [(trace.marker.color, trace.marker.symbol, trace.customdata[0][0]) for trace in drawn] == [
-        (style.colour(0), "diamond-open", 1), (style.colour(0), "circle", 0),
-        (style.colour(1), "diamond-open", 1), (style.colour(1), "circle", 0),
+        (style.colour(0), "circle", 0), (style.colour(0), "x", 1),
+        (style.colour(1), "circle", 0), (style.colour(1), "x", 1),
     ]  # fmt: skip
-    assert drawn[0].hovertemplate.startswith("<b>Trial %{customdata[0]}</b>, screened, study first<br>")
-    assert [trace.name for trace in figure.data if trace.name] == ["first", "screened", "completed", "second"]
+    assert drawn[0].hovertemplate.startswith("<b>Trial %{customdata[0]}</b>, completed, study first<br>")
+    assert [trace.name for trace in figure.data if trace.name] == ["first", "completed", "pruned", "second"]
     assert sentences.of_common(studies, "learning_rate") == r"The best trial has 0\.0001 in first, 0\.0001 in second."
 
 
@@ -389,30 +386,6 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
 
 
 # Reward against KL
-
-
-def test_screening_joins_each_trials_reward_at_its_place_to_that_at_its_end_in_the_colour_of_its_outcome() -> None:
-    columns = ["place", "number", "kind", "reward", "end", "outcome"]
-    ranked = pd.DataFrame(
-        [
-            [1, 4, "completed", 0.7, 1.9, "promoted"],
-            [2, 3, "screened", 0.6, NAN, "lower reward"],
-            [3, 5, "pruned", 0.5, 0.8, "promoted"],
-        ],
-        columns=columns,
-    )
-    line, *points = figures.screening(ranked).data
-    assert (line.x[:2], line.y[:2]) == ((1, 1), (0.7, 1.9)) and len(line.x) == 6
-    drawn = [(one.name, *one.x, *one.y, *one.marker.symbol, one.marker.color) for one in points if len(one.x)]
-    assert drawn == [
-        ("not promoted", 2, 0.6, "diamond-open", figures.GREY),
-        ("promoted", 1, 0.7, "diamond-open", style.COLOURS[0]),
-        ("promoted, then pruned", 3, 0.5, "diamond-open", style.COLOURS[5]),
-        ("promoted", 1, 1.9, "circle", style.COLOURS[0]),
-        ("promoted, then pruned", 3, 0.8, "x", style.COLOURS[5]),
-    ]
-    assert [one.name for one in points if one.showlegend] == ["not promoted", "promoted", "promoted, then pruned"]
-    assert points[0].customdata == ([3, "lower reward"],)
 
 
 ENDED = pd.DataFrame(

@@ -46,15 +46,15 @@ def test_the_best_checkpoint_is_told_under_the_studys_own_budget(built: Path, mo
 
 
 def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
-    cut: Path, monkeypatch: pytest.MonkeyPatch
+    bounded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = page("reward_kl", cut, monkeypatch)
+    app = page("reward_kl", bounded, monkeypatch)
     assert shown.subheaders(app)[2:] == ["Highest value in the search: 1.744 ± 0.035, trial 5 at step 12, KL 9.68"]
-    best = data.snapshot(data.open_store(f"sqlite:///{cut}"), fake_store.CUT).view.best()
+    best = data.snapshot(data.open_store(f"sqlite:///{bounded}"), fake_store.BOUNDED).view.best()
     assert best is not None and (best.number, best.value_step) == (5, 12), "the study's own"
     assert any("Trial 5 itself ends over the budget, at a KL of 14.5" in text for text in shown.texts(app))
     [chart] = app.get("plotly_chart")
-    assert {"best checkpoint: trial 5, step 12", "screened"} <= {
+    assert {"best checkpoint: trial 5, step 12", "pruned"} <= {
         trace.get("name") for trace in json.loads(chart.proto.spec)["data"]
     }
 
@@ -63,10 +63,9 @@ def test_what_is_confirmed_has_its_mean_on_the_chart_and_beside_the_star(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "store.db"
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    store = fake_store.build_cut(path, courses=done)
-    made_study.confirm(store, fake_store.CUT, Plan(top=1, seeds=3))
-    [one] = [each for each in confirmations(store, read_study(store, fake_store.CUT))[0].configurations
+    store = fake_store.build_bounded(path, courses=fake_store.BOUNDED_DONE)
+    made_study.confirm(store, fake_store.BOUNDED, Plan(top=1, seeds=3))
+    [one] = [each for each in confirmations(store, read_study(store, fake_store.BOUNDED))[0].configurations
              if not each.is_reference]  # fmt: skip
     assert one.reward is not None and one.kl is not None
 
@@ -85,20 +84,20 @@ def test_what_is_confirmed_has_its_mean_on_the_chart_and_beside_the_star(
     assert text.endswith("Confirm it on fresh seeds before you rely on it.") and means == 0, "another KL budget"
 
 
-def test_where_another_is_to_launch_that_comes_first(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_another_is_to_launch_that_comes_first(bounded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(store: Store, view: StudyView) -> Answer | None:
         answer = of_study(store, view)
         return answer and replace(answer, trial=view.trials[7])
 
     monkeypatch.setattr(reward_kl, "of_study", other)
-    app = page("reward_kl", cut, monkeypatch)
+    app = page("reward_kl", bounded, monkeypatch)
     headings = shown.subheaders(app)[2:]
     assert headings == ["What to launch", "Highest value in the search: 1.744 ± 0.035, trial 5 at step 12, KL 9.68"]
     assert any(text.value.startswith("**Trial 7") for text in app.markdown)
 
 
-def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("reward_kl", cut, monkeypatch, budget="5")
+def test_another_budget_judges_each_trial_by_what_is_stored(bounded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("reward_kl", bounded, monkeypatch, budget="5")
     assert shown.subheaders(app)[2:] == ["Highest value in the search: 1.454 ± 0.035, trial 7 at step 6, KL 4.49"]
     app.slider(key="budget").set_value(0.1)
     assert shown.subheaders(shown.run(app))[2:] == ["No trained checkpoint within 0.1 nats"]

@@ -17,8 +17,6 @@ from ppo_core.report import TokenReadings
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import HOSTILE, PROMPTS
 from tests.dashboard.shown import GOOD, page
-from tests.tuner import made_study
-from tuner.confirm.plan import Plan
 
 pytestmark = pytest.mark.slow
 
@@ -81,37 +79,6 @@ def test_the_page_opens_with_the_checkpoint_to_launch(built: Path, monkeypatch: 
         if "· step 6, 768 episodes, its last; none trained was within the budget" in caption
     ]
     assert len(without) == 3, "trial 8 failed"
-
-
-@pytest.fixture
-def cut(tmp_path: Path) -> Path:
-    """A finished study in which trial 0, the reference, was only screened, and confirmed by trials 26, 28 and 30."""
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    store = fake_store.build_cut(tmp_path / "store.db", courses=done)
-    made_study.confirm(store, fake_store.CUT, Plan(top=1, seeds=3))
-    store.close()
-    moved = "UPDATE ppo_samples SET trial_id = (SELECT id FROM ppo_trials WHERE number = 26) WHERE step = 3"
-    shown.change(tmp_path / "store.db", f"{moved} AND trial_id = (SELECT id FROM ppo_trials WHERE number = 0)")
-    return tmp_path / "store.db"
-
-
-def test_a_screened_trial_is_shown_by_the_first_run_that_confirmed_it(
-    cut: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = page("samples", cut, monkeypatch, trial=["0", "5"], prompt="0", mark=sample_marks.REFERENCE)
-    assert [one for one in headings(app) if "Trial 0" in one] == ["<b>Trial 0</b> in confirming run 26, seed 8</div>"]
-    assert steps_told(app) == [3, 12]
-    assert any("removed" in response for response in marked(app)), "trial 5's is held against that run's"
-    assert any(re.match(r"Highest reward: 1\.59\d?, trial 5 on prompt 0\.", one) for one in said(app))
-
-
-def test_a_screened_trial_says_so_beside_its_text(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("samples", cut, monkeypatch, trial=["0"], prompt="0", when="before training")
-    assert headings(app)[0].startswith("<b>Trial 0</b> ◇ screened"), "alone, it shows its own"
-    app = page("samples", cut, monkeypatch, trial=["1", "5"], prompt="0")
-    assert [one.split("</b> ")[1] for one in headings(app)] == [
-        "◇ screened at step 3</div>", "✓ completed, the one to launch</div>"
-    ]  # fmt: skip
 
 
 def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,52 +59,19 @@ def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
     assert options == ranked["KL"] != ranked["reward"] == app.selectbox(key="across").options
 
 
-def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
+def test_only_trials_that_have_ended_are_compared_and_by_their_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_store.build_cut(tmp_path / "store.db").close()
-    rung = page("search", tmp_path / "store.db", monkeypatch, more="true")
-    assert rung.segmented_control(key="read at").value == "at screening"
-    assert any(one.value.startswith("25 trials read at 10% to 13% of their episodes.") for one in rung.caption)
-    assert [text for text in shown.texts(rung) if text.startswith("With 25 trials")], "all that came to the rung"
-    assert "with their evaluations there" in rung.segmented_control(key="read at").help
-    slices = figures_of(rung)
-    band, *others = slices["front of trials"]["layout"]["shapes"]
-    assert ([band["x0"], band["x1"]], others) == (pytest.approx([0.5, 3.0]), []), "the KL budget is for the end"
-    ranked = next(table.value for table in rung.dataframe if "Outcome" in table.value)
-    assert len(ranked) == 25 and ranked["Outcome"].value_counts()["promoted"] == 4
-    assert shown.subheaders(rung)[:2] == [
-        "What mattered for reward, and for KL", "Who was promoted, and did screening predict the end?"
-    ]  # fmt: skip
-    told = shown.texts(rung)
-    promoted = "4 of the 25 trials screened were promoted ("
-    assert [text for text in told if text.startswith(promoted) and "); 21 were not (" in text]
-    assert {"**For the reward at screening**", "**For the KL at screening**"} <= {one.value for one in rung.markdown}
-    assert any("Too few of the promoted trials have ended" in text for text in told)
-    assert slices["slices of value"]["layout"]["annotations"][0]["text"] == "Eval reward at screening"
-    front = slices["front of trials"]["layout"]
-    assert front["yaxis"]["title"]["text"] == "Eval reward at screening"
-    assert slices["slice of kl"]["layout"]["yaxis"]["title"]["text"] == "Eval KL at screening (nats per response)"
-    end = page("search", tmp_path / "store.db", monkeypatch, more="true", **{"read at": "at their end"})
-    assert any(info.startswith("2 trials ran to the end") for info in shown.infos(end))
-    drawn = figures_of(end)["slice of kl"]
-    assert {trace["name"] for trace in drawn["data"] if "name" in trace} == {"completed", "pruned", "failed"}
-    assert drawn["layout"]["yaxis"]["title"]["text"] == "Eval KL at the end (nats per response)"
-    for app in (rung, end):
-        assert any("21 trials not promoted so far are not counted here." in text for text in shown.texts(app))
-        assert not any("last two" in text for text in [*shown.texts(app), *(one.value for one in app.caption)])
-
-
-def test_once_the_search_has_ended_screened_trials_count_as_ended_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    fake_store.build_cut(tmp_path / "store.db", courses=done).close()
-    app = page("search", tmp_path / "store.db", monkeypatch)
-    assert not any("not counted here" in text for text in shown.texts(app))
-    rules = next(table.value for table in app.dataframe if "rule" in table.value)
-    assert rules[["rule", "trials"]].to_numpy().tolist()[0] == ["Screening", 21]
-    assert [text for text in shown.texts(app) if text.startswith(f"{rules['trials'].sum()} trials ended early, which")]
+    fake_store.build_bounded(tmp_path / "store.db").close()
+    app = page("search", tmp_path / "store.db", monkeypatch, more="true")
+    assert len([text for text in shown.texts(app) if text.startswith("With 10 trials")]) == 2
+    assert {"**For the value**", "**For the KL at the end**"} <= {one.value for one in app.markdown}
+    drawn = figures_of(app)
+    assert drawn["slices of value"]["layout"]["annotations"][0]["text"] == "Eval reward of the best checkpoint"
+    kl = drawn["slice of kl"]
+    assert {trace["name"] for trace in kl["data"] if "name" in trace} == {"completed", "pruned", "failed"}
+    assert kl["layout"]["yaxis"]["title"]["text"] == "Eval KL at the end (nats per response)"
+    assert 14.5 in [round(y, 1) for trace in kl["data"] for y in trace["y"] if y is not None], "trial 5's, not its best"
 
 
 def figures_of(app: AppTest) -> dict[str, Any]:
@@ -119,7 +86,6 @@ def test_what_was_ended_early_and_what_it_saved(built: Path, monkeypatch: pytest
     ) in shown.texts(app)
     [rules] = (table.value for table in app.dataframe)
     assert rules[["rule", "trials"]].to_numpy().tolist() == [["KL over the limit", 2], ["Not a number", 1]]
-    assert not [heading for heading in shown.subheaders(app) if "promoted" in heading], "nothing was screened"
 
 
 def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.dashboard import fake_store
-from tests.dashboard.fake_store import CUT, STUDY
+from tests.dashboard.fake_store import BOUNDED, STUDY
 from tests.dashboard.shown import GOOD, cards, change, charts, codes, fork, page, run, subheaders, texts
 from tests.tuner import made_study
 from tuner.confirm.plan import Plan
@@ -150,14 +150,13 @@ def test_all_settings_are_listed_with_the_references_where_they_differ(
 
 
 def test_what_it_reached_on_fresh_seeds_is_told_with_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
-    store = fake_store.build_cut(tmp_path / "store.db", courses=done)
-    made_study.confirm(store, CUT, Plan(top=1, seeds=3))
-    [confirmation] = confirmations(store, read_study(store, CUT))
+    store = fake_store.build_bounded(tmp_path / "store.db", courses=fake_store.BOUNDED_DONE)
+    made_study.confirm(store, BOUNDED, Plan(top=1, seeds=3))
+    [confirmation] = confirmations(store, read_study(store, BOUNDED))
     best = confirmation.best
     assert best is not None and best.reward is not None and best.kl is not None and best.over_reference is not None
     number = best.trial.number
-    runs = [str(run.number) for run in read_study(store, CUT).confirming if run.parent == number]
+    runs = [str(run.number) for run in read_study(store, BOUNDED).confirming if run.parent == number]
     line = (
         f"On fresh seeds: reward {best.reward.text} on the test prompts, KL {best.kl.text}, better than the reference "
         f"(difference {best.over_reference.signed}); trials {', '.join(runs)}, 1,920 episodes each."

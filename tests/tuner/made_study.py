@@ -20,7 +20,6 @@ SPEC = {
     "name": NAME,
     "task": "reviews",
     "trials": 8,
-    "strategy": "full",
     "seed": 3,
     "fixed": {"total_episodes": 256, "eval_every_episodes": 128, "entropy_coef": 0.01},
     "search": {

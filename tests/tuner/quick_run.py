@@ -21,7 +21,6 @@ name = "quick"
 task = "{NAME}"
 trainer = "{TRAINER}"
 trials = 3
-strategy = "full"
 [search]
 learning_rate = {{ low = 1e-4, high = 1e-2, scale = "log" }}
 kl_coef = "advised"

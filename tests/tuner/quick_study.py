@@ -47,7 +47,6 @@ def quick_table(trainer: str = "factory", **changes: Any) -> dict[str, Any]:
         "task": f"{MODULE}:TASK",
         "trainer": f"{MODULE}:{trainer}",
         "trials": 6,
-        "strategy": "full",
         "seed": 5,
         "search": {"learning_rate": "advised", "cliprange": {"low": 0.1, "high": 0.3}},
         "sampler": {"name": "random"},

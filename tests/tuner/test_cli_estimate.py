@@ -119,7 +119,7 @@ def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(
     spec = StudySpec.from_dict(made_study.SPEC, "made")
     times = {"time/evaluate": 2.0} | dict.fromkeys(("time/generate", "time/score", "time/update"), 3.0)
     with StudyProgress(Console(file=out, width=200)) as progress:
-        progress(StudyStarted(spec, Tally(ended, 0, 8, float(ended), None), ()))
+        progress(StudyStarted(spec, Tally(ended, 8, float(ended), None), ()))
         for number in (4, 5):
             progress(TrialStarted(running(number, {}), None))
         for step, now[0] in enumerate((110.0, 159.0, 161.0, 219.0, 222.0)):
@@ -135,10 +135,9 @@ def test_a_run_into_a_pipe_has_a_line_a_minute_on_each_running_trial(
 
 
 @pytest.mark.parametrize(
-    ("tally", "trials"), [({"budget": 5}, 20), ({"trials": 7}, 7), ({"budget": 5, "strategy": "full"}, 5)]
+    ("tally", "trials"), [({"budget": 5}, 5), ({"budget": 4.2}, 5), ({"trials": 7}, 7), ({"budget": 5, "trials": 7}, 7)]
 )
 def test_disk_of_a_study(tally: dict[str, Any], trials: int) -> None:
-    """Early cut pays a tenth for each trial and nine tenths for every sixth: 0.25 per trial."""
     content = {"name": "a", "task": "arithmetic", "search": {"learning_rate": "advised"}, **tally}
     spec = StudySpec.from_dict(content, "a")
     assert disk(1000, 0, spec, 0).most == 1000 * (7 + (trials - 1) * 2 + 8)

@@ -25,7 +25,7 @@ from tuner.judge.results import read_study
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
-from tuner.study.status import Origin, PausedBy, Role, Status
+from tuner.study.status import Origin, Role, Status
 
 SPEC = make_spec(seed=7)
 
@@ -40,7 +40,7 @@ ROWS = [
     searched(1, 1.5),
     searched(2, 1.9),
     searched(3, 1.7),
-    searched(4, 1.6, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_score=2.5),
+    searched(4, 1.6, status=Status.STOPPED),
     searched(5, 2.6, role=Role.FORK, parent=1, fork_step=3),
     searched(6, 2.7, value_step=0),
     searched(7, 2.8, status=Status.FAILED),

@@ -71,7 +71,6 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
                     "kls",
                     "lengths",
                 )
-                value = bool(value) if column == "is_promoted" else value
                 cell = as_read(value, fmt, is_json)
                 assert (float(got[column]) if isinstance(cell, float) else got[column]) == cell
 

@@ -22,7 +22,7 @@ from tuner.store import Outcome, Store, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
 
-SPEC = make_spec(strategy="full")
+SPEC = make_spec()
 CONFIG = reference_config(SPEC)
 REFERENCE: dict[str, HyperValue] = {**SPEC.reference_params(), "num_ppo_epochs": 2}
 ADAPTIVE: dict[str, HyperValue] = {**REFERENCE, "kl_target": 6.0, "vf_coef": 0.75}

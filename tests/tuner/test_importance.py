@@ -1,15 +1,11 @@
 """What mattered: what decides the reward stands out, what does not is told as chance, and too few trials are refused."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.dashboard.fake_store import SPEC
-from tests.tuner.invoke import Invoke
-from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import trial_row
 from tuner.search import importance
 from tuner.store import TrialRow
@@ -18,7 +14,7 @@ from tuner.study.status import Origin, Role, Status
 
 
 def row(number: int, value: float | None = 1.0, kl: float | None = 5.0, **changes: object) -> TrialRow:
-    return trial_row(number, value=value, kl=kl, **changes)
+    return trial_row(number, value=value, end_kl=kl, **changes)
 
 
 def studied(count: int, seed: int = 0) -> list[TrialRow]:
@@ -88,29 +84,3 @@ def test_only_trials_that_can_tell_count() -> None:
         row(6, params={}),
     ]
     assert [trial.number for trial in importance.usable(trials, SEARCH)] == [0, 1]
-    assert [trial.number for trial in importance.usable(trials, SEARCH, at_rung=True)] == [0, 1, 3]
-
-
-def test_too_few_trials_at_a_rung_are_refused_as_such() -> None:
-    assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith(
-        "7 trials were screened; importance needs 10"
-    )
-    assert importance.refusal(studied(1), SEARCH, at_rung=True).startswith("1 trial was screened; ")
-
-
-def test_the_command_tells_both_with_how_sure_it_is_or_why_it_cannot(ppo_tuner: Invoke, own_folder: Path) -> None:
-    where = ["--storage", storage(own_folder)]
-    run(own_folder, quick_spec(trials=6))
-    status, _, err = ppo_tuner("importance", NAME, *where)
-    assert status == 1 and "importance needs 10, so " in err
-    run(own_folder, quick_spec(trials=14))
-    status, out, _ = ppo_tuner("importance", NAME, *where)
-    assert status == 0
-    assert "What mattered for reward, at their end" in out and "What mattered for KL, at their end" in out
-    assert "and 2 searched hyperparameters" in out and "not why" in out
-    strongest = next(line for line in out.splitlines() if line.startswith(" learning_rate"))
-    assert "██████████" in strongest and strongest.split()[-1] in ("matters", "chance")
-    assert "chance: how often shuffled outcomes" in out
-    data = json.loads(ppo_tuner("importance", NAME, "--json", *where)[1])
-    assert {one["name"] for one in data["reward"]} == {"learning_rate", "cliprange"} and data["trials"] >= 10
-    assert math.isclose(sum(one["share"] for one in data["KL"]), 1.0)

@@ -1,7 +1,7 @@
 """No unit of a task decides anything: the same runs, told in other units, are judged alike.
 
 A made-up trainer reports runs in a unit of reward, with an offset, under a KL budget, with responses of some length and
-in some number of iterations. What guard, watch, screening, diagnosis and answer say of them is what they say of the same
+in some number of iterations. What guard, watch, diagnosis and answer say of them is what they say of the same
 runs in the first row.
 """
 
@@ -19,7 +19,7 @@ from tuner.judge.best import best_trial
 from tuner.judge.diagnose import NEEDED, Course, diagnose
 from tuner.judge.guard import GuardState, WatchState, check_step, watch
 from tuner.judge.rules import blame_of
-from tuner.judge.scoring import EVALUATION_METRICS, outcome, rung_score
+from tuner.judge.scoring import EVALUATION_METRICS, outcome
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Status
@@ -93,7 +93,7 @@ class Run:
             }  # fmt: skip
             if step == 0:
                 metrics = {}
-            if step == 0 or any(before < third <= share for third in SHARES) or step == rung(unit):
+            if step == 0 or any(before < third <= share for third in SHARES):
                 metrics |= {
                     "eval/reward": unit.scale * self.reward(share) + unit.offset,
                     "eval/reward_se": unit.scale * 0.03,
@@ -104,10 +104,6 @@ class Run:
                     "eval/entropy": 2.0 - 0.4 * share,
                 }
             yield StepReport(step, BATCH * step, metrics)
-
-
-def rung(unit: Unit) -> int:
-    return max(2, math.ceil(0.1 * unit.iterations))
 
 
 def flat(share: float) -> float:
@@ -144,8 +140,6 @@ class Judged:
     rule: str | None
     """That ended it."""
     blame: str | None
-    score: float | None
-    """At the rung."""
     advice: tuple[tuple[str, str, float], ...]
     """Rule, hyperparameter and the factor by which it is to change."""
 
@@ -165,17 +159,14 @@ def judged(run: Run, unit: Unit) -> tuple[Judged, TrialRow]:
         if reason is not None:
             break
     evaluations = [step for step in steps if step["eval/reward"] is not None]
-    until = [step for step in evaluations if step["step"] <= rung(unit)]
     course = Course(steps, config.to_dict(), spec, reason)
     advice = tuple(
         (one.rule, one.name, round(float(one.value or 0) / float(one.was or 1), 2)) for one in diagnose(course)
     )
-    score = rung_score(until, spec.kl_budget, spec.total_episodes)
     status = Status.COMPLETED if reason is None else Status.PRUNED
     row = trial_row(list(RUNS.values()).index(run), config=config.to_dict(), reason=reason)
     rule = None if reason is None else reason.rule
-    decided = Judged(rule, blame_of(reason), None if score is None else round(score, 3), advice)
-    return decided, replace(row, **vars(outcome(evaluations, spec, status, reason)))
+    return Judged(rule, blame_of(reason), advice), replace(row, **vars(outcome(evaluations, spec, status, reason)))
 
 
 def all_judged(unit: Unit) -> tuple[dict[str, Judged], int | None]:
@@ -214,7 +205,6 @@ def test_what_is_decided_of_the_made_up_runs() -> None:
         "exploding, and its returns": [("Critic diverges", "value_learning_rate")],
         "normalised": [("Critic diverges", "value_learning_rate")],
     }  # fmt: skip
-    assert {name for name, one in found.items() if one.score == 1} >= {"sound", "over", "rare"}
     assert answer == list(RUNS).index("sound")
 
 
@@ -253,5 +243,5 @@ def test_the_numbers_of_judge_and_search_that_have_a_tasks_unit_are_these() -> N
     assert [one.where for one in found if one.doc is None] == [], "a number without a description"
     assert {one.where.removeprefix("tuner.") for one in found if one.is_absolute} == {
         "judge.diagnose FEWEST", "judge.guard WINDOW", "judge.guard patience", "judge.hacking LAST",
-        "judge.rules IDLE_STEPS", "judge.rules sampler_mismatch", "judge.rules approx_kl", "search.choose LEAST_AT_RUNG",
+        "judge.rules IDLE_STEPS", "judge.rules sampler_mismatch", "judge.rules approx_kl",
     }  # fmt: skip

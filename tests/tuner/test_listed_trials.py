@@ -85,7 +85,7 @@ def test_a_study_may_list_more_trials_later_and_change_none() -> None:
     )
     (shorter,) = spec(trial=BETAS[:2]).changes_to(spec()).refused
     assert shorter.startswith("trial 2: not listed, was {'label': 'to a target'")
-    searching = spec(trial=None, trials=3, strategy="full", search={"kl_coef": "advised"})
+    searching = spec(trial=None, trials=3, search={"kl_coef": "advised"})
     assert spec().changes_to(searching).refused == ["trials: listed, were searched; give the study another name"]
 
 

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ from tuner.control.events import (
     TrialStepped,
 )
 from tuner.judge.results import value_sources
-from tuner.judge.scoring import judged_again
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import Order, OrderState, Store
 from tuner.study.spec import StudySpec
@@ -184,19 +182,6 @@ def test_another_kl_budget_judges_all_trials_anew(tmp_path: Path) -> None:
     assert max(row.kl or 0.0 for row in before) > 2.0
     assert all(row.kl is not None and row.kl + 0.25 <= 2.0 for row in after), "with a standard error of 0.25"
     assert [row.end_kl for row in before] == [row.end_kl for row in after], "where they end is the same"
-
-
-def test_another_kl_budget_renews_the_screening_score_of_a_trial_that_a_person_resumed(tmp_path: Path) -> None:
-    """The trial was at 8 nats at its rung, a fifth of its episodes."""
-    spec = quick_spec(trials=3, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
-    run(tmp_path, spec)
-    screened = rows(tmp_path)[0]
-    resumed = replace(screened, status=Status.WAITING, paused_by=None, is_promoted=True, value=None, violation=None)
-    with opened(tmp_path) as store:
-        wider = replace(spec, kl_budget=20.0)
-        found = judged_again(store, [screened, resumed, replace(resumed, rung_episode=None)], wider)
-    assert [round(row.rung_score or 0, 9) for row in (screened, *found)] == [0.8, 0.4, 0.4]
-    assert (found[0].value, found[1].value, found[1].violation) == (screened.value, None, None)
 
 
 def test_what_a_running_trial_ran_is_not_counted_as_spent_after_another_kl_budget(tmp_path: Path) -> None:
@@ -444,20 +429,6 @@ def test_orders_are_obeyed_while_test_prompts_are_read(
         assert (folder / "gate").exists()
         stops = [event.why for event in events if isinstance(event, StudyStopped)]
         assert stops == (["stopped by an order"] if kind == "stop" else []), "what is left to read is no secret"
-
-
-@pytest.mark.parametrize(("kind", "status"), [("resume", Status.COMPLETED), ("stop", Status.STOPPED)])
-def test_an_order_on_a_screened_trial_is_carried_out_while_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: Status
-) -> None:
-    """`confirm` reads trial 0, which the strategy left at its rung, at step 0."""
-    spec = quick_spec("tested", trials=3, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
-    run(tmp_path, spec, workers=1)  # of several, the quickest decides which trial leaves its rung
-    assert rows(tmp_path)[0].is_at_rung
-    (tmp_path / "hold").touch()
-    finished, _ = run_at_gate(tmp_path, monkeypatch, spec, ReadingOnTest, kind, 0, plan=Plan(top=1, seeds=1))
-    first, *others = rows(tmp_path)
-    assert finished and (first.status, first.wanted, len(others)) == (status, None, 4)
 
 
 def test_an_order_of_the_last_moment_is_carried_out_before_the_study_counts_as_finished(

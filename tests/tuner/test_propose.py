@@ -2,7 +2,7 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from tuner.search.propose import as_read, new_trial, propose, require_usable
 from tuner.store import TrialRow
 from tuner.study.space import sampler_space
 from tuner.study.spec import StudySpec
-from tuner.study.status import Origin, PausedBy, Role, Status
+from tuner.study.status import Origin, Role, Status
 
 Params = dict[str, HyperValue]
 
@@ -40,19 +40,15 @@ def ended(row: TrialRow, how: str, value: float) -> TrialRow:
         "nothing_learned": pruned(row.number, "nothing_learned", 0.0, value=0.0, kl=0.0),
         "failed": trial_row(row.number, status=Status.FAILED, value=None, kl=None),
         "stopped": trial_row(row.number, status=Status.STOPPED, value=value, episodes=10 * row.number),
-        "finished": trial_row(row.number, value=value, is_promoted=True, rung_episode=192, rung_score=0.7 * value),
-        "screened": trial_row(
-            row.number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=value, rung_score=0.5
-        ),
-        "paused": trial_row(row.number, status=Status.PAUSED, paused_by=PausedBy.PERSON, value=value, episodes=10),
+        "paused": trial_row(row.number, status=Status.PAUSED, value=value, episodes=10),
         "waiting": trial_row(row.number, status=Status.WAITING, value=None, kl=None),
         "running": running(row.number, {}),
     }[how]
     return replace(made, params=row.params, origin=row.origin, role=row.role)
 
 
-HOW = ("completed", "finished", "kl_limit", "nonfinite", "nothing_learned", "failed", "stopped")
-SET_ASIDE = ("paused", "screened", "waiting", "running")
+HOW = ("completed", "kl_limit", "nonfinite", "nothing_learned", "failed", "stopped")
+SET_ASIDE = ("paused", "waiting", "running")
 
 
 def ninth(spec: StudySpec, values: Mapping[int, float]) -> Params:
@@ -96,41 +92,36 @@ def test_the_first_trials_are_drawn_and_not_proposed(sampler: str) -> None:
     assert centre(*["running"] * 6) == -1
     assert centre("failed", "running", "waiting") == -1
     assert centre("running", "completed", "failed", "waiting") == 1
-    assert centre("screened", "running", "waiting", "running") == 0
+    assert centre("paused", "running", "waiting", "running") == -1, "one that has not ended"
+    assert centre("stopped", "running", "waiting", "running") == 0
     assert centre("nonfinite", "running", "waiting", "running") == -1, "one that broke leads nowhere"
     assert centre("completed", "running", "completed", "running") is None
-    assert centre("screened", "running", "stopped", "running") is None
+    assert centre("paused", "running", "stopped", "running") is None
 
 
-def test_the_first_trials_are_drawn_around_the_best_at_the_rung() -> None:
-    """KL on course says more than reward there; a reference that is off is left behind."""
+def test_the_first_trials_are_drawn_around_the_best_that_has_ended() -> None:
     spec = make_spec(startup_trials=9)
 
-    def centre(*scores: tuple[float | None, float]) -> int:
-        rows = [
-            replace(row, value=value, rung_score=score)
-            for row, (score, value) in zip(began(*["screened"] * len(scores)), scores, strict=True)
-        ]
-        proposed = propose(spec, rows, 9)
+    def centre(*values: float, hows: Sequence[str] = ("completed",) * 3) -> int:
+        rows = [replace(row, value=value) for row, value in zip(began(*hows), values, strict=True)]
         drawn = [first_params(spec.search, {**row.config, **row.params}, spec.seed, 9) for row in rows]
-        return drawn.index(proposed)
+        return drawn.index(propose(spec, rows, 9))
 
-    assert centre((0.1, 2.0), (0.9, 1.0), (0.8, 3.0)) == 1
-    assert centre((1.0, 1.0), (1.0, 1.2), (1.0, 1.1)) == 1
-    assert centre((1.0, 1.0), (1.0, 1.0)) == 0, "the earlier of equals"
-    assert centre((None, 1.0), (None, 2.0)) == 1, "a study without rungs"
+    assert centre(1.0, 1.2, 1.1) == 1
+    assert centre(-3.0, -2.0, -1.0) == 2
+    assert centre(1.0, 1.0, 0.5) == 0, "the earlier of equals"
+    assert centre(1.0, 3.0, 2.0, hows=("completed", "paused", "kl_limit")) == 2, "however it ended, if it has"
+    assert centre(1.0, 3.0, 2.0, hows=("completed", "nonfinite", "failed")) == 0, "and did not break"
 
 
-@pytest.mark.parametrize(
-    ("kl", "factor"), [(0.04, 10.0), (16.0, 0.5), (4.0, 1.0), (0.0, 1.0), (-0.1, 1.0), (None, 1.0)]
-)
-def test_their_rate_is_where_the_best_ones_kl_would_be_on_course(kl: float | None, factor: float) -> None:
-    """Of 20 nats, a fifth after a fifth of the episodes."""
-    spec = make_spec(startup_trials=9, kl={"budget": 20.0, "limit": 50.0})
-    (row,) = began("screened")
-    row = replace(row, end_kl=kl, episodes=spec.total_episodes // 5, rung_score=0.5)
-    centre = {**row.config, **row.params, "learning_rate": factor * 1e-4}
-    assert propose(spec, [row], 9) == first_params(spec.search, centre, spec.seed, 9)
+def test_a_trial_is_read_as_its_value_and_nothing_is_added_to_it() -> None:
+    spec = make_spec(search={"learning_rate": "advised"})
+    hows = ("completed", "kl_limit", "stopped", "paused", "running", "completed")
+    rows = [ended(running(n, {"learning_rate": 1e-4}), how, 1.0 + n) for n, how in enumerate(hows)]
+    read = as_read(spec, rows)
+    assert [trial.value for trial in read] == [1.0, 2.0, 3.0, 4.0, None, 6.0]
+    complete = [TrialState.COMPLETE] * 4
+    assert [trial.state for trial in read] == [*complete, TrialState.RUNNING, TrialState.COMPLETE]
 
 
 def test_random_and_qmc_are_baselines_and_begin_as_they_go_on() -> None:
@@ -266,26 +257,6 @@ def test_the_sampler_goes_where_the_value_is_and_flees_where_trials_broke() -> N
     assert sorted(learn(spec, "completed"))[10] > border
     assert sorted(learn(spec, "kl_limit"))[10] > border
     assert sorted(learn(spec, "nonfinite"))[10] < border
-
-
-def test_a_paused_trial_is_read_as_its_value_so_far_and_its_share_of_the_usual_gain() -> None:
-    spec = make_spec(search={"learning_rate": "advised"})
-    params, screened = {"learning_rate": 1e-4}, {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY}
-
-    def values(*rows: TrialRow) -> list[float | None]:
-        return [trial.value for trial in as_read(spec, rows)]
-
-    rows = [trial_row(0, params=params, value=1.0, rung_score=0.5, **screened),
-            trial_row(1, params=params, value=1.5, rung_score=0.75, **screened),
-            pruned(2, params=params, value=2.0)]  # fmt: skip
-    assert values(*rows) == [1.0 + 0.5 * 1.0, 1.5 + 0.75 * 1.0, 2.0], "the best of all is 1.0 above the lowest"
-    ends = [trial_row(3 + n, params=params, value=value) for n, value in enumerate((2.0, 4.0, 7.0))]
-    assert values(*rows, *ends)[:3] == [1.0 + 0.5 * 3.0, 1.5 + 0.75 * 3.0, 2.0], "the median of those that ended: 4"
-    unread = replace(rows[0], rung_score=None)
-    assert values(unread, *rows[1:], *ends)[0] == 1.0
-    promoted = replace(rows[0], status=Status.RUNNING, paused_by=None, value=None, is_promoted=True)
-    read = as_read(spec, [promoted, *ends])[0]
-    assert read.state is TrialState.RUNNING and read.value is None
 
 
 def test_trial_0_outside_a_range_counts_as_the_nearest_value_in_it() -> None:

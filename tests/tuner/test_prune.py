@@ -20,7 +20,7 @@ from tuner.study.study_file import PRUNERS
 
 
 def spec_with(pruner: str) -> StudySpec:
-    return make_spec(strategy="full", pruner=pruner, trials=20)
+    return make_spec(pruner=pruner, trials=20)
 
 
 def evaluation(number: int, step: int, reward: float, at: float, kl: float = 1.0) -> dict[str, Any]:

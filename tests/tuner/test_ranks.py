@@ -29,7 +29,6 @@ trials = {trials}
 seed = 5
 device = "cpu"
 gpus_per_trial = {ranks}
-strategy = "full"
 
 [task]
 policy = "policy"

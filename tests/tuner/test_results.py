@@ -145,7 +145,6 @@ def test_summary_shape(view: StudyView) -> None:
         "trials": 8,
         "budget": None,
         "spent": 8.0,
-        "strategy": "full",
         "finished": 7,
         "best": 2,
         "best_value": 2.0,

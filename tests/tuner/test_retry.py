@@ -18,7 +18,7 @@ from tests.tuner.trial_rows import trial_row
 from tuner.control.retry import error_reason, failing, lost_reason
 from tuner.engine.protocol import Failed
 from tuner.store import TrialRow
-from tuner.study.status import STOPPED_BY_PERSON, PausedBy, Reason, Status
+from tuner.study.status import STOPPED_BY_PERSON, Reason, Status
 
 
 def told_by(rows: list[TrialRow]) -> list[str | None]:
@@ -85,10 +85,6 @@ def test_trials_that_a_person_ended_neither_count_nor_begin_anew() -> None:
     assert failing([*rows, failed(5, "no disk")], 5) is not None
 
 
-def screened(number: int, **values: Any) -> TrialRow:
-    return trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, **values)
-
-
 def running(number: int, episodes: int, **values: Any) -> TrialRow:
     return trial_row(number, status=Status.RUNNING, episodes=episodes, **values)
 
@@ -101,17 +97,14 @@ def fork(number: int, episodes: int, **values: Any) -> TrialRow:
 @pytest.mark.parametrize(
     ("between", "stops"),
     [
-        (screened(1), False),
-        (screened(1, episodes=120), False),
-        (screened(1, episodes=80), True),
-        (running(1, 120, is_promoted=True, rung_episode=100), False),
         (running(1, 120), False),
         (running(1, 100), True),
         (trial_row(1, status=Status.WAITING, episodes=0), True),
         (fork(1, 192, status=Status.WAITING, attempts=0), True),  # of which nothing is its own
         (fork(1, 256, status=Status.RUNNING), True),  # 64 of its own
         (fork(1, 320, status=Status.RUNNING), False),
-        (trial_row(1, status=Status.PAUSED, paused_by=PausedBy.PERSON, episodes=120), False),
+        (trial_row(1, status=Status.PAUSED, episodes=120), False),
+        (trial_row(1, status=Status.PAUSED, episodes=80), True),
         (stopped(1), True),
         (pruned(1), False),
         (trial_row(1), False),
@@ -127,8 +120,8 @@ def test_a_trial_that_has_come_further_than_those_that_failed_breaks_the_row(bet
     assert failing(before, 3) is not None, "it was started before them: it says nothing of what is started now"
 
 
-def test_trials_that_fail_beyond_the_rung_are_in_a_row_though_others_came_to_it() -> None:
-    rows = [screened(n, episodes=100) for n in range(9)]
+def test_trials_that_fail_further_on_are_in_a_row_though_shorter_ones_came_to_their_ends() -> None:
+    rows = [trial_row(n, episodes=100) for n in range(9)]
     for number in (2, 5, 8):
         rows[number] = failed(number, "no disk", episodes=300)
     assert failing(rows, 5) is not None

@@ -9,16 +9,16 @@ from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.rules import RULES
-from tuner.judge.scoring import outcome, rung_score, tally, trial_value, violation
+from tuner.judge.scoring import outcome, tally, trial_value, violation
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
-from tuner.study.status import Origin, PausedBy, Reason, Role, Status
+from tuner.study.status import Origin, Reason, Role, Status
 
 CONTENT = {
     "name": "s", "task": "reviews", "trials": 3, "search": {"lam": "advised"}, "kl": {"budget": 10, "limit": 15}
 }  # fmt: skip
-SPEC = StudySpec.from_dict({**CONTENT, "strategy": "early_cut"}, "s")
+SPEC = StudySpec.from_dict(CONTENT, "s")
 PERSON = Reason("person", "by a person")
 
 
@@ -52,22 +52,6 @@ def test_a_run_that_ends_in_no_number_has_no_end(lost: float | None) -> None:
     assert (ended.value, ended.kl, ended.end_reward, ended.end_kl) == (1.0, 4.0, None, None)
 
 
-def test_a_rung_score_is_how_near_the_kl_is_to_its_course() -> None:
-    def score(*rows: tuple[float | None, float | None]) -> float | None:
-        """Of 6 nats, at 160 episodes of 1,600: on course from 0.3 to 1.8 nats."""
-        return rung_score([{**row, "episode": 16 * row["step"]} for row in evaluations(*rows)], 6.0, 1600)
-
-    assert score((0.5, 0.0), (1.0, 0.6)) == 1.0
-    assert score((0.5, 0.0), (1.0, 0.15)) == pytest.approx(0.5)  # half of what would just do
-    assert score((0.5, 0.0), (1.0, 7.2)) == pytest.approx(0.25)  # four times what would just do
-    assert score((0.5, 0.0), (1.0, 0.301)) == score((0.5, 0.0), (1.0, 1.799)) == 1.0
-    assert score((0.5, 0.0), (1.0, 0.0)) == 0.0
-    assert score((0.5, 0.0), (math.nan, 0.6)) == 1.0
-    assert score((0.5, 0.0), (1.0, math.nan)) is None
-    assert score((0.5, 0.0)) is None
-    assert score() is None
-
-
 def test_the_constraint_is_the_log_of_kl_over_the_budget_and_satisfied_but_for_a_broken_run() -> None:
     assert violation(10.0, 10.0, None) == 0.0
     assert violation(5.0, 10.0, None) == pytest.approx(-0.693147)
@@ -99,7 +83,6 @@ def test_the_constraint_is_the_log_of_kl_over_the_budget_and_satisfied_but_for_a
         (pruned(rule="kl_limit", kl=5.0, reading=20.0), TrialState.PRUNED, 1.0, math.log(0.5)),
         (pruned(rule="kl_limit", kl=None, value=None, reading=20.0), TrialState.PRUNED, None, 0.0),
         (pruned(rule="kl_hard", kl=0.0, reading=1e6), TrialState.PRUNED, 1.0, -5.0),
-        (trial_row(status=Status.RUNNING, is_promoted=True, rung_score=0.7), TrialState.RUNNING, None, None),
         (pruned(rule="nonfinite", kl=5.0, reading=None), TrialState.PRUNED, 1.0, 1.0),
         (pruned(rule="entropy_collapse", kl=90.0, reading=0.0), TrialState.PRUNED, 1.0, 1.0),
         (pruned(rule="value_divergence", kl=0.0, reading=1e5), TrialState.PRUNED, 1.0, 1.0),
@@ -113,24 +96,21 @@ def test_the_state_table(row: TrialRow, state: TrialState, value: float | None, 
     assert told.constraint == (constraint if constraint is None else pytest.approx(constraint))
 
 
-SCREENED = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_score": 0.7}
-
-
 def test_how_far_a_study_is() -> None:
     rows = [
         trial_row(0, episodes=1920),
-        trial_row(1, episodes=192, **SCREENED),
+        trial_row(1, episodes=192, status=Status.PAUSED),
         trial_row(2, episodes=96, status=Status.RUNNING),
     ]
     rows.append(trial_row(3, episodes=960, role=Role.FORK, origin=Origin.FORKED))
     far = tally(rows, SPEC)
-    assert (far.ended, far.at_rung, far.total, far.budget) == (2, 1, 4, None)
+    assert (far.ended, far.total, far.budget) == (2, 4, None)
     assert far.spent == pytest.approx((1920 + 192 + 96) / 1920)
-    assert far.text == "2 of 4 trials ended, 1 not promoted"
+    assert far.text == "2 of 4 trials ended"
     bounded = tally(
         rows, StudySpec.from_dict({**{k: v for k, v in CONTENT.items() if k != "trials"}, "budget": 4}, "s")
     )
-    assert bounded.text == "2 trials ended, 1 not promoted, 1.1 of 4 full trials spent"
+    assert bounded.text == "2 trials ended, 1.1 of 4 full trials spent"
     assert bounded.done == pytest.approx(1.15 / 4)
 
 

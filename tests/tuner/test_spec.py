@@ -92,12 +92,12 @@ def test_a_sampler_of_ones_own_is_named_by_its_path() -> None:
 
 def test_a_pruner_is_a_name_or_a_table_and_stays_for_good() -> None:
     assert spec().pruner is None and "pruner" not in spec().to_dict()
-    median = spec(pruner="median", strategy="full")
-    assert median.pruner == "median" and median == spec(pruner={"name": "median"}, strategy="full")
-    mine = spec(pruner="my_pruners:cautious", strategy="full")
+    median = spec(pruner="median")
+    assert median.pruner == "median" and median == spec(pruner={"name": "median"})
+    mine = spec(pruner="my_pruners:cautious")
     for study in (median, mine):
         assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
-    refused = spec(strategy="full").changes_to(median).refused, mine.changes_to(median).refused
+    refused = spec().changes_to(median).refused, mine.changes_to(median).refused
     assert refused == (
         ["pruner: None, was median; give the study another name"],
         ["pruner: my_pruners:cautious, was median; give the study another name"],
@@ -142,15 +142,14 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
         ({"workers": {"checkpoint_seconds": -1}}, "checkpoint_seconds = -1 is not allowed | at least 0"),
         ({"guard": {"kl_hard": 0.5}}, "guard.kl_hard = 0.5 is not allowed | at least 1, or false to switch"),
         ({"guard": {"kl_limit": 20}}, "guard.kl_limit = 20 is not allowed | true or false"),
-        ({"pruner": 3, "strategy": "full"}, "pruner = 3 is not allowed | a table"),
-        ({"pruner": {}, "strategy": "full"}, "pruner.name is missing | median"),
-        ({"pruner": {"nam": "median"}, "strategy": "full"}, 'pruner.nam: unknown key | "name"?'),
-        ({"pruner": "median"}, 'pruner = "median" needs strategy = "full"'),
+        ({"pruner": 3}, "pruner = 3 is not allowed | a table"),
+        ({"pruner": {}}, "pruner.name is missing | median"),
+        ({"pruner": {"nam": "median"}}, 'pruner.nam: unknown key | "name"?'),
         ({"pruner": "median", "trial": [{"lam": 0.9}], "search": None, "trials": None}, "pruner has no effect beside"),
         ({"sampler": {"name": ["tpe"]}}, "sampler.name = ['tpe'] is not allowed"),
         ({"sampler": {"strange": 1}}, "sampler.strange: unknown key"),
         ({"guard": {"strange": 1}}, "guard.strange: unknown"),
-        ({"trial": [{"lam": 0.9}], "strategy": "early_cut", "search": None, "trials": None}, "needs a [search]"),
+        ({"strategy": "full"}, "strategy: unknown key"),
     ],
 )
 def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: str) -> None:
@@ -439,7 +438,6 @@ def test_changes_that_take_effect_are_listed() -> None:
 def test_changes_that_would_mix_experiments_are_refused() -> None:
     new = spec(
         trainer="mine:trainer",
-        strategy="full",
         seed=1,
         fixed={"gamma": 0.9},
         kl={"budget": 5, "limit": 6},
@@ -448,9 +446,9 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
     changes = new.changes_to(spec())
     assert changes.allowed == ["kl.budget: 5.0, was 6.0"]
     assert [line.split(":")[0] for line in changes.refused] == [
-        "trainer", "strategy", "seed", "fixed.gamma", "kl.limit", "guard.kl_hard",
+        "trainer", "seed", "fixed.gamma", "kl.limit", "guard.kl_hard",
     ]  # fmt: skip
-    assert changes.refused[3] == "fixed.gamma: 0.9, was unset; give the study another name"
+    assert changes.refused[2] == "fixed.gamma: 0.9, was unset; give the study another name"
     assert new.changes_to(new).refused == []
 
 
@@ -473,4 +471,4 @@ def test_trials_that_no_longer_keep_their_pace_are_refused_as_is_the_reverse() -
     paced, searched = spec(search={"lam": "advised"}), spec(search={"lam": "advised", "kl_coef": "advised"})
     for new, old in ((searched, paced), (paced, searched)):
         refused = new.changes_to(old).refused
-        assert [line.partition(":")[0] for line in refused] == ["strategy", "pace"], "those that keep it run whole"
+        assert [line.partition(":")[0] for line in refused] == ["pace"]

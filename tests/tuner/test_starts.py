@@ -34,7 +34,7 @@ def spec(**changes: Any) -> StudySpec:
 
 
 def quick(**changes: Any) -> StudySpec:
-    return quick_study.quick_spec(**{"strategy": "full", "trials": 4, **changes})
+    return quick_study.quick_spec(**{"trials": 4, **changes})
 
 
 def notes(folder: Path, study: StudySpec, **keywords: Any) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def diagnose(args: argparse.Namespace) -> int:
         else:
             out.print(f"  Try {finding.advice}:\n  {command}", soft_wrap=True)
     if not findings:
-        out.print(diagnoses.why_nothing(trial, view.spec.kl_budget))
+        out.print(diagnoses.why_nothing(trial))
     elif diagnoses.is_choice(findings):
         out.print(
             "Try one change at a time, the first one first: with several at once you cannot see which one helped."
@@ -100,38 +100,28 @@ def diagnose(args: argparse.Namespace) -> int:
 
 
 def importance(args: argparse.Namespace) -> int:
-    """Show which hyperparameters mattered, at the earliest point where trials can be compared.
+    """Show which hyperparameters mattered.
 
     Raises:
         StudyError: there are too few trials to tell.
     """
-    from tuner.search import fidelity
     from tuner.search import importance as importances
 
     with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
-        number_of = {trial.id: trial.number for trial in view.trials}
-        rows = store.steps(number_of, ("eval/reward", "eval/kl"), evaluations_only=True)
-    place = fidelity.offered(view.spec)[0]
-    evaluated = {(number_of[row["trial_id"]], row["episode"]): (row["eval/reward"], row["eval/kl"]) for row in rows}
-    trials = fidelity.read(view.trials, place, evaluated)
-    refused = importances.refusal(trials, view.spec, at_rung=place.at_rung)
-    if refused:
+    if refused := importances.refusal(view.trials, view.spec):
         raise StudyError(f"{refused} The dashboard's page Search plots the trials against each hyperparameter.")
-    usable = importances.usable(trials, view.spec, at_rung=place.at_rung)
+    usable = importances.usable(view.trials, view.spec)
     rankings = importances.importances(usable, view.spec)
     if args.json:
-        data: dict[str, Any] = {"study": view.row.name, "read": place.name, "trials": len(usable)}
+        data: dict[str, Any] = {"study": view.row.name, "trials": len(usable)}
         for outcome, ranking in rankings.items():
             data[outcome] = [asdict(each) | {"is_sure": each.is_sure} for each in ranking]
         print(output.dumps(data))
         return EXIT_OK
     out = output.console()
-    if note := fidelity.read_where(view.trials, place, view.spec):
-        out.print(note, soft_wrap=True)
-        out.print()
     for outcome, ranking in rankings.items():
-        out.print(importance_table(ranking, f"What mattered for {outcome}, {place.name}"))
+        out.print(importance_table(ranking, f"What mattered for {outcome}"))
         out.print(importances.certainty(ranking, len(usable)), soft_wrap=True)
         out.print()
     for line in (importances.MEANING, *importances.COLUMNS):

@@ -94,7 +94,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "importance": Command(
             "show which hyperparameters mattered, and how sure that is",
             "evidence:importance",
-            "Trials are compared at screening if the study's strategy pauses trials, else at their ends.",
+            "Read are the reward of each trial's best checkpoint within the KL budget, and the KL at its end.",
         ),
         "logs": Command("print what a trial wrote while it ran", "logs:logs"),
     },

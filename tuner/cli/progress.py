@@ -163,10 +163,7 @@ class StudyProgress:
                 self._say_trial(row, f"[{_count(row, tally)}] ")
             case TrialSetAside(row, tally):
                 self._settle(row, tally)
-                if row.is_at_rung:
-                    self._say_trial(row)
-                else:
-                    self.say(f"trial {row.number} saved a checkpoint and is {row.status}")
+                self.say(f"trial {row.number} saved a checkpoint and is {row.status}")
             case ReadingOnTest():
                 if not self._is_reading:
                     self.say("evaluating the chosen checkpoints on the test prompts, each once")

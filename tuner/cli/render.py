@@ -37,7 +37,7 @@ from ppo_core.output import (
 from tuner.confirm.result import Confirmation
 from tuner.control.forks import ValueCheckpoint
 from tuner.environment import shortened
-from tuner.judge.paired import Difference, screened_note
+from tuner.judge.paired import Difference
 from tuner.judge.results import FrontPoint, Measured, Source, StudyView, value_sources
 from tuner.judge.rules import RULES
 from tuner.judge.scoring import ends_within
@@ -76,11 +76,11 @@ def trial_line(trial: TrialRow) -> str:
     is_past_best = trial.end_reward is not None and trial.end_reward != trial.value
     parts = (
         f"trial {trial.number:>3}",
-        f"{trial.status_word:<9}",
+        f"{trial.shown_status:<9}",
         f"best in budget {plus_minus(trial.value, trial.value_se):<13} at KL {measured(trial.kl):>5}",
         f"{trial.seconds:>5.0f} s",
         f"last {_last_evaluation(trial, ' at KL ')}" if is_past_best else "",
-        _why(trial),
+        _reason(trial),
         plain(trial.label),
         lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params),
     )
@@ -119,7 +119,7 @@ def outcome_line(trial: TrialRow, kl: Measured | None) -> str:
     """Return one line on a trial's outcome so far."""
     total = short(trial.config.get("total_episodes"))
     parts = (
-        trial.status_word,
+        trial.shown_status,
         f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at_kl(kl)}",
         "" if trial.end_kl is None else f"last evaluation {_last_evaluation(trial, ' at KL ')}",
         f"{trial.episodes} of {total} episodes",
@@ -197,14 +197,9 @@ def trials_table(trials: Sequence[TrialRow], marks: Mapping[int, str]) -> Table:
             _last_evaluation(trial, ", ", (reward, kl)),
             str(trial.episodes),
             f"{trial.seconds:.0f}",
-            marks.get(trial.number) or _why(trial),
+            marks.get(trial.number) or _reason(trial),
         )
     return table
-
-
-def _why(trial: TrialRow) -> str:
-    """Return why a trial ended, or the screening score if the strategy paused it."""
-    return f"screening score {measured(trial.rung_score)}" if trial.is_at_rung else _reason(trial)
 
 
 def _reason(trial: TrialRow) -> str:
@@ -212,7 +207,7 @@ def _reason(trial: TrialRow) -> str:
 
 
 def _status(trial: TrialRow) -> Text:
-    return Text(trial.status_word, style=STYLES[trial.status])
+    return Text(trial.shown_status, style=STYLES[trial.status])
 
 
 def lineage(trial: TrialRow) -> str:
@@ -349,7 +344,7 @@ def difference_line(base: TrialRow, other: TrialRow, difference: Difference | No
     if difference is None:
         return f"{names}: one of them has no trained checkpoint within the KL budget."
     reward = plus_minus(difference.mean, difference.se, signed=True)
-    return f"{names}: {reward} reward, {difference.verdict}.{screened_note(base, other)}"
+    return f"{names}: {reward} reward, {difference.verdict}."
 
 
 def fresh_seeds_line(confirmation: Confirmation, numbers: Sequence[int]) -> str | None:

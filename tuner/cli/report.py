@@ -69,7 +69,7 @@ def _listed(view: StudyView) -> Sequence[TrialRow]:
     ranks = (best_rank(row, view.spec.kl_budget) for row in view.trials)
     best = sorted(rank for rank in ranks if rank is not None)[:LISTED_EACH]
     chosen = {number for _, _, number in best} | {row.number for row in view.trials[-LISTED_EACH:]}
-    return [row for row in view.trials if row.number in chosen or not row.is_done]
+    return [row for row in view.trials if row.number in chosen or not row.status.is_final]
 
 
 def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool) -> None:
@@ -199,7 +199,7 @@ def no_winner(view: StudyView) -> str:
         reason = failed[0].reason
         why = "for an unknown reason" if reason is None else output.plain(reason.message)
         return f'All {len(failed)} trials of study "{name}" failed: {why}'
-    counts = Counter(trial.reason.rule if trial.reason else trial.status_word for trial in view.trials)
+    counts = Counter(trial.reason.rule if trial.reason else trial.shown_status for trial in view.trials)
     fates = ", ".join(f"{count} {fate}" for fate, count in counts.items())
     budget = f"{output.short(view.spec.kl_budget)} {output.KL_UNIT}"
     within = f"is within the KL budget of {budget}: no trained checkpoint has so low a KL"

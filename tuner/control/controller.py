@@ -56,9 +56,9 @@ from tuner.engine.protocol import (
 from tuner.files import trial_log
 from tuner.files.disk import most_kept
 from tuner.files.trial_files import TrialFiles
-from tuner.judge.decision import NOTHING_DECIDED, Decision, answer, judge
-from tuner.judge.scoring import EVALUATION_METRICS, evaluations_of, judged, so_far, tally
-from tuner.search.choose import New, Promote, Resume, choose, is_finished, left_out, paused
+from tuner.judge.decision import NOTHING_DECIDED, Decision, answer, guarded
+from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
+from tuner.search.choose import New, Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
 from tuner.search.prune import why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
@@ -288,18 +288,13 @@ class TrialLoop:
             self._starting.add(row.number)
             self._files.prepare_resume(row, partial(self._begin, row.number))
 
-    def _row_of(self, chosen: Resume | Promote | New) -> TrialRow:
-        """Return the chosen trial's row, recording a new one or promoting one paused at its rung."""
+    def _row_of(self, chosen: Resume | New) -> TrialRow:
+        """Return the chosen trial's row, recording a new one."""
         study = self._study
-        match chosen:
-            case New():
-                trial = new_trial(study.spec, study.rows, chosen, self._limits.threads)
-                return study.put(study.store.add_trial(study.lease, trial))
-            case Promote(number):
-                study.store.promote(study.lease, study.rows[number].id)
-                return study.refresh(number)
-            case Resume(number):
-                return study.rows[number]
+        if isinstance(chosen, Resume):
+            return study.rows[chosen.number]
+        trial = new_trial(study.spec, study.rows, chosen, self._limits.threads)
+        return study.put(study.store.add_trial(study.lease, trial))
 
     def _taken(self) -> Set[int]:
         """Return the numbers of trials that are running, being read, or about to start."""
@@ -411,7 +406,7 @@ class TrialLoop:
         """Store a step, then answer: a worker saves only steps that the store holds."""
         running, study = self._running[number], self._study
         row, last_step = study.rows[number], running.config.num_iterations()
-        decision = judge(study.spec, row, message)
+        decision = guarded(message)
         wanted = study.store.add_step(study.lease, row.id, message.report, message.seconds)
         if decision.action is NextMove.GO_ON and message.report.is_evaluation:
             decision = self._pruned(number, message.report.episode) or decision
@@ -444,11 +439,9 @@ class TrialLoop:
 
         Without an order, and unless the study is paused, it resumes from its last checkpoint in this run or the next.
         """
-        decision = self._running.pop(number).decision
-        row, study = self._study.refresh(number), self._study
-        if decision.action is NextMove.LEAVE and row.wanted is None:
-            self._ends.pause_at_rung(row, evaluations_of(study.store, row), decision.reason)
-        elif row.wanted is not None or study.row.paused_at is not None:
+        self._running.pop(number)
+        row = self._study.refresh(number)
+        if row.wanted is not None or self._study.row.paused_at is not None:
             self._ends.apply_orders(row)
 
     def _end(self, number: int) -> None:

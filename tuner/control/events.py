@@ -55,7 +55,7 @@ class TrialStepped:
     last_step: int
     """The step at the trial's end: `report.step` goes up to this."""
     reason: Reason | None = None
-    """The rule that it breaks, or why it is paused: then this is its last step for now."""
+    """The rule that ends it: then this is its last step."""
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def find(study: StudyRow, trial: int, step: int) -> Kept:
     return Kept(
         None,
         "of a trial only the newest checkpoints, its best within the study's KL budget and those on the study's front "
-        "are kept, and at a rung only of the best trials",
+        "are kept",
     )
 
 

@@ -6,7 +6,6 @@ nothing is lost if the controller dies.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, update
@@ -247,9 +246,7 @@ class OrderDesk:
         self._reread_study()
         if judged_anew:  # else a running trial's row stays as it began, since its progress is counted from there
             rows = zip(study.store.trials(study.row), study.rows, strict=True)
-            study.rows = [
-                replace(old, rung_score=new.rung_score) if new.status is Status.RUNNING else new for new, old in rows
-            ]
+            study.rows = [old if new.status is Status.RUNNING else new for new, old in rows]
         return ()
 
     def _reread_study(self) -> None:
@@ -279,7 +276,7 @@ class OrderDesk:
 
         def effect(connection: Connection) -> str:
             if status is Status.WAITING:
-                write_resumption(connection, row)
+                write_resumption(connection, row.id)
             elif status is Status.PAUSED:
                 write_pause(connection, row.id, outcome)
             else:

@@ -198,10 +198,10 @@ def failing(rows: Sequence[TrialRow], number: int) -> str | None:
 
 
 def _has_passed(row: TrialRow, episodes: int) -> bool:
-    """Return True if a trial is healthy beyond `episodes`, or reached its rung or its end there."""
+    """Return True if a trial is healthy beyond `episodes`, or reached its end there."""
     if row.status in (Status.FAILED, Status.STOPPED):
         return False
-    return _trained(row) > episodes or (row.is_done and _trained(row) == episodes)
+    return _trained(row) > episodes or (row.status.is_final and _trained(row) == episodes)
 
 
 def _trained(row: TrialRow) -> int:

@@ -6,11 +6,10 @@ from tuner.control.events import Emit, TrialEnded, TrialSetAside
 from tuner.control.session import OpenStudy
 from tuner.files import trial_log
 from tuner.files.trial_files import TrialFiles
-from tuner.judge.decision import why_paused
-from tuner.judge.scoring import Evaluations, evaluations_of, outcome, rung_score, so_far, tally
+from tuner.judge.scoring import so_far, tally
 from tuner.search.choose import runnable
 from tuner.store import Outcome, TrialRow
-from tuner.study.status import STOPPED_BY_PERSON, Reason, Status
+from tuner.study.status import STOPPED_BY_PERSON, Status
 
 
 class TrialEnds:
@@ -23,11 +22,8 @@ class TrialEnds:
         """Queue the trials that the last run left unfinished, or apply their pending orders."""
         study = self._study
         for row in runnable(study.spec, study.rows):
-            evaluations = evaluations_of(study.store, row)
             if row.wanted is not None:
                 self.apply_orders(row)
-            elif (reason := why_paused(study.spec, row, evaluations)) is not None:
-                self.pause_at_rung(row, evaluations, reason)
             elif row.status is Status.RUNNING:
                 study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec))
                 study.refresh(row.number)
@@ -41,17 +37,6 @@ class TrialEnds:
             return
         row = study.refresh(row.number)
         self.note(row.number, f"left its worker; the trial is {row.status}")
-        self._emit(TrialSetAside(row, tally(study.rows, study.spec)))
-
-    def pause_at_rung(self, row: TrialRow, evaluations: Evaluations, reason: Reason | None) -> None:
-        """Record that the strategy paused a trial, and its screening score."""
-        study = self._study
-        standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
-        score = rung_score(evaluations, study.spec.kl_budget, study.spec.total_episodes)
-        study.store.pause_at_rung(study.lease, row, standing, score)
-        self.note(row.number, "the strategy paused the trial")
-        row = study.refresh(row.number)
-        self._files.settle(row)
         self._emit(TrialSetAside(row, tally(study.rows, study.spec)))
 
     def finish(self, row: TrialRow, outcome: Outcome) -> None:

@@ -8,7 +8,6 @@ from ppo_core.cli.training import seconds_left
 from ppo_core.output import duration
 from tuner.engine.run_trial import OWN_FRONT
 from tuner.judge.scoring import MOST_ON_FRONT as FRONT
-from tuner.search.choose import ONE_IN, SHARE
 from tuner.study.spec import StudySpec
 
 
@@ -50,19 +49,14 @@ _OF_RUNNING = MOST_KEPT + OWN_FRONT + 1
 
 def most_kept(spec: StudySpec, workers: int = 1) -> int:
     """Return the most checkpoints that a study keeps at a time, with so many trials at a time."""
-    trials = spec.trials or math.ceil(full_trials(spec) / _cost(spec))
+    trials = spec.trials or math.ceil(full_trials(spec))
     running = min(workers, trials)
     return running * _OF_RUNNING + (trials - running) * NEWEST + FRONT
 
 
 def full_trials(spec: StudySpec) -> float:
     """Return the cost of a study's search, in trials of full length; with a budget at most that of all its trials."""
-    return (spec.trials or 0) * _cost(spec) if spec.most_spent is None else spec.most_spent
-
-
-def _cost(spec: StudySpec) -> float:
-    """Return the mean cost of a trial, as a share of one of full length."""
-    return SHARE + (1 - SHARE) / ONE_IN if spec.pauses_trials else 1.0
+    return (spec.trials or 0) if spec.most_spent is None else spec.most_spent
 
 
 def search_line(spec: StudySpec, iteration: float, evaluation: float) -> str:

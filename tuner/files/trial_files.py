@@ -4,11 +4,9 @@
 |---------------------------------------|---------------------------------------------------------------------|
 | runs or waits, or a person paused it  | its newest two, its best within the KL budget, and up to 3 more     |
 |                                       | that are its best for other budgets                                 |
-| is at its rung, one of the best there | its newest two, its best, and its part of the study's front         |
-| is at its rung, another               | its part of the study's front                                       |
 | has ended                             | its newest, its best, and its part of the study's front             |
 
-A fork also keeps the checkpoint that it started from, and the study its answer. The first row is the job of the
+A fork also keeps the checkpoint that it started from. The first row is the job of the
 trial's worker, which saves and deletes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): none of those is deleted
 here, and the study's front is later chosen from the ones it kept. The front has at most 8 checkpoints.
 """
@@ -24,23 +22,18 @@ from queue import Empty, SimpleQueue
 from typing import Self, TypeVar
 
 from ppo_core import checkpoint
-from ppo_core.checkpoint import NEWEST
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import Point
 from ppo_core.errors import CheckpointError, PPOTunerError, StoreError, is_outage
 from tuner.control import forks
 from tuner.control.session import OpenStudy
-from tuner.judge.best import best_trial
 from tuner.judge.scoring import kept_of_front, own_fronts
-from tuner.search.choose import promotable, promotions
 from tuner.store import TrialRow
 from tuner.study import folder as study_folder
 
 _log = logging.getLogger(__name__)
 FORK_ATTEMPTS = 3
 """Tries for a fork to copy a checkpoint that its running parent may delete meanwhile."""
-LEAST_AT_RUNG = 3
-"""Fewest trials at a rung that keep their checkpoints, even if the budget promotes none: it may be raised."""
 T = TypeVar("T")
 
 
@@ -141,7 +134,7 @@ class TrialFiles:
         self._study = study
         self.work = FileWork()
         self._saved: dict[int, Saved] = {}
-        """Last known checkpoints of trials that have ended or are at their rung. Used by file work only."""
+        """Last known checkpoints of trials that have ended. Used by file work only."""
         self._kl_budget = study.spec.kl_budget
         """Budget for which `_saved` has the trials' best checkpoints."""
 
@@ -174,7 +167,7 @@ class TrialFiles:
         self.work.give(find, then)
 
     def settle(self, row: TrialRow) -> None:
-        """Record the checkpoints of a trial that has ended or is paused at its rung, then `tidy`."""
+        """Record the checkpoints of a trial that has ended, then `tidy`."""
 
         def note() -> None:
             self._saved[row.number] = self._look(row.number, is_new=True)
@@ -189,19 +182,15 @@ class TrialFiles:
         """
         rows, spec = list(self._study.rows), self._study.spec
         fronts = own_fronts(self._study.store, rows)
-        at_rung = kept_at_rung([row.number for row in promotable(spec, rows)], promotions(spec, rows))
 
         def tidy() -> None:
             if self._kl_budget != spec.kl_budget:
                 self._saved, self._kl_budget = {}, spec.kl_budget
             for row in rows:
-                if row.is_done and row.number not in self._saved:
+                if row.status.is_final and row.number not in self._saved:
                     self._saved[row.number] = self._look(row.number, is_new=False)
             kept = {(point.trial, point.step) for point in kept_of_front(fronts, self._is_here)}
-            best = best_trial(rows, spec.kl_budget)
-            if best is not None and best.value_step is not None:
-                kept.add((best.number, best.value_step))
-            for number, step in to_delete(rows, self._saved, at_rung, kept):
+            for number, step in to_delete(rows, self._saved, kept):
                 if checkpoint.try_remove(checkpoint.step_folder(self._folder(number), step)):
                     steps = tuple(each for each in self._saved[number].steps if each != step)
                     self._saved[number] = Saved(steps, self._saved[number].best)
@@ -297,41 +286,20 @@ def fork_copy(
     raise AssertionError
 
 
-def kept_at_rung(ranked: Sequence[int], promotions: int) -> Sequence[int]:
-    """Return the trials at their rung that keep their checkpoints.
-
-    Args:
-        ranked: Numbers of the trials that may be promoted, the best first.
-        promotions: Number of promotions that the budget pays for.
-    """
-    return ranked[: max(LEAST_AT_RUNG, 2 * promotions)]
-
-
 def to_delete(
-    rows: Sequence[TrialRow],
-    saved: Mapping[int, Saved],
-    at_rung: Collection[int],
-    front: Collection[tuple[int, int]],
+    rows: Sequence[TrialRow], saved: Mapping[int, Saved], front: Collection[tuple[int, int]]
 ) -> list[tuple[int, int]]:
     """Return the checkpoints to delete, as (trial, step).
 
     Args:
         rows: The study's trials.
-        saved: By number, the checkpoints on disk of trials that have ended or are at their rung.
-        at_rung: Numbers of the trials at their rung that keep theirs, see `kept_at_rung`.
-        front: The checkpoints of the study's front and its answer, as (trial, step).
+        saved: By number, the checkpoints on disk of trials that have ended.
+        front: The checkpoints of the study's front, as (trial, step).
     """
     return [
         (row.number, step)
         for row in rows
-        if row.is_done and row.number in saved
-        for step in saved[row.number].steps
-        if step not in _kept_steps(row, saved[row.number], row.number in at_rung) and (row.number, step) not in front
+        if row.status.is_final and row.number in saved
+        for step in saved[row.number].steps[:-1]
+        if step not in (row.fork_step, saved[row.number].best) and (row.number, step) not in front
     ]
-
-
-def _kept_steps(row: TrialRow, saved: Saved, is_at_rung: bool) -> Collection[int | None]:
-    """Return the steps that a trial keeps apart from the front."""
-    if row.status.is_final:
-        return {row.fork_step, saved.best, *saved.steps[-1:]}
-    return {row.fork_step, saved.best, *saved.steps[-NEWEST:]} if is_at_rung else {row.fork_step}

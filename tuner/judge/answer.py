@@ -186,8 +186,6 @@ class Answer:
             return f"It ends at KL {kl}, within the budget.{stop}"
         if not end.is_whole:
             status, total = trial.shown_status, short(trial.config.get("total_episodes"))
-            if status == "paused":
-                status = f"paused by {'the strategy' if trial.is_at_rung else 'a person'}"
             return f"It was not trained to its end: {status} at episode {trial.episodes} of {total}, KL {kl}.{stop}"
         if end.kl is None:
             return f"At its end its KL is unknown, so only the checkpoint counts.{stop}"

@@ -412,24 +412,13 @@ def tried(trials: Sequence[TrialRow], trial: TrialRow, diagnosis: Diagnosis, spe
     return min(candidates)[2] if candidates else None
 
 
-def why_nothing(trial: TrialRow, kl_budget: float) -> str:
+def why_nothing(trial: TrialRow) -> str:
     """Return the line for a trial in which no rule finds anything to change."""
     if trial.status is Status.FAILED:
         return "The trial failed; its log says why."
     if trial.reason is not None and blame_of(trial.reason):
         return f"The guard ended it: {trial.reason.message}. No change of a hyperparameter is known to help."
-    nothing = "No rule finds anything to change."
-    if not trial.is_at_rung or trial.rung_score is None or trial.end_kl is None:
-        return nothing
-    if trial.rung_score >= 1:
-        return (
-            f"{nothing} Its KL was on course at screening; of those on course the ones with a higher reward go first."
-        )
-    share_done = trial.episodes / int(trial.config["total_episodes"] or 1)
-    is_slow = trial.end_kl / kl_budget < share_done
-    knob, _ = knob_of("learning_rate", trial.config)
-    pace = f"slowly to use the budget, as at a low {knob}" if is_slow else f"fast, as at a high {knob}"
-    return f"{nothing} It was paused at screening with a score of {trial.rung_score:.2g} of 1: KL rose too {pace}."
+    return "No rule finds anything to change."
 
 
 def enqueued(trial: TrialRow, diagnosis: Diagnosis) -> dict[str, HyperValue]:

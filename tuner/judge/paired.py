@@ -63,15 +63,6 @@ def over(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
     return _paired(*pair) or _unpaired(other.value, other.value_se, base.value, base.value_se)
 
 
-def screened_note(*trials: TrialRow) -> str:
-    """Return a sentence if some of the compared trials were only screened, else an empty text."""
-    numbers = [str(trial.number) for trial in trials if trial.is_at_rung]
-    if not numbers:
-        return ""
-    who = f"Trial {numbers[0]} was" if len(numbers) == 1 else f"Trials {' and '.join(numbers)} were"
-    return f" {who} only screened, so this does not compare whole runs."
-
-
 def _rewards(store: Store, trial: TrialRow) -> dict[int | None, Rewards]:
     """Return the rewards by prompt of each evaluation, by step; no evaluation has the step None."""
     return {row["step"]: row["rewards"] for row in store.readings([trial.id])}

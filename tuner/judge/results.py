@@ -215,7 +215,7 @@ class Costs:
 def spent(store: Store, view: StudyView) -> Costs:
     seconds = defaultdict[str, list[float]](list)
     for trial in view.trials:
-        seconds[trial.status_word].append(trial.seconds)
+        seconds[trial.shown_status].append(trial.seconds)
     by = {status: (len(each), sum(each)) for status, each in seconds.items()}
     rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)
     evaluations = sum(row["time/evaluate"] or 0.0 for row in rows)
@@ -282,7 +282,6 @@ def study_summary(view: StudyView) -> dict[str, Any]:
         "trials": view.tally.total,
         "budget": view.spec.budget,
         "spent": view.tally.spent,
-        "strategy": view.spec.strategy,
         "finished": view.ended,
         "best": None if best is None else best.number,
         "best_value": None if best is None else best.value,

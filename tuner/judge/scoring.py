@@ -1,4 +1,4 @@
-"""Judge trials: value, KL constraint, screening score, a study's front and its progress. Never imports torch.
+"""Judge trials: value, KL constraint, a study's front and its progress. Never imports torch.
 
 A study's front is the evaluated checkpoints that are best for some KL budget. Some are kept, so that another budget
 finds its checkpoint, too. A deleted one still beats others: if it is the answer, it is trained again.
@@ -21,8 +21,6 @@ LEAST_VIOLATION = -5.0
 """Least log ratio of KL to KL budget that the sampler is told: less is as good as none."""
 BROKEN_VIOLATION = 1.0
 """Log ratio that stands for a run that broke."""
-SLOWEST, FASTEST = 0.5, 3.0
-"""Range of spent KL budget for a trial on course at its rung, as multiples of its share of episodes."""
 MOST_ON_FRONT = 8
 """Number of checkpoints of a study kept for being on its front."""
 
@@ -58,28 +56,6 @@ def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
         return TrialValue()
     best = min(within, key=lambda row: rank(row["eval/reward"], row["eval/kl"], row["step"]))
     return TrialValue(best["eval/reward"], best["eval/reward_se"], best["eval/kl"], best["step"])
-
-
-def kl_pace(kl: float, episode: int, kl_budget: float, total_episodes: int) -> float:
-    """Return the share of the KL budget that is spent over the share of the episodes that is done; 1 is on course."""
-    return (kl / kl_budget) / (episode / total_episodes)
-
-
-def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) -> float | None:
-    """Return a trial's rank score at its rung, from 0 to 1: the nearness of its KL to its course.
-
-    With x the pace of its KL at the last evaluation the score is
-
-        min(1, x / SLOWEST, FASTEST / x)
-
-    so 1 for a trial whose shares of KL budget and of episodes are about equal. A slower one will not reach the budget;
-    a faster one reaches it before it has learned much, and is then held back. None: no KL can be read.
-    """
-    if not evaluations or not is_finite(evaluations[-1]["eval/kl"]) or evaluations[-1]["episode"] <= 0:
-        return None
-    last = evaluations[-1]
-    x = kl_pace(last["eval/kl"], last["episode"], kl_budget, total_episodes)
-    return min(1.0, x / SLOWEST, FASTEST / x) if x > 0 else 0.0
 
 
 def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> float:
@@ -144,36 +120,27 @@ def so_far(store: Store, row: TrialRow, spec: StudySpec) -> Outcome:
 
 
 def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the trials that were judged or screened, judged again under a spec with another KL budget.
-
-    A screened trial that a person resumed is not judged until it ends: its screening score alone is new.
-    """
-    chosen = [row for row in rows if row.violation is not None or row.rung_episode is not None]
+    """Return the trials that were judged, judged again under a spec with another KL budget."""
+    chosen = [row for row in rows if row.violation is not None]
     evaluations = evaluations_by_trial(store, chosen)
-    again = [_with_judgement(row, evaluations[row.number], spec) for row in chosen]
-    return [
-        new if row.violation is not None else replace(row, rung_score=new.rung_score)
-        for row, new in zip(chosen, again, strict=True)
-    ]
+    return [_with_judgement(row, evaluations[row.number], spec) for row in chosen]
 
 
 def with_running(store: Store, rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     """Return the trials, with running ones valued by their evaluations so far."""
-    running = evaluations_by_trial(store, [row for row in rows if not row.is_done and row.episodes])
+    running = evaluations_by_trial(store, [row for row in rows if not row.status.is_final and row.episodes])
     return [_with_judgement(row, running[row.number], spec) if row.number in running else row for row in rows]
 
 
 def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) -> TrialRow:
-    at_rung = [each for each in evaluations if row.rung_episode is not None and each["episode"] <= row.rung_episode]
-    score = rung_score(at_rung, spec.kl_budget, spec.total_episodes) if at_rung else None
-    return replace(row, rung_score=score, **vars(outcome(evaluations, spec, row.status, row.reason)))
+    return replace(row, **vars(outcome(evaluations, spec, row.status, row.reason)))
 
 
 def own_fronts(store: Store, rows: Iterable[TrialRow]) -> dict[int, list[Point]]:
-    """Return the own front of each trial that has ended or is paused, by number, from the store's evaluations."""
-    done = [row for row in rows if row.is_done]
-    evaluations = evaluations_by_trial(store, done)
-    return {row.number: own_front(row, evaluations[row.number]) for row in done}
+    """Return the own front of each trial that has ended, by number, from the store's evaluations."""
+    ended = [row for row in rows if row.status.is_final]
+    evaluations = evaluations_by_trial(store, ended)
+    return {row.number: own_front(row, evaluations[row.number]) for row in ended}
 
 
 def kept_of_front(own: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -> list[Point]:
@@ -201,18 +168,12 @@ def own_front(trial: TrialRow, evaluations: Evaluations) -> list[Point]:
     )
 
 
-NOT_PROMOTED = "not promoted"
-"""Name for screened trials that are still paused at their rung."""
-
-
 @dataclass(frozen=True)
 class Tally:
     """How far a study is: trials that ended, and what was spent."""
 
     ended: int
     """Trials that have ended in any way."""
-    at_rung: int
-    """Trials paused at their rung."""
     total: int | None
     """Maximum number of trials, including those people added; None: only the budget limits it."""
     spent: float
@@ -228,15 +189,13 @@ class Tally:
 
     @property
     def text(self) -> str:
-        """One line: `3 of 8 trials ended`, `5 trials ended, 20 not promoted, 6.2 of 12 full trials spent`."""
+        """One line: `3 of 8 trials ended`, `5 trials ended, 4.2 of 12 full trials spent`."""
         if self.total is None:
             parts = [f"{counted(self.ended, 'trial')} ended"]
         elif self.ended <= self.total:
             parts = [f"{self.ended} of {counted(self.total, 'trial')} ended"]
         else:
             parts = [f"{counted(self.ended, 'trial')} ended, {self.total} asked for"]
-        if self.at_rung:
-            parts.append(f"{self.at_rung} {NOT_PROMOTED}")
         if self.budget is not None:
             under_way = self.under_way if self.confirmed >= self.confirming else 0.0
             parts.append(f"{self.spent + under_way:.1f} of {self.budget:g} full trials spent")
@@ -251,7 +210,7 @@ class Tally:
             return min(1.0, (self.confirmed + self.under_way) / self.confirming)
         if self.budget is not None:
             return min(1.0, (self.spent + self.under_way) / self.budget)
-        return min(1.0, (self.ended + self.at_rung + self.under_way) / self.total) if self.total else 0.0
+        return min(1.0, (self.ended + self.under_way) / self.total) if self.total else 0.0
 
 
 def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
@@ -262,7 +221,6 @@ def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
     whole = spec.total_episodes
     return Tally(
         ended=sum(row.status.is_final for row in searched),
-        at_rung=sum(row.is_at_rung for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
         spent=sum(min(row.episodes, whole) for row in searched if row.counts) / whole,
         budget=spec.most_spent,

@@ -72,33 +72,29 @@ class Importance:
         return self.chance <= CHANCE
 
 
-def usable(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False) -> list[TrialRow]:
-    """Return the usable trials: completed or stopped, with a value and a KL, and not forked.
-
-    `at_rung`: the trials are as read at a rung (see `tuner.search.fidelity`), so how they ended does not matter.
-    """
+def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
+    """Return the usable trials: completed or stopped, with a value and a KL at the end, and not forked."""
     return [
         row
         for row in trials
-        if (at_rung or row.status in (Status.COMPLETED, Status.STOPPED))
+        if row.status in (Status.COMPLETED, Status.STOPPED)
         and row.teaches
         and is_finite(row.value)
-        and is_finite(row.kl)
+        and is_finite(row.end_kl)
         and for_sampler(spec.search, row.params)[0]
     ]
 
 
-def refusal(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False) -> str:
+def refusal(trials: Sequence[TrialRow], spec: StudySpec) -> str:
     """Return why no importances can be given, and what is missing; empty if they can."""
     if not spec.search:
         return "This study lists its trials and searches nothing, so nothing can be ranked: compare the trials instead."
-    count = len(usable(trials, spec, at_rung=at_rung))
+    count = len(usable(trials, spec))
     if count >= LEAST:
         return ""
-    were = "was" if count == 1 else "were"
-    ends = f"{were} screened" if at_rung else f"ran to the end or {were} stopped with a value"
+    ends = f"{counted(count, 'trial')} ran to the end or {'was' if count == 1 else 'were'} stopped with a value"
     more = f"{LEAST - count} more {'is' if LEAST - count == 1 else 'are'} needed"
-    return f"{counted(count, 'trial')} {ends}; importance needs {LEAST}, so {more}."
+    return f"{ends}; importance needs {LEAST}, so {more}."
 
 
 def importances(
@@ -117,7 +113,7 @@ def importances(
     ]
     losses: dict[Outcome, np.ndarray] = {
         "reward": np.array([-(row.value or 0.0) for row in trials]),
-        "KL": np.array([row.kl or 0.0 for row in trials]),
+        "KL": np.array([row.end_kl or 0.0 for row in trials]),
     }
     random = np.random.default_rng(seed)
     whole = _study(observed)

@@ -3,7 +3,6 @@
 | status                  | Optuna state | value                       | constraint |
 |-------------------------|--------------|-----------------------------|------------|
 | waiting, running        | RUNNING      |                             |            |
-| screened                | COMPLETE     | predicted                   | satisfied  |
 | paused, not evaluated   | RUNNING      |                             |            |
 | paused by a person      | PRUNED       | so far                      | satisfied  |
 | completed               | COMPLETE     | of the trial                | satisfied  |
@@ -15,10 +14,9 @@
 
 A value comes from a checkpoint within the KL budget, so a satisfied constraint is its log(KL / budget), at most 0.
 
-A screened trial is reported with a predicted value: its value so far, plus its screening score times the median gain of
-finished trials. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
-trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
-The states of the table are those of an exported study, but a screened trial is RUNNING there.
+The states are those of an exported study. To the study's own sampler every trial with a value is reported as COMPLETE,
+since that value counts however the trial ended: TPE would put all COMPLETE trials before all PRUNED ones, and rank
+those by their last step.
 
 A fork's result is not due to its configuration alone, and a confirming run says nothing new about where to search. FAIL
 keeps their numbers.
@@ -51,14 +49,11 @@ class OptunaReport:
 def to_optuna(row: TrialRow, spec: StudySpec) -> OptunaReport:
     """Return a trial's report to a sampler, by the table above.
 
-    A completed trial that was never evaluated has no value, so it is reported as failed. A screened trial
-    has its value so far; the study's own sampler reads a predicted one (see `tuner.search.propose`).
+    A completed trial that was never evaluated has no value, so it is reported as failed.
     """
     if not row.teaches or row.status is Status.FAILED:
         return OptunaReport(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason)
-    if row.is_at_rung and row.value is not None:
-        return OptunaReport(TrialState.COMPLETE, row.value, constraint)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return OptunaReport(TrialState.RUNNING)
     if row.status is Status.COMPLETED and row.value is None:

@@ -5,8 +5,6 @@ Imports torch only for the sampler that needs it.
 """
 
 import heapq
-import math
-import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,14 +21,14 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.data.lookup import import_module
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.rewards.batch import cut, one_line
-from tuner.judge.scoring import kl_pace
+from tuner.judge.best import is_sound
 from tuner.search.choose import New, as_stored
 from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
 from tuner.store import NewTrial, TrialRow
 from tuner.study.space import decode, read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec
-from tuner.study.status import Origin, Status
+from tuner.study.status import Origin
 from tuner.study.study_file import OF_A_SCHEDULE
 
 MOST_READ, BEST_READ = 500, 100
@@ -77,12 +75,11 @@ def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
 def as_read(spec: StudySpec, rows: Rows) -> list[FrozenTrial]:
     """Return the trials as the sampler reads them, a selection if there are many.
 
-    A trial at a rung is read with a predicted value, and every trial with a value as COMPLETE (see
-    `tuner.search.optuna_trials`). One that lacks a dimension is FAIL, and keeps its number.
+    Every trial with a value is read as COMPLETE (see `tuner.search.optuna_trials`). One that lacks a dimension is FAIL,
+    and keeps its number.
     """
-    space, gain = sampler_space(spec.search), _usual_gain(rows)
-    trials = []
-    for row, report in _selected([(row, _report(spec, row, gain)) for row in rows]):
+    space, trials = sampler_space(spec.search), []
+    for row, report in _selected([(row, _report(spec, row)) for row in rows]):
         params = _read_params(spec, row)
         trials.append(frozen(report, (params, space)) if params is not None else frozen(_FAILED, ({}, {})))
     return trials
@@ -92,26 +89,13 @@ def _read_params(spec: StudySpec, row: TrialRow) -> dict[str, HyperValue] | None
     return read_by_sampler(spec.search, {**row.config, **row.params})
 
 
-def _report(spec: StudySpec, row: TrialRow, gain: float) -> OptunaReport:
+def _report(spec: StudySpec, row: TrialRow) -> OptunaReport:
     beyond = row.params.keys() - spec.search.keys()
     sets_its_own = row.origin is Origin.LISTED and not beyond.isdisjoint(OF_A_SCHEDULE)
     if sets_its_own or (row.origin is Origin.ENQUEUED and beyond):
         return _FAILED  # its result may be due to the values beyond the search
     report = to_optuna(row, spec)
-    if report.value is None:
-        return report
-    promised = gain * (row.rung_score or 0.0) if row.is_at_rung else 0.0
-    return replace(report, state=TrialState.COMPLETE, value=report.value + promised)
-
-
-def _usual_gain(rows: Rows) -> float:
-    """Return the median reward gain of completed trials over the lowest value of any trial.
-
-    The lowest is about the SFT policy's. Before any has completed: the best trial's gain.
-    """
-    values = [row.value for row in rows if row.teaches and row.value is not None]
-    ends = [row.value for row in rows if row.teaches and row.status is Status.COMPLETED and row.value is not None]
-    return (statistics.median(ends) if ends else max(values)) - min(values) if values else 0.0
+    return report if report.value is None else replace(report, state=TrialState.COMPLETE)
 
 
 def _selected(reports: list[tuple[TrialRow, OptunaReport]]) -> list[tuple[TrialRow, OptunaReport]]:
@@ -126,24 +110,14 @@ def _selected(reports: list[tuple[TrialRow, OptunaReport]]) -> list[tuple[TrialR
 
 
 def _teaches(spec: StudySpec, row: TrialRow) -> bool:
-    return _report(spec, row, 0.0).value is not None and _read_params(spec, row) is not None
+    return _report(spec, row).value is not None and _read_params(spec, row) is not None
 
 
 def _leading_values(spec: StudySpec, rows: Rows) -> dict[str, HyperValue]:
-    """Return the values of the best trial by screening score, then value; those of the reference before there is one.
-
-    Its learning rate is moved to where its KL would have been on course, as early in a run KL rises about with the
-    square of the rate. So a reference with a bad rate is left behind at once, not after a whole search around it.
-    """
-    sound = [row for row in rows if _teaches(spec, row) and (_report(spec, row, 0.0).constraint or 0.0) <= 0]
-    best = max(sound, key=lambda row: (row.rung_score or 0.0, row.value or 0.0, -row.number), default=None)
-    if best is None:
-        return spec.config({}).to_dict()
-    values = {**best.config, **best.params}
-    if best.is_at_rung and best.end_kl is not None and best.end_kl > 0:  # an estimate may be below 0
-        pace = kl_pace(best.end_kl, best.episodes, spec.kl_budget, spec.total_episodes)
-        values["learning_rate"] = spec.config(best.params).learning_rate / math.sqrt(pace)
-    return values
+    """Return the values of the best sound trial that has ended; those of the reference before there is one."""
+    ended = [row for row in rows if row.status.is_final and is_sound(row) and _teaches(spec, row)]
+    best = max(ended, key=lambda row: (row.value or 0.0, -row.number), default=None)
+    return spec.config({}).to_dict() if best is None else {**best.config, **best.params}
 
 
 def _ask(spec: StudySpec, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:

@@ -9,7 +9,7 @@ from typing import Any
 from ppo_core.config.declare import HyperValue
 from ppo_core.report import EvalReadings, Sample, TokenReadings
 from tuner.store.processes import ProcessKey, is_alive
-from tuner.study.status import Origin, PausedBy, Reason, Role, Status, Wanted
+from tuner.study.status import Origin, Reason, Role, Status, Wanted
 
 TOKEN_DIGITS = 4
 """Significant digits of a token's readings, which are only looked at."""
@@ -56,8 +56,6 @@ LEASE_SECONDS = 60.0
 """A lease not renewed for this long may be taken over even if its process might still be alive elsewhere."""
 INTERRUPTED = "interrupted"
 """Status shown for a trial that has not ended and has no controller: the study's next run resumes it."""
-SCREENED = "screened"
-"""Status shown for a trial that the strategy paused at its rung."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +165,6 @@ class TrialRow:
     role: Role = Role.SEARCH
     seed: int | None = None
     """Its trainer's seed; None if its configuration has none."""
-    paused_by: PausedBy | None = None
-    """None: it is not paused."""
     value_step: int | None = None
     """Step of the evaluation that gave `value`."""
     end_reward: float | None = None
@@ -176,12 +172,6 @@ class TrialRow:
     end_kl: float | None = None
     """Eval KL of its last evaluation, in nats per response: tells if the configuration itself ends within a budget."""
     end_kl_se: float | None = None
-    rung_episode: int | None = None
-    """Episodes at which the strategy paused it at its rung; None: it did not reach one."""
-    rung_score: float | None = None
-    """From 0 to 1; None: not at a rung, or no KL could be read."""
-    is_promoted: bool = False
-    """True once the strategy or a person let it run past its rung."""
     retries: int = 0
     """Resumptions after a lost worker or an error, since the last new checkpoint."""
     is_interrupted: bool = False
@@ -198,24 +188,9 @@ class TrialRow:
         return self.role is Role.SEARCH and self.origin is not Origin.ENQUEUED
 
     @property
-    def is_at_rung(self) -> bool:
-        """True if the strategy paused it at its rung: it runs again only if promoted."""
-        return self.status is Status.PAUSED and self.paused_by is PausedBy.STRATEGY
-
-    @property
-    def is_done(self) -> bool:
-        """True if it does not keep the study unfinished: it has ended, or is paused at its rung."""
-        return self.status.is_final or self.is_at_rung
-
-    @property
     def shown_status(self) -> str:
         """The status as people and scripts see it: `interrupted`, or the stored one."""
         return INTERRUPTED if self.is_interrupted else self.status.value
-
-    @property
-    def status_word(self) -> str:
-        """The status in texts: `screened` where the strategy paused it at its rung; people pause trials, too."""
-        return SCREENED if self.is_at_rung else self.shown_status
 
 
 @dataclass(frozen=True)

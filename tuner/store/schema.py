@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
-    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -32,7 +31,7 @@ from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 from ppo_core.output import without_secrets
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 """Raised with every change of the tables; stores of other versions are refused."""
 
 metadata = MetaData()
@@ -114,14 +113,10 @@ trials = Table(
     Column("wanted", String(16)),
     Column("role", String(16), nullable=False, default="search"),
     Column("seed", BigInteger),
-    Column("paused_by", String(16)),
     Column("value_step", Integer),
     Column("end_reward", Float),
     Column("end_kl", Float),
     Column("end_kl_se", Float),
-    Column("rung_episode", Integer),
-    Column("rung_score", Float),
-    Column("is_promoted", Boolean, nullable=False, default=False),
     Column("retries", Integer, nullable=False, default=0),
     UniqueConstraint("study_id", "number"),
 )

@@ -32,7 +32,7 @@ from ppo_core.report import SplitReading, StepReport, TokenReadings
 from tuner.store import schema
 from tuner.store.connect import Database
 from tuner.store.rows import Lease, OnTest, Outcome, StudyRow, TrialRow, finite, reading_columns, to_row, token_readings
-from tuner.study.status import Origin, PausedBy, Reason, Role, Status, Wanted
+from tuner.study.status import Origin, Reason, Role, Status, Wanted
 
 JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_reward", "end_kl", "end_kl_se")
 """Columns derived from a trial's evaluations, recomputed when the KL budget changes."""
@@ -200,21 +200,9 @@ class Trials(Database):
 
         self._write(lease, add)
 
-    def pause_at_rung(self, lease: Lease, trial: TrialRow, so_far: Outcome, rung_score: float | None) -> None:
-        """Record that the strategy paused a trial at its rung, its standing, and its screening score."""
-        values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": PausedBy.STRATEGY}
-        self._set(lease, trial.id, **values, rung_episode=trial.episodes, rung_score=rung_score)
-
-    def promote(self, lease: Lease, trial_id: int) -> None:
-        """Queue a trial that is paused at its rung; its standing is kept until it is judged again."""
-        self._set(lease, trial_id, status=Status.WAITING, reason=None, paused_by=None, is_promoted=True)
-
     def set_retries(self, lease: Lease, trial_id: int, retries: int) -> None:
         """Record the number of times a trial was resumed after a failure."""
-        self._set(lease, trial_id, retries=retries)
-
-    def _set(self, lease: Lease, trial_id: int, **values: Any) -> None:
-        self._write(lease, lambda connection: _update(connection, trial_id, **values))
+        self._write(lease, lambda connection: _update(connection, trial_id, retries=retries))
 
     def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome, reason: Reason | None = None) -> bool:
         """Record that a trial has no worker: PAUSED if an order asks for that, else WAITING.
@@ -331,29 +319,23 @@ def _update(connection: Connection, trial_id: int, **values: Any) -> None:
 
 def write_outcome(connection: Connection, trial_id: int, outcome: Outcome) -> None:
     """Record a trial's result, in a transaction that is under way."""
-    _update(connection, trial_id, **asdict(outcome), ended_at=time.time(), wanted=None, paused_by=None)
+    _update(connection, trial_id, **asdict(outcome), ended_at=time.time(), wanted=None)
 
 
 def write_pause(connection: Connection, trial_id: int, so_far: Outcome) -> None:
     """Record that a person paused a trial, and its standing, in a transaction that is under way."""
-    values = asdict(so_far) | {"status": Status.PAUSED}
-    _update(connection, trial_id, **values, wanted=None, paused_by=PausedBy.PERSON)
+    _update(connection, trial_id, **asdict(so_far) | {"status": Status.PAUSED}, wanted=None)
 
 
-def write_resumption(connection: Connection, trial: TrialRow) -> None:
-    """Queue a paused trial and clear its judgement, in a transaction that is under way.
-
-    This promotes one that was paused at its rung.
-    """
-    cleared = dict.fromkeys((*JUDGEMENT, "reason", "wanted", "paused_by"))
-    is_promoted = trial.is_promoted or trial.is_at_rung
-    _update(connection, trial.id, **cleared, status=Status.WAITING, is_promoted=is_promoted)
+def write_resumption(connection: Connection, trial_id: int) -> None:
+    """Queue a paused trial and clear its judgement, in a transaction that is under way."""
+    _update(connection, trial_id, **dict.fromkeys((*JUDGEMENT, "reason", "wanted")), status=Status.WAITING)
 
 
 def write_judgements(connection: Connection, judged: Iterable[TrialRow]) -> None:
-    """Replace the trials' judgements and screening scores, in a transaction that is under way."""
+    """Replace the trials' judgements, in a transaction that is under way."""
     for row in judged:
-        _update(connection, row.id, **{name: getattr(row, name) for name in (*JUDGEMENT, "rung_score")})
+        _update(connection, row.id, **{name: getattr(row, name) for name in JUDGEMENT})
 
 
 def copy_steps(connection: Connection, parent_id: int, fork: TrialRow, last: int) -> None:
@@ -428,7 +410,6 @@ _TYPES: Mapping[str, Callable[[Any], Any]] = {
     "status": Status,
     "origin": Origin,
     "role": Role,
-    "paused_by": PausedBy,
     "wanted": Wanted,
     "reason": _to_reason,
 }

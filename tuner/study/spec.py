@@ -20,7 +20,7 @@ from tuner.engine.protocol import WorkerSettings
 from tuner.environment import STUDY_FILE, to_copy
 from tuner.judge.guard import GuardSettings
 from tuner.study import study_file, trial_tables
-from tuner.study.study_file import SamplerSpec, Strategy
+from tuner.study.study_file import SamplerSpec
 from tuner.study.trial_tables import ListedTrial, moved
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
@@ -34,7 +34,7 @@ SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coe
 KL_TARGET = 0.8
 """KL target of trials that keep their own pace, as a share of the KL budget, unless the study or the task has one."""
 
-_PLAIN_KEYS = ("name", "task", "trainer", "trials", "budget", "strategy", "seed", "device", "gpus_per_trial", "pruner")
+_PLAIN_KEYS = ("name", "task", "trainer", "trials", "budget", "seed", "device", "gpus_per_trial", "pruner")
 """Keys of a study file that are fields of `StudySpec` as they are."""
 
 ValueSource = Literal["TRL", "task", "study"]
@@ -62,7 +62,6 @@ class StudySpec:
     """Maximum number of trials, trial 0 included; None: limited by the budget alone."""
     budget: float | None
     """In trials of full length (`total_episodes`); None: not limited."""
-    strategy: Strategy
     seed: int
     """Seed of every trial and of the sampler."""
     device: str
@@ -95,11 +94,6 @@ class StudySpec:
     def kl_limit(self) -> float:
         """KL over which the guard stops a trial, in nats per response."""
         return self.guard.kl_limit
-
-    @property
-    def pauses_trials(self) -> bool:
-        """True if the strategy pauses trials at a rung."""
-        return self.strategy == "early_cut"
 
     @property
     def most_spent(self) -> float | None:
@@ -183,14 +177,12 @@ class StudySpec:
         settled, starts = trial_tables.read_starts(content, fixed, search, where)
         optional = partial(study_file.optional, content, where)
         guard = checks.table(content.get("guard", {}), f"{where}: guard")
-        strategy = study_file.read_strategy(content, bool(listed), "lr_controller" in pace, where)
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
             trials=len(listed) or optional("trials", partial(checks.whole, bounds=Bounds(1))),
             budget=optional("budget", partial(checks.number, bounds=checks.POSITIVE)),
-            strategy=strategy,
             seed=checks.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
             threads=optional("threads", partial(checks.whole, bounds=THREADS)),
@@ -201,7 +193,7 @@ class StudySpec:
             kl_budget=kl_budget,
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=study_file.read_sampler(content.get("sampler", {}), f"{where}: sampler"),
-            pruner=optional("pruner", partial(study_file.read_pruner, strategy=strategy)),
+            pruner=optional("pruner", study_file.read_pruner),
             listed=listed,
             warm_start=names,
             workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
@@ -363,7 +355,7 @@ class StudySpec:
     def _must_stay(self) -> dict[str, object]:
         """Return what must not change once a trial has run, by name."""
         return {
-            **{key: getattr(self, key) for key in ("task", "trainer", "strategy", "pruner", "seed")},
+            **{key: getattr(self, key) for key in ("task", "trainer", "pruner", "seed")},
             **{f"fixed.{name}": self.fixed.get(name, "unset") for name in HYPERPARAMETERS},
             "pace": "kept by each trial" if self.keeps_kl_step else "as set by learning_rate and β",
             "kl.limit": self.kl_limit,

@@ -65,15 +65,6 @@ class Role(StrEnum):
     """Started from another trial's checkpoint, so its result says little about its configuration alone."""
 
 
-class PausedBy(StrEnum):
-    """Author of a pause."""
-
-    PERSON = "person"
-    """It runs again once a person resumes it; until then its study is not finished."""
-    STRATEGY = "strategy"
-    """It runs again if the study's scheduler promotes it."""
-
-
 class Wanted(StrEnum):
     """An order's demand on a running trial."""
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
@@ -41,7 +41,6 @@ TOP_LEVEL: Mapping[str, str] = {
     "trainer": "`module:function` of a trainer of your own; unset: PPO",
     "trials": "the most trials that the search starts, trial 0 included; this, `budget` or both",
     "budget": "what the search may spend, in trials of full length; this, `trials` or both",
-    "strategy": "how the search spends its budget; unset: `full` where trials keep their own pace, else `early_cut`",
     "seed": "of every trial and of the sampler; 0 unless set",
     "device": "`auto` (unless set) or `cpu`; CUDA_VISIBLE_DEVICES picks GPUs",
     "threads": "CPU threads of a trial; unset: each worker's share of the cores. The same count gives the same numbers",
@@ -54,7 +53,7 @@ TOP_LEVEL: Mapping[str, str] = {
     "kl": "a table: the KL budget and the KL limit",
     "guard": "a table: the limits of the rules that end trials early",
     "sampler": "what proposes configurations: a name, or a table",
-    "pruner": 'what stops trials early by their evaluations, in a search with `strategy = "full"`: a name, or a table',
+    "pruner": "what stops trials early by their evaluations: a name, or a table; unset: nothing",
     "workers": "a table: checkpoint interval and time limits of worker processes",
 }
 """Keys of a study file, with descriptions."""
@@ -91,13 +90,6 @@ PRUNERS: Mapping[str, str] = {
     "hyperband": "runs several brackets of successive halving, which begin at different episodes",
 }
 """Pruners, which stop trials early by their evaluations, by name. `module:callable` names your own."""
-
-Strategy = Literal["early_cut", "full"]
-STRATEGIES: Mapping[str, str] = {
-    "early_cut": "pauses trials at a tenth of their episodes, and finishes the best sixth",
-    "full": "runs every trial to its end",
-}
-"""Strategies for spending the search's budget."""
 
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
@@ -344,15 +336,12 @@ def read_sampler(value: object, where: str) -> SamplerSpec:
     return SamplerSpec(_name_or_path(values["name"], SAMPLERS, where), startup_trials)
 
 
-def read_pruner(value: object, strategy: Strategy, where: str) -> str:
-    """Return the pruner of a name or of the [pruner] table; ConfigError where the strategy stops trials itself."""
+def read_pruner(value: object, where: str) -> str:
+    """Return the pruner of a name or of the [pruner] table, or raise ConfigError."""
     values = _named_table(value, PRUNER, where)
     if "name" not in values:
         raise ConfigError(f"{where}.name is missing; expected one of {', '.join(PRUNERS)}")
-    name = _name_or_path(values["name"], PRUNERS, where)
-    if strategy != "full":
-        raise ConfigError(f'{where} = "{name}" needs strategy = "full"; with "{strategy}" the strategy stops trials')
-    return name
+    return _name_or_path(values["name"], PRUNERS, where)
 
 
 def _named_table(value: object, keys: Mapping[str, str], where: str) -> Mapping[str, Any]:
@@ -370,22 +359,6 @@ def _name_or_path(name: object, known: Mapping[str, str], where: str) -> str:
             f"{nearest(str(name), known)}"
         )
     return name
-
-
-def read_strategy(content: Mapping[str, Any], is_listed: bool, keeps_pace: bool, where: str) -> Strategy:
-    """Return the study's strategy.
-
-    Listed trials all run to the end, and unless the study says otherwise so do those that keep their own pace: early in
-    a run their KL tells nothing, since all of them rise as they were told to.
-    """
-    strategy = content.get("strategy", "full" if is_listed or keeps_pace else "early_cut")
-    if strategy not in tuple(STRATEGIES):
-        meanings = "; ".join(f'"{name}": {meaning}' for name, meaning in STRATEGIES.items())
-        hint = nearest(str(strategy), STRATEGIES)
-        raise ConfigError(f"{where}: strategy = {strategy!r} is not allowed; expected {meanings}{hint}")
-    if is_listed and strategy != "full":
-        raise ConfigError(f'{where}: strategy = "{strategy}" needs a [search]; [[trial]] tables are run to their end')
-    return cast(Strategy, strategy)
 
 
 def optional(content: Mapping[str, Any], where: str, key: str, read: Callable[..., Any]) -> Any:
