@@ -47,6 +47,7 @@ def quick_table(trainer: str = "factory", **changes: Any) -> dict[str, Any]:
         "task": f"{MODULE}:TASK",
         "trainer": f"{MODULE}:{trainer}",
         "trials": 6,
+        "stop_early": False,
         "seed": 5,
         "search": {"learning_rate": "advised", "cliprange": {"low": 0.1, "high": 0.3}},
         "sampler": {"name": "random"},

@@ -261,6 +261,7 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
     for parser in (demo, run):
         parser.value("--trials", "N", positive_int, "the most trials that the study may start")
         parser.value("--budget", "N", positive, CHANGEABLE_SETTINGS["budget"])
+        parser.switch("--whole-budget", "spend the whole budget, even where another trial promises hardly any gain")
     confirm.study("a finished study's name")
     confirm.value(
         "--top",

@@ -17,6 +17,7 @@ from tuner.judge.best import best_rank, is_sound
 from tuner.judge.paired import improvement
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
 from tuner.judge.scoring import with_running
+from tuner.search.worth import LEAST_GAIN, ends_early
 from tuner.store import Store, TrialRow
 from tuner.study.status import Status
 
@@ -79,6 +80,9 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
     """
     answer = of_study(store, view)
     out.print()
+    if ends_early(view.spec, view.trials):
+        most = f"{LEAST_GAIN:.1%} of what the best trial has gained"
+        out.print(f"The search ended early: another trial promises less than {most}.", soft_wrap=True)
     following: tuple[Sequence[str], str] | None = None
     if answer is not None:
         confirmation = longest_read(confirmations(store, view)) if is_confirmed else None

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -16,8 +17,8 @@ from ppo_core.errors import ConfigError, StoreError, StudyError
 from tuner.cli import evidence, report, storage
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
-from tuner.confirm.plan import Plan, candidates
-from tuner.confirm.result import Confirmation, confirmation_data, confirmations
+from tuner.confirm.plan import DEFAULT_SEEDS, Plan, candidates
+from tuner.confirm.result import LEAST_SEEDS, Confirmation, confirmation_data, confirmations
 from tuner.control.events import StudyStopped
 from tuner.control.run import run_study
 from tuner.engine.base import MakeEngine
@@ -27,7 +28,9 @@ from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE
 from tuner.exchange.trackers import SEVERAL_AT_ONCE, StudyTrackers
 from tuner.judge import results
 from tuner.judge.answer import Answer, of_study
-from tuner.judge.results import read_study
+from tuner.judge.results import StudyView, read_study
+from tuner.judge.scoring import tally
+from tuner.search.worth import ends_early
 from tuner.store import Store
 from tuner.study import study_file
 from tuner.study.spec import PPO_TRAINER, StudySpec
@@ -132,11 +135,14 @@ def _confirmed_data(store: Store, confirmation: Confirmation, name: str, answer:
 
 def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Plan | None = None) -> int:
     """Run the study, and what confirms it, with its progress shown; print its outcome, and return the exit status."""
+    if args.whole_budget:
+        spec = replace(spec, stop_early=False)
     stopped = _train(spec, args, from_file=from_file)
-    if plan is not None and stopped is None:
+    if stopped is None:
         with storage.opened(args.storage) as store:
             view = read_study(store, spec.name)
-        if candidates((*view.trials, *view.confirming), view.spec):
+        plan = plan or _confirmed_by_rest(view)
+        if plan is not None and candidates((*view.trials, *view.confirming), view.spec):
             stopped = _train(view.spec, args, plan=plan)
     with storage.opened(args.storage) as store:
         view = read_study(store, spec.name)
@@ -148,6 +154,14 @@ def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Pl
     if stopped is None:
         return EXIT_ERROR if report.all_failed(view) else EXIT_OK
     return _announce_stop(stopped, spec.name, args.typed, store)
+
+
+def _confirmed_by_rest(view: StudyView) -> Plan | None:
+    """Return the confirmation that the rest of a search's budget pays for, if it ended early and that is enough."""
+    if view.spec.budget is None or not ends_early(view.spec, view.trials):
+        return None
+    seeds = int((view.spec.budget - tally(view.trials, view.spec).spent) / 2)  # of the best and the reference
+    return Plan(top=1, seeds=min(seeds, DEFAULT_SEEDS)) if seeds >= LEAST_SEEDS else None
 
 
 def _train(

@@ -2,7 +2,8 @@
 
 Every trial runs whole: trials that keep their own pace stand at about the same KL, and nothing early in a run tells
 which will be the best. A trial starts while the budget has room for one of full length; one that ended earlier is
-charged what it used.
+charged what it used. A search ends before its budget is spent where another trial is not worth its cost
+(`tuner.search.worth`), and where its space has no other point.
 
 No state is kept between calls: the same trials give the same choice, so a killed study continues as it would have. A
 study's trials are in order of their numbers, which start at 0 and have no gaps.
@@ -13,11 +14,16 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppo_core.config.declare import HyperValue
+from tuner.search.worth import ends_early
 from tuner.store import TrialRow
+from tuner.study.space import points
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
 
 Rows = Sequence[TrialRow]
+
+MOST_MERGED = 8
+"""Most points of a search that are the same configuration: mini-batches are at most their batch."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,26 @@ def _may_start(spec: StudySpec, rows: Rows) -> bool:
     if spec.trials is not None and len(counting) >= spec.trials:
         return False
     committed = sum(min(row.episodes, whole) if row.status.is_final else whole for row in counting)
-    return committed + whole <= (math.inf if spec.budget is None else spec.budget * whole)
+    if committed + whole > (math.inf if spec.budget is None else spec.budget * whole):
+        return False
+    return not ends_early(spec, rows) and not is_exhausted(spec, rows)
+
+
+def point(spec: StudySpec, params: Mapping[str, HyperValue]) -> tuple[HyperValue, ...]:
+    """Return a trial's searched values as its configuration has them, by which trials are told apart."""
+    config = spec.config(params).to_dict()
+    return tuple(config.get(name) for name in spec.search)
+
+
+def is_exhausted(spec: StudySpec, rows: Rows) -> bool:
+    """Return True if a search of few points has had each of them."""
+    if spec.listed or len(counting_trials(rows)) < len(spec.starts) + 1:
+        return False
+    every = points(spec.search)
+    if every is None or len(every) > MOST_MERGED * len(counting_trials(rows)):
+        return False
+    tried = {tuple(row.config.get(name) for name in spec.search) for row in counting_trials(rows)}
+    return all(point(spec, params) in tried for params in every)
 
 
 def _new(spec: StudySpec, rows: Rows) -> New:

@@ -22,11 +22,11 @@ from ppo_core.data.lookup import import_module
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.rewards.batch import cut, one_line
 from tuner.judge.best import is_sound
-from tuner.search.choose import New, as_stored
+from tuner.search.choose import New, as_stored, point
 from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
 from tuner.store import NewTrial, TrialRow
-from tuner.study.space import decode, read_by_sampler, sampler_space
+from tuner.study.space import MOST_POINTS, decode, read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin
 from tuner.study.study_file import OF_A_SCHEDULE
@@ -34,6 +34,9 @@ from tuner.study.study_file import OF_A_SCHEDULE
 MOST_READ, BEST_READ = 500, 100
 """Trials that a sampler reads beside those that run or wait, and the number of these that are the best older ones. TPE
 proposes near the best, at most 25 of them, and contrasts these with the latest."""
+
+ATTEMPTS, OTHER_DRAW = 4, 1_000_003
+"""Proposals that are asked of the sampler where they repeat a trial, and the distance of their seeds."""
 
 _FAILED = OptunaReport(TrialState.FAIL)
 
@@ -43,15 +46,30 @@ Rows = Sequence[TrialRow]
 def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
     """Return the params of trial `number`; they follow from the spec, the number and the trials so far alone.
 
+    No trial repeats another while the space has other points.
+
     Raises:
         ConfigError: the study's own sampler cannot be used.
     """
+    tried = {tuple(row.config.get(name) for name in spec.search) for row in rows if row.counts}
+    for draw in (number + attempt * OTHER_DRAW for attempt in range(ATTEMPTS)):
+        params = _proposed(spec, rows, draw)
+        if point(spec, params) not in tried:
+            return params
+    for draw in range(number, number + MOST_POINTS):  # the sampler repeats itself
+        params = spread_params(spec.search, spec.seed, draw)
+        if point(spec, params) not in tried:
+            break
+    return params
+
+
+def _proposed(spec: StudySpec, rows: Rows, draw: int) -> dict[str, HyperValue]:
     name = spec.sampler.name
     if name == "qmc":
-        return spread_params(spec.search, spec.seed, number)
+        return spread_params(spec.search, spec.seed, draw)
     if name != "random" and sum(_teaches(spec, row) for row in rows) < spec.sampler.startup_trials:
-        return first_params(spec.search, _leading_values(spec, rows), spec.seed, number)
-    return decode(spec.search, _ask(spec, number, as_read(spec, rows)))
+        return first_params(spec.search, _leading_values(spec, rows), spec.seed, draw)
+    return decode(spec.search, _ask(spec, draw, as_read(spec, rows)))
 
 
 def require_usable(spec: StudySpec) -> None:

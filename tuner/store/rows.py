@@ -172,6 +172,8 @@ class TrialRow:
     end_kl: float | None = None
     """Eval KL of its last evaluation, in nats per response: tells if the configuration itself ends within a budget."""
     end_kl_se: float | None = None
+    baseline: float | None = None
+    """The SFT policy's eval reward, from step 0."""
     retries: int = 0
     """Resumptions after a lost worker or an error, since the last new checkpoint."""
     is_interrupted: bool = False
@@ -225,3 +227,4 @@ class Outcome:
     end_reward: float | None = None
     end_kl: float | None = None
     end_kl_se: float | None = None
+    baseline: float | None = None

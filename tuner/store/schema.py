@@ -117,6 +117,7 @@ trials = Table(
     Column("end_reward", Float),
     Column("end_kl", Float),
     Column("end_kl_se", Float),
+    Column("baseline", Float),
     Column("retries", Integer, nullable=False, default=0),
     UniqueConstraint("study_id", "number"),
 )

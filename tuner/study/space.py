@@ -7,8 +7,9 @@ a categorical dimension in both.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from ppo_core.config.declare import Choices, Dimension, HyperValue, Range
@@ -18,6 +19,8 @@ if TYPE_CHECKING:  # Optuna takes half a second to load, and what reads a study 
     from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
 Search = Mapping[str, Dimension]
+MOST_POINTS = 1000
+"""Most points of a space that are counted one by one."""
 Encoded: TypeAlias = "tuple[dict[str, HyperValue], dict[str, BaseDistribution]]"
 """Params and their distributions, in Optuna's form."""
 
@@ -25,6 +28,23 @@ Encoded: TypeAlias = "tuple[dict[str, HyperValue], dict[str, BaseDistribution]]"
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return True for an int or a float; booleans do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def points(search: Search) -> list[dict[str, HyperValue]] | None:
+    """Return all points of a search over few lists, whole numbers and powers of two; None: there are too many."""
+    axes: list[Sequence[HyperValue]] = []
+    for name, span in search.items():
+        if isinstance(span, Choices):
+            axes.append(span.values)
+        elif span.scale == "log2":
+            axes.append([2**i for i in range(int(math.log2(span.low)), int(math.log2(span.high)) + 1)])
+        elif HYPERPARAMETERS[name].kind is int:
+            axes.append(range(int(span.low), int(span.high) + 1))
+        else:
+            return None
+    if math.prod(map(len, axes)) > MOST_POINTS:
+        return None
+    return [dict(zip(search, values, strict=True)) for values in itertools.product(*axes)]
 
 
 def decode(search: Search, proposed: Mapping[str, HyperValue]) -> dict[str, HyperValue]:

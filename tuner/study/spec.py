@@ -34,7 +34,18 @@ SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coe
 KL_TARGET = 0.8
 """KL target of trials that keep their own pace, as a share of the KL budget, unless the study or the task has one."""
 
-_PLAIN_KEYS = ("name", "task", "trainer", "trials", "budget", "seed", "device", "gpus_per_trial", "pruner")
+_PLAIN_KEYS = (
+    "name",
+    "task",
+    "trainer",
+    "trials",
+    "budget",
+    "stop_early",
+    "seed",
+    "device",
+    "gpus_per_trial",
+    "pruner",
+)
 """Keys of a study file that are fields of `StudySpec` as they are."""
 
 ValueSource = Literal["TRL", "task", "study"]
@@ -62,6 +73,8 @@ class StudySpec:
     """Maximum number of trials, trial 0 included; None: limited by the budget alone."""
     budget: float | None
     """In trials of full length (`total_episodes`); None: not limited."""
+    stop_early: bool
+    """True: the search ends once another trial is not worth its cost (`tuner.search.worth`)."""
     seed: int
     """Seed of every trial and of the sampler."""
     device: str
@@ -183,6 +196,7 @@ class StudySpec:
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
             trials=len(listed) or optional("trials", partial(checks.whole, bounds=Bounds(1))),
             budget=optional("budget", partial(checks.number, bounds=checks.POSITIVE)),
+            stop_early=checks.truth(content.get("stop_early", True), f"{where}: stop_early"),
             seed=checks.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
             threads=optional("threads", partial(checks.whole, bounds=THREADS)),
@@ -346,7 +360,10 @@ class StudySpec:
                 f"search.{name}": self.search[name].text if name in self.search else "not searched"
                 for name in HYPERPARAMETERS
             },
-            **{key: getattr(self, key) for key in ("trials", "budget", "device", "threads", "gpus_per_trial")},
+            **{
+                key: getattr(self, key)
+                for key in ("trials", "budget", "stop_early", "device", "threads", "gpus_per_trial")
+            },
             "kl.budget": self.kl_budget,
             **{f"workers.{key}": f"{value:g}" for key, value in self.workers.to_dict().items()},
             "sampler": f"{self.sampler.name} after {self.sampler.startup_trials} trials",

@@ -41,6 +41,8 @@ TOP_LEVEL: Mapping[str, str] = {
     "trainer": "`module:function` of a trainer of your own; unset: PPO",
     "trials": "the most trials that the search starts, trial 0 included; this, `budget` or both",
     "budget": "what the search may spend, in trials of full length; this, `trials` or both",
+    "stop_early": "true (unless set): a search ends once another trial is expected to add less than half a percent of "
+    "what its best has gained; false: it spends its whole budget",
     "seed": "of every trial and of the sampler; 0 unless set",
     "device": "`auto` (unless set) or `cpu`; CUDA_VISIBLE_DEVICES picks GPUs",
     "threads": "CPU threads of a trial; unset: each worker's share of the cores. The same count gives the same numbers",
