@@ -21,7 +21,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.activations import FastGELUActivation, NewGELUActivation
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -198,14 +197,17 @@ def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: P
         source = _critic_source(config, reference, reward_model)
         critic, _ = _trainable(cast(PreTrainedModel, source.base_model), config, "FEATURE_EXTRACTION")
         head = _head_of(source)
-    return ActorCritic(
+    network = ActorCritic(
         policy,
         critic,
         None if head is None else head.to(reference.device),
         save_policy=save_policy,
         bf16=computes_in_bf16(config, reference.device),
-        recomputed=_recomputed_layers(policy, critic) if config.gradient_checkpointing else (),
     )
+    if config.gradient_checkpointing and not network.recompute():
+        models = " or ".join(dict.fromkeys(type(model).__name__ for model in (policy, critic) if model is not None))
+        raise ConfigError(f"gradient_checkpointing is not allowed: {models} does not support it")
+    return network
 
 
 def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[PreTrainedModel, SavePolicy]:
@@ -392,19 +394,3 @@ def _head_of(source: PreTrainedModel) -> nn.Linear:
     if score.bias is not None:
         head.bias.data.copy_(score.bias.data)
     return head
-
-
-def _recomputed_layers(*models: PreTrainedModel | None) -> tuple[nn.Module, ...]:
-    """Enable gradient checkpointing, and return the layers that it recomputes, of all models.
-
-    Raises:
-        ConfigError: an architecture has none.
-    """
-    recomputed: list[nn.Module] = []
-    for model in filter(None, models):
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        if not layers or not model.supports_gradient_checkpointing:
-            raise ConfigError(f"gradient_checkpointing is not allowed: {type(model).__name__} does not support it")
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        recomputed += layers
-    return tuple(recomputed)
