@@ -27,6 +27,8 @@ from ppo_core.models.networks import (
     build_network,
     computes_in_bf16,
     critic_kind,
+    follow_text,
+    frozen_dtype,
     quiet_loading,
 )
 from ppo_core.models.quantized import moment_bytes
@@ -58,9 +60,9 @@ def least(config: PPOConfig, task: Task, assets: TaskAssets, device: torch.devic
         ConfigError: adapters or a critic that these models cannot have.
     """
     bf16 = computes_in_bf16(config, device)
-    frozen_dtype = torch.bfloat16 if bf16 and config.use_peft else torch.float32
+    dtype = frozen_dtype(config, device)
     with quiet_loading(), torch.device("meta"):
-        reference = _empty(assets.policy, AutoModelForCausalLM, frozen_dtype)
+        reference = _empty(assets.policy, AutoModelForCausalLM, dtype)
         if bf16 and not config.use_peft:
             cast_products(reference)
         rewards = [
@@ -70,7 +72,7 @@ def least(config: PPOConfig, task: Task, assets: TaskAssets, device: torch.devic
         ]
         path, source = config.value_model_path, next(iter(rewards), None)
         if path is not None and path != REWARD_MODEL and config.has_critic:
-            source = _empty(path, critic_kind(path), frozen_dtype)
+            source = _empty(path, critic_kind(path), dtype)
         begins = replace(config, value_model_path=None if path is None else REWARD_MODEL)  # as `source`
         network = build_network(begins, reference, source)
     learns = network.trained().values()
@@ -103,6 +105,7 @@ def _empty(path: str, kind: Any, dtype: torch.dtype | None) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(base_of(path))
     model: PreTrainedModel = kind.from_config(config, dtype=dtype or config.dtype or torch.float32)
     model.eval().requires_grad_(False)
+    follow_text(model)
     return model
 
 
