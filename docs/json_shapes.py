@@ -215,18 +215,14 @@ CONFIGURATION = {
     "open": "seeds not evaluated yet",
 }
 ESTIMATE = {
-    "largest": "which of the configurations takes most",
-    "held": "bytes held all the time, by part; null, as all that is predicted, where only `--measure` can tell",
-    "phases": "further bytes held in each phase of an iteration, by part",
-    "peak": "bytes",
-    "peaks": "bytes by configuration",
-    "error": "the estimate's relative error",
+    "largest": "which of the configurations takes most, the one that was measured",
+    "least": "bytes that it needs at the least, by part; null where the models' shape cannot be read",
+    "measured": "`peak` in bytes, the `phase` that reached it, the settings that `lower` it, `evaluation_seconds`, "
+    "`iteration_seconds`, `run_seconds`, and the bytes of a `checkpoint` and of a `model`",
     "room": "the device: `device`, `name`, `total`, `free` and `process`",
     "side_by_side": "how many such trials fit at the same time",
     "disk": "`checkpoint`, `most`, `free` and `line`",
-    "fits": "whether it does",
-    "wrong": "a list of lines on what does not fit",
-    "measured": "null, or `peak`, `evaluation_seconds`, `iteration_seconds` and `run_seconds`",
+    "fits": "whether the checkpoints do",
 }
 FINDING = {
     "state": "`ok`, `warn` or `fail`",

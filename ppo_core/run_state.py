@@ -44,14 +44,23 @@ class Chunks(NamedTuple):
     training: ChunkRows
 
     @classmethod
-    def of(cls, config: PPOConfig, world: World) -> "Chunks":
-        """Return the config's values for one process; reduced when memory runs out (see `ChunkRows`)."""
+    def of(cls, config: PPOConfig, world: World, network: ActorCritic | None = None) -> "Chunks":
+        """Return the config's values for one process; reduced when memory runs out (see `ChunkRows`).
+
+        A `network` whose gradient checkpointing is unset turns it on when not even one row can be learned from.
+        """
         forward = config.local_rollout_forward_batch_size
         training = config.batch_sizes(world.size).per_device_train_batch_size
         return cls(
             ChunkRows("generation", forward, world),
             ChunkRows("scoring", forward, world),
-            ChunkRows("training", training, world, may_halve=not config.shards_weights(world.size)),
+            ChunkRows(
+                "training",
+                training,
+                world,
+                may_halve=not config.shards_weights(world.size),
+                last_resort=network.recompute if network and config.gradient_checkpointing is None else None,
+            ),
         )
 
 
@@ -103,7 +112,7 @@ class RunState:
             KLStepController.of(config, world.size) if config.keeps_kl_step else None,
             ReturnStatistics(world) if config.has_critic and config.normalize_values else None,
             RewardStatistics(config.normalize_rewards, world),
-            Chunks.of(config, world),
+            Chunks.of(config, world, network),
             world,
             lam=config.lam,
         )

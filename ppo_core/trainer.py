@@ -11,7 +11,6 @@ resumed run has no generator to restore and equals an uninterrupted one bit for 
 threads.
 """
 
-import logging
 import math
 import os
 import time
@@ -42,12 +41,10 @@ from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
 from ppo_core.algorithm.scores import less_penalties, score_spread, spread_of, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig, default_lam
-from ppo_core.data.task_file import get_task
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World, joined, run_on_rank_zero, together
 from ppo_core.errors import ConfigError, NotFiniteError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_on_test
-from ppo_core.models.fits import with_checkpointing
 from ppo_core.models.load import FrozenPolicy, TaskModels, load_task
 from ppo_core.models.memory import free, peak_mib
 from ppo_core.models.policy import ActorCritic
@@ -72,19 +69,11 @@ def ppo_trainer(
     world = joined()
     if world.size > 1:
         free()  # frees an earlier trainer with sharded weights, which is held by reference cycles
-    config, models = together(world, lambda: _prepared(config, task_name, device))
+    models = together(world, lambda: load_task(task_name, device, FrozenPolicy.of(config, device)))
     trainer = together(world, lambda: PPOTrainer(config, models, world=world))
     if resume_from is not None:
         trainer.restore(Path(resume_from))
     return trainer
-
-
-def _prepared(config: PPOConfig, task_name: str, device: str) -> tuple[PPOConfig, TaskModels]:
-    """Return the config completed for its device, and the task's models; errors as in `ppo_trainer`."""
-    config = with_checkpointing(config, get_task(task_name), device)
-    if config.gradient_checkpointing:
-        logging.getLogger(__name__).info("gradient checkpointing is on")
-    return config, load_task(task_name, device, FrozenPolicy.of(config, device))
 
 
 def collect(state: RunState, models: TaskModels, generator: Generator) -> Rollouts:

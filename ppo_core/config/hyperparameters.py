@@ -347,7 +347,7 @@ class PPOConfig:
         source="Rajbhandari et al. 2020, arXiv 1910.02054; accelerate, PyTorch fully_shard")
     gradient_checkpointing: bool | None = hyper(None, "Gradient checkpointing",
         "Compute the layers' activations again in the backward pass instead of keeping them, in the policy and the "
-        "critic: less memory, more time, the same gradients. Unset: on a GPU that is too small for the run otherwise.",
+        "critic: less memory, more time, the same gradients. Unset: once memory runs out with a single row.",
         source="transformers TrainingArguments (TRL's PPO declared it and applied it to neither)")
     # fmt: on
 
@@ -416,10 +416,7 @@ class PPOConfig:
         )
 
     def shards_weights(self, world_size: int) -> bool:
-        """Return True if each of `world_size` processes holds a share of the weights.
-
-        No memory prediction covers that.
-        """
+        """Return True if each of `world_size` processes holds a share of the weights."""
         return self.use_fsdp and world_size > 1
 
     def num_iterations(self, world_size: int = 1) -> int:

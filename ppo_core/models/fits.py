@@ -1,155 +1,181 @@
-"""Check that a run fits into its device's memory, and find settings that make it fit."""
+"""The memory that a run needs at the least, to refuse at once what cannot fit.
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+    least = weights + AdamW's moments + max(gradients, KV cache)
+
+Each is a number of values times their bytes, of one device in one process. Gradients and the KV cache are not held at
+the same time; the cache is that of the responses alone. Activations, logits and the gaps between tensors come on top:
+`ppo-tuner estimate` measures those.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Task, TaskAssets
-from ppo_core.distributed import launch as launched
-from ppo_core.errors import OutOfMemory, TaskError
-from ppo_core.models.estimate import ERROR, Estimate, Estimator
+from ppo_core.errors import ConfigError, OutOfMemory
 from ppo_core.models.load import resolve_device
 from ppo_core.models.memory import Room, room
+from ppo_core.models.networks import (
+    REWARD_MODEL,
+    base_of,
+    build_network,
+    computes_in_bf16,
+    critic_kind,
+    follow_text,
+    frozen_dtype,
+    quiet_loading,
+)
+from ppo_core.models.quantized import moment_bytes
 from ppo_core.output import amount, short
+from ppo_core.sampling.cuda_graphs import cast_products
 
-EstimateOf = Callable[[PPOConfig], Estimate]
-"""Returns a run's estimate."""
-
-
-def predicted(estimate: Estimate, room: Room) -> int:
-    """Return the predicted peak of the whole process on its device."""
-    return estimate.peak + room.process
+IN_4_BITS = 0.516
+"""Bytes of a weight in NF4 with double quantisation: 4 bits, and 0.127 of scales (Dettmers et al. 2023, section 3)."""
 
 
-def line(estimate: Estimate, room: Room) -> str:
-    """Return a line with the predicted peak and the device's memory."""
+@dataclass(frozen=True)
+class Least:
+    """What a run holds on one device at its peak, at the least; in bytes."""
+
+    config: PPOConfig
+    parts: Mapping[str, int]
+    checkpoint: int
+    """Size of a checkpoint on disk."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def least(config: PPOConfig, task: Task, assets: TaskAssets, device: torch.device) -> Least:
+    """Return what the run of `config` holds, whose networks are built on torch's device `meta`, without memory.
+
+    Raises:
+        ConfigError: adapters or a critic that these models cannot have.
+    """
+    bf16 = computes_in_bf16(config, device)
+    dtype = frozen_dtype(config, device)
+    with quiet_loading(), torch.device("meta"):
+        reference = _empty(assets.policy, AutoModelForCausalLM, dtype)
+        if bf16 and not config.use_peft:
+            cast_products(reference)
+        rewards = [
+            _empty(part.where, AutoModelForSequenceClassification, torch.float32 if device.type == "cpu" else None)
+            for part in assets.rewards
+            if part.kind == "model"
+        ]
+        path, source = config.value_model_path, next(iter(rewards), None)
+        if path is not None and path != REWARD_MODEL and config.has_critic:
+            source = _empty(path, critic_kind(path), dtype)
+        begins = replace(config, value_model_path=None if path is None else REWARD_MODEL)  # as `source`
+        network = build_network(begins, reference, source)
+    learns = network.trained().values()
+    trained, moments = _size(learns), sum(moment_bytes(p, config.optim) for p in learns)
+    batches = [(config.batch_sizes(world_size=1).batch_size, config.response_length)]
+    batches.append((len(assets.prompts.eval), task.eval_response_length))
+    most = 1 if device.type == "cuda" else config.local_rollout_forward_batch_size  # a GPU's rows are halved to fit
+    tokens = max(min(most, rows) * length for rows, length in batches)
+    cache = tokens * _numbers_kept(reference) * (2 if bf16 else 4)
+    parts = _weights({"reward models": rewards, "reference": [reference], "policy and critic": [network]}, config)
+    parts |= {"optimizer moments": moments} | ({"gradients": trained} if trained >= cache else {"KV cache": cache})
+    return Least(config, parts, trained + moments)
+
+
+def _weights(models: Mapping[str, Sequence[nn.Module]], config: PPOConfig) -> dict[str, int]:
+    """Return the size of the weights; a shared tensor counts once, so adapters cost only their own."""
+    (reference,) = models["reference"]
+    packed = set(_matrices(cast(PreTrainedModel, reference).base_model)) if config.load_in_4bit else set()
+    counted: set[nn.Parameter] = set()
+    sizes = {}
+    for part, held in models.items():
+        new = {p for model in held for p in model.parameters()} - counted
+        sizes[part] = round(_size(new - packed) + IN_4_BITS * sum(p.numel() for p in new & packed))
+        counted |= new
+    return sizes
+
+
+def _empty(path: str, kind: Any, dtype: torch.dtype | None) -> PreTrainedModel:
+    """Return the frozen model of a folder or hub id; no dtype: as saved."""
+    config = AutoConfig.from_pretrained(base_of(path))
+    model: PreTrainedModel = kind.from_config(config, dtype=dtype or config.dtype or torch.float32)
+    model.eval().requires_grad_(False)
+    follow_text(model)
+    return model
+
+
+def _matrices(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of linear layers, which 4 bits hold."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            yield from module.parameters(recurse=False)
+
+
+def _size(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(p.nbytes for p in parameters)
+
+
+def _numbers_kept(model: PreTrainedModel) -> int:
+    """Return how many numbers of a token the cache holds, in the layers that keep all tokens."""
+    shape: Any = model.config.get_text_config()
+    heads = getattr(shape, "num_attention_heads", None) or 1
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    kinds = getattr(shape, "layer_types", None)
+    layers = shape.num_hidden_layers if kinds is None else kinds.count("full_attention")
+    return int(2 * layers * (getattr(shape, "num_key_value_heads", None) or heads) * width)
+
+
+def line(least: Least, room: Room) -> str:
+    """Return a line with what a run needs at the least, and the device's memory."""
+    parts = ", ".join(f"{part} {amount(size)}" for part, size in least.parts.items() if amount(size) != amount(0))
     return (
-        f"estimated peak memory {amount(predicted(estimate, room))} ± {ERROR:.0%} (while {estimate.largest}); "
-        f"{room.name} has {amount(room.total)}, {amount(room.free)} of it free"
+        f"needs at least {amount(least.total + room.process)} of memory ({parts}); {room.name} has "
+        f"{amount(room.total)}, {amount(room.free)} of it free"
     )
 
 
-def why_not(config: PPOConfig, room: Room, estimate_of: EstimateOf) -> str | None:
-    """Return a line if the run does not fit, with the setting to change, or None."""
-    need = predicted(estimate_of(config), room)
-    if need <= room.total:
-        return None
-    what = f"an estimated peak memory of {amount(need)} does not fit into the {amount(room.total)} of {room.name}"
-    changes = remedy(config, room, estimate_of)
-    if changes is None:
-        return f"{what}, whatever the batch and precision; use a smaller policy, or a larger device"
-    settings = ", ".join(f"{name} = {short(value)}" for name, value in changes.items())
-    return f"{what}; {settings} needs {amount(predicted(estimate_of(replace(config, **changes)), room))}"
+def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> tuple[Least, Room] | None:
+    """Return what the largest of these runs needs at the least, and its room; `device` is one of `DEVICES`.
 
-
-def settled(config: PPOConfig, room: Room, estimate_of: EstimateOf) -> PPOConfig:
-    """Return the config with unset gradient checkpointing decided: on a GPU, used if the run needs it to fit."""
-    if config.gradient_checkpointing is not None:
-        return config
-    kept, recomputed = (replace(config, gradient_checkpointing=on) for on in (False, True))
-    is_needed = room.device == "cuda" and predicted(estimate_of(kept), room) > room.total
-    return recomputed if is_needed and estimate_of(recomputed).peak < estimate_of(kept).peak else kept
-
-
-def require(config: PPOConfig, room: Room, estimate_of: EstimateOf) -> None:
-    """Raise OutOfMemory if the run exceeds its memory by more than the estimate's error.
-
-    On a GPU a run halves rows that do not fit, so it is refused only if single rows do not fit. On a CPU the system
-    would kill the process instead.
-    """
-    smallest = config if room.device == "cpu" else replace(config, **_single_rows(config))
-    if predicted(estimate_of(smallest), room) > (1 + ERROR) * room.total:
-        raise OutOfMemory(why_not(config, room, estimate_of) or "")
-
-
-def remedy(config: PPOConfig, room: Room, estimate_of: EstimateOf) -> dict[str, Any] | None:
-    """Return settings that make a run fit: a single one if that suffices, else the first ones together, or None.
-
-    Settings that change nothing but time come first, then those that change the run.
-    """
-
-    def fits(changes: dict[str, Any]) -> bool:
-        return predicted(estimate_of(replace(config, **changes)), room) <= room.total
-
-    ladders = [ladder for ladder in _ladders(config) if ladder]
-    for ladder in ladders:
-        if fits(ladder[-1]):
-            return next(changes for changes in ladder if fits(changes))
-    together: dict[str, Any] = {}
-    for ladder in ladders:
-        together |= ladder[-1]
-        if fits(together):
-            return together
-    return None
-
-
-def _ladders(config: PPOConfig) -> Iterator[list[dict[str, Any]]]:
-    """Yield settings to change, each with its values from the least change to the largest."""
-    yield list(_fewer_rows(config))
-    yield [{"local_rollout_forward_batch_size": rows} for rows in _halves(config.local_rollout_forward_batch_size)]
-    for name in ("gradient_checkpointing", "bf16", "use_peft"):
-        yield [] if getattr(config, name) else [{name: True}]
-    yield [{"response_length": tokens} for tokens in _halves(config.response_length)]
-
-
-def _halves(count: int) -> Iterator[int]:
-    while count > 1:
-        count //= 2
-        yield count
-
-
-def _fewer_rows(config: PPOConfig) -> Iterator[dict[str, Any]]:
-    """Yield smaller micro-batches of the same rollout batch and mini-batch."""
-    sizes = config.batch_sizes(world_size=1)
-    for rows in reversed(range(1, sizes.per_device_train_batch_size)):
-        if sizes.local_mini_batch_size % rows == 0:
-            changes = {"per_device_train_batch_size": rows}
-            if config.gradient_accumulation_steps is not None:
-                changes["gradient_accumulation_steps"] = sizes.local_batch_size // rows
-            yield changes
-
-
-def _single_rows(config: PPOConfig) -> dict[str, Any]:
-    return {"local_rollout_forward_batch_size": 1, **(list(_fewer_rows(config)) or [{}])[-1]}
-
-
-def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> tuple[Estimate, Room] | None:
-    """Return the estimate of the largest of these runs, and its room.
-
-    None if a model's shape cannot be read: loading it says why. `device` is one of `DEVICES`.
+    None if a model's shape cannot be read: loading it says why.
 
     Raises:
         OutOfMemory: that run cannot fit.
         ConfigError: adapters or a critic that these models cannot have.
     """
-    place = room(resolve_device(device))
-    try:
-        estimate_of = Estimator(task, assets, place)
-        settled_configs = [settled(config, place, estimate_of) for config in configs]
-        estimates = [(estimate_of(config), config) for config in settled_configs]
-    except TaskError:
-        return None
-    estimate, config = max(estimates, key=lambda each: each[0].peak)
-    require(config, place, estimate_of)
-    return estimate, place
-
-
-def with_checkpointing(config: PPOConfig, task: Task, device: str) -> PPOConfig:
-    """Return the config with gradient checkpointing, if unset, decided for its device, one of `DEVICES`.
-
-    In a launch of several processes it is decided for the work of one.
-
-    Raises:
-        ConfigError: adapters or a critic that these models cannot have, or a batch that cannot be spread.
-        TaskError: the task cannot be prepared.
-    """
     where = resolve_device(device)
-    if config.gradient_checkpointing is not None or where.type != "cuda":
-        return config
-    assets, place = task.prepare(None), room(where)
+    place = room(where)
     try:
-        share = settled(config.share_of(launched.size()), place, Estimator(task, assets, place))
-    except TaskError:  # a shape that cannot be read: loading the model says why
-        return config
-    return replace(config, gradient_checkpointing=share.gradient_checkpointing)
+        found = max((least(config, task, assets, where) for config in configs), key=_by_size)
+        if found.total + place.process > place.total:
+            raise OutOfMemory(_why_not(found, task, assets, where, place))
+    except (ConfigError, OutOfMemory):
+        raise
+    except Exception:  # libraries raise errors of many classes about missing, damaged or unknown files
+        return None
+    return found, place
+
+
+def _by_size(run: Least) -> tuple[int, int]:
+    """Return what runs are compared by: bytes, then the response tokens of a pass with gradients."""
+    sizes = run.config.batch_sizes(world_size=1)
+    return run.total, sizes.per_device_train_batch_size * run.config.response_length
+
+
+def _why_not(needs: Least, task: Task, assets: TaskAssets, device: torch.device, place: Room) -> str:
+    """Return a line on a run that cannot fit, with the settings that make room."""
+    what = f"at least {amount(needs.total + place.process)} do not fit into the {amount(place.total)} of {place.name}"
+    changes: dict[str, Any] = {}
+    for name, value in (("use_peft", True), ("bf16", True), ("load_in_4bit", True)):
+        if getattr(needs.config, name) != value:
+            changes[name] = value
+            smaller = least(replace(needs.config, **changes), task, assets, device).total + place.process
+            if smaller <= place.total:
+                settings = ", ".join(f"{name} = {short(value)}" for name, value in changes.items())
+                return f"{what}; {settings} needs at least {amount(smaller)}"
+    return f"{what}; use a smaller policy, or a larger device"

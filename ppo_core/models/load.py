@@ -1,10 +1,11 @@
 """Load a task's frozen reference, tokenizer and reward, by path or hub id."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import chain
+from typing import Literal, cast
 
 import torch
 from accelerate import Accelerator
@@ -12,17 +13,18 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.prompts import prompt_lengths
+from ppo_core.data.prompts import encode, prompt_lengths
 from ppo_core.data.task import Prompts, Reward, Scored, Task
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed.world import joined, require_own_gpu
 from ppo_core.errors import TaskError
 from ppo_core.models import quantized
-from ppo_core.models.networks import computes_in_bf16, load_pretrained, prepare_layers, quiet_loading
+from ppo_core.models.networks import computes_in_bf16, follow_text, load_pretrained, prepare_layers, quiet_loading
 from ppo_core.models.policy import LanguageHead, response_states
 from ppo_core.report import StepReport, require_device
-from ppo_core.rewards.batch import one_line
+from ppo_core.rewards.batch import Batch, one_line
 from ppo_core.rewards.combined import load_reward
+from ppo_core.rewards.model import RewardModel
 from ppo_core.sampling.cache_check import decide_decoding, unit_of
 from ppo_core.sampling.cuda_graphs import cast_products
 from ppo_core.sampling.generation import Rollouts
@@ -153,9 +155,49 @@ def _load(task: Task, device: str, held: FrozenPolicy) -> TaskModels:
     reference, tokenizer = load_policy(assets.policy, where, held, f'task "{name}"')
     prompts = assets.prompts
     longest = _longest_prompt(prompts, tokenizer, name)
+    every = (*prompts.train, *prompts.eval, *prompts.test)
+    ends = [] if tokenizer.eos_token_id is None else [[int(tokenizer.eos_token_id)]]
+    read = chain(ends, (encode(prompt, tokenizer) for prompt in every))  # a response has the model's own tokens
+    _require_known_tokens(reference, tokenizer, read, f'task "{name}": the policy {assets.policy}')
     with quiet_loading():
-        reward = load_reward(assets.rewards, where, (*prompts.train, *prompts.eval, *prompts.test))
+        reward = load_reward(assets.rewards, where, every)
+    for _, scorer in reward.parts:
+        if isinstance(scorer, RewardModel):
+            unanswered = (Batch([prompt], [""], [[]], [True]) for prompt in every)
+            texts = chain.from_iterable(map(scorer._encode, unanswered))
+            _require_known_tokens(scorer.model, scorer.tokenizer, texts, scorer.who, also_later=True)
     return TaskModels(task, reference, tokenizer, reward, prompts, longest)
+
+
+def _require_known_tokens(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    read: Iterable[Sequence[int]],
+    who: str,
+    *,
+    also_later: bool = False,
+) -> None:
+    """Raise TaskError if one of the ids that are `read` has no embedding.
+
+    Tokens may have been added to the tokenizer, for a chat template, without resizing the model. With `also_later` the
+    model itself refuses them from now on: a response may spell one.
+    """
+    embeddings = cast(nn.Embedding, model.get_input_embeddings())
+    size = embeddings.num_embeddings
+    if max(tokenizer.get_vocab().values(), default=0) < size:
+        return
+
+    def require(ids: Sequence[int]) -> None:
+        if (largest := max(ids, default=0)) >= size:
+            raise TaskError(
+                f"{who} has {size} embeddings, and its tokenizer writes {tokenizer.convert_ids_to_tokens(largest)!r} "
+                f"as token {largest}; resize the model (resize_token_embeddings) and save it, or remove the token"
+            )
+
+    for ids in read:
+        require(ids)
+    if also_later:
+        embeddings.register_forward_pre_hook(lambda _, args: require(args[0].flatten().tolist()))
 
 
 def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> int:
@@ -203,6 +245,7 @@ def freeze_policy(model: PreTrainedModel, device: torch.device, held: FrozenPoli
     model.eval().requires_grad_(False)
     prepare_layers(model)
     with _as_it_computes(held, device):
+        follow_text(model)
         _require_known_head(model, which)
         decide_decoding(model, which)
     if held.weights == "bf16_products":

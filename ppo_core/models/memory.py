@@ -28,15 +28,25 @@ class ChunkRows:
     It is the same in all processes of a trial, which work in step and share the inputs of an optimizer step.
     """
 
-    def __init__(self, work: str, rows: int, world: World = ONE_PROCESS, *, may_halve: bool = True) -> None:
+    def __init__(
+        self,
+        work: str,
+        rows: int,
+        world: World = ONE_PROCESS,
+        *,
+        may_halve: bool = True,
+        last_resort: Callable[[], bool] | None = None,
+    ) -> None:
         """Start with `rows`.
 
         Without `may_halve` the error is raised as it is, and ends its process: for attempts that gather weights from
-        the other processes, which would wait for one whose memory ran out.
+        the other processes, which would wait for one whose memory ran out. `last_resort` is called once, if even a
+        single row does not fit; it returns True if less memory is needed since, and then all rows are tried again.
         """
         self._may_halve = may_halve
         self.work = work
-        self.rows = rows
+        self.rows = self._first = rows
+        self._last_resort = last_resort
         self._world = world
 
     def run(self, attempt: Callable[[int], Result], most: int | None = None) -> Result:
@@ -63,13 +73,17 @@ class ChunkRows:
                 cause = error if rows == 1 else None
             if self._world.agree(is_done):
                 return cast(Result, result)
-            if rows == 1:
+            result = None  # frees the result of a process that had room when another did not
+            last_resort, self._last_resort = self._last_resort, None if rows == 1 else self._last_resort
+            if rows > 1:
+                self.rows = rows // 2
+            elif last_resort is not None and last_resort():
+                self.rows, cause = self._first, None
+            else:
                 raise OutOfMemory(
                     f"out of memory in {self.work} with one row at a time; a shorter response_length, LoRA "
                     "(use_peft, load_in_4bit), bf16, optim = adamw_8bit or gradient_checkpointing need less"
                 ) from cause
-            result = None  # frees the result of a process that had room when another did not
-            self.rows = rows // 2
             free()
             logger.warning("memory ran out in %s: from now on %d rows at a time", self.work, self.rows)
 
@@ -95,11 +109,7 @@ def room_for_logits(device: torch.device) -> int:
         return 0
     reserved = torch.cuda.memory_reserved(device)
     reservable = min(torch.cuda.mem_get_info(device)[0], gpu_limit(device) - reserved)
-    return logits_in(reservable + reserved - torch.cuda.memory_allocated(device))
-
-
-def logits_in(unused: int) -> int:
-    """Return the number of logits held at once in `unused` bytes of a GPU."""
+    unused = reservable + reserved - torch.cuda.memory_allocated(device)
     return min(int(LOGITS_SHARE * unused) // BYTES_A_LOGIT, MOST_LOGITS)
 
 

@@ -1,8 +1,9 @@
 """Load and build a run's networks: copies of a task's frozen models, or adapters on shared weights."""
 
 import copy
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.activations import FastGELUActivation, NewGELUActivation
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -75,6 +75,49 @@ def fuse_gelu(model: nn.Module) -> None:
                 setattr(module, name, nn.GELU(approximate="tanh"))
 
 
+UNREAD = "_ppo_core_unread"
+"""Attribute of a trunk: names of the parts that text never reaches, such as a vision tower."""
+NO_ADAPTERS = "_ppo_core_no_adapters"
+"""Attribute of a trunk: names of linear layers that answer with more than a tensor, which no adapter can."""
+
+
+@torch.no_grad()
+def follow_text(model: PreTrainedModel) -> None:
+    """Note on a model's trunk what text reaches, by a pass over a few tokens.
+
+    Inside a list of layers all counts as reached: weights may be read without their module, and other tokens may go to
+    other experts.
+    """
+    trunk = cast(PreTrainedModel, model.base_model)
+    gave_tensor: dict[nn.Module, bool] = {}
+
+    def note(module: nn.Module, _: object, output: object) -> None:
+        gave_tensor[module] = isinstance(output, Tensor)
+
+    handles = [module.register_forward_hook(note) for module in trunk.modules()]
+    try:
+        trunk(input_ids=torch.arange(4).unsqueeze(0).to(trunk.device), use_cache=False)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever uses the model says why; on the device meta some cannot run
+        return
+    finally:
+        for handle in handles:
+            handle.remove()
+    linear = {name: each for name, each in trunk.named_modules() if isinstance(each, nn.Linear)}
+    setattr(trunk, UNREAD, tuple(_without(gave_tensor, trunk)))
+    setattr(trunk, NO_ADAPTERS, tuple(name for name, each in linear.items() if not gave_tensor.get(each, True)))
+
+
+def _without(reached: Collection[nn.Module], parent: nn.Module, prefix: str = "") -> Iterator[str]:
+    """Yield the names of the largest parts that hold no module that was reached."""
+    for name, child in parent.named_children():
+        if not any(module in reached for module in child.modules()):
+            yield prefix + name
+        elif not isinstance(child, nn.ModuleList):
+            yield from _without(reached, child, f"{prefix}{name}.")
+
+
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     """Silence transformers and the hub's progress bars inside; errors are raised in one line."""
@@ -123,7 +166,12 @@ def load_merged(kind: Any, path: str, **options: Any) -> tuple[PreTrainedModel, 
     adapters = adapters_of(path)
     with quiet_loading():
         if adapters is None:
-            model, info = kind.from_pretrained(path, output_loading_info=True, **options)
+            # Its own error of shapes speaks of a table that is logged.
+            model, info = kind.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+            for name, saved, wanted in sorted(info["mismatched_keys"]):
+                raise ValueError(
+                    f"in {path} the weight {name} has shape {list(saved)}, where its config says {list(wanted)}"
+                )
             if getattr(model, "_hf_peft_config_loaded", False):
                 raise ValueError("it holds a model and adapters beside it: remove adapter_config.json or config.json")
             return model, sorted(info["missing_keys"])
@@ -175,6 +223,11 @@ def computes_in_bf16(config: PPOConfig, device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def frozen_dtype(config: PPOConfig, device: torch.device) -> torch.dtype:
+    """Return the precision in which a run holds frozen weights under adapters, and the copies to train begin."""
+    return torch.bfloat16 if config.use_peft and computes_in_bf16(config, device) else torch.float32
+
+
 REWARD_MODEL = "reward_model"
 """Value of `value_model_path` to begin the critic as the task's reward model."""
 CAUSAL_LM = "CAUSAL_LM"
@@ -198,23 +251,36 @@ def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: P
         source = _critic_source(config, reference, reward_model)
         critic, _ = _trainable(cast(PreTrainedModel, source.base_model), config, "FEATURE_EXTRACTION")
         head = _head_of(source)
-    return ActorCritic(
+    network = ActorCritic(
         policy,
         critic,
         None if head is None else head.to(reference.device),
         save_policy=save_policy,
         bf16=computes_in_bf16(config, reference.device),
-        recomputed=_recomputed_layers(policy, critic) if config.gradient_checkpointing else (),
     )
+    if config.gradient_checkpointing and not network.recompute():
+        models = " or ".join(dict.fromkeys(type(model).__name__ for model in (policy, critic) if model is not None))
+        raise ConfigError(f"gradient_checkpointing is not allowed: {models} does not support it")
+    return network
 
 
 def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[PreTrainedModel, SavePolicy]:
     """Return a trainable network that begins as `frozen`, and the function that saves it for users."""
+    trunk = frozen.base_model
+    unread = [trunk.get_submodule(name) for name in getattr(trunk, UNREAD, ())]
     if not config.use_peft:
-        model = copy.deepcopy(frozen).float().requires_grad_(True)
+        shared = {id(item): item for part in unread for item in (*part.parameters(), *part.buffers())}
+        model = copy.deepcopy(frozen, dict(shared))
+        for item in (*model.parameters(), *model.buffers()):
+            if id(item) not in shared and item.is_floating_point():
+                item.data = item.data.float()
+        for weight in model.parameters():
+            weight.requires_grad_(id(weight) not in shared)
         model.tie_weights()  # a frozen head in another precision is a tensor apart from its embeddings
         return model, model.save_pretrained
     model = sharing_weights(frozen)
+    apart = {*unread, *(trunk.get_submodule(name) for name in getattr(trunk, NO_ADAPTERS, ()))}
+    without = "|".join(re.escape(name) for name, module in frozen.named_modules() if module in apart)
     targets = config.lora_target_modules
     saved, is_tied = _modules_to_save(model, config, task)
     settings = LoraConfig(
@@ -224,6 +290,7 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
         use_rslora=config.use_rslora,
         lora_dropout=0.0,
         target_modules=targets if targets in (None, "all-linear") else _names(targets),
+        exclude_modules=rf"({without})(\..*)?" if without else None,
         modules_to_save=saved or None,
         ensure_weight_tying=is_tied,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
@@ -348,14 +415,15 @@ def _critic_source(
             raise ConfigError('value_model_path = "reward_model" is not allowed: the task has no reward model')
         source = reward_model
     else:
-        computed = torch.bfloat16 if computes_in_bf16(config, reference.device) else torch.float32
-        options = quantized.in_4_bits(reference.device, computed) if config.load_in_4bit else {}
+        dtype = frozen_dtype(config, reference.device)
+        options = quantized.in_4_bits(reference.device, dtype) if config.load_in_4bit else {}
         try:
-            source = load_pretrained(critic_kind(path), path, torch.float32, **options)
+            source = load_pretrained(critic_kind(path), path, dtype, **options)
         except (OSError, ValueError) as error:
             raise ConfigError(f"value_model_path = {path!r} cannot be loaded: {first_line(error)}") from error
         nn.Module.to(source, reference.device)
     prepare_layers(source)
+    follow_text(source)
     size, wanted = (int(cast(nn.Embedding, m.get_input_embeddings()).num_embeddings) for m in (source, reference))
     if size != wanted:
         raise ConfigError(
@@ -392,19 +460,3 @@ def _head_of(source: PreTrainedModel) -> nn.Linear:
     if score.bias is not None:
         head.bias.data.copy_(score.bias.data)
     return head
-
-
-def _recomputed_layers(*models: PreTrainedModel | None) -> tuple[nn.Module, ...]:
-    """Enable gradient checkpointing, and return the layers that it recomputes, of all models.
-
-    Raises:
-        ConfigError: an architecture has none.
-    """
-    recomputed: list[nn.Module] = []
-    for model in filter(None, models):
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        if not layers or not model.supports_gradient_checkpointing:
-            raise ConfigError(f"gradient_checkpointing is not allowed: {type(model).__name__} does not support it")
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        recomputed += layers
-    return tuple(recomputed)

@@ -5,7 +5,8 @@ tokens alone, a bounded number of logits at a time, so that those of a whole rol
 Shapes: B rows, T response columns, N response tokens of a batch (the mask's ones), H hidden, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +17,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ppo_core.algorithm.kl import exact_kl
 from ppo_core.models.memory import room_for_logits
 from ppo_core.sampling.sequences import Sequences, TokenSets, position_ids
+
+logger = logging.getLogger(__name__)
 
 LOGITS_AT_ONCE = 2**25
 """Logits that may always be held at once, in addition to those of one backward pass (128 MiB in float32)."""
@@ -88,11 +92,6 @@ def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
     return states[:, sequences.prompt_width - 1 : -1]
 
 
-def tokens_at_once(vocabulary: int, logits_that_fit: int) -> int:
-    """Return the number of tokens whose logits are held at once, on a device with room for `logits_that_fit` logits."""
-    return max(1, max(LOGITS_AT_ONCE, logits_that_fit) // vocabulary)
-
-
 class ResponseTokens:
     """The N response tokens of a batch, without the padding, and the way back to [B, T]."""
 
@@ -116,7 +115,7 @@ class ResponseTokens:
 
     def chunks(self, vocabulary: int) -> Iterator[slice]:
         """Yield slices of the tokens whose logits may be held at once."""
-        size = tokens_at_once(vocabulary, room_for_logits(self.index.device))
+        size = max(1, max(LOGITS_AT_ONCE, room_for_logits(self.index.device)) // vocabulary)
         for start in range(0, len(self.index), size):
             yield slice(start, start + size)
 
@@ -204,7 +203,6 @@ class ActorCritic(nn.Module):
         *,
         save_policy: SavePolicy,
         bf16: bool = False,
-        recomputed: Sequence[nn.Module] = (),
     ) -> None:
         super().__init__()
         self.policy = policy
@@ -214,13 +212,25 @@ class ActorCritic(nn.Module):
         self.bf16 = bf16
         self.is_sharded = False
         self.value_mean, self.value_std = 0.0, 1.0
-        self._recomputed = recomputed
+        self._recomputed: list[GradientCheckpointingLayer] = []
         self.head = LanguageHead.of(policy)
         self.eval()  # dropout would make the ratio differ from 1 before any update
 
     def precision(self) -> AbstractContextManager[None]:
         """Return the context of every forward pass: bfloat16 on request."""
         return torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+
+    def recompute(self) -> bool:
+        """Turn gradient checkpointing on for good; return False if a network has none."""
+        networks = [cast(PreTrainedModel, model) for model in (self.policy, self.critic) if model is not None]
+        layers = [[each for each in m.modules() if isinstance(each, GradientCheckpointingLayer)] for m in networks]
+        if not all(layers) or not all(model.supports_gradient_checkpointing for model in networks):
+            return False
+        for model in networks:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._recomputed = [layer for own in layers for layer in own]
+        logger.info("gradient checkpointing is on")
+        return True
 
     @contextmanager
     def learning(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ A number in [0, 1) decides each token, by inverse CDF, from exactly the distribu
 top-k and top-p are returned, so that training and KL read the same filtered distribution.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,12 +131,18 @@ class _StopTexts(StopStringCriteria):
         return StopStringCriteria.clean_tokenizer_vocab(tokenizer, known, stop_string_matching_mode)
 
 
+@functools.lru_cache(maxsize=4)
+def _stop_texts(tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...]) -> _StopTexts:
+    """Return the matcher, made once: its table of a large vocabulary takes seconds, and transformers makes it anew."""
+    return _StopTexts(tokenizer, texts)
+
+
 class Stops:
     """Detects rows that end with the token just sampled."""
 
     def __init__(self, settings: SamplingSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
         self._ids = torch.tensor(settings.stop_ids, device=device, dtype=torch.long)
-        self._texts = _StopTexts(tokenizer, settings.stop_strings) if settings.stop_strings else None
+        self._texts = _stop_texts(tokenizer, settings.stop_strings) if settings.stop_strings else None
 
     def __call__(self, responses: Tensor) -> Tensor:
         """Return [R], bool, of the responses so far [R, t], whose last column was just sampled."""

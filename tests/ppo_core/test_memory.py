@@ -125,6 +125,29 @@ def test_not_even_one_row_is_an_error_of_one_line(models: TaskModels, work: str)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("unset", "recomputed"), [(None, True), (False, False)])
+def test_unset_gradient_checkpointing_is_on_once_a_single_row_does_not_fit(
+    models: TaskModels, unset: bool | None, recomputed: bool
+) -> None:
+    """Memory runs out in learning, with any rows, for as long as the layers keep their activations."""
+    config = replace(CONFIGS["separate"], gradient_checkpointing=unset)
+    undisturbed, trainer = PPOTrainer(config, models), PPOTrainer(config, models)
+    start = copies(trainer.network)
+
+    def refuse(module: torch.nn.Module, args: object) -> None:
+        if torch.is_grad_enabled() and not module.training:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    trainer.network.policy.transformer.h[0].register_forward_pre_hook(refuse)
+    if recomputed:
+        list(undisturbed), list(trainer)
+        assert_like(trainer, undisturbed, start)
+        assert trainer.state.chunks.training.rows == 8, "with less to keep, all rows are tried again"
+    else:
+        with pytest.raises(OutOfMemory):
+            list(trainer)
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 from ppo_core import PPOConfig
@@ -23,7 +23,7 @@ from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.sampling.generation import Rollouts, generate
-from ppo_core.sampling.next_token import SamplingSettings, likeliest
+from ppo_core.sampling.next_token import SamplingSettings, Stops, _StopTexts, likeliest
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_networks import CONFIG
@@ -254,3 +254,22 @@ def test_a_prompts_responses_stand_together_and_differ(models: TaskModels) -> No
     order = prompt_rows(CONFIG.seed, 24, 0, 12)  # 12 prompts of one pass: four in each iteration
     assert [group[0][0] for group in groups] == [models.prompts.train[row].text for row in order]
     assert sum(len({response for _, response in group}) for group in groups) > 40
+
+
+def test_the_table_of_stop_strings_is_made_once_a_run(bytes_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    true_table = _StopTexts.clean_tokenizer_vocab
+
+    def count(*args: Any, **options: Any) -> Any:
+        made.append(args)
+        return true_table(*args, **options)
+
+    monkeypatch.setattr(_StopTexts, "clean_tokenizer_vocab", staticmethod(count))
+    tokenizer = AutoTokenizer.from_pretrained(bytes_folder)
+    orders = [dict(items) for items in (sorted(tokenizer.get_vocab().items()), reversed(tokenizer.get_vocab().items()))]
+    monkeypatch.setattr(
+        tokenizer, "get_vocab", lambda: orders[len(made) % 2]
+    )  # no order of its own, as large ones have
+    for _ in range(3):
+        Stops(SamplingSettings(1.0, 4, stop_strings=("zq",)), tokenizer, torch.device("cpu"))
+    assert len(made) == 1

@@ -16,13 +16,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 from ppo_core import PPOConfig
 from ppo_core import trainer as trainer_module
 from ppo_core.data.task import Prompts
-from ppo_core.data.task_file import get_task
 from ppo_core.distributed.fsdp import whole
 from ppo_core.distributed.world import ONE_PROCESS, World, together
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
-from ppo_core.models import fits
 from ppo_core.models.load import TaskModels
-from ppo_core.models.memory import Room
 from ppo_core.trainer import PPOTrainer, ppo_trainer
 from tests.ppo_core.conftest import tiny_models
 from tests.ppo_core.worlds import run_gloo, run_threads
@@ -198,24 +195,6 @@ def test_an_error_of_one_processs_task_is_raised_in_all_before_a_checkpoint_is_r
     monkeypatch.setattr(trainer_module, "joined", lambda: own.world)
     monkeypatch.setattr(trainer_module, "load_task", load)
     assert run_threads(2, refused) == ["rank 1 does not see the policy"] * 2
-
-
-def test_gradient_checkpointing_is_decided_for_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[PPOConfig] = []
-
-    def settled(config: PPOConfig, *_: object) -> PPOConfig:
-        asked.append(config)
-        return replace(config, gradient_checkpointing=True)
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(fits, "resolve_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(fits, "room", lambda _: Room("cuda", "the device", 2**30, 2**30, 0))
-    monkeypatch.setattr(fits, "settled", settled)
-    config = PPOConfig(**BASE)
-    found = fits.with_checkpointing(config, get_task("reviews"), "auto")
-    assert found == replace(config, gradient_checkpointing=True), "the batch stays whole"
-    (share,) = asked
-    assert (share.batch_size, share.mini_batch_size) == (8, 4)
 
 
 def gathers(world: World) -> list[int]:

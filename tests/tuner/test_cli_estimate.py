@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,12 @@ from rich.console import Console
 
 from ppo_core.cli.training import time_left
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.errors import TaskError
 from ppo_core.models.memory import Room
 from ppo_core.report import StepReport
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import running
+from tuner.cli.estimate import LEARNING, LOADING, SAMPLING, _lower
 from tuner.cli.progress import StudyProgress
 from tuner.control.events import StudyStarted, TrialStarted, TrialStepped
 from tuner.files.disk import disk, most_kept
@@ -35,70 +38,75 @@ learning_rate = "advised"
 """
 
 
+FLAGS = ["--batch_size", "16", "--mini_batch_size", "16"]
+
+
 def test_a_task(ppo_tuner: Invoke, own_folder: Path) -> None:
-    status, stdout, stderr = ppo_tuner("estimate", "arithmetic", "--json", "--use-peft")
+    status, stdout, stderr = ppo_tuner("estimate", "arithmetic", *FLAGS, "--device", "cpu", "--json")
     assert (status, stderr) == (0, "")
     found = json.loads(stdout)
-    whole = json.loads(ppo_tuner("estimate", "arithmetic", "--json")[1])
-    assert found["fits"] and found["held"]["policy"] < whole["held"]["policy"]
-    assert whole["held"]["policy"] - whole["held"]["reference"] == 4 * (64 + 1), "the value head"
-    assert whole["disk"]["checkpoint"] == 3 * whole["held"]["policy"]
-    assert whole["peak"] == sum(whole["held"].values()) + max(sum(parts.values()) for parts in whole["phases"].values())
-    status, stdout, _ = ppo_tuner("estimate", "arithmetic")
-    assert status == 0
-    assert "estimated peak memory" in stdout and "one being written, then models of" in stdout
+    measured, least = found["measured"], found["least"]
+    assert least["policy and critic"] - least["reference"] == 4 * (64 + 1), "the value head"
+    assert measured["checkpoint"] == found["disk"]["checkpoint"] == 3 * least["policy and critic"]
+    assert measured["model"] == least["reference"]
+    assert sum(least.values()) < measured["peak"] < found["room"]["total"]
+    assert measured["run_seconds"] > measured["iteration_seconds"] > 0
+    assert found["side_by_side"] == found["room"]["total"] // measured["peak"]
+    assert len(measured["lower"]) == 1 and found["fits"]
     assert not list(own_folder.iterdir()), "nothing is written"
 
 
 def test_a_study_is_as_large_as_its_largest_trial(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "small.toml").write_text(STUDY)
-    status, stdout, _ = ppo_tuner("estimate", "small.toml", "--json")
-    found = json.loads(stdout)
-    assert (status, found["largest"]) == (0, "largest values")
-    assert found["peaks"]["largest values"] > found["peaks"]["trial 0"]
+    status, stdout, _ = ppo_tuner("estimate", "small.toml", "--device", "cpu")
+    assert status == 0
+    assert "small, largest values: a peak of" in stdout and "the whole search: about" in stdout
     assert "does not take --lora_r" in one_error(ppo_tuner("estimate", "small.toml", "--lora_r", "4")[2])
 
 
-def test_what_does_not_fit_exits_1_with_the_setting(
+@pytest.mark.parametrize(
+    ("phase", "changes", "lower"),
+    [
+        (LEARNING, {}, {"per_device_train_batch_size": 8}),
+        (LEARNING, {"per_device_train_batch_size": 1}, {"gradient_checkpointing": True}),
+        (LEARNING, {"per_device_train_batch_size": 1, "gradient_checkpointing": True}, {"use_peft": True}),
+        (SAMPLING, {}, {"local_rollout_forward_batch_size": 32}),
+        (SAMPLING, {"local_rollout_forward_batch_size": 1}, {"use_peft": True}),
+        (SAMPLING, {"local_rollout_forward_batch_size": 1, "use_peft": True}, {"response_length": 20}),
+        (LOADING, {"use_peft": True}, {"load_in_4bit": True}),
+    ],
+)
+def test_the_setting_that_lowers_a_phase(phase: str, changes: dict[str, Any], lower: dict[str, Any]) -> None:
+    config = PPOConfig(batch_size=64, mini_batch_size=16, response_length=40)
+    assert _lower(replace(config, **changes), phase) == lower
+
+
+def _killed(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_iteration_that_the_system_ends_exits_1_with_the_settings(
     ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = json.loads(ppo_tuner("estimate", "arithmetic", "--json")[1])["peak"]
-    little = Room("cpu", "the device", whole - 1, whole - 1, 0)
-    monkeypatch.setattr("ppo_core.models.memory.room", lambda device: little)
-    status, stdout, _ = ppo_tuner("estimate", "arithmetic")
-    last = stdout.splitlines()[-1]
-    assert status == 1 and "does not fit into" in last
-    assert "local_rollout_forward_batch_size = " in last
+    monkeypatch.setattr("tuner.cli.estimate._measure", _killed)
+    status, _, stderr = ppo_tuner("estimate", "arithmetic", *FLAGS, "--json")
+    assert status == 1 and "lower per_device_train_batch_size = 8" in one_error(stderr)
 
 
-def test_what_cannot_be_predicted_is_measured(
-    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: object, **options: object) -> None:
-        raise TaskError("what a mixture of experts takes cannot be predicted; use --measure")
-
-    monkeypatch.setattr("ppo_core.models.estimate.per_token", refuse)
-    status, _, stderr = ppo_tuner("estimate", "arithmetic")
-    assert status == 2 and one_error(stderr).endswith("use --measure")
-    status, stdout, _ = ppo_tuner("estimate", "arithmetic", "--measure", "--json", "--batch_size", "16")
-    found = json.loads(stdout)
-    assert (status, found["peak"], found["fits"], found["disk"]) == (0, None, None, None)
-    assert found["measured"]["run_seconds"] > 0
-
-
-def test_training_says_its_peak_and_refuses_what_cannot_fit(
+def test_training_says_what_it_needs_and_refuses_what_cannot_fit(
     ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ["--task", "arithmetic", "--total_episodes", "128", "--eval_every_episodes", "128", "--output", "out"]
     status, stdout, _ = ppo_tuner("train", *flags)
     lines = stdout.splitlines()
     assert status == 0
-    assert lines[0].startswith("estimated peak memory")
+    assert lines[0].startswith("needs at least")
     assert any(line.startswith("about ") and "left: 1 iteration of" in line for line in lines)
     monkeypatch.setattr("ppo_core.models.fits.room", lambda device: Room("cpu", "the device", 2**20, 2**20, 0))
-    status, _, stderr = ppo_tuner("train", *flags[:-1], "other")
-    assert status == 1
-    assert "does not fit into the 1 MiB of the device" in one_error(stderr)
+    for command in (["train", *flags[:-1], "other"], ["estimate", "arithmetic"]):
+        status, _, stderr = ppo_tuner(*command)
+        assert status == 1
+        assert "do not fit into the 1 MiB of the device" in one_error(stderr)
 
 
 def test_a_run_says_the_time_that_is_left() -> None:

@@ -1,8 +1,13 @@
-"""`ppo-tuner estimate`: the memory, disk and time that a run or a study takes, before it is started."""
+"""`ppo-tuner estimate`: the memory, time and disk that a run or a study takes, by one iteration of it."""
 
 import argparse
+import multiprocessing
 import shutil
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,18 +24,17 @@ from ppo_core.config import checks
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import BUILT_IN
 from ppo_core.data.task_file import FOLDER_FILES, get_task
-from ppo_core.errors import ConfigError, StoreError, TaskError, nearest
+from ppo_core.errors import ConfigError, OutOfMemory, StoreError, TaskError, nearest
 from ppo_core.output import amount
-from ppo_core.report import DEVICES, iteration_seconds, require_device
+from ppo_core.report import DEVICES, require_device
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP
-from tuner.cli.render import new_table
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
 from tuner.files.disk import Disk, disk, search_line
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
 if TYPE_CHECKING:
-    from ppo_core.models.estimate import Estimate
+    from ppo_core.models.fits import Least
     from ppo_core.models.memory import Room
 
 
@@ -59,120 +63,132 @@ def _request(args: argparse.Namespace) -> _Request:
     if spec.trainer != PPO_TRAINER:
         raise ConfigError(f'study "{spec.name}" has a trainer of its own, {spec.trainer}; what that takes is not known')
     if spec.shards_weights:
-        raise ConfigError(f'study "{spec.name}" shards its weights (use_fsdp); what that takes is not predicted')
+        raise ConfigError(f'study "{spec.name}" shards its weights (use_fsdp); what that takes is not measured')
     return _Request(spec.task, device, spec.configs_of_one_process(), spec)
 
 
+LOADING, SAMPLING, LEARNING = "loading", "sampling and scoring", "learning"
+
+
 @dataclass(frozen=True)
-class _Prediction:
-    """The predicted use of memory and disk."""
+class _Measured:
+    """What one evaluation and one iteration took in a process of its own."""
 
-    estimates: Mapping[str, "Estimate"]
-    """Estimates, keyed by the configuration's description."""
-    name: str
-    """Description of the largest one."""
-    config: PPOConfig
-    """The largest one, with gradient checkpointing decided."""
-    side_by_side: int
-    """Number of such runs that fit into the memory together."""
-    disk: Disk
-    problems: list[str]
-    """Lines on what does not fit."""
-
-    @property
-    def largest(self) -> "Estimate":
-        return self.estimates[self.name]
+    peak: int
+    """Bytes, of the whole process on its device."""
+    phase: str
+    """The phase in which the peak was reached."""
+    lower: dict[str, Any]
+    """The setting that lowers the peak at the least cost, with its value."""
+    evaluation_seconds: float
+    iteration_seconds: float
+    run_seconds: float
+    checkpoint: int
+    """Bytes of a checkpoint."""
+    model: int
+    """Bytes of a saved model."""
 
 
 def estimate(argv: Sequence[str]) -> int:
-    """Print what a run or a study takes; return 1 if it does not fit into memory or on the disk."""
+    """Run one iteration and print what it took; return 1 if the memory or the disk is too small."""
     parser = build_parser()
     args, rest = parser.parse_known_args(list(argv))
     refuse_unknown(parser, rest)
     request = _request(args)
+    from ppo_core.models import fits
     from ppo_core.models.load import resolve_device
     from ppo_core.models.memory import room
 
-    place = room(resolve_device(request.device))
-    prediction = None
+    task, configs = get_task(request.task), request.configs
+    found = fits.largest(list(configs.values()), task, task.prepare(None), request.device)
+    name = next(name for name, config in configs.items() if found is None or config == found[0].config)
+    out = output.console()
+    if found is not None and not args.json:
+        out.print(fits.line(*found), soft_wrap=True)
     try:
-        prediction = _predict(request, place)
-    except TaskError:
-        if not args.measure:
-            raise
-    name, config = next(iter(request.configs.items()))
-    if prediction is not None:
-        name, config = prediction.name, prediction.config
-    measured = _measure(config, request.task, request.device) if args.measure else None
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+            measured = processes.submit(_measure, configs[name], request.task, request.device).result()
+    except BrokenProcessPool as error:  # the system ends what takes too much
+        changes = _lower(configs[name], LEARNING) | _lower(configs[name], SAMPLING)
+        raise OutOfMemory(
+            f"the process of the iteration was ended, probably since it took too much memory; lower {_words(changes)}"
+        ) from error
+    place = room(resolve_device(request.device))
+    space = disk(measured.checkpoint, measured.model, request.spec, shutil.disk_usage(existing(RUNS_FOLDER)).free)
     if args.json:
-        print(output.dumps(_data(prediction, name, place, measured)))
+        print(output.dumps(_data(name, found and found[0], measured, place, space)))
     else:
-        out = output.console()
-        if prediction is not None:
-            _print(out, request, prediction, place)
-        if measured is not None:
-            out.print(_measured_line(measured, prediction), soft_wrap=True)
-            if request.spec is not None:
-                seconds = measured["iteration_seconds"], measured["evaluation_seconds"]
-                disk_use = "" if prediction is None else f"; checkpoints of up to {size(prediction.disk.most)}"
-                out.print(search_line(request.spec, *seconds) + disk_use, soft_wrap=True)
-        for line in prediction.problems if prediction is not None else ():
-            print(f"{PROG}: {line}")
-    return EXIT_ERROR if prediction is not None and prediction.problems else EXIT_OK
-
-
-def _predict(request: _Request, place: "Room") -> _Prediction:
-    """Predict without loading the models; TaskError if that is not possible for the task's models."""
-    from ppo_core.models import fits
-    from ppo_core.models.estimate import Estimator
-
-    task = get_task(request.task)
-    estimator = Estimator(task, task.prepare(None), place)
-    configs = {name: fits.settled(config, place, estimator) for name, config in request.configs.items()}
-    estimates = {name: estimator(config) for name, config in configs.items()}
-    name = max(estimates, key=lambda name: estimates[name].peak)
-    largest = estimates[name]
-    space = disk(largest.checkpoint, largest.model, request.spec, shutil.disk_usage(existing(RUNS_FOLDER)).free)
-    memory_problem = fits.why_not(configs[name], place, estimator)
-    problems = [] if memory_problem is None else [memory_problem]
+        _print(out, request, name, measured, place, space)
     if space.most > space.free:
-        problems.append(
-            f"checkpoints of up to {size(space.most)} do not fit into the {size(space.free)} that are free; LoRA "
-            "(use_peft) has small ones"
+        print(
+            f"{PROG}: checkpoints of up to {size(space.most)} do not fit into the {size(space.free)} that are free; "
+            "LoRA (use_peft) has small ones",
+            file=sys.stderr,
         )
-    side_by_side = place.total // fits.predicted(largest, place)
-    return _Prediction(estimates, name, configs[name], side_by_side, space, problems)
+    return EXIT_ERROR if space.most > space.free else EXIT_OK
 
 
-def _measure(config: PPOConfig, task: str, device: str) -> dict[str, float]:
-    """Measure the SFT policy's evaluation and a run's first iteration; nothing is saved.
+def _measure(config: PPOConfig, task: str, device: str) -> _Measured:
+    """Measure the SFT policy's evaluation and an iteration; nothing is saved."""
+    from ppo_core.models.memory import peak_mib, room
+    from ppo_core.trainer import collect, learn, ppo_trainer, score
 
-    The peak is the rise of memory over this process's earlier use, in bytes; on a GPU, the most that was allocated.
-    """
-    from ppo_core.models.memory import peak_mib, resident
-    from ppo_core.trainer import ppo_trainer
-
-    before = resident()
     trainer = ppo_trainer(config, task, device=device)
-    reports = iter(trainer)
-    baseline, first = next(reports), next(reports)
-    where = trainer.network.policy.device
-    evaluation, iteration = baseline.metrics["time/evaluate"], iteration_seconds(first)
-    return {
-        "peak": round(peak_mib(where) * 2**20) - (0 if where.type == "cuda" else before),
-        "evaluation_seconds": evaluation,
-        "iteration_seconds": iteration,
-        "run_seconds": evaluation + seconds_left(config, 0, config.num_iterations(), iteration, evaluation),
-    }
+    where, state = trainer.network.policy.device, trainer.state
+    peaks = {LOADING: peak_mib(where)}
+    baseline = next(iter(trainer))
+    start = time.perf_counter()
+    rollouts = collect(state, trainer.models, trainer.generator)
+    experience, metrics = score(state, trainer.models, rollouts)
+    peaks[SAMPLING] = peak_mib(where)
+    learn(state, experience, metrics["objective/kl_exact"])
+    iteration, evaluation = time.perf_counter() - start, baseline.metrics["time/evaluate"]
+    peaks[LEARNING] = peak_mib(where)
+    phase = next(phase for phase, peak in peaks.items() if peak >= _SAME * peaks[LEARNING])
+    return _Measured(
+        round(peaks[LEARNING] * 2**20) + (room(where).process if where.type == "cuda" else 0),
+        phase,
+        _lower(config, phase),
+        evaluation,
+        iteration,
+        evaluation + seconds_left(config, 0, config.num_iterations(), iteration, evaluation),
+        trainer.checkpoint_bytes(),
+        sum(p.nbytes for p in trainer.network.policy_parameters()),
+    )
+
+
+_SAME = 0.99
+"""Share of the peak from which on a phase has reached it: later ones add crumbs."""
+
+
+def _lower(config: PPOConfig, phase: str) -> dict[str, Any]:
+    """Return the setting that lowers a phase's peak: one that costs time alone, if any is left."""
+    sizes = config.batch_sizes(world_size=1)
+    rows, sampled = sizes.per_device_train_batch_size, min(config.local_rollout_forward_batch_size, sizes.batch_size)
+    if phase == LEARNING and rows > 1 and config.gradient_accumulation_steps is None:
+        fewer = (count for count in reversed(range(1, rows)) if sizes.local_mini_batch_size % count == 0)
+        return {"per_device_train_batch_size": next(fewer)}
+    if phase == LEARNING and not config.gradient_checkpointing:
+        return {"gradient_checkpointing": True}
+    if phase == SAMPLING and sampled > 1:
+        return {"local_rollout_forward_batch_size": sampled // 2}
+    if not config.use_peft:
+        return {"use_peft": True}
+    return {"response_length": config.response_length // 2} if phase != LOADING else {"load_in_4bit": True}
+
+
+def _words(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {output.short(value)}" for name, value in changes.items())
 
 
 def build_parser() -> HyperparameterParser:
     """Return the parser of `estimate`."""
     parser = HyperparameterParser(
         prog=f"{PROG} estimate",
-        usage=f"{PROG} estimate TASK|STUDY [--measure] [--json] [--HYPERPARAMETER X ...]",
-        description="Estimate the memory and disk of a run of a task, or of the largest trial of a study, before "
-        "anything is loaded. Exit status 1: it does not fit.",
+        usage=f"{PROG} estimate TASK|STUDY [--json] [--HYPERPARAMETER X ...]",
+        description="Run one evaluation and one iteration of a task, or of the largest trial of a study, in a process "
+        "of its own, and print their peak memory and time, which setting lowers the peak, and the disk. Exit status 1: "
+        "it does not fit.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -181,7 +197,6 @@ def build_parser() -> HyperparameterParser:
         help=f"a task ({', '.join(BUILT_IN)}, module:attribute, or a path to its file or folder), or a study's TOML "
         "file or a stored study's name",
     )
-    parser.add_argument("--measure", action="store_true", help="load it, run one iteration, and print what that took")
     parser.add_argument("--device", metavar="D", help=f"{' or '.join(DEVICES)} (default: auto, or the study's)")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.add_argument("--storage", metavar="URL", help=STORAGE_HELP)
@@ -214,58 +229,31 @@ def _study(what: str, where: str | None) -> StudySpec | None:
     )
 
 
-def _print(out: Console, request: _Request, prediction: _Prediction, place: "Room") -> None:
-    from ppo_core.models import fits
-
-    largest, spec = prediction.largest, request.spec
-    title = f"{output.plain(request.task) if spec is None else spec.name}, {prediction.name}"
+def _print(out: Console, request: _Request, name: str, measured: _Measured, place: "Room", space: Disk) -> None:
+    spec = request.spec
+    title = f"{output.plain(request.task) if spec is None else spec.name}, {name}"
     if spec is not None and spec.gpus_per_trial > 1:
         title += f", each of {spec.gpus_per_trial} processes"
-    table = new_table("memory", "part", "size", title=title, right=("size",))
-    always = {**largest.held, "the process itself": place.process}
-    for phase, parts in {"always": always, **largest.phases}.items():
-        for part, count in parts.items():
-            if amount(count) != amount(0):  # tiny parts are only in the JSON
-                table.add_row(phase, part, amount(count))
-    out.print(table)
-    for name, each in prediction.estimates.items():
-        if name != prediction.name:
-            out.print(f"{name}: {amount(fits.predicted(each, place))}", soft_wrap=True)
-    out.print(fits.line(largest, place), soft_wrap=True)
+    lines = [
+        f"{title}: a peak of {amount(measured.peak)}, reached while {measured.phase}; to lower it: "
+        f"{_words(measured.lower)}",
+        f"{measured.iteration_seconds:.1f} s per iteration, {measured.evaluation_seconds:.1f} s per evaluation, so "
+        f"{output.duration(measured.run_seconds)} for the run",
+    ]
     if spec is not None:
-        out.print(f"trials side by side: {prediction.side_by_side}, as far as memory goes", soft_wrap=True)
-    out.print(prediction.disk.line, soft_wrap=True)
+        lines.append(search_line(spec, measured.iteration_seconds, measured.evaluation_seconds))
+        lines.append(f"trials side by side: {place.total // measured.peak}, as far as memory goes")
+    for line in [*lines, space.line]:
+        out.print(line, soft_wrap=True)
 
 
-def _measured_line(measured: Mapping[str, float], prediction: _Prediction | None) -> str:
-    comparison = "; nothing can be predicted"
-    if prediction is not None:
-        peak = prediction.largest.peak
-        comparison = f", predicted {amount(peak)} ({peak / measured['peak'] - 1:+.0%})"
-    return (
-        f"measured: a peak of {amount(measured['peak'])} over what the process held before{comparison}; "
-        f"{measured['iteration_seconds']:.1f} s per iteration, {measured['evaluation_seconds']:.1f} s per evaluation, "
-        f"so {output.duration(measured['run_seconds'])} for the run"
-    )
-
-
-def _data(
-    prediction: _Prediction | None, name: str, place: "Room", measured: Mapping[str, float] | None
-) -> dict[str, Any]:
-    from ppo_core.models.estimate import ERROR
-
-    largest = None if prediction is None else prediction.largest
+def _data(name: str, least: "Least | None", measured: _Measured, place: "Room", space: Disk) -> dict[str, Any]:
     return {
         "largest": name,
-        "held": largest and largest.held,
-        "phases": largest and largest.phases,
-        "peak": largest and largest.peak,
-        "peaks": {name: each.peak for name, each in prediction.estimates.items()} if prediction else {},
-        "error": ERROR,
+        "least": least and dict(least.parts),
+        "measured": asdict(measured),
         "room": asdict(place),
-        "side_by_side": prediction and prediction.side_by_side,
-        "disk": prediction and asdict(prediction.disk),
-        "fits": prediction and not prediction.problems,
-        "wrong": prediction.problems if prediction else [],
-        "measured": measured,
+        "side_by_side": place.total // measured.peak,
+        "disk": asdict(space),
+        "fits": space.most <= space.free,
     }

@@ -70,7 +70,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "The folder holds a task that runs unchanged: policy, reward and prompts, and a study of it.",
         ),
         "estimate": Command(
-            "estimate the memory and disk of a run or a study before it starts; with --measure also its time",
+            "run one iteration of a run or a study and say its memory, time and disk",
             "estimate:estimate",
         ),
         "doctor": Command(

@@ -203,7 +203,7 @@ class TrialLoop:
     def _prepare_task(self) -> bool:
         """Have a worker prepare the task; return False if a stop was asked for meanwhile."""
         spec = self._study.spec
-        is_known = spec.trainer == PPO_TRAINER and not spec.shards_weights  # else its memory cannot be estimated
+        is_known = spec.trainer == PPO_TRAINER and not spec.shards_weights  # else its memory is not known
         configs = tuple(config.to_dict() for config in spec.configs_of_one_process().values()) if is_known else ()
         most = most_kept(spec, max(1, self._engine.free))
         self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device, most))

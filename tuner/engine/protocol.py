@@ -80,7 +80,7 @@ class PrepareTask:
     folder: Path
     """The study's, for the worker's log meanwhile."""
     configs: tuple[Mapping[str, HyperValue], ...] = ()
-    """Extreme configurations of the study; the largest one's predicted memory is reported, or refused."""
+    """Extreme configurations of the study; what the largest one needs at the least is reported, or refused."""
     device: str = "auto"
     checkpoints: int = 0
     """Most checkpoints that the study keeps: their size is reported, too."""

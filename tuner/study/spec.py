@@ -332,7 +332,7 @@ class StudySpec:
 
     @property
     def shards_weights(self) -> bool:
-        """True if processes of some trial shard its weights; no prediction of memory covers that."""
+        """True if processes of some trial shard its weights."""
         return any(config.shards_weights(self.gpus_per_trial) for config in self.extreme_configs().values())
 
     def origins(self) -> dict[str, ValueSource]:

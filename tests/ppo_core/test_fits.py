@@ -1,0 +1,86 @@
+"""What a run needs at the least: beside the trainer, and where it is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppo_core import PPOConfig
+from ppo_core.data.task import Prompts, TaskAssets
+from ppo_core.errors import OutOfMemory
+from ppo_core.models.fits import Least, largest, least
+from ppo_core.models.memory import Room
+from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import TINY_TASK, tiny_models
+from tests.ppo_core.test_networks import NETWORKS
+
+CONFIG = PPOConfig(batch_size=8, mini_batch_size=4, response_length=6, bf16=False)
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def assets(folder: Path) -> TaskAssets:
+    texts = ["w1 w2", "w1 w2 w3"]
+    return TaskAssets(str(folder), (), Prompts.of_texts(texts, texts[:1], ()))
+
+
+def needs(folder: Path, config: PPOConfig, device: torch.device = CPU) -> Least:
+    return least(config, TINY_TASK, assets(folder), device)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_gradients_and_moments_are_those_of_a_run(tiny_folder: Path, name: str) -> None:
+    trainer, found = PPOTrainer(NETWORKS[name], tiny_models(tiny_folder)), needs(tiny_folder, NETWORKS[name])
+    trained = sum(p.nbytes for p in trainer.network.trained().values())
+    assert found.checkpoint == trainer.checkpoint_bytes() == 3 * trained
+    assert found.parts["optimizer moments"] == 2 * trained
+    own = {p.data_ptr(): p.nbytes for p in (*trainer.models.reference.parameters(), *trainer.network.parameters())}
+    assert found.parts["reference"] + found.parts["policy and critic"] == sum(own.values())
+    larger = {name: size for name, size in found.parts.items() if name in ("gradients", "KV cache")}
+    assert len(larger) == 1 and (larger.get("gradients", trained) == trained)
+    assert found.total == sum(found.parts.values())
+
+
+def test_the_cache_is_rows_times_tokens_times_layers_keys_and_values(tiny_folder: Path) -> None:
+    long = replace(CONFIG, response_length=50, batch_size=4096, local_rollout_forward_batch_size=512)
+    layers, width = 2, 32
+    assert needs(tiny_folder, long).parts["KV cache"] == 512 * 50 * layers * 2 * width * 4
+    assert needs(tiny_folder, replace(long, batch_size=256)).parts["KV cache"] == 256 * 50 * layers * 2 * width * 4
+    on_gpu = needs(tiny_folder, long, GPU).parts
+    assert "KV cache" not in on_gpu, "a single row, less than the gradients: rows that do not fit are halved"
+
+
+def test_precision_of_weights_and_moments(tiny_folder: Path) -> None:
+    whole, lora = (needs(tiny_folder, replace(CONFIG, use_peft=on)).parts for on in (False, True))
+    assert lora["reference"] == whole["reference"] and lora["policy and critic"] < whole["policy and critic"] / 4
+    half = needs(tiny_folder, replace(CONFIG, bf16=True, use_peft=True)).parts
+    assert half["reference"] == whole["reference"] / 2 and half["policy and critic"] == lora["policy and critic"]
+    packed = needs(tiny_folder, replace(CONFIG, bf16=True, use_peft=True, load_in_4bit=True)).parts
+    assert packed["reference"] < half["reference"] and packed["policy and critic"] == lora["policy and critic"]
+    small = needs(tiny_folder, replace(CONFIG, optim="adamw_8bit")).parts
+    assert small["optimizer moments"] < whole["optimizer moments"]
+
+
+@pytest.mark.parametrize(("spare", "words"), [(0, None), (-1, "use_peft = true needs at least"), (-(2**30), "smaller")])
+def test_only_what_cannot_fit_is_refused(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, spare: int, words: str | None
+) -> None:
+    total = needs(tiny_folder, CONFIG).total + 1000 + spare
+    monkeypatch.setattr("ppo_core.models.fits.room", lambda _: Room("cpu", "the device", total, total, 1000))
+    configs = [replace(CONFIG, use_peft=True), CONFIG]
+    if words is None:
+        found = largest(configs, TINY_TASK, assets(tiny_folder), "cpu")
+        assert found is not None and found[0].config is CONFIG
+    else:
+        with pytest.raises(OutOfMemory, match=words):
+            largest(configs, TINY_TASK, assets(tiny_folder), "cpu")
+
+
+def test_of_runs_with_the_same_weights_the_one_that_learns_from_more_tokens_is_the_largest(tiny_folder: Path) -> None:
+    configs = [CONFIG, replace(CONFIG, mini_batch_size=8), CONFIG]
+    found = largest(configs, TINY_TASK, assets(tiny_folder), "cpu")
+    assert found is not None and found[0].config is configs[1]
+
+
+def test_what_cannot_be_read_is_left_to_loading(tmp_path: Path) -> None:
+    assert largest([CONFIG], TINY_TASK, assets(tmp_path / "none"), "cpu") is None
