@@ -174,8 +174,8 @@ class EndpointReward:
         attempts = self.part.retries + 1
         for attempt in range(1, attempts + 1):
             try:
-                call = _Call(self._url, body, self._headers, self.part.timeout)
-                with call.within_deadline(), self._open(call, timeout=self.part.timeout) as response:
+                call = _Call(self._url, body, self._headers, self.part.seconds)
+                with call.within_deadline(), self._open(call, timeout=self.part.seconds) as response:
                     return bytes(response.read())
             except HTTPError as error:
                 error.close()
@@ -194,7 +194,7 @@ class EndpointReward:
     def _trouble(self, error: OSError | HTTPException) -> str:
         reason = error.reason if isinstance(error, URLError) else error
         if isinstance(reason, TimeoutError):
-            return f"gave no answer within {self.part.timeout:g} s"
+            return f"gave no answer within {self.part.seconds:g} s"
         return f"cannot be reached ({one_line(reason) if isinstance(reason, BaseException) else reason})"
 
 

@@ -130,7 +130,9 @@ def refused(part: RewardPart, waits: list[float] | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("status", "is_outage"), [(503, True), (429, True), (425, True), (408, True), (404, False), (200, False)])
+@pytest.mark.parametrize(
+    ("status", "is_outage"), [(503, True), (429, True), (425, True), (408, True), (404, False), (200, False)]
+)
 def test_only_what_may_pass_is_an_outage(server: Server, status: int, is_outage: bool) -> None:
     for _ in range(3):
         server.will({"rewards": ["no number"] * len(BATCH)}, status)
