@@ -208,8 +208,9 @@ REWARD_KEYS = {
     "kind": "`model`, `function` or `http`; unless given, what `where` looks like",
     "weight": "its weight in the sum",
     "append_eos": "whether a model reads its EOS after a response that ended by itself",
-    "timeout, retries": "of a request to a URL: 30 s, and 2 more attempts; then a study "
-    "[waits](running.md#when-something-fails). Keep their product under what a step may take (`[workers]`)",
+    "timeout, retries": "of a request to a URL: 30 s, and 2 more attempts; of a function's call: 300 s, then the "
+    "samples are tried one by one; then a study [waits](running.md#when-something-fails). Keep their product under "
+    "what a step may take (`[workers]`)",
     "batch_size": "responses in a request to a URL",
     "concurrency": "requests to a URL at a time",
 }

@@ -52,15 +52,26 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
+_LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
 def is_outage(error: BaseException) -> bool:
     """Return True if the cause may soon recover: a host that does not respond, a full disk."""
-    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if isinstance(error, RewardOutage | NoRoomError) or getattr(error, "errno", None) in OUTAGES:
         return True
-    return before is not None and is_outage(before)  # many libraries raise their own error while they handle it
+    before = error.__cause__ or _translated(error)
+    return before is not None and is_outage(before)
 
 
-_LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+def _translated(error: BaseException) -> BaseException | None:
+    """Return the error that a library replaced by this one without naming it as the cause, as many do, or None.
+
+    What is raised while other code handles an error is a fault of that code: of a user's fallback, for instance.
+    """
+    before = None if error.__suppress_context__ else error.__context__
+    handler = None if before is None else before.__traceback__  # a traceback begins where the error was caught
+    is_librarys = handler is not None and handler.tb_frame.f_code.co_filename.startswith(_LIBRARIES)
+    return before if is_librarys else None
 
 
 def raised_at(error: BaseException) -> str:

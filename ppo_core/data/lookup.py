@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -33,6 +35,17 @@ def import_module(path: str, what: str, error: type[PPOTunerError]) -> tuple[Mod
         raise error(f'{what} "{path}": module "{missing.name}" not found') from missing
 
 
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Let modules in a folder be imported by their names inside, before any others, as beside a script."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # what ran inside has removed it
+            sys.path.remove(str(folder))
+
+
 def import_file(file: Path) -> ModuleType:
     """Return a Python file, run as a module of its own. Like a script, it may import its neighbours.
 
@@ -48,14 +61,12 @@ def import_file(file: Path) -> ModuleType:
         raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(file.parent))
     try:
-        spec.loader.exec_module(module)
+        with importable(file.parent):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
-    finally:
-        sys.path.remove(str(file.parent))
     return module
 
 

@@ -26,6 +26,7 @@ from ppo_core.data.prompts import (
     make_prompt,
     plain,
     prompt_lengths,
+    repeated_opening,
     rows_of,
 )
 from ppo_core.data.task import Prompt, Prompts
@@ -320,10 +321,13 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
         raise TaskError(f'{source.where}: system is for chats, and the column "{column}" holds texts')
     unused = len(kept["pool"]) - sum(map(len, drawn.values()))
     sizes = ", ".join(f"{len(part)} {role}" for role, part in parts.items())
+    texts = [row.prompt.text for part in parts.values() for row in part if row.prompt.messages is None]
+    twice = repeated_opening(texts, tokenizer)
     return prompts, (
         *notes,
         *_left_out_note("prompts: ", left_out, len(everything), source),
         *((f"prompts: {unused} rows are in no split",) if unused else ()),
+        *((f"prompts: texts begin with {twice}, which the tokenizer adds by itself; they get one",) if twice else ()),
         f'prompts: {sizes}, from the column "{column}"',
     )
 

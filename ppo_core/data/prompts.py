@@ -5,7 +5,7 @@ position (Philox: Salmon et al. 2011), and the rows with the smallest keys are t
 left out, or added at the end, does not change the order of the others: it moves at most one row over each border
 (and if sizes are shares, the borders move with the number of rows).
 
-Only `encode` and `prompt_lengths` decide about special tokens.
+Only `encode`, `prompt_lengths` and `tokenised` decide about special tokens.
 """
 
 import math
@@ -329,13 +329,39 @@ def prompt_lengths(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBas
 
 
 def _encode_all(texts: list[str], chats: bool, tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
-    # Not verbose: the callers report prompts that are too long.
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=not chats, verbose=False)["input_ids"]
-    closing = 0 if chats else _closing(ids[0], texts[0], tokenizer)
-    return [row[: len(row) - closing] for row in ids]
+    rows = tokenised(texts, tokenizer, special_tokens=not chats)
+    closing = 0 if chats else len(_added(texts[0], tokenizer)[1])  # a response must not follow an EOS
+    return [row[: len(row) - closing] for row in rows]
 
 
-def _closing(whole: list[int], text: str, tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Return the number of special tokens that the tokenizer put after a text: a response must not follow an EOS."""
-    bare = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return next((n for n in range(len(whole)) if whole[: len(whole) - n][-len(bare) :] == bare), 0)
+def tokenised(
+    texts: list[str], tokenizer: "PreTrainedTokenizerBase", *, special_tokens: bool, **options: Any
+) -> list[list[int]]:
+    """Return the texts' ids, with the tokenizer's own special tokens or without.
+
+    A text that begins with them by itself, as a rendered chat does, gets no second ones before it.
+    """
+    # Not verbose: the callers report texts that are too long.
+    rows: list[list[int]] = tokenizer(texts, add_special_tokens=special_tokens, verbose=False, **options)["input_ids"]
+    opening = _added(texts[0], tokenizer)[0] if special_tokens else []
+    return [_once(row, opening) for row in rows] if opening else rows
+
+
+def repeated_opening(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Return the special tokens that the tokenizer puts before a text, if one of the texts has them already, or ""."""
+    opening = _added(texts[0], tokenizer)[0] if texts else []
+    words = "".join(tokenizer.convert_ids_to_tokens(opening))
+    return words if any(text.startswith(words) for text in texts) else ""
+
+
+def _once(row: list[int], opening: list[int]) -> list[int]:
+    while row[len(opening) : 2 * len(opening)] == opening:
+        row = row[len(opening) :]
+    return row
+
+
+def _added(text: str, tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]]:
+    """Return the special tokens that the tokenizer puts before a text, and after it."""
+    whole, bare = (tokenizer(text, add_special_tokens=added, verbose=False)["input_ids"] for added in (True, False))
+    ends = [end for end in range(len(whole), 0, -1) if whole[:end][-len(bare) :] == bare] if bare else []
+    return (whole[: ends[0] - len(bare)], whole[ends[0] :]) if ends else ([], [])

@@ -4,6 +4,7 @@
 creates the models and prompts.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -76,6 +77,8 @@ class Reward(Protocol):
 
 
 RewardKind = Literal["model", "function", "http"]
+TIMEOUTS: Mapping[RewardKind, float] = {"model": math.inf, "function": 300.0, "http": 30.0}
+"""Default timeouts of rewards, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +91,22 @@ class RewardPart:
     where: str
     """A sequence-classification model's path or hub id; `package.module:function` or `file.py:function`; a URL."""
     weight: float = 1.0
-    timeout: float = 30.0
-    """Timeout of an HTTP request in seconds."""
+    timeout: float | None = None
+    """Seconds that an HTTP request, or a function's call with a batch, may take; None: see TIMEOUTS."""
     retries: int = 2
-    """Retries of a failed HTTP request: in a study, an outage is found before a step counts as hung."""
+    """Retries of a failed HTTP request, or of a call that takes longer although no sample does by itself: in a study,
+    an outage is found before a step counts as hung."""
     batch_size: int = 64
     """Responses per HTTP request."""
     concurrency: int = 4
     """Concurrent HTTP requests; 1 for a server that should get them one after the other."""
     append_eos: bool = True
     """True if a model reads its own EOS after a response that ended by itself, as reward models are trained."""
+
+    @property
+    def seconds(self) -> float:
+        """The timeout, its default filled in."""
+        return TIMEOUTS[self.kind] if self.timeout is None else self.timeout
 
 
 @dataclass(frozen=True)

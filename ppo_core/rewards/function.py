@@ -5,25 +5,110 @@ Arguments are passed by name, and only those that the signature asks for:
     prompts     list of B texts                 responses   list of B texts
     tokens      list of B lists of token texts  messages    list of B chats, where prompts are chats
     ended       list of B bools: whether the response ended by itself, and was not cut at response_length
+    completions the responses, as TRL has them: of a chat, a list of one message of the assistant; a function that
+                asks for them has also the `prompts` of chats as messages
     any other   that column of the dataset: a list of B values, None where a row lacks it
 
 A function with `**kwargs` is given all of them. It returns one number per response; or, to reward token by token,
-one list per response with one number per token. Lists, arrays and tensors will do.
+one list per response with one number per token. Lists, arrays and tensors will do. An `async def` is awaited, and so
+are, all together, the items of a list.
 """
 
+import asyncio
+import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+import logging
+import signal
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Event, Thread, current_thread, main_thread
 from types import FunctionType
 from typing import Any
 
-from ppo_core.data.lookup import attribute_hint, import_file, import_module, not_found
+from ppo_core.data.lookup import attribute_hint, import_file, import_module, importable, not_found
 from ppo_core.data.task import RewardPart
-from ppo_core.errors import RewardError, TaskError, nearest, raised_at
+from ppo_core.errors import RewardError, RewardOutage, TaskError, nearest, raised_at
+from ppo_core.output import counted
 from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
 
-ALWAYS = ("prompts", "responses", "tokens", "ended")
+logger = logging.getLogger(__name__)
+COMPLETIONS = "completions"
+"""TRL's name of the responses."""
+ALWAYS = ("prompts", "responses", COMPLETIONS, "tokens", "ended")
 """Arguments that every function may have, with any dataset."""
+FILE_SUFFIX = ".py"
+
+
+class _TimeUp(BaseException):
+    """A call takes too long. No Exception: rewards catch those of a sample that they cannot judge."""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise _TimeUp in what is done inside after that time, and again each time that it passes.
+
+    A signal does it, which also ends a wait, and leaves the alarm to the user; only the main thread can be interrupted.
+    """
+    thread, done = current_thread(), Event()
+    if thread is not main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise _TimeUp
+
+    def watch() -> None:
+        while not done.wait(seconds):
+            assert thread.ident is not None
+            signal.pthread_kill(thread.ident, signal.SIGVTALRM)
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        try:
+            watcher.join()  # its signal ends a process that does not handle it
+        finally:
+            signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of all rewards, which runs for good: clients that they keep belong to it."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+def _leave_blocked_loop() -> None:
+    """Have the next call begin another loop if a coroutine blocks this one, which would hold up all others."""
+    if wait([asyncio.run_coroutine_threadsafe(asyncio.sleep(0), _event_loop())], timeout=1.0).not_done:
+        _event_loop.cache_clear()
+
+
+def _awaited(raw: Any) -> Any:
+    """Return an answer, awaited if need be; so are the items of a list, together."""
+
+    async def settled(value: Any) -> Any:
+        return await value if inspect.isawaitable(value) else value
+
+    async def all_settled() -> Any:
+        answer = await settled(raw)
+        return await asyncio.gather(*map(settled, answer)) if isinstance(answer, list | tuple) else answer
+
+    waits = inspect.isawaitable(raw) or (isinstance(raw, list | tuple) and any(map(inspect.isawaitable, raw)))
+    if not waits:
+        return raw
+    future = asyncio.run_coroutine_threadsafe(all_settled(), _event_loop())
+    try:
+        return future.result()
+    finally:
+        future.cancel()
 
 
 class FunctionReward:
@@ -39,10 +124,13 @@ class FunctionReward:
     """
 
     def __init__(self, part: RewardPart, columns: Sequence[str] | None = None) -> None:
+        self.part = part
         self.who = f'reward part "{part.name}": {part.where}'
         self.function = load_function(part)
         self.columns = () if columns is None else tuple(columns)
         self._parameters = _parameters(self.function, self.who)
+        place = part.where.rpartition(":")[0]
+        self._folder = Path(place).expanduser().resolve().parent if place.endswith(FILE_SUFFIX) else None
         complaint = None if columns is None else self._lacking((*ALWAYS, *columns))
         if complaint:
             raise TaskError(complaint)
@@ -51,30 +139,56 @@ class FunctionReward:
         """Score the batch.
 
         Raises:
+            RewardOutage: the function takes longer than its timeout.
             RewardError: the function has an argument that is not a column, raises, or does not return numbers.
         """
         complaint = self._lacking((*ALWAYS, *batch.columns(self.columns)))
         if complaint:
             raise RewardError(complaint)
-        try:
-            raw = self._call(batch)
-        except Exception as error:
-            where = f"at {raised_at(error)}; {self._culprit(batch)}"
-            raise RewardError(f"{self.who} raised {one_line(error)} {where}") from error
-        return read_answer(raw, batch, self.who, tokenwise=True)
+        seconds, attempts = self.part.seconds, self.part.retries + 1
+        for attempt in range(1, attempts + 1):
+            try:
+                with _time_limit(seconds):
+                    raw = self._call(batch)
+            except Exception as error:
+                where = f"at {raised_at(error)}; on {self._blamed(batch, self._culprit(batch))}"
+                raise RewardError(f"{self.who} raised {one_line(error)} {where}") from error
+            except _TimeUp:
+                culprit = self._culprit(batch)
+                problem = f"{self.who} gave no answer within {seconds:g} s; on {self._blamed(batch, culprit)}"
+                if culprit is not None:
+                    raise RewardOutage(problem) from None
+                logger.warning("%s (attempt %d of %d)", problem, attempt, attempts)
+            else:
+                return read_answer(raw, batch, self.who, tokenwise=True)
+        raise RewardOutage(f"{problem}, after {counted(attempts, 'attempt')}")
 
     def _call(self, batch: Batch) -> Any:
+        with nullcontext() if self._folder is None else importable(self._folder):
+            return _awaited(self.function(**self._arguments(batch)))
+
+    def _arguments(self, batch: Batch) -> dict[str, Any]:
+        asked = {parameter.name for parameter in self._parameters}
+        chats = [prompt.messages for prompt in batch.prompts]
         given: dict[str, Any] = batch.columns(self.columns)
         given |= {
             "prompts": batch.texts,
             "responses": list(batch.responses),
+            COMPLETIONS: [
+                response if chat is None else [{"role": "assistant", "content": response}]
+                for response, chat in zip(batch.responses, chats, strict=True)
+            ],
             "tokens": [list(tokens) for tokens in batch.tokens],
             "ended": list(batch.ended),
         }
-        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in self._parameters):
-            asked = {parameter.name for parameter in self._parameters}
-            given = {name: values for name, values in given.items() if name in asked}
-        return self.function(**given)
+        if COMPLETIONS in asked:
+            given["prompts"] = [
+                text if chat is None else [dict(message) for message in chat]
+                for text, chat in zip(batch.texts, chats, strict=True)
+            ]
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in self._parameters):
+            return given
+        return {name: values for name, values in given.items() if name in asked}
 
     def _lacking(self, names: Collection[str]) -> str | None:
         """Return the problem if the signature needs a name outside `names`, or None."""
@@ -87,14 +201,23 @@ class FunctionReward:
                 )
         return None
 
-    def _culprit(self, batch: Batch) -> str:
-        """Return the first sample on which the function raises by itself; it was called with all of them at once."""
-        for row in range(len(batch)):
-            try:
-                self._call(batch.rows(row, row + 1))
-            except Exception:
-                return f"on {batch.sample(row)}"
-        return f"on {len(batch)} samples together but on none of them alone; the first is {batch.sample(0)}"
+    def _culprit(self, batch: Batch) -> int | None:
+        """Return the first sample on which the function fails by itself, or at which its time is up again, or None."""
+        row = 0
+        _leave_blocked_loop()
+        try:
+            with _time_limit(self.part.seconds):
+                for row in range(len(batch)):
+                    self._call(batch.rows(row, row + 1))
+        except (Exception, _TimeUp):
+            return row
+        return None
+
+    @staticmethod
+    def _blamed(batch: Batch, row: int | None) -> str:
+        if row is not None:
+            return batch.sample(row)
+        return f"{len(batch)} samples together but on none of them alone; the first is {batch.sample(0)}"
 
 
 def load_function(part: RewardPart) -> Callable[..., Any]:
@@ -108,7 +231,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
     if not place or not name:
         raise TaskError(f"{who}: {part.where} is not a function such as my_package.rewards:score or rewards.py:score")
     try:
-        if place.endswith(".py"):
+        if place.endswith(FILE_SUFFIX):
             path = Path(place).expanduser().resolve()
             if not path.is_file():
                 raise TaskError(f"{who}: file {not_found(path)}")

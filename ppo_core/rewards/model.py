@@ -5,13 +5,13 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ppo_core.data.prompts import repeated_opening, tokenised
 from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.models.memory import ChunkRows
@@ -121,14 +121,15 @@ class RewardModel:
         """
         if not texts:
             return []
-        options: dict[str, Any] = {"add_special_tokens": special_tokens, "verbose": False}
-        rows: list[list[int]] = self.tokenizer(texts, **options)["input_ids"]
+        read = functools.partial(tokenised, tokenizer=self.tokenizer, special_tokens=special_tokens)
+        rows = read(texts)
+        if special_tokens and (twice := repeated_opening(texts, self.tokenizer)):
+            self._warn_once(f"texts begin with {twice}, which its tokenizer adds by itself; it reads one")
         if self._longest is not None:
             room = [self._longest - len(ids) for ids in after]
             long = [row for row, ids in enumerate(rows) if len(ids) > room[row]]
             for row in long:  # by the tokenizer, which keeps its special tokens at both ends
-                cut = self.tokenizer(texts[row], truncation=True, max_length=room[row], **options)
-                rows[row] = cut["input_ids"]
+                rows[row] = read([texts[row]], truncation=True, max_length=room[row])[0]
             if long:
                 self._warn_once(f"of texts longer than the {self._longest} tokens it can read only the ends count")
         return [[*ids, *end] or [self._pad_id or 0] for ids, end in zip(rows, after, strict=True)]

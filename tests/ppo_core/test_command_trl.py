@@ -82,6 +82,7 @@ lr_scheduler_type: cosine_with_min_lr
 lr_scheduler_kwargs: {min_lr: 3e-7}
 kl_target: 6
 deepspeed: zero3.json
+exp_name: ppo_config
 """
 
 NAMES = """
@@ -105,9 +106,9 @@ logging_first_step log_level disable_tqdm report_to run_name eval_strategy eval_
 per_device_eval_batch_size save_strategy save_steps save_total_limit save_only_model push_to_hub hub_token hub_model_id
 hub_strategy load_best_model_at_end metric_for_best_model full_determinism seed data_seed use_cpu
 dataloader_drop_last dataloader_num_workers remove_unused_columns ddp_timeout fsdp deepspeed debug do_train do_eval
-resume_from_checkpoint local_rank warmup_ratio logging_dir overwrite_output_dir group_by_length no_cuda
+resume_from_checkpoint local_rank warmup_ratio logging_dir overwrite_output_dir group_by_length no_cuda exp_name
 """
-"""Fields of transformers' TrainingArguments, some of them gone from the installed version."""
+"""Fields of transformers' TrainingArguments and of older PPOConfigs, some of them gone from the installed version."""
 IGNORED = "ignored, without effect here or in TRL's PPO"
 
 
@@ -189,7 +190,7 @@ def test_adapters_and_what_trl_never_applied() -> None:
     assert config.kl_target == 6, "a hyperparameter of ours beside TRL's"
     assert (file.settings.device, file.settings.report_to) == ("cpu", ())
     assert file.save_every_episodes(config) is None
-    assert told(file, "ignored") == ["batch_size", "world_size", "lora_dropout", "deepspeed"]
+    assert told(file, "ignored") == ["batch_size", "world_size", "lora_dropout", "deepspeed", "exp_name"]
     assert warned(file) == {"optim", "save_strategy", "max_grad_norm", "num_mini_batches", "missing_eos_penalty"}
 
 

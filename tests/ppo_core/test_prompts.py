@@ -155,6 +155,25 @@ def test_what_the_tokenizer_puts_behind_a_text_is_left_out_of_a_prompt(tokenizer
     assert prompt_lengths([Prompt("w0"), chat, Prompt("w0 w1 w2")], tokenizer) == [2, 2, 4]
 
 
+@pytest.mark.parametrize("single", ["<eos> $A", "<eos> $A <eos>", "<pad> <eos> $A"])
+def test_a_text_that_begins_as_the_tokenizer_lets_it_begin_gets_no_second_beginning(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, single: str
+) -> None:
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=single, special_tokens=[("<pad>", 0), ("<eos>", 1)]
+    )
+    opening = single.partition(" $A")[0]
+    start = [0, 1] if "<pad>" in single else [1]
+    texts = ["w0 w1", f"{opening} w0 w1", f"{opening} {opening} w0"]
+    assert [encode(Prompt(text), tokenizer) for text in texts] == [[*start, 3, 4], [*start, 3, 4], [*start, 3]]
+    assert prompt_lengths([Prompt(text) for text in texts], tokenizer) == [len(start) + 2] * 2 + [len(start) + 1]
+    glued = opening.replace(" ", "")
+    for start_of_text, count in (("", 0), (glued, 1)):
+        rows = [{"prompt": f"{start_of_text}w1 number {i}"} for i in range(16)]
+        _, told = read_prompts(PromptSource(str(write_lines(tmp_path / "rows.jsonl", rows))), tokenizer)
+        assert sum(f"begin with {glued}," in line for line in told) == count
+
+
 def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

@@ -3,14 +3,17 @@
 import json
 import logging
 import signal
+import socket
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Barrier, Event, Lock, Thread
+from time import sleep
 from typing import Any
 
 import pytest
@@ -127,7 +130,9 @@ def refused(part: RewardPart, waits: list[float] | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("status", "is_outage"), [(503, True), (429, True), (404, False), (200, False)])
+@pytest.mark.parametrize(
+    ("status", "is_outage"), [(503, True), (429, True), (425, True), (408, True), (404, False), (200, False)]
+)
 def test_only_what_may_pass_is_an_outage(server: Server, status: int, is_outage: bool) -> None:
     for _ in range(3):
         server.will({"rewards": ["no number"] * len(BATCH)}, status)
@@ -260,6 +265,40 @@ def test_silence_ends_with_the_timeout(server: Server) -> None:
     message = refused(replace(server.part, timeout=0.05, retries=1))
     assert message == f'reward part "judge": {server.host} gave no answer within 0.05 s, after 2 attempts'
     until(lambda: len(server.asked) == 2)  # it may hear of them later than they were given up
+
+
+@pytest.mark.parametrize("drips", ["a header", "a body of a length", "a body without one"])
+def test_an_answer_that_drips_for_ever_ends_with_the_timeout(drips: str) -> None:
+    """No byte comes late, so that a limit of a silence would not notice."""
+    starts = {
+        "a header": b"HTTP/1.1 200 OK\r\nX-Wait: ",
+        "a body of a length": b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n",
+        "a body without one": b"HTTP/1.0 200 OK\r\n\r\n",
+    }
+    gone: list[bool] = []
+
+    def drip(connection: socket.socket) -> None:
+        try:
+            connection.sendall(starts[drips])
+            while True:
+                connection.sendall(b" ")
+                sleep(0.01)
+        except OSError:
+            gone.append(True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    Thread(target=drip, args=[listening.accept()[0]], daemon=True).start()
+
+        Thread(target=serve, daemon=True).start()
+        host = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(RewardOutage) as caught:
+            EndpointReward(RewardPart("judge", "http", f"http://{host}", timeout=0.3, retries=1), lambda _: None)(BATCH)
+        assert str(caught.value) == f'reward part "judge": {host} gave no answer within 0.3 s, after 2 attempts'
+        until(lambda: len(gone) == 2)  # no connection is left open
 
 
 # --- what is refused at once

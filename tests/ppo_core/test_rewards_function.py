@@ -1,15 +1,18 @@
 """Rewards by Python functions: what they are given, what they may return, and whom their errors blame."""
 
 import itertools
+import logging
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ppo_core.data.task import Prompt, RewardPart, Scored
-from ppo_core.errors import RewardError, TaskError
+from ppo_core.errors import RewardError, RewardOutage, TaskError
 from ppo_core.rewards.combined import load_reward
 
 CPU = torch.device("cpu")
@@ -58,7 +61,7 @@ def test_with_kwargs_it_is_given_everything(write: Write) -> None:
     part = write(
         "def score(prompts, **rest):\n"
         "    assert prompts == ['12+7=', '2+2=', '1+1=']\n"
-        "    assert rest == {'responses': ['19', '5', ''], 'tokens': [['1', '9'], ['5'], []], 'ended': [True, False, True],\n"
+        "    assert rest == {'responses': ['19', '5', ''], 'completions': ['19', '5', ''], 'tokens': [['1', '9'], ['5'], []], 'ended': [True, False, True],\n"
         "                    'answer': ['19', '4', '2'], 'level': [1, None, 3]}\n"
         "    return [1, 2, 3]"
     )
@@ -69,6 +72,129 @@ def test_chats_come_as_messages(write: Write) -> None:
     part = write("def score(messages):\n    return [len(chat) if chat else -1 for chat in messages]")
     chat = Prompt("<user>hi", {}, ({"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}))
     assert score(part, [chat, Prompt("plain")]).totals == [2, -1]
+
+
+def test_trls_form_is_given_what_trl_gives_it(write: Write) -> None:
+    part = write(
+        "def score(prompts, completions, **kwargs):\n"
+        "    assert prompts == [[{'role': 'user', 'content': 'hi'}], 'plain'], prompts\n"
+        "    assert completions == [[{'role': 'assistant', 'content': '19'}], '5']\n"
+        "    assert kwargs['responses'] == ['19', '5'] and kwargs['answer'] == ['1', '2']\n"
+        "    return [1, 2]"
+    )
+    chat = Prompt("<user>hi", {"answer": "1"}, ({"role": "user", "content": "hi"},))
+    assert score(part, [chat, Prompt("plain", {"answer": "2"})]).totals == [1, 2]
+
+
+def test_ours_is_given_texts_of_the_same_prompts(write: Write) -> None:
+    part = write("def score(prompts, responses):\n    return [len(text) for text in prompts]")
+    chat = Prompt("<user>hi", {}, ({"role": "user", "content": "hi"},))
+    assert score(part, [chat, Prompt("plain")]).totals == [8, 5]
+
+
+@pytest.mark.parametrize("helper", ["import late_{n}", "import package_{n}.part as late_{n}"])
+def test_a_file_imports_its_neighbours_when_it_is_called(write: Write, tmp_path: Path, helper: str) -> None:
+    number = tmp_path.name.replace("-", "_")  # a module is imported once
+    (tmp_path / f"late_{number}.py").write_text("EXTRA = 0.25")
+    (tmp_path / f"package_{number}").mkdir()
+    (tmp_path / f"package_{number}" / "part.py").write_text("EXTRA = 0.25")
+    statement = helper.format(n=number)
+    path = list(sys.path)
+    part = write(f"def score(responses):\n    {statement}\n    return [late_{number}.EXTRA] * len(responses)")
+    assert score(part).totals == [0.25, 0.25, 0.25]
+    assert sys.path == path
+
+
+# --- async
+
+
+def test_an_async_function_and_a_list_of_coroutines_are_awaited_together(write: Write) -> None:
+    """Each sample's coroutine waits for all others', as calls of a server do; the second call finds the same loop."""
+    source = (
+        "import asyncio\n"
+        "LOOPS = []\n"
+        "async def one(response, there, all_there, count):\n"
+        "    there.append(response)\n"
+        "    if len(there) == count:\n"
+        "        all_there.set()\n"
+        "    await asyncio.wait_for(all_there.wait(), 20)\n"
+        "    return len(response)\n"
+        "def coroutines(responses):\n"
+        "    there, all_there = [], asyncio.Event()\n"
+        "    return [one(response, there, all_there, len(responses)) for response in responses]\n"
+        "async def whole(responses):\n"
+        "    LOOPS.append(asyncio.get_running_loop())\n"
+        "    assert len(set(map(id, LOOPS))) == 1\n"
+        "    return await asyncio.gather(*coroutines(responses))\n"
+    )
+    for name in ("coroutines", "whole"):
+        reward = load_reward([write(source, name)], CPU)
+        for _ in range(2):
+            assert reward(PROMPTS, RESPONSES, TOKENS, ENDED).totals == [2.0, 1.0, 0.0]
+
+
+def test_what_an_async_function_raises_names_the_sample(write: Write) -> None:
+    part = write("async def score(responses):\n    return [int(response) for response in responses]")
+    with pytest.raises(RewardError) as caught:
+        score(part)
+    assert "raised ValueError" in str(caught.value) and "on sample 2 " in str(caught.value)
+    assert not isinstance(caught.value, RewardOutage)
+
+
+# --- how long it may take
+
+WAITS = {
+    "a loop": "def wait():\n    while True:\n        try:\n            pass\n        except Exception:\n            pass\n",
+    "a lock": "import threading\ndef wait():\n    threading.Event().wait()\n",
+    "a process": "import subprocess\ndef wait():\n    subprocess.run(['sleep', '1000'])\n",
+}
+
+
+@pytest.mark.parametrize(("what", "kind"), [*((what, "def") for what in WAITS), ("a lock", "async def")])
+def test_a_sample_that_hangs_is_named_and_tried_again_as_in_an_outage(write: Write, what: str, kind: str) -> None:
+    part = write(
+        f"{WAITS[what]}{kind} score(responses):\n"
+        "    for response in responses:\n"
+        "        if response == '5':\n"
+        "            wait()\n"
+        "    return [1] * len(responses)"
+    )
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(RewardOutage) as caught:
+        score(replace(part, timeout=1.0))
+    assert str(caught.value) == f'reward part "exact": {part.where} gave no answer within 1 s; on {SECOND}'
+    assert signal.getsignal(signal.SIGVTALRM) is before
+
+
+def test_a_call_that_hangs_once_is_repeated(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    part = write(
+        "import threading\nCALLS = []\ndef score(responses):\n"
+        "    CALLS.append(len(responses))\n"
+        "    if len(CALLS) == 1:\n"
+        "        threading.Event().wait()\n"
+        "    return CALLS[:3]"
+    )
+    with caplog.at_level(logging.WARNING):
+        # The whole, each of the three samples, the whole again.
+        assert score(replace(part, timeout=1.0)).totals == [3, 1, 1]
+    [told] = caplog.messages
+    assert "3 samples together" in told and "attempt 1 of 3" in told
+
+
+def test_a_reward_that_limits_its_own_time_keeps_its_alarm_and_has_a_limit_beside_it(write: Write) -> None:
+    source = (
+        "import signal, threading\n"
+        "def late(*_):\n    raise TimeoutError\n"
+        "def score(responses):\n"
+        "    signal.signal(signal.SIGALRM, late)\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.1)\n"
+        "    try:\n        threading.Event().wait()\n    except TimeoutError:\n        pass\n"
+        "    finally:\n        signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "    {end}"
+    )
+    assert score(write(source.format(end="return [7] * len(responses)"))).totals == [7, 7, 7]
+    with pytest.raises(RewardOutage):
+        score(replace(write(source.format(end="threading.Event().wait()")), timeout=1.0))
 
 
 def test_a_function_of_a_module_is_found_by_its_import_path() -> None:
@@ -183,7 +309,9 @@ def test_long_texts_are_cut_in_errors(write: Write) -> None:
     assert len(str(caught.value)) < len(part.where) + 250 and "\n" not in str(caught.value)
 
 
-LACKING = 'asks for "anwser", which is not a column; available: prompts, responses, tokens, ended, answer, level'
+LACKING = (
+    'asks for "anwser", which is not a column; available: prompts, responses, completions, tokens, ended, answer, level'
+)
 
 
 def test_a_name_that_is_no_column_is_refused_when_called(write: Write) -> None:

@@ -132,6 +132,22 @@ def test_a_chat_without_a_template_is_scored_as_text(part: RewardPart) -> None:
     assert scores == pytest.approx(expected(part, [ids("<eos> w9 w9 w6 <eos>")]), abs=1e-5)
 
 
+@pytest.mark.parametrize("words", [5, 20], ids=["short", "cut"])
+def test_a_chat_as_the_policy_writes_it_begins_once(
+    part: RewardPart, caplog: pytest.LogCaptureFixture, words: int
+) -> None:
+    """The policy's template begins with the token that the reward model's tokenizer adds."""
+    model = RewardModel(part, CPU)
+    text = " ".join(f"w{i}" for i in range(words))
+    written = Prompt(f"<eos>{text}", messages=({"role": "user", "content": text},))
+    rows = Batch([written, Prompt("w3"), Prompt("<eos> w4")], ["", "", ""], [], [False] * 3)
+    scores = model(rows).scores
+    kept = " ".join(f"w{i}" for i in range(max(0, words - 10), words))
+    whole = [f"<eos> {kept} <eos>", "<eos> w3 <eos>", "<eos> w4 <eos>"]
+    assert scores == pytest.approx(expected(part, [ids(row) for row in whole]), abs=1e-5)
+    assert len([line for line in said(caplog) if "begin with <eos>," in line]) == 1
+
+
 def test_a_chat_that_the_template_refuses_is_named(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     tokenizer.chat_template = TEMPLATE
     part = save(tmp_path / "chat", tokenizer, gpt2())

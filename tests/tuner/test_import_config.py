@@ -278,11 +278,68 @@ def test_the_printed_table_is_a_start_of_the_study(ppo_tuner: Invoke, own_folder
     assert "in the study's range: learning_rate 5e-07 moved to 1e-05" in lines
     assert any(line.startswith("value_learning_rate = 9e-06 from critic_learning_rate; not in") for line in lines)
     assert any(line.startswith("not taken, ") and line.endswith(": freezing_actor_steps, zero_stage") for line in lines)
-    [left_out] = [line for line in lines if line.startswith('not searched in study "mine"')]
-    assert "num_generations = 4" in left_out and "gamma" not in left_out, "what has no effect is not listed"
+    [fixed] = [line for line in lines if line.startswith('not searched in study "mine", so fixed: ')]
+    assert "num_generations = 4" in fixed and "gamma" not in fixed
+    assert any(line.startswith("gamma is not fixed: ") for line in lines), "it has no effect"
+    assert "# num_generations = 4\n" in stdout, "TOML allows one [fixed]"
     (own_folder / "mine.toml").write_text(STUDY + stdout)
     [start] = StudySpec.load(own_folder / "mine.toml").starts
     assert start.title == "run (OpenRLHF 0.11): learning_rate 5e-07 moved to 1e-05 and 1 more"
+
+
+TRL_WHOLE = """
+exp_name: tldr
+learning_rate: 3e-5
+per_device_train_batch_size: 16
+gradient_accumulation_steps: 2
+num_mini_batches: 1
+temperature: 0.8
+lr_scheduler_type: cosine
+missing_eos_penalty: 1.0
+total_episodes: 4096
+kl_coef: 0.05
+stop_token: eos
+seed: 3
+"""
+
+
+def test_what_a_study_does_not_search_is_fixed_in_it(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "tldr.yaml").write_text(TRL_WHOLE)
+    study = STUDY.partition("[fixed]")[0] + '[search]\nlearning_rate = "advised"\nkl_coef = "advised"\n'
+    (own_folder / "mine.toml").write_text(study)
+    status, stdout, stderr = ppo_tuner("import-config", "tldr.yaml", "--for-study", "mine.toml")
+    fixed = {"batch_size": 32, "mini_batch_size": 32, "value_learning_rate": 3e-5, "temperature": 0.8,
+             "lr_scheduler_type": "cosine", "missing_eos_penalty": 1.0, "total_episodes": 4096, "stop_token": "eos"}  # fmt: skip
+    assert status == 0 and tomllib.loads(stdout) == {
+        "fixed": fixed,
+        "start": [{"label": "tldr (TRL 1.12's PPO)", "learning_rate": 3e-5, "kl_coef": 0.05}],
+    }
+    (own_folder / "mine.toml").write_text(study + stdout)
+    spec = StudySpec.load(own_folder / "mine.toml")
+    [start] = spec.starts
+    config = spec.config(spec.params_with(start.params)).to_dict()
+    assert {name: config[name] for name in fixed} == fixed and config["learning_rate"] == 3e-5
+    for key in yaml.safe_load(TRL_WHOLE):
+        assert key in stderr, "nothing of the file is lost without a line"
+    assert "same as trial 0" not in stderr
+
+
+@pytest.mark.parametrize("refused", [{}, {"seed": 3}])
+def test_values_that_go_together_only_are_fixed_together(
+    ppo_tuner: Invoke, own_folder: Path, refused: dict[str, int]
+) -> None:
+    """A group-relative advantage needs several responses of a prompt, beside a value that no study fixes, too."""
+    content = {"advantage_estimator": "group_norm", "n_samples_per_prompt": 4, "rollout_batch_size": 32}
+    (own_folder / "run.json").write_text(json.dumps({"init_kl_coef": 0.1, **content, **refused}))
+    study = STUDY.partition("[fixed]")[0] + '[search]\nkl_coef = "advised"\n'
+    (own_folder / "mine.toml").write_text(study)
+    status, stdout, stderr = ppo_tuner("import-config", "run.json", "--for-study", "mine.toml")
+    assert status == 0 and tomllib.loads(stdout)["fixed"] == {
+        "batch_size": 128,
+        "num_generations": 4,
+        "advantage_estimator": "grpo",
+    }
+    assert ("seed is not fixed: " in stderr) is bool(refused)
 
 
 def test_where_trials_find_their_own_rate_the_start_leaves_it_out_and_says_so(

@@ -227,6 +227,23 @@ def test_a_host_that_a_reward_function_asks_in_vain_is_an_outage() -> None:
     assert Failed.of(error).is_outage and Failed.of(outer).is_outage
 
 
+def test_what_fails_while_a_user_handles_an_outage_is_no_outage() -> None:
+    """The error is the fallback's: starts that waited for the host would wait for nothing."""
+
+    def score(fallback: Callable[[], object]) -> object:
+        try:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        except ConnectionRefusedError:
+            return fallback()
+
+    for fallback in (lambda: {}["prompt"], Path("/none").read_text):  # in the user's line, and in a library's
+        error = caught(lambda each=fallback: score(each))
+        assert isinstance(error.__context__, ConnectionRefusedError)
+        outer = RewardError("the function raised")
+        outer.__cause__ = error
+        assert not Failed.of(error).is_outage and not Failed.of(outer).is_outage
+
+
 def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> None:
     log = "=== 2026-11-28T12:00:00Z attempt\nCUDA error: no kernel\n--- 2026-11-28T12:01:00Z worker lost"
     reason = lost_reason("exit code 1", 2, log)

@@ -59,7 +59,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "import-config": Command(
             "print a configuration of TRL's PPO, OpenRLHF or verl as the start of a study",
             "import_config:run",
-            "The [[start]] table goes to stdout, to append to a study file. What became of each key goes to stderr.",
+            "The [[start]] table (for a study also [fixed]) goes to stdout, to append to a study file. What became of each key goes to stderr.",
         ),
     },
     "Train": {
@@ -281,7 +281,9 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
     for parser in (demo, run, confirm):
         _add_worker_flags(parser)
     import_config.add_argument("file", metavar="FILE", help="YAML, JSON or TOML")
-    import_config.value("--for-study", "STUDY.toml", str, "print only what this study searches, moved into its ranges")
+    import_config.value(
+        "--for-study", "STUDY.toml", str, "print what this study searches as a start, the rest as its [fixed]"
+    )
 
 
 def _add_worker_flags(parser: _CommandParser) -> None:
