@@ -207,6 +207,7 @@ REWARD_KEYS = {
     "name": "what metrics and errors call it",
     "kind": "`model`, `function` or `http`; unless given, what `where` looks like",
     "weight": "its weight in the sum",
+    "chat_template_kwargs": "of a model's chat template, over those of the prompts",
     "append_eos": "whether a model reads its EOS after a response that ended by itself",
     "timeout, retries": "of a request to a URL: 30 s, and 2 more attempts; of a function's call: 300 s, then the "
     "samples are tried one by one; then a study [waits](running.md#when-something-fails). Keep their product under "
@@ -219,6 +220,8 @@ PROMPT_KEYS = {
     "config": "of a hub dataset",
     "column": "unless given the first of prompt, query, question, instruction, text and messages that is there",
     "system": "a message for chats without one",
+    "chat_template_kwargs": "a table that chat templates are given, such as `enable_thinking`; its `strftime_now` is "
+    "the date that they print, 2024-07-26 unless given (`train` with `--prompts` states today's in its task.toml)",
     "max_prompt_tokens": "512; longer rows are left out, and counted",
     "seed": "of the random splits",
     "eval": "what trials are judged on, all of it at each evaluation: the split called validation, else 256 rows, at "

@@ -16,6 +16,7 @@ from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
 from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES, not_found
 from ppo_core.data.prompt_files import READERS, is_data_file
+from ppo_core.data.prompts import check_template_kwargs
 from ppo_core.data.task import BUILT_IN, RewardKind, RewardPart
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.rewards.endpoint import EndpointReward
@@ -169,6 +170,9 @@ def _reward_part(table: Mapping[str, Any], place: str, kind: RewardKind, where: 
     }
     if "append_eos" in table:
         options["append_eos"] = checks.truth(table["append_eos"], f"{where}.append_eos")
+    if "chat_template_kwargs" in table:
+        check_template_kwargs(table["chat_template_kwargs"], f"{where}.chat_template_kwargs")
+        options["chat_template_kwargs"] = table["chat_template_kwargs"]
     return RewardPart(name, kind, place, **options)
 
 

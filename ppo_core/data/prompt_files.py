@@ -20,6 +20,7 @@ from ppo_core.data.prompts import (
     PromptSource,
     Reason,
     Split,
+    date_note,
     draw,
     is_chat,
     make_plan,
@@ -323,11 +324,13 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     sizes = ", ".join(f"{len(part)} {role}" for role, part in parts.items())
     texts = [row.prompt.text for part in parts.values() for row in part if row.prompt.messages is None]
     twice = repeated_opening(texts, tokenizer)
+    dated = date_note(source, tokenizer) if len(texts) < sum(map(len, parts.values())) else None
     return prompts, (
         *notes,
         *_left_out_note("prompts: ", left_out, len(everything), source),
         *((f"prompts: {unused} rows are in no split",) if unused else ()),
         *((f"prompts: texts begin with {twice}, which the tokenizer adds by itself; they get one",) if twice else ()),
+        *((dated,) if dated else ()),
         f'prompts: {sizes}, from the column "{column}"',
     )
 

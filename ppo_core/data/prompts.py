@@ -9,8 +9,10 @@ Only `encode`, `prompt_lengths` and `tokenised` decide about special tokens.
 """
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -27,6 +29,13 @@ if TYPE_CHECKING:  # importing it loads torch
 
 PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text", "messages")
 """Default prompt columns: the first of these that the rows have."""
+
+DATE = "2024-07-26"
+"""Date that chat templates print, the same on every day; what Llama's print where they are told none."""
+NOW = "strftime_now"
+"""What templates call for the date."""
+_DATED = re.compile(rf"{NOW}\(\s*(['\"])(.*?)\1\s*\)")
+_OURS = ("conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict")
 
 SplitChoice = str | float | int | None
 """A split by name ("validation", "train[:90%]"), a share of the rows (0.1), a number of rows (256), or the default; for
@@ -60,6 +69,9 @@ class PromptSource:
     """Longer rows are left out, and counted."""
     system: str | None = None
     """System message for chats that do not begin with one."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given, such as `enable_thinking`; `strftime_now` is the date that it prints (DATE
+    unless given)."""
 
     def __post_init__(self) -> None:
         checks.text(self.path, "prompts: path", "a string")
@@ -68,6 +80,7 @@ class PromptSource:
                 checks.text(getattr(self, name), f"prompts: {name}", "a string")
         checks.whole(self.seed, Bounds(0), "prompts: seed")
         checks.whole(self.max_prompt_tokens, checks.AT_LEAST_ONE, "prompts: max_prompt_tokens")
+        check_template_kwargs(self.chat_template_kwargs, "prompts: chat_template_kwargs")
         for name in ("train", "eval", "test"):
             choice = getattr(self, name)
             if not _is_allowed(choice):
@@ -80,6 +93,42 @@ class PromptSource:
     def where(self) -> str:
         """Prefix of every error about these prompts."""
         return f'prompts "{self.path}"'
+
+
+def check_template_kwargs(given: object, where: str) -> None:
+    """Raise ConfigError unless `given` is what a chat template may be given."""
+    for name, value in checks.table(given, where).items():
+        if name in _OURS:
+            raise ConfigError(f"{where}.{name} is not allowed: it is set by the task")
+        if name == NOW:
+            try:
+                date.fromisoformat(str(value))
+            except ValueError:
+                raise ConfigError(
+                    f"{where}.{name} = {value!r} is not allowed; expected a date such as {DATE}"
+                ) from None
+
+
+def rendered(
+    chat: Sequence[Mapping[str, str]],
+    tokenizer: "PreTrainedTokenizerBase",
+    chat_template_kwargs: Mapping[str, Any],
+    **options: Any,
+) -> str:
+    """Return a chat under the tokenizer's template, on the task's date."""
+    day = date.fromisoformat(str(chat_template_kwargs.get(NOW, DATE)))
+    template = _DATED.sub(lambda call: repr(day.strftime(call[2])), tokenizer.get_chat_template())
+    given = {name: value for name, value in chat_template_kwargs.items() if name != NOW}
+    messages = [dict(message) for message in chat]
+    return str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options, **given))
+
+
+def date_note(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> str | None:
+    """Return a line on the date that the tokenizer's chat template prints; None if it prints none."""
+    day = source.chat_template_kwargs.get(NOW, DATE)
+    if NOW not in str(tokenizer.chat_template):
+        return None
+    return f"prompts: the chat template prints the date, {day} on every day; chat_template_kwargs.{NOW} sets it"
 
 
 def _is_allowed(choice: object) -> bool:
@@ -300,9 +349,8 @@ def _rendered(
             f"{source.where}: the prompts are chats, and the policy's tokenizer ({tokenizer.name_or_path}) has no chat "
             "template; set its chat_template and save it, or name a column of texts"
         )
-    chat = [dict(message) for message in messages]
     try:
-        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        return rendered(messages, tokenizer, source.chat_template_kwargs, add_generation_prompt=True)
     except TemplateError as error:  # templates refuse chats by raising, such as roles that do not alternate
         raise NoPromptError("unreadable", f"the chat template says: {first_line(error)}") from error
 

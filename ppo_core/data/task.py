@@ -102,6 +102,8 @@ class RewardPart:
     """Concurrent HTTP requests; 1 for a server that should get them one after the other."""
     append_eos: bool = True
     """True if a model reads its own EOS after a response that ended by itself, as reward models are trained."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What a model's chat template is given, over what the prompts' is."""
 
     @property
     def seconds(self) -> float:

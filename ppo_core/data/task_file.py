@@ -130,6 +130,10 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
             raise ConfigError(f"{prefix}{key} is missing; a task has {', '.join(REQUIRED)}")
     rewards = read_reward(table["reward"], file.parent, f"{prefix}reward", running)
     prompts = _prompts(table, file.parent, prefix)
+    rewards = tuple(
+        replace(part, chat_template_kwargs={**prompts.chat_template_kwargs, **part.chat_template_kwargs})
+        for part in rewards
+    )
     reference = _reference(table.get("reference", {}), f"{prefix}reference")
     evaluation = checks.table(table.get("eval", {}), f"{prefix}eval")
     checks.require_known(evaluation, EVAL_KEYS, f"{prefix}eval.")

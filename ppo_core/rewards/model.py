@@ -3,15 +3,16 @@
 import functools
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ppo_core.data.prompts import repeated_opening, tokenised
+from ppo_core.data.prompts import rendered, repeated_opening, tokenised
 from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.models.memory import ChunkRows
@@ -43,7 +44,8 @@ class RewardModel:
         self._warn_once = functools.cache(lambda message: logger.warning("%s: %s", self.who, message))
         self._pad_id = _pad_id(self.model, self.tokenizer)
         self._longest = _positions(self.model, self.tokenizer)
-        self._endings = _Endings.of(self.tokenizer) if part.append_eos else _Endings()
+        self._kwargs = part.chat_template_kwargs
+        self._endings = _Endings.of(self.tokenizer, self._kwargs) if part.append_eos else _Endings()
         if part.append_eos:
             if self._endings.text_eos:
                 self._warn_once(f"{self.tokenizer.eos_token} is appended to responses that ended (see append_eos)")
@@ -104,10 +106,9 @@ class RewardModel:
         return [encoded[row] for row in range(len(batch))]
 
     def _chat(self, batch: Batch, row: int) -> str:
-        messages = [dict(message) for message in batch.prompts[row].messages or ()]
-        messages.append({"role": "assistant", "content": batch.responses[row]})
+        messages = [*(batch.prompts[row].messages or ()), {"role": "assistant", "content": batch.responses[row]}]
         try:
-            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+            text = rendered(messages, self.tokenizer, self._kwargs)
             return text if batch.ended[row] else text.removesuffix(self._endings.chat_closing)
         except Exception as error:  # templates raise errors of any class
             raise RewardError(
@@ -147,10 +148,10 @@ class _Endings:
     """The template's text after the last message, removed if the response was cut."""
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "_Endings":
+    def of(cls, tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: Mapping[str, Any]) -> "_Endings":
         """Return the endings that a tokenizer needs."""
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        closing = _chat_closing(tokenizer)
+        closing = _chat_closing(tokenizer, chat_template_kwargs)
         leaves_open = closing is not None and not closing.strip()
         return cls([] if _closes_texts(tokenizer) else eos, eos if leaves_open else [], closing or "")
 
@@ -161,17 +162,17 @@ def _closes_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(whole[-1:] != bare[-1:])
 
 
-def _chat_closing(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def _chat_closing(tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: Mapping[str, Any]) -> str | None:
     """Return the chat template's text after an assistant's last message; None if unknown."""
     if tokenizer.chat_template is None:
         return None
     probe = "a probe of the template"
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": probe}]
     try:
-        rendered = str(tokenizer.apply_chat_template(chat, tokenize=False))
+        text = rendered(chat, tokenizer, chat_template_kwargs)
     except Exception:  # templates raise errors of any class; for the task's chats they are reported later
         return None
-    _, found, closing = rendered.rpartition(probe)
+    _, found, closing = text.rpartition(probe)
     return closing if found else None
 
 

@@ -174,6 +174,31 @@ def test_a_text_that_begins_as_the_tokenizer_lets_it_begin_gets_no_second_beginn
         assert sum(f"begin with {glued}," in line for line in told) == count
 
 
+DATED = (
+    "{{ strftime_now('%d %b %Y') }}{% if thinks is defined and not thinks %} w9{% endif %} {{ messages[0].content }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [({}, "26 Jul 2024 w1"), ({"strftime_now": "2026-02-03", "thinks": False}, "03 Feb 2026 w9 w1")],
+)
+def test_a_template_prints_the_tasks_date_and_is_given_the_tasks_kwargs(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, kwargs: dict[str, Any], text: str
+) -> None:
+    tokenizer.chat_template = DATED
+    path = write_lines(tmp_path / "chats.jsonl", [{"messages": said(f"w{i}")} for i in range(1, 17)])
+    prompts, told = read_prompts(PromptSource(str(path), chat_template_kwargs=kwargs), tokenizer)
+    assert text in {prompt.text for part in (prompts.train, prompts.eval, prompts.test) for prompt in part}
+    assert sum(kwargs.get("strftime_now", "2024-07-26") in line for line in told) == 1
+
+
+@pytest.mark.parametrize("kwargs", [{"tokenize": True}, {"strftime_now": "today"}, 3])
+def test_what_a_template_cannot_be_given_is_refused(kwargs: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^prompts: chat_template_kwargs"):
+        PromptSource("rows.jsonl", chat_template_kwargs=kwargs)
+
+
 def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

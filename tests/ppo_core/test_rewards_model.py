@@ -132,6 +132,18 @@ def test_a_chat_without_a_template_is_scored_as_text(part: RewardPart) -> None:
     assert scores == pytest.approx(expected(part, [ids("<eos> w9 w9 w6 <eos>")]), abs=1e-5)
 
 
+def test_a_reward_models_template_prints_the_tasks_date(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    tokenizer.chat_template = "{{ 'w' ~ strftime_now('%m')|int }} {{ word }}{% for message in messages %} {{ message['content'] }}{% endfor %}"
+    part = save(tmp_path / "chat", tokenizer, gpt2())
+    rows = Batch([chat("w3")], ["w6"], [], [False])
+    for kwargs, text in (
+        ({"word": "w8"}, "w7 w8 w3 w6"),
+        ({"word": "w9", "strftime_now": "2026-02-05"}, "w2 w9 w3 w6"),
+    ):
+        scores = RewardModel(replace(part, chat_template_kwargs=kwargs), CPU)(rows).scores
+        assert scores == pytest.approx(expected(part, [ids(text)]), abs=1e-5)
+
+
 @pytest.mark.parametrize("words", [5, 20], ids=["short", "cut"])
 def test_a_chat_as_the_policy_writes_it_begins_once(
     part: RewardPart, caplog: pytest.LogCaptureFixture, words: int

@@ -59,8 +59,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "import-config": Command(
             "print a configuration of TRL's PPO, OpenRLHF or verl as the start of a study",
             "import_config:run",
-            "The [[start]] table (for a study also [fixed]) goes to stdout, to append to a study file. What became of each "
-            "key goes to stderr.",
+            "The [[start]] table (for a study also [fixed]) goes to stdout, to append to a study file. What became of "
+            "each key goes to stderr.",
         ),
     },
     "Train": {
