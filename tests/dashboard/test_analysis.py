@@ -87,8 +87,8 @@ def test_a_sentence_counts_a_checkpoint_as_within_the_budget_only_with_its_stand
     ],
 )
 def test_kl_over_one_hyperparameter_is_told_only_where_a_correlation_exists(values: list[float], said: str) -> None:
-    frame = pd.DataFrame({"params_learning_rate": values, "kl": [float(place) for place in range(len(values))]})
-    assert sentences.of_slice(frame, "learning_rate", "kl") == said
+    frame = pd.DataFrame({"params_learning_rate": values, "end_kl": [float(place) for place in range(len(values))]})
+    assert sentences.of_slice(frame, "learning_rate", "end_kl") == said
 
 
 @pytest.mark.parametrize(
