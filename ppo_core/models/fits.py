@@ -132,7 +132,8 @@ def _numbers_kept(model: PreTrainedModel) -> int:
 
 def line(least: Least, room: Room) -> str:
     """Return a line with what a run needs at the least, and the device's memory."""
-    parts = ", ".join(f"{part} {amount(size)}" for part, size in least.parts.items() if amount(size) != amount(0))
+    held = {"the process itself": room.process, **least.parts}
+    parts = ", ".join(f"{part} {amount(size)}" for part, size in held.items() if amount(size) != amount(0))
     return (
         f"needs at least {amount(least.total + room.process)} of memory ({parts}); {room.name} has "
         f"{amount(room.total)}, {amount(room.free)} of it free"

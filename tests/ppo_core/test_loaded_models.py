@@ -39,7 +39,7 @@ UNREAD = ("vision_tower.", "multi_modal_projector.")
 
 
 def loaded(policy: Path, *rewards: Path, texts: tuple[str, ...] = ("w1 w2", "w3")) -> TaskModels:
-    parts = tuple(RewardPart(path.name, str(path), "model", 1.0) for path in rewards)
+    parts = tuple(RewardPart(path.name, "model", str(path)) for path in rewards)
     prompts = Prompts(*((Prompt(text),) for text in (*texts, "w4")[:3]))
     task = replace(TINY_TASK, prepare=lambda progress: TaskAssets(str(policy), parts, prompts))
     return _load(task, "cpu", FrozenPolicy())
