@@ -166,8 +166,14 @@ def load_merged(kind: Any, path: str, **options: Any) -> tuple[PreTrainedModel, 
     adapters = adapters_of(path)
     with quiet_loading():
         if adapters is None:
-            # Its own error of shapes speaks of a table that is logged.
-            model, info = kind.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+            # Its own errors of shapes speak of a table that is logged.
+            options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+            try:
+                model, info = kind.from_pretrained(path, **options)
+            except RuntimeError as error:
+                if "conversion of the weights" not in str(error):
+                    raise
+                raise ValueError(f"in {path} weights of one kind, such as experts, differ in shape") from error
             for name, saved, wanted in sorted(info["mismatched_keys"]):
                 raise ValueError(
                     f"in {path} the weight {name} has shape {list(saved)}, where its config says {list(wanted)}"

@@ -89,6 +89,15 @@ def test_a_reward_model_and_a_critic_with_empty_weights_are_refused(policy: Path
         PPOTrainer(replace(CONFIG, value_model="separate", value_model_path=str(reward_model)), models)
 
 
+def test_experts_of_which_some_are_empty_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    config = PhimoeConfig(**GATED, num_local_experts=2, num_experts_per_tok=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path)
+    empty(tmp_path, "experts.0.w1")
+    with pytest.raises(TaskError, match=f"in {tmp_path} weights of one kind, such as experts, differ in shape"):
+        loaded(tmp_path)
+
+
 # Tokens
 
 
