@@ -42,7 +42,7 @@ def ppo() -> Iterator[tuple[float, float]]:
     """Yield each rollout batch's mean reward and exact KL from the reference, in nats per response."""
     models = load_task("arithmetic", "cpu")
     network = build_network(PPOConfig(), models.reference, None)  # a policy with a value head on its trunk
-    generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", BATCH))
+    generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", BATCH, ONE_PROCESS))
     stop_ids = tuple(eos_ids(models.reference, models.tokenizer))
     sampling = SamplingSettings(TEMPERATURE, RESPONSE_LENGTH, stop_ids=stop_ids)
     rates = [(network.policy_parameters(), LEARNING_RATE), (network.value_parameters(), VALUE_LEARNING_RATE)]
@@ -60,7 +60,7 @@ def ppo() -> Iterator[tuple[float, float]]:
         texts = models.token_texts(sequences)
         scored = models.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
         scores = torch.tensor(scored.totals)
-        old = read_policy(network, models.reference, sequences, TEMPERATURE, ChunkRows("scoring", BATCH))
+        old = read_policy(network, models.reference, sequences, TEMPERATURE, ChunkRows("scoring", BATCH, ONE_PROCESS))
         assert old.values is not None
         yield scores.mean().item(), old.kl_exact.sum(-1).mean().item()
 

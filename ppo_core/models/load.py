@@ -164,7 +164,7 @@ def _load(task: Task, device: str, held: FrozenPolicy) -> TaskModels:
     for _, scorer in reward.parts:
         if isinstance(scorer, RewardModel):
             unanswered = (Batch([prompt], [""], [[]], [True]) for prompt in every)
-            texts = chain.from_iterable(map(scorer._encode, unanswered))
+            texts = chain.from_iterable(map(scorer.encode, unanswered))
             _require_known_tokens(scorer.model, scorer.tokenizer, texts, scorer.who, also_later=True)
     return TaskModels(task, reference, tokenizer, reward, prompts, longest)
 

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 import psutil
 import torch
 
-from ppo_core.distributed.world import ONE_PROCESS, World
+from ppo_core.distributed.world import World
 from ppo_core.errors import OutOfMemory, is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class ChunkRows:
         self,
         work: str,
         rows: int,
-        world: World = ONE_PROCESS,
+        world: World,
         *,
         may_halve: bool = True,
         last_resort: Callable[[], bool] | None = None,

@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from ppo_core.data.prompts import rendered, repeated_opening, tokenised
 from ppo_core.data.task import RewardPart
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import load_merged, prepare_layers
@@ -51,7 +52,7 @@ class RewardModel:
                 self._warn_once(f"{self.tokenizer.eos_token} is appended to responses that ended (see append_eos)")
             else:
                 logger.info("%s: no EOS is appended: the tokenizer does it", self.who)
-        self._chunks = ChunkRows(f"scoring by {part.name}", most_rows)
+        self._chunks = ChunkRows(f"scoring by {part.name}", most_rows, ONE_PROCESS)
 
     def __call__(self, batch: Batch) -> PartScores:
         """Score the batch.
@@ -60,7 +61,7 @@ class RewardModel:
             RewardError: the chat template refuses a chat, or a score is not finite.
             OutOfMemory: a single row is too much.
         """
-        rows = self._encode(batch)
+        rows = self.encode(batch)
         # The longest first: if memory runs out, it does so early, and rows of a pass need little padding.
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
         logits = self._chunks.run(lambda most: self._logits([rows[row] for row in order], most), len(rows))
@@ -91,7 +92,7 @@ class RewardModel:
         self.model.config.pad_token_id = self.model.config.get_text_config().pad_token_id = fill
         return fill
 
-    def _encode(self, batch: Batch) -> list[list[int]]:
+    def encode(self, batch: Batch) -> list[list[int]]:
         chats = [prompt.messages is not None for prompt in batch.prompts]
         if any(chats) and self.tokenizer.chat_template is None:
             self._warn_once("its tokenizer has no chat template; it reads chats as the policy's writes them")

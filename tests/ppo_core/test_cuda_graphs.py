@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import OutOfMemory
 from ppo_core.models.load import TaskModels
 from ppo_core.models.memory import ChunkRows, Room
@@ -30,7 +31,7 @@ FIXED = {"gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "cohere", "gran
 
 class InFixedBuffers(TransformersGenerator):
     def __init__(self, network: ActorCritic, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(network, tokenizer, ChunkRows("generation", 7), fixed=True)
+        super().__init__(network, tokenizer, ChunkRows("generation", 7, ONE_PROCESS), fixed=True)
 
 
 def test_the_suite_for_generators_passes() -> None:
@@ -80,7 +81,7 @@ def test_a_model_whose_step_reads_from_the_device_is_never_captured(
     assert "decodes without captured graphs" in caplog.text
     network = build_network(PPOConfig(bf16=False), models.reference, None)
     monkeypatch.setattr(type(models.reference), "device", torch.device("cuda"))
-    assert TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 7))._captured is None
+    assert TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 7, ONE_PROCESS))._captured is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,9 @@ def test_a_capture_without_memory_is_not_hidden(
     monkeypatch.setattr(CapturedDecoding, "_capture", fail)
     models = family("llama", tmp_path, tiny_folder)
     with pytest.raises(OutOfMemory, match="out of memory in generation with one row at a time"):
-        ChunkRows("generation", 4).run(lambda rows: sampled(models, CapturedDecoding(models.reference), 16, 0))
+        ChunkRows("generation", 4, ONE_PROCESS).run(
+            lambda rows: sampled(models, CapturedDecoding(models.reference), 16, 0)
+        )
 
 
 @pytest.fixture
@@ -218,7 +221,7 @@ def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
     monkeypatch.setattr("ppo_core.sampling.cuda_graphs.peak_mib", lambda device: peak)
     models = family("llama", tmp_path, tiny_folder)
     network = build_network(PPOConfig(bf16=False), models.reference, None)
-    generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 4))
+    generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 4, ONE_PROCESS))
     generator._captured = CapturedDecoding(network.policy)
     requests = [Request(i, models.prompts.train[i]) for i in range(4)]
     sampling, found = SamplingSettings(1.5, 6), []
@@ -271,7 +274,7 @@ def test_equal_prompts_go_through_the_model_once(tmp_path: Path, tiny_folder: Pa
     network.policy.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 99))
+    generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 99, ONE_PROCESS))
     sampling, key = SamplingSettings(1.0, 6), Key(1, Purpose.ROLLOUT, 0)
     texts = [" ".join(WORDS[: 1 + i % 3]) for i in range(12)]
     together = generator.generate([Request(i, Prompt(text)) for i, text in enumerate(texts)], sampling, key)

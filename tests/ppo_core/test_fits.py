@@ -8,6 +8,7 @@ import torch
 
 from ppo_core import PPOConfig
 from ppo_core.data.task import Prompts, TaskAssets
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import OutOfMemory
 from ppo_core.models.fits import Least, largest, least
 from ppo_core.models.memory import Room
@@ -30,7 +31,10 @@ def needs(folder: Path, config: PPOConfig, device: torch.device = CPU) -> Least:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_weights_gradients_and_moments_are_those_of_a_run(tiny_folder: Path, name: str) -> None:
-    trainer, found = PPOTrainer(NETWORKS[name], tiny_models(tiny_folder)), needs(tiny_folder, NETWORKS[name])
+    trainer, found = (
+        PPOTrainer(NETWORKS[name], tiny_models(tiny_folder), world=ONE_PROCESS),
+        needs(tiny_folder, NETWORKS[name]),
+    )
     trained = sum(p.nbytes for p in trainer.network.trained().values())
     assert found.checkpoint == trainer.checkpoint_bytes() == 3 * trained
     assert found.parts["optimizer moments"] == 2 * trained

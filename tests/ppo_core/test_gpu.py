@@ -96,7 +96,7 @@ def test_the_suite_for_generators_passes(bf16: bool) -> None:
     def make(network: object, tokenizer: object) -> TransformersGenerator:
         network.cuda()  # type: ignore[attr-defined]
         network.bf16 = bf16  # type: ignore[attr-defined]
-        return TransformersGenerator(network, tokenizer, ChunkRows("generation", 99), fixed=True)  # type: ignore[arg-type]
+        return TransformersGenerator(network, tokenizer, ChunkRows("generation", 99, ONE_PROCESS), fixed=True)  # type: ignore[arg-type]
 
     check_generator(make, tolerance=0.2 if bf16 else FLOAT32_TOLERANCE)
 
@@ -163,7 +163,7 @@ def test_a_run_learns_in_bfloat16_and_goes_on_from_a_checkpoint(lora: bool, tmp_
 
 
 def test_rows_are_halved_when_the_gpu_is_full(tiny_folder: Path) -> None:
-    chunk = ChunkRows("scoring", 64)
+    chunk = ChunkRows("scoring", 64, ONE_PROCESS)
 
     def attempt(rows: int) -> int:
         most = torch.cuda.mem_get_info()[1]

@@ -154,9 +154,9 @@ def test_the_step_is_the_kl_of_the_updates_on_the_batch(tiny: TaskModels) -> Non
     state.step = 0
     rollouts = collect(state, tiny, trainer.generator)
     experience, metrics = score(state, tiny, rollouts)
-    assert read_kl_step(state.network, experience, 1.0, ChunkRows("scoring", 3), world=ONE_PROCESS) == pytest.approx(
-        0.0, abs=1e-9
-    )
+    assert read_kl_step(
+        state.network, experience, 1.0, ChunkRows("scoring", 3, ONE_PROCESS), world=ONE_PROCESS
+    ) == pytest.approx(0.0, abs=1e-9)
     reported = learn(state, experience, metrics["objective/kl_exact"])["policy/kl_step"]
     with torch.no_grad():
         sequences, logits = experience.sequences, []
@@ -179,10 +179,15 @@ def test_rounding_shows_a_floor_in_bfloat16_alone(tiny: TaskModels) -> None:
         trainer.state.step = 0
         experience, _ = score(trainer.state, tiny, collect(trainer.state, tiny, trainer.generator))
         before = {name: weight.clone() for name, weight in trainer.network.state_dict().items()}
-        floors.append(rounding_floor(trainer.network, experience, 1.0, ChunkRows("scoring", 16), world=ONE_PROCESS))
+        floors.append(
+            rounding_floor(trainer.network, experience, 1.0, ChunkRows("scoring", 16, ONE_PROCESS), world=ONE_PROCESS)
+        )
         for name, weight in trainer.network.state_dict().items():
             assert torch.equal(weight, before[name]), name
-        assert read_kl_step(trainer.network, experience, 1.0, ChunkRows("scoring", 16), world=ONE_PROCESS) < 1e-3
+        assert (
+            read_kl_step(trainer.network, experience, 1.0, ChunkRows("scoring", 16, ONE_PROCESS), world=ONE_PROCESS)
+            < 1e-3
+        )
     assert floors[0] == 0 and 1e-6 < floors[1] < 0.05
 
 

@@ -81,7 +81,7 @@ def test_what_sampled_is_compared_and_never_learned_from(models: TaskModels) -> 
             return replace(rollouts, sampler_logprobs=wrong)
 
     def make(network: ActorCritic, tokenizer: PreTrainedTokenizerBase) -> Wrong:
-        return Wrong(network, tokenizer, ChunkRows("generation", 99))
+        return Wrong(network, tokenizer, ChunkRows("generation", 99, ONE_PROCESS))
 
     true, trusting = (
         PPOTrainer(config, models, world=ONE_PROCESS),
@@ -110,7 +110,7 @@ def test_a_sampler_of_another_distribution_shows_in_the_gap_of_sampled_and_exact
             return super().generate(requests, replace(sampling, temperature=temperature), key)
 
     def make(network: ActorCritic, tokenizer: PreTrainedTokenizerBase) -> Tempered:
-        return Tempered(network, tokenizer, ChunkRows("generation", 99))
+        return Tempered(network, tokenizer, ChunkRows("generation", 99, ONE_PROCESS))
 
     config = replace(CONFIG, total_episodes=256, batch_size=256, mini_batch_size=32, eval_every_episodes=256)
     trainer = PPOTrainer(config, models, make_generator=make, world=ONE_PROCESS)

@@ -17,6 +17,7 @@ from transformers import (
 
 from ppo_core import PPOConfig
 from ppo_core.data.task import Prompt, Prompts, RewardPart, TaskAssets
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.models.fits import least
 from ppo_core.models.load import FrozenPolicy, TaskModels, _load
@@ -86,7 +87,9 @@ def test_a_reward_model_and_a_critic_with_empty_weights_are_refused(policy: Path
     with pytest.raises(TaskError, match=r"reward part .*wte\.weight has shape \[0\].*\[23, 32\]"):
         loaded(policy, reward_model)
     with pytest.raises(ConfigError, match=r"value_model_path .*wte\.weight has shape \[0\].*\[23, 32\]"):
-        PPOTrainer(replace(CONFIG, value_model="separate", value_model_path=str(reward_model)), models)
+        PPOTrainer(
+            replace(CONFIG, value_model="separate", value_model_path=str(reward_model)), models, world=ONE_PROCESS
+        )
 
 
 def test_experts_of_which_some_are_empty_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
@@ -151,7 +154,7 @@ def is_unread(name: str) -> bool:
 @pytest.mark.parametrize("value_model", ["shared", "separate"])
 def test_what_text_never_reaches_is_neither_trained_nor_copied(multimodal: TaskModels, value_model: str) -> None:
     config = replace(CONFIG, value_model=value_model, total_episodes=16)
-    trainer = PPOTrainer(config, multimodal)
+    trainer = PPOTrainer(config, multimodal, world=ONE_PROCESS)
     trained = trainer.network.trained()
     assert not any(map(is_unread, trained))
     assert {name for name, p in trainer.network.named_parameters() if not p.requires_grad} == {
@@ -165,7 +168,7 @@ def test_what_text_never_reaches_is_neither_trained_nor_copied(multimodal: TaskM
 
 def test_adapters_are_where_text_passes(multimodal: TaskModels, tmp_path: Path) -> None:
     config = replace(LORA, lora_target_modules="all-linear", total_episodes=16)
-    trainer = PPOTrainer(config, multimodal)
+    trainer = PPOTrainer(config, multimodal, world=ONE_PROCESS)
     assert len(trainer.network.trained()) > 2 * 2 * 7
     assert not any(map(is_unread, trainer.network.trained()))
     only = replace(config, lora_target_modules="q_proj")
@@ -173,7 +176,7 @@ def test_adapters_are_where_text_passes(multimodal: TaskModels, tmp_path: Path) 
 
 
 def test_the_least_memory_counts_them_once(multimodal: TaskModels, tmp_path: Path) -> None:
-    trainer = PPOTrainer(CONFIG, multimodal)
+    trainer = PPOTrainer(CONFIG, multimodal, world=ONE_PROCESS)
     found = least(CONFIG, TINY_TASK, TaskAssets(str(tmp_path / "gemma3"), (), multimodal.prompts), torch.device("cpu"))
     assert found.checkpoint == trainer.checkpoint_bytes()
 
@@ -184,7 +187,7 @@ def test_a_router_that_answers_with_more_than_a_tensor_takes_no_adapter(tiny_fol
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path)
     models = load_models(tmp_path, tiny_folder)
-    trainer = PPOTrainer(replace(LORA, lora_target_modules="all-linear", total_episodes=16), models)
+    trainer = PPOTrainer(replace(LORA, lora_target_modules="all-linear", total_episodes=16), models, world=ONE_PROCESS)
     assert trainer.network.trained() and not any("router" in name for name in trainer.network.trained())
     *_, last = trainer
     assert last.step == 1

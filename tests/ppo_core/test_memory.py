@@ -163,7 +163,7 @@ def test_memory_that_runs_out_beside_torchs_cuda_allocator_halves_the_rows_for_g
             raise RuntimeError(message)
         return rows
 
-    chunk = ChunkRows("scoring", 64)
+    chunk = ChunkRows("scoring", 64, ONE_PROCESS)
     assert chunk.run(attempt, most=20) == 5 == chunk.rows
     assert chunk.run(attempt, most=3) == 3, "a smaller job is done whole"
 
@@ -172,7 +172,7 @@ def test_other_errors_pass() -> None:
     def fail(rows: int) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    chunk = ChunkRows("scoring", 64)
+    chunk = ChunkRows("scoring", 64, ONE_PROCESS)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         chunk.run(fail, most=20)
     assert chunk.rows == 64

@@ -97,7 +97,9 @@ def test_the_kl_is_the_filtered_policys_from_the_whole_reference(
     if moved:
         network.policy.get_parameter("transformer.h.0.mlp.c_fc.weight").mul_(1.5)
     sequences = respond(models, config, prompts_of(models, 8), policy=network.policy).sequences
-    reading = read_policy(network, models.reference, sequences, config.temperature, ChunkRows("scoring", 99))
+    reading = read_policy(
+        network, models.reference, sequences, config.temperature, ChunkRows("scoring", 99, ONE_PROCESS)
+    )
     for row, used in enumerate(sequences.attention_mask.bool()):
         ids = sequences.ids[row][used].unsqueeze(0)
         length = int(sequences.response_mask[row].sum())

@@ -1,6 +1,7 @@
 """A wrong shape is refused by name at the entry points of the mathematics, where it would broadcast silently."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from ppo_core.algorithm.advantages import gae, masked_whiten
 from ppo_core.algorithm.kl import kl_loss, sampled_kl
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
+from ppo_core.distributed.world import ONE_PROCESS
 
 ENTRIES: dict[str, tuple[Callable[..., object], list[str]]] = {
     "policy_loss": (
@@ -20,7 +22,7 @@ ENTRIES: dict[str, tuple[Callable[..., object], list[str]]] = {
         ["values", "old_values", "returns", "mask"],
     ),
     "gae": (lambda **batch: gae(**batch, gamma=1.0, lam=0.95), ["rewards", "values", "mask"]),
-    "masked_whiten": (masked_whiten, ["values", "mask"]),
+    "masked_whiten": (partial(masked_whiten, world=ONE_PROCESS), ["values", "mask"]),
     "kl_loss": (lambda **batch: kl_loss(**batch, estimator="k1"), ["logprobs", "ref_logprobs", "mask"]),
     "sampled_kl": (lambda **batch: sampled_kl(**batch, estimator="k1"), ["logprobs", "ref_logprobs"]),
 }

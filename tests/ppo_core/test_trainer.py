@@ -241,7 +241,7 @@ class Ours(TransformersGenerator):
     rows = 99
 
     def __init__(self, network: ActorCritic, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(network, tokenizer, ChunkRows("generation", self.rows))
+        super().__init__(network, tokenizer, ChunkRows("generation", self.rows, ONE_PROCESS))
 
 
 class InChunks(Ours):

@@ -28,7 +28,7 @@ def build(tiny: TaskModels, config: PPOConfig) -> ActorCritic:
 
 
 def read(tiny: TaskModels, network: ActorCritic, rollouts: Rollouts) -> PolicyReading:
-    return read_policy(network, tiny.reference, rollouts.sequences, 1.0, ChunkRows("scoring", 99))
+    return read_policy(network, tiny.reference, rollouts.sequences, 1.0, ChunkRows("scoring", 99, ONE_PROCESS))
 
 
 def collect(tiny: TaskModels, network: ActorCritic, config: PPOConfig) -> tuple[Rollouts, Experience]:
@@ -49,7 +49,7 @@ def collect(tiny: TaskModels, network: ActorCritic, config: PPOConfig) -> tuple[
 
 
 def update(network: ActorCritic, optimizers: Optimizers, experience: Experience, config: PPOConfig) -> UpdateStatistics:
-    chunk = ChunkRows("training", config.batch_sizes(1).per_device_train_batch_size)
+    chunk = ChunkRows("training", config.batch_sizes(1).per_device_train_batch_size, ONE_PROCESS)
     return ppo_epochs(network, optimizers, experience, config, 0, chunk, world=ONE_PROCESS)
 
 
