@@ -57,7 +57,7 @@ def test_before_a_confirmation_the_page_names_the_command(path: Path, monkeypatc
 
 def test_before_a_confirmation_the_page_shows_what_would_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("confirm", path, monkeypatch)
-    assert "20 runs of 1,920 episodes will confirm trial 5, trial 7, trial 9 and the reference; about" in (
+    assert "20 runs of 1,920 episodes will confirm trial 5, trial 6, trial 7 and the reference; about" in (
         app.markdown[1].value
     )
     assert shown.subheaders(app)[1:] == ["Different settings", "Outcomes"]

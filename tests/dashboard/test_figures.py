@@ -431,11 +431,6 @@ def test_budget_and_best_are_drawn_at_their_values() -> None:
     assert low < 1.0 and high > 1.4
 
 
-def test_without_a_budget_none_is_drawn() -> None:
-    figure = figures.reward_against_kl(ENDED, kl_budget=None, best=None)
-    assert not figure.layout.shapes and figure.layout.xaxis.range[1] == pytest.approx(27.5)
-
-
 def test_a_points_trial_reaches_the_browser_as_a_plain_number() -> None:
     """A typed array would come back from a selection as an object."""
     figure = ways()

@@ -95,18 +95,18 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
     row = trial_row(0, status=Status.RUNNING)
     report = StepReport(3, 96, {"objective/scores": 0.5, "objective/kl_exact": 2.0})
     with StudyProgress(Console(file=out, force_terminal=is_terminal, width=200)) as progress:
-        progress(StudyStarted(spec, Tally(4, 0, 8, 4.0, None), ("search.lam: not searched, was 0.9 to 1",)))
+        progress(StudyStarted(spec, Tally(4, 8, 4.0, None), ("search.lam: not searched, was 0.9 to 1",)))
         progress(Preparing("the \x1b[31mmodels", 0.5))
         progress(TrialStarted(row, 2))
         progress(TrialStepped(0, report, 8))
         progress(
             TrialStepped(0, StepReport(4, 128, {"eval/reward": 0.75, "eval/kl": 4.0, "objective/kl_exact": 16}), 8)
         )
-        progress(TrialEnded(pruned(0, params={"lam": 0.95}), Tally(5, 0, 8, 5.0, None)))
+        progress(TrialEnded(pruned(0, params={"lam": 0.95}), Tally(5, 8, 5.0, None)))
         progress(StudyStopping(1, "interrupted"))
-        progress(StudyStopped(Tally(5, 0, 8, 5.0, None), "interrupted"))
+        progress(StudyStopped(Tally(5, 8, 5.0, None), "interrupted"))
     text = out.getvalue()
-    assert progress.stopped == StudyStopped(Tally(5, 0, 8, 5.0, None), "interrupted")
+    assert progress.stopped == StudyStopped(Tally(5, 8, 5.0, None), "interrupted")
     for line in (
         "4 of 8 trials ended; KL budget 10, limit 15 nats/response",
         "note: search.lam: not searched, was 0.9 to 1",
@@ -131,13 +131,13 @@ def test_the_count_is_of_the_search_or_of_what_confirms_it_whichever_the_trial_b
     out, spec = io.StringIO(), StudySpec.from_dict(made_study.SPEC, "made")
     confirming = trial_row(9, role=Role.CONFIRM, parent=0)
     with StudyProgress(Console(file=out, width=200)) as progress:
-        progress(StudyStarted(spec, Tally(4, 0, 4, 4.0, None), ()))
-        progress(TrialEnded(trial_row(3), Tally(4, 0, 4, 4.0, None)))
+        progress(StudyStarted(spec, Tally(4, 4, 4.0, None), ()))
+        progress(TrialEnded(trial_row(3), Tally(4, 4, 4.0, None)))
         for confirmed in (1, 10):
-            progress(TrialEnded(confirming, Tally(4, 0, 4, 4.0, None, 10, confirmed)))
-        progress(TrialEnded(trial_row(10), Tally(5, 0, 6, 5.0, None, 10, 10)))
-        progress(TrialEnded(trial_row(11), Tally(1, 3, None, 0.84, 6.0)))
-        progress(TrialEnded(trial_row(12), Tally(12, 3, None, 6.96, 7.5, 10, 10)))
+            progress(TrialEnded(confirming, Tally(4, 4, 4.0, None, 10, confirmed)))
+        progress(TrialEnded(trial_row(10), Tally(5, 6, 5.0, None, 10, 10)))
+        progress(TrialEnded(trial_row(11), Tally(1, None, 0.84, 6.0)))
+        progress(TrialEnded(trial_row(12), Tally(12, None, 6.96, 7.5, 10, 10)))
     counts = [line[: line.index("]") + 1] for line in out.getvalue().splitlines() if line.startswith("[")]
     assert counts == [
         "[4/4]", "[confirmed  1/10]", "[confirmed 10/10]", "[5/6]", "[1 ended, 0.8 of 6]", "[12 ended, 7.0 of 7.5]"
@@ -195,7 +195,7 @@ def test_the_command_that_resumes_repeats_the_flags_on_workers(
     ppo_tuner: Invoke, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object, on_event: Emit, **__: object) -> None:
-        on_event(StudyStopped(Tally(0, 0, 3, 0.0, None), "interrupted"))
+        on_event(StudyStopped(Tally(0, 3, 0.0, None), "interrupted"))
 
     monkeypatch.setattr("tuner.cli.run.run_study", stop)
     monkeypatch.setattr("tuner.cli.run.require_gpus", lambda _: None)

@@ -75,7 +75,7 @@ def test_a_study_runs_to_its_total_with_the_right_states_and_values(tmp_path: Pa
     assert of_kind(events, Preparing) == [Preparing("counting to two", 0.5), Preparing("counting to two", 1.0)]
     assert sorted(event.row.number for event in of_kind(events, TrialEnded)) == [0, 1, 2, 3, 4, 5]
     assert {event.last_step for event in of_kind(events, TrialStepped)} == {10}
-    assert events[0] == StudyStarted(quick_spec(), Tally(0, 0, 6, 0.0, None), ())
+    assert events[0] == StudyStarted(quick_spec(), Tally(0, 6, 0.0, None), ())
 
 
 def test_a_stop_by_the_guard_is_recorded_with_its_evidence(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -
     assert finished
     best = best_trial(rows(tmp_path), quick_spec().kl_budget)
     assert best is not None
-    assert events == [StudyStarted(quick_spec(trials=2), Tally(2, 0, 2, 2.0, None), (), best)]
+    assert events == [StudyStarted(quick_spec(trials=2), Tally(2, 2, 2.0, None), (), best)]
     assert outcomes(tmp_path) == before
     with opened(tmp_path) as store:
         assert store.study("quick").finished_at is not None and not store.study("quick").is_held
@@ -120,7 +120,7 @@ def test_a_study_without_trials_takes_any_spec(tmp_path: Path) -> None:
         run(tmp_path, quick_spec(task=f"{MODULE}:BROKEN_TASK"))
     assert rows(tmp_path) == []
     finished, events = run(tmp_path, quick_spec(trials=1, seed=6))
-    assert finished and events[0] == StudyStarted(quick_spec(trials=1, seed=6), Tally(0, 0, 1, 0.0, None), ())
+    assert finished and events[0] == StudyStarted(quick_spec(trials=1, seed=6), Tally(0, 1, 0.0, None), ())
 
 
 def test_a_trial_that_raises_fails_and_the_others_go_on(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     before = signal.getsignal(signal.SIGINT)
     assert not run(tmp_path, spec, workers=2, timeout=5000, on_event=listen)[0]
     assert signal.getsignal(signal.SIGINT) is before
-    assert events[-1] == StudyStopped(Tally(0, 0, 2, pytest.approx(1.4, abs=0.5), None), why)
+    assert events[-1] == StudyStopped(Tally(0, 2, pytest.approx(1.4, abs=0.5), None), why)
     assert stopping == [True] and not is_stopping(tmp_path)
     assert [row.status for row in rows(tmp_path)] == [Status.RUNNING] * 2
     for number in (0, 1):
