@@ -14,8 +14,10 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError, TaskError
+from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import (
     MODULE,
+    NAME,
     curves,
     opened,
     outcomes,
@@ -24,6 +26,7 @@ from tests.tuner.quick_study import (
     quick_table,
     rows,
     run,
+    storage,
 )
 from tuner.control.events import (
     Event,
@@ -39,7 +42,7 @@ from tuner.control.events import (
 )
 from tuner.control.retry import TrialWatch
 from tuner.judge.best import best_trial
-from tuner.judge.scoring import Tally
+from tuner.judge.scoring import Tally, tally
 from tuner.store import TrialRow
 from tuner.study import folder as study_folder
 from tuner.study.spec import StudySpec
@@ -147,6 +150,28 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
     trials = rows(tmp_path)
     assert [(row.status, row.reason.rule) for row in trials if row.reason] == [(FAILED, "out_of_memory")] * 3
     assert [row.attempts for row in trials] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rule", "told"),
+    [("all_nan", "nonfinite", "(objective/kl_exact) was not a number at step 0"), ("far", "kl_hard", "100 at step 0")],
+)
+def test_trials_that_a_rule_ends_before_their_first_update_stop_the_study_however_large_its_budget(
+    tmp_path: Path, trainer: str, rule: str, told: str, ppo_tuner: Invoke
+) -> None:
+    spec = quick_spec(trainer, trials=None, budget=1000)
+    with pytest.raises(StudyError) as caught:
+        run(tmp_path, spec, workers=1)
+    assert told in str(caught.value) and "ppo-tuner retry" not in str(caught.value)
+    trials = rows(tmp_path)
+    assert [(row.status, row.reason and row.reason.rule, row.episodes) for row in trials] == [(PRUNED, rule, 0)] * 3
+    assert tally(trials, spec).spent == 3 * 16 / 160  # an iteration each
+    with pytest.raises(StudyError):  # the cause is still there
+        run(tmp_path, spec, workers=1)
+    assert len(rows(tmp_path)) == 4
+    at = ("--storage", storage(tmp_path))
+    assert told in str(ppo_tuner("best", NAME, *at))
+    assert told in str(ppo_tuner("diagnose", NAME, "0", *at))
 
 
 @pytest.mark.slow

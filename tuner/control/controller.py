@@ -134,10 +134,9 @@ class TrialLoop:
                     self._handle(job, message)
         self._finish_files()
         if self._verdict is not None:
-            name = self._study.row.name
-            raise StudyError(
-                f"{self._verdict}; fix the cause, then run: ppo-tuner retry {name}, and run the study again"
-            )
+            retried = any(row.status is Status.FAILED for row in self._study.rows)
+            first = f", then run: ppo-tuner retry {self._study.row.name}," if retried else ""
+            raise StudyError(f"{self._verdict}; fix the cause{first} and run the study again")
         return self._stopping
 
     def _warn(self, line: str) -> None:
@@ -506,6 +505,6 @@ class TrialLoop:
         study = self._study
         self._running.pop(number, None)
         self._ends.finish(study.rows[number], outcome)
-        if outcome.status is Status.FAILED:
+        if study.rows[number].has_failed:
             rows = study.store.trials(study.row)  # how far the others are by now
             self._verdict = self._verdict or retry.failing(rows, number)

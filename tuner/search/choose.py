@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
+from tuner.judge.scoring import charged
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
@@ -139,15 +140,12 @@ def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def _left(spec: StudySpec, rows: Rows) -> float:
-    """Return the budget's uncommitted episodes; a running trial is committed up to its rung or its end.
-
-    A trial is charged `total_episodes` at most: what rounds its last batch up is free (`tuner.judge.scoring.tally`).
-    """
+    """Return the budget's uncommitted episodes; a running trial is committed up to its rung or its end."""
     if spec.budget is None:
         return math.inf
     whole = spec.total_episodes
     committed = sum(
-        min(row.episodes, whole) if row.is_done else own_rung(spec, row) or whole for row in counting_trials(rows)
+        charged(row, whole) if row.is_done else own_rung(spec, row) or whole for row in counting_trials(rows)
     )
     return spec.budget * whole - committed
 
