@@ -6,6 +6,7 @@ A file or database that is damaged, not a store, or of another version is refuse
 import json
 import sqlite3
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, inspect, select, text, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SAWarning, SQLAlchemyError
 
 from ppo_core.errors import PPOTunerError, StoreError, StudyError, first_line
 from tuner.store import schema
@@ -45,12 +46,17 @@ def connect(url: URL) -> Engine:
     """
     is_sqlite = url.get_backend_name() == "sqlite"
     try:
-        engine = create_engine(url, pool_pre_ping=not is_sqlite, json_serializer=_json)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SAWarning)  # of options that it would ignore
+            engine = create_engine(url, pool_pre_ping=not is_sqlite, json_serializer=_json)
     except ModuleNotFoundError as error:
         install = "leave the driver out of the URL" if is_sqlite else 'pip install "ppo-tuner[postgres]"'
         raise StoreError(f"{redacted(url)} needs a driver: {install}") from error
     except ArgumentError as error:
-        raise StoreError(f"storage {redacted(url)} names no known driver: {error}") from error
+        raise StoreError(f"storage {redacted(url)} names no known driver: {first_line(error)}") from error
+    except (SAWarning, TypeError, ValueError) as error:
+        hint = "; a file with ? in its name is given as a path, without sqlite:///" if is_sqlite else ""
+        raise StoreError(f"storage {redacted(url)}: what follows its ? is not allowed{hint}") from error
     if engine.dialect.is_async:
         raise StoreError(f"storage {redacted(url)} names an asynchronous driver; leave it out of the URL")
     (_set_up_sqlite if is_sqlite else _set_up_postgresql)(engine)
@@ -109,8 +115,8 @@ def _use_wal(engine: Engine) -> None:
 
 
 def file_of(url: URL) -> Path | None:
-    """Return the URL's SQLite file; None for a server, or a `file:` URI that SQLite itself reads."""
-    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
+    """Return the URL's SQLite file; None for a server, or a `file:` URI (`uri=true`) that SQLite itself reads."""
+    if url.get_backend_name() != "sqlite" or not url.database or "uri" in url.query:
         return None
     return Path(url.database)
 
