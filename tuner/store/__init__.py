@@ -39,7 +39,7 @@ class Store(Studies, Trials, Orders):
 
     @classmethod
     def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False) -> "Store":
-        """Open the store at a URL or path; `create`: make it first if there is none.
+        """Open the store at a URL or path; `create`: to write to it, made first if there is none.
 
         Raises:
             StoreError: it does not exist, cannot be reached, is not ours, or has another schema version.
@@ -76,3 +76,5 @@ def _check(engine: Engine, create: bool) -> None:
             f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}: "
             "name another store, or use the version that made this one"
         )
+    elif create and connect.is_read_only(path):
+        raise connect.read_only(engine.url)

@@ -4,6 +4,7 @@ A file or database that is damaged, not a store, or of another version is refuse
 """
 
 import json
+import os
 import sqlite3
 import time
 import warnings
@@ -15,6 +16,7 @@ from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, in
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SAWarning, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from ppo_core.errors import PPOTunerError, StoreError, StudyError, first_line
 from tuner.store import schema
@@ -48,7 +50,9 @@ def connect(url: URL) -> Engine:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", SAWarning)  # of options that it would ignore
-            engine = create_engine(url, pool_pre_ping=not is_sqlite, json_serializer=_json)
+            # What may only be read is opened anew each time: how, depends on whether somebody writes it just now.
+            pool = {"poolclass": NullPool} if is_read_only(file_of(url)) else {}
+            engine = create_engine(url, pool_pre_ping=not is_sqlite, json_serializer=_json, **pool)
     except ModuleNotFoundError as error:
         install = "leave the driver out of the URL" if is_sqlite else 'pip install "ppo-tuner[postgres]"'
         raise StoreError(f"{redacted(url)} needs a driver: {install}") from error
@@ -121,15 +125,28 @@ def file_of(url: URL) -> Path | None:
     return Path(url.database)
 
 
+def is_read_only(path: Path | None) -> bool:
+    """Return True if a store's file is there, and this user may only read it: to write, SQLite needs its log beside."""
+    if path is None or not path.exists():
+        return False
+    return not os.access(path, os.W_OK) or not (os.access(path.parent, os.W_OK) or _has_log(path))
+
+
+def _has_log(path: Path) -> bool:
+    log = Path(f"{path}-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
 def _set_up_sqlite(engine: Engine) -> None:
     path = file_of(engine.url)
-    uri = None if path is None else f"{path.absolute().as_uri()}?mode=rw"
 
     @event.listens_for(engine, "do_connect")
     def name_mode(_dialect: Dialect, _record: object, args: list[Any], options: dict[str, Any]) -> None:
-        # A file that is gone (its folder is no longer mounted) must fail, not be created anew without tables.
-        if uri is not None:
-            args[0] = uri
+        # A file that is gone (its folder is no longer mounted) must fail, not be created anew without tables. Without
+        # a log, one that may only be read is immutable: SQLite would else make files beside it, to share with writers.
+        if path is not None:
+            mode = "mode=rw" if not is_read_only(path) else "mode=ro" if _has_log(path) else "immutable=1"
+            args[0] = f"{path.absolute().as_uri()}?{mode}"
             options["uri"] = True
 
     @event.listens_for(engine, "connect")
@@ -266,7 +283,15 @@ def renew(connection: Connection, lease: Lease) -> None:
 
 def store_error(url: URL, error: SQLAlchemyError) -> StoreError:
     """Return a one-line error without the password."""
-    return StoreError(f"the store {redacted(url)} failed: {first_line(getattr(error, 'orig', None) or error)}")
+    cause = getattr(error, "orig", None) or error
+    if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+        return read_only(url)
+    return StoreError(f"the store {redacted(url)} failed: {first_line(cause)}")
+
+
+def read_only(url: URL) -> StoreError:
+    """Return the error of a write to a store that may only be read."""
+    return StoreError(f"the store {redacted(url)} is read only: this user may not write its file and its folder")
 
 
 def may_pass(error: SQLAlchemyError) -> bool:
