@@ -42,7 +42,8 @@ from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
 from ppo_core.algorithm.scores import less_penalties, score_spread, spread_of, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig, default_lam
-from ppo_core.data.task_file import get_task
+from ppo_core.data.task import Task
+from ppo_core.data.task_file import AnyTask, get_task
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import ONE_PROCESS, World, joined, run_on_rank_zero, together
 from ppo_core.errors import ConfigError, TaskError
@@ -58,9 +59,9 @@ from ppo_core.sampling.next_token import SamplingSettings
 
 
 def ppo_trainer(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
+    config: PPOConfig, task: AnyTask, *, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
 ) -> "PPOTrainer":
-    """Return a trainer on a task, by its name or path; new, or continuing from the checkpoint folder `resume_from`.
+    """Return a trainer on a task (or its name or path); new, or continuing from the checkpoint folder `resume_from`.
 
     In a launch of several processes each makes its own, and all drive their trainers alike.
 
@@ -72,19 +73,19 @@ def ppo_trainer(
     world = joined()
     if world.size > 1:
         free()  # frees an earlier trainer with sharded weights, which is held by reference cycles
-    config, models = together(world, lambda: _prepared(config, task_name, device))
+    config, models = together(world, lambda: _prepared(config, get_task(task), device))
     trainer = together(world, lambda: PPOTrainer(config, models, world=world))
     if resume_from is not None:
         trainer.restore(Path(resume_from))
     return trainer
 
 
-def _prepared(config: PPOConfig, task_name: str, device: str) -> tuple[PPOConfig, TaskModels]:
+def _prepared(config: PPOConfig, task: Task, device: str) -> tuple[PPOConfig, TaskModels]:
     """Return the config completed for its device, and the task's models; errors as in `ppo_trainer`."""
-    config = with_checkpointing(config, get_task(task_name), device)
+    config = with_checkpointing(config, task, device)
     if config.gradient_checkpointing:
         logging.getLogger(__name__).info("gradient checkpointing is on")
-    return config, load_task(task_name, device, FrozenPolicy.of(config, device))
+    return config, load_task(task, device, FrozenPolicy.of(config, device))  # type: ignore[arg-type]
 
 
 def collect(state: RunState, models: TaskModels, generator: Generator) -> Rollouts:

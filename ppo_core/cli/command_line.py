@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ppo_core import output
 from ppo_core.distributed import launch as launched
@@ -21,7 +21,17 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError instead of printing its usage and exiting."""
+    """An argument parser that takes - and _ in a flag's name alike, and raises ConfigError instead of exiting."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse as argparse does, with each flag as it was declared."""
+        flags = {flag.replace("-", "_"): flag for flag in self._option_string_actions if flag.startswith("--")}
+        words = []
+        for word in sys.argv[1:] if args is None else args:
+            given, equals, value = word.partition("=")
+            flag = flags.get(given.replace("-", "_")) if given.startswith("--") else None
+            words.append(word if flag is None else f"{flag}{equals}{value}")
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise the mistake instead of printing it."""

@@ -152,6 +152,19 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
     assert [row.attempts for row in trials] == [3, 3, 3]
 
 
+def test_it_is_said_that_trials_get_other_threads_and_that_those_before_keep_theirs(tmp_path: Path) -> None:
+    _, first = run(tmp_path, quick_spec(trials=1, threads=1))
+    assert not [note for note in first[0].notes if "threads" in note]  # type: ignore[union-attr]
+    _, second = run(tmp_path, quick_spec(trials=2), threads_per_trial=lambda _: 3)
+    assert [note for note in second[0].notes if "threads" in note] == [  # type: ignore[union-attr]
+        "threads: unset, was 1",
+        "new trials have 3 CPU threads each; those of 1 keep them",
+    ]
+    _, third = run(tmp_path, quick_spec(trials=3, threads=2))
+    assert "new trials have 2 CPU threads each; those of 1, 3 keep them" in third[0].notes  # type: ignore[union-attr]
+    assert [row.threads for row in rows(tmp_path)] == [1, 3, 2]
+
+
 @pytest.mark.parametrize(
     ("trainer", "rule", "told"),
     [("all_nan", "nonfinite", "(objective/kl_exact) was not a number at step 0"), ("far", "kl_hard", "100 at step 0")],

@@ -114,6 +114,10 @@ def run_study(
             if gpus and trials_per_gpu > 1:
                 notes.append(mps_line())
             notes += changes
+            others = sorted({row.threads for row in study.rows} - {limits.threads})
+            if others:
+                kept = ", ".join(map(str, others))
+                notes.append(f"new trials have {limits.threads} CPU threads each; those of {kept} keep them")
             progress = tally(study.rows, study.spec)
             if plan is not None:
                 notes.append(cost_line(wanted, study.rows, count))
