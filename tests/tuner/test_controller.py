@@ -15,6 +15,7 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError, TaskError
 from tests.tuner.invoke import Invoke
+from tests.tuner import stores
 from tests.tuner.quick_study import (
     MODULE,
     NAME,
@@ -150,6 +151,20 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
     trials = rows(tmp_path)
     assert [(row.status, row.reason.rule) for row in trials if row.reason] == [(FAILED, "out_of_memory")] * 3
     assert [row.attempts for row in trials] == [3, 3, 3]
+
+
+def test_what_a_power_cut_took_from_the_store_is_read_from_the_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    (whole,) = rows(tmp_path)
+    with opened(tmp_path) as store:
+        stores.execute(store, "DELETE FROM ppo_steps WHERE step > 5")
+        stores.execute(store, "UPDATE ppo_trials SET status = 'running', episodes = 80, value = NULL")
+        stores.execute(store, "UPDATE ppo_studies SET finished_at = NULL")
+    finished, events = run(tmp_path, quick_spec(trials=1))
+    assert finished and "store lost what came after step 5" in str(events)
+    (row,) = rows(tmp_path)
+    assert (row.status, row.episodes, row.value, row.end_kl) == (COMPLETED, 160, whole.value, whole.end_kl)
+    assert [step[0] for step in curves(tmp_path)[0] if len(step) > 3] == [0, 1, 2, 3, 4, 5, 10]
 
 
 def test_it_is_said_that_trials_get_other_threads_and_that_those_before_keep_theirs(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ppo_core import checkpoint
 from ppo_core.cli.command_line import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.output import report_line
-from ppo_core.report import NextMove
+from ppo_core.report import NextMove, StepReport
 from tuner.confirm.held_out_readings import HeldOutReadings
 from tuner.confirm.plan import Plan
 from tuner.control import forks, retry
@@ -329,6 +330,8 @@ class TrialLoop:
             text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
             self._ends.note(row.number, text)
             self._warn(text)
+        if resume_from is not None and step is not None:
+            self._restore_step(row, resume_from, step)
         self._outages.retrying(row.number)
         row = study.put(study.store.begin_attempt(study.lease, row, step))
         self._running[row.number] = _Running(PPOConfig.from_dict(row.config))
@@ -351,6 +354,16 @@ class TrialLoop:
             )
         )
         self._emit(TrialStarted(row, step))
+
+    def _restore_step(self, row: TrialRow, saved: Path, step: int) -> None:
+        """Record a checkpoint's step and evaluation if the store lost them, as in a power cut."""
+        study, last_step = self._study, self._study.store.last_step(row.id)
+        if last_step is None or last_step >= step:
+            return
+        extra = checkpoint.read_manifest(saved)["extra"]
+        readings = {f"eval/{name}": value for name, value in (extra.get(checkpoint.EVALUATION) or {}).items()}
+        study.store.add_step(study.lease, row.id, StepReport(step, extra[checkpoint.EPISODE], readings), seconds=0.0)
+        self._warn(f"trial {row.number}: the store lost what came after step {last_step}; its checkpoint has {step}")
 
     def _is_finished(self) -> bool:
         return is_finished(self._study.spec, self._study.rows)

@@ -152,7 +152,7 @@ def _set_up_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _record: object) -> None:
         cursor = connection.cursor()
-        for pragma in ("synchronous=NORMAL", f"busy_timeout={LOCK_SECONDS * 1_000}", "foreign_keys=ON"):
+        for pragma in ("synchronous=FULL", f"busy_timeout={LOCK_SECONDS * 1_000}", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
