@@ -1,4 +1,4 @@
-"""Shared by all commands: parsing, one line per error, exit statuses, and Ctrl-C and SIGTERM."""
+"""Shared by all commands: parsing, one line per error, exit statuses, and signals."""
 
 import argparse
 import io
@@ -112,26 +112,31 @@ def run(name: str, work: Callable[[], int]) -> int:
 
 
 INTERRUPTED = "interrupted"
-_REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM"}
+_REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM", signal.SIGHUP: "ended by SIGHUP"}
 _PASSED_ON_SECONDS = 5.0
 """A repeated signal within this time counts as one: launchers forward a Ctrl-C that their processes
-also got from the terminal.
+also got from the terminal, and a shell passes on the end of its terminal.
 """
 
 
 class StopRequest:
-    """A request to stop, with its reason: the first Ctrl-C or SIGTERM; the second ends the program at once."""
+    """A request to stop, with its reason: the first Ctrl-C, SIGTERM or SIGHUP; the second ends the program at once."""
 
     def __init__(self) -> None:
         self.why: str | None = None
         self._since = 0.0
+        self._terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
         self.on_request: Callable[[], None] = lambda: None
         """Called in the signal's handler, to end a wait."""
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Note the first signal; raise KeyboardInterrupt at the second."""
+        is_hangup = number == signal.SIGHUP
+        for stream in self._terminals if is_hangup else ():
+            if not stream.isatty():  # the terminal is gone
+                output.discard(stream)
         if self.why is not None:
-            if launched.size() > 1 and time.monotonic() - self._since < _PASSED_ON_SECONDS:
+            if (launched.size() > 1 or is_hangup) and time.monotonic() - self._since < _PASSED_ON_SECONDS:
                 return
             raise KeyboardInterrupt
         self._since = time.monotonic()
@@ -146,7 +151,8 @@ def stop_requests() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.receive) for number in _REASONS}
+    numbers = [*_REASONS] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else [signal.SIGINT, signal.SIGTERM]
+    before = {number: signal.signal(number, request.receive) for number in numbers}  # `nohup` outlives its terminal
     try:
         yield request
     finally:

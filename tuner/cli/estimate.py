@@ -25,6 +25,7 @@ from ppo_core.report import DEVICES, iteration_seconds, require_device
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP
 from tuner.cli.render import new_table
+from tuner.engine.local import busy_line
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
 from tuner.files.disk import Disk, disk, search_line
 from tuner.study.spec import PPO_TRAINER, StudySpec
@@ -103,6 +104,7 @@ def estimate(argv: Sequence[str]) -> int:
     name, config = next(iter(request.configs.items()))
     if prediction is not None:
         name, config = prediction.name, prediction.config
+    busy = busy_line()  # before it adds to the load itself
     measured = _measure(config, request.task, request.device) if args.measure else None
     if args.json:
         print(output.dumps(_data(prediction, name, place, measured)))
@@ -112,6 +114,8 @@ def estimate(argv: Sequence[str]) -> int:
             _print(out, request, prediction, place)
         if measured is not None:
             out.print(_measured_line(measured, prediction), soft_wrap=True)
+            if busy is not None:
+                out.print(busy, soft_wrap=True)
             if request.spec is not None:
                 seconds = measured["iteration_seconds"], measured["evaluation_seconds"]
                 disk_use = "" if prediction is None else f"; checkpoints of up to {size(prediction.disk.most)}"

@@ -243,7 +243,8 @@ class TrialLoop:
                 self._ends.emit_end(row)
         if order.state is OrderState.DONE:
             if order.kind == "set":
-                self._engine.resize(self._study.row.workers or 1)
+                self._limits.workers = self._study.row.workers or 1
+                self._engine.resize(self._limits.workers)
             if order.kind == "stop" and order.trial is None and self._stop.why is None:
                 self._stop.why = ORDERED
         self._emit(OrderDecided(order, self._study.spec, tally(self._study.rows, self._study.spec)))

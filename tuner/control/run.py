@@ -50,7 +50,7 @@ def run_study(
 ) -> bool:
     """Run or resume a study; return True if it is finished.
 
-    Ctrl-C, SIGTERM and the timeout stop it cleanly: running trials finish their step and save, and the next run
+    Ctrl-C, SIGTERM, SIGHUP and the timeout stop it cleanly: running trials finish their step and save, and the next run
     resumes them. A second Ctrl-C ends at once; trials then resume from their last checkpoints.
 
     Args:
@@ -102,7 +102,8 @@ def run_study(
             ranks = spec.gpus_per_trial
             needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, ranks)
             limits = Limits(
-                threads=spec.threads or threads_per_trial(count * ranks),
+                threads_of=lambda trials: spec.threads or threads_per_trial(trials * ranks),
+                workers=count,
                 most_workers=most_workers,
                 deadline=time.monotonic() + (math.inf if timeout is None else timeout),
                 timeout=timeout,
