@@ -14,8 +14,8 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError, TaskError
-from tests.tuner.invoke import Invoke
 from tests.tuner import stores
+from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import (
     MODULE,
     NAME,

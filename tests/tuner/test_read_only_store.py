@@ -58,7 +58,13 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 def test_it_can_be_listed_shown_and_exported_and_not_written(path: Path, tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in path.parent.iterdir() if not file.name.endswith("-shm")}
     at = ("--storage", str(path))
-    for words in (["list"], ["show", "made"], ["best", "made"], ["export", "made", "--format", "csv", "-o", "plain"], ["report", "made"]):
+    for words in (
+        ["list"],
+        ["show", "made"],
+        ["best", "made"],
+        ["export", "made", "--format", "csv", "-o", "plain"],
+        ["report", "made"],
+    ):
         result = command(*words, *at, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     assert (tmp_path / "plain/trials.csv").is_file()

@@ -275,7 +275,7 @@ def test_the_end_of_its_terminal_ends_a_run_as_sigterm_does_unless_that_was_to_b
         if with_nohup:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    output = open(tmp_path / "nohup.out", "w") if with_nohup else terminal
+    output = os.open(tmp_path / "nohup.out", os.O_WRONLY | os.O_CREAT) if with_nohup else terminal
     command = [sys.executable, "-m", "tuner.cli.main", "run", "study.toml", "--storage", "store.db", "--workers", "1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.Popen(

@@ -180,9 +180,9 @@ def lost_reason(how: str, retries: int, log: str = "") -> Reason:
 
 
 def failing(rows: Sequence[TrialRow], number: int) -> str | None:
-    """Return why the study should stop after trial `number` failed, or a rule ended it before its first update; or None.
+    """Return why the study should stop after trial `number` failed (see `TrialRow.has_failed`), or None.
 
-    The reason is several consecutive such ends for one cause, in the order of trial numbers. A trial that was started
+    The reason is several consecutive failures for one cause, in the order of trial numbers. A trial that was started
     after the first of them and got further than one of them breaks the row. Trials that a person ended do not.
     """
     last = [row for row in rows if row.has_failed][-SAME_IN_A_ROW:]

@@ -37,7 +37,7 @@ def busy_line() -> str | None:
     load = os.getloadavg()[0]
     if load < cores() / 2:
         return None
-    return f"this machine is busy (a load of {load:.1f} on {counted(cores(), 'core')}): on a quiet one times are shorter"
+    return f"this machine is busy (load {load:.1f}, {counted(cores(), 'core')}): on a quiet one times are shorter"
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,9 @@ def parse_url(storage: str) -> URL:
         raise StoreError(f'storage "{redacted(url)}": {backend} is not supported; use sqlite or postgresql')
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
         raise StoreError(f"storage {storage} names no file; write sqlite:///runs/ppo-tuner.db")
-    return url.set(database=os.path.expanduser(str(url.database))) if backend == "sqlite" else url
+    if backend == "sqlite":
+        url = url.set(database=os.path.expanduser(str(url.database)))  # noqa: PTH111 (an unknown user is no error)
+    return url
 
 
 def redacted(url: URL) -> str:

@@ -91,7 +91,7 @@ def prepare_resume(folder: Path, last_step: int | None) -> tuple[Path, int] | No
     `last_step`, as after a power cut, is no worse for it; where the store has no step, they are another trial's.
     """
     steps = {path: checkpoint.step_of(path) for path in folder.glob("step-*") if path.is_dir()}
-    for path, step in steps.items():
+    for path in steps:
         if last_step is None or not (path / checkpoint.MANIFEST).exists():
             checkpoint.remove(path)
     newest = checkpoint.latest(folder)
