@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from ppo_core import checkpoint
 from ppo_core.cli.command_line import EXIT_INTERRUPTED
-from ppo_core.errors import StudyError
+from ppo_core.errors import StoreError, StudyError
 from tests.tuner.quick_study import (
     ROOT,
     Controller,
@@ -326,3 +326,15 @@ def test_no_worker_outlives_a_controller_killed_in_the_middle_of_a_step(tmp_path
     resumed = go_on(tmp_path, quick_spec("gated"))
     assert (resumed[0], resumed[1]) == (6, 6)
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+@pytest.mark.slow
+def test_a_file_that_another_host_writes_is_refused_until_that_has_ended(tmp_path: Path) -> None:
+    with controller(tmp_path, quick_spec("gated"), host="host-a") as first:
+        wait_at_gate(first, tmp_path)
+        for create in (False, True):
+            with pytest.raises(StoreError, match=r'that host-a writes, for study "quick"; .* PostgreSQL'):
+                Store.open(storage(tmp_path), create=create)
+        (tmp_path / "gate").touch()
+        assert first.end() == 0
+    assert len(rows(tmp_path)) == 6
