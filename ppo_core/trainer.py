@@ -41,6 +41,7 @@ from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
 from ppo_core.algorithm.scores import less_penalties, score_spread, spread_of, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig, default_lam
+from ppo_core.data.task_file import AnyTask
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World, joined, run_on_rank_zero, together
 from ppo_core.errors import ConfigError, NotFiniteError, TaskError
@@ -55,9 +56,9 @@ from ppo_core.sampling.next_token import SamplingSettings
 
 
 def ppo_trainer(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
+    config: PPOConfig, task: AnyTask, *, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
 ) -> "PPOTrainer":
-    """Return a trainer on a task, by its name or path; new, or continuing from the checkpoint folder `resume_from`.
+    """Return a trainer on a task (or its name or path); new, or continuing from the checkpoint folder `resume_from`.
 
     In a launch of several processes each makes its own, and all drive their trainers alike.
 
@@ -69,7 +70,7 @@ def ppo_trainer(
     world = joined()
     if world.size > 1:
         free()  # frees an earlier trainer with sharded weights, which is held by reference cycles
-    models = together(world, lambda: load_task(task_name, device, FrozenPolicy.of(config, device)))
+    models = together(world, lambda: load_task(task, device, FrozenPolicy.of(config, device)))
     trainer = together(world, lambda: PPOTrainer(config, models, world=world))
     if resume_from is not None:
         trainer.restore(Path(resume_from))

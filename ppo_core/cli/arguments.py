@@ -6,7 +6,6 @@ defaults, then the task's reference, then a file or a trial, then flags.
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import groupby
@@ -87,7 +86,7 @@ _PUSH_FLAGS = ("push_to_hub", "hub_model_id", "hub_private_repo")
 
 
 class HyperparameterParser(Parser):
-    """A parser with a flag for each hyperparameter, which may be written with - for _."""
+    """A parser with a flag for each hyperparameter."""
 
     def add_hyperparameters(self) -> None:
         """Add the flags, by their groups; the declarations check their values later."""
@@ -104,17 +103,6 @@ class HyperparameterParser(Parser):
                     nargs="?" if declared.kind is bool else None,
                     const="true" if declared.kind is bool else None,
                 )
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse as argparse does, treating - in flag names as _."""
-        flags = self._option_string_actions
-        words = []
-        for word in sys.argv[1:] if args is None else args:
-            flag, equals, value = word.partition("=")
-            underscored = f"--{flag[2:].replace('-', '_')}"
-            known = word.startswith("--") and flag not in flags and underscored in flags
-            words.append(f"{underscored}{equals}{value}" if known else word)
-        return super().parse_known_args(words, namespace)
 
 
 class RunParser(HyperparameterParser):

@@ -1,4 +1,4 @@
-"""Shared by all commands: parsing, one line per error, exit statuses, and Ctrl-C and SIGTERM."""
+"""Shared by all commands: parsing, one line per error, exit statuses, and signals."""
 
 import argparse
 import io
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ppo_core import output
 from ppo_core.distributed import launch as launched
@@ -21,7 +21,17 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError instead of printing its usage and exiting."""
+    """An argument parser that takes - and _ in a flag's name alike, and raises ConfigError instead of exiting."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse as argparse does, with each flag as it was declared."""
+        flags = {flag.replace("-", "_"): flag for flag in self._option_string_actions if flag.startswith("--")}
+        words = []
+        for word in sys.argv[1:] if args is None else args:
+            given, equals, value = word.partition("=")
+            flag = flags.get(given.replace("-", "_")) if given.startswith("--") else None
+            words.append(word if flag is None else f"{flag}{equals}{value}")
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise the mistake instead of printing it."""
@@ -102,26 +112,31 @@ def run(name: str, work: Callable[[], int]) -> int:
 
 
 INTERRUPTED = "interrupted"
-_REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM"}
+_REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM", signal.SIGHUP: "ended by SIGHUP"}
 _PASSED_ON_SECONDS = 5.0
 """A repeated signal within this time counts as one: launchers forward a Ctrl-C that their processes
-also got from the terminal.
+also got from the terminal, and a shell passes on the end of its terminal.
 """
 
 
 class StopRequest:
-    """A request to stop, with its reason: the first Ctrl-C or SIGTERM; the second ends the program at once."""
+    """A request to stop, with its reason: the first Ctrl-C, SIGTERM or SIGHUP; the second ends the program at once."""
 
     def __init__(self) -> None:
         self.why: str | None = None
         self._since = 0.0
+        self._terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
         self.on_request: Callable[[], None] = lambda: None
         """Called in the signal's handler, to end a wait."""
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Note the first signal; raise KeyboardInterrupt at the second."""
+        is_hangup = number == signal.SIGHUP
+        for stream in self._terminals if is_hangup else ():
+            if not stream.isatty():  # the terminal is gone
+                output.discard(stream)
         if self.why is not None:
-            if launched.size() > 1 and time.monotonic() - self._since < _PASSED_ON_SECONDS:
+            if (launched.size() > 1 or is_hangup) and time.monotonic() - self._since < _PASSED_ON_SECONDS:
                 return
             raise KeyboardInterrupt
         self._since = time.monotonic()
@@ -136,7 +151,8 @@ def stop_requests() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.receive) for number in _REASONS}
+    numbers = [*_REASONS] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else [signal.SIGINT, signal.SIGTERM]
+    before = {number: signal.signal(number, request.receive) for number in numbers}  # `nohup` outlives its terminal
     try:
         yield request
     finally:

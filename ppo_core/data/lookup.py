@@ -49,11 +49,16 @@ def importable(folder: Path) -> Iterator[None]:
 def import_file(file: Path) -> ModuleType:
     """Return a Python file, run as a module of its own. Like a script, it may import its neighbours.
 
+    The program that is running is not run again.
+
     Raises:
         ImportError: it is not a file, or not named as Python's are.
         Exception: anything that the file's code raises.
     """
     file = file.resolve()
+    program = sys.modules["__main__"]
+    if Path(getattr(program, "__file__", None) or "").resolve() == file:
+        return program
     # Two files may share a name; dataclasses, pickle and make_task look their module up in sys.modules.
     name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)

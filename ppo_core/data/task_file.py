@@ -7,6 +7,7 @@ A TOML file states a policy, a reward and prompts; a Python file may do the same
 
 import dataclasses
 import functools
+import json
 import os
 import sys
 import traceback
@@ -19,7 +20,7 @@ from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue, read_range, require_numeric, require_searchable
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from ppo_core.data.lookup import attribute_hint, import_file, not_found, require_reachable
-from ppo_core.data.parts import TASK_PREFIX, data_place, policy_place, read_reward, split_place
+from ppo_core.data.parts import TASK_PREFIX, data_place, policy_place, read_reward, reference_to, split_place
 from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource
 from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
@@ -229,8 +230,12 @@ FOLDER_FILES = ("task.toml", "task.py")
 TABLE = "task"
 """The table of this name is a file's task; without it, the whole file is."""
 ATTRIBUTE = "TASK"
+STATED = '["'
+"""Beginning of the name of a task that is in no file: see `stated_name`."""
 
 Place = str | os.PathLike[str]
+AnyTask = Task | Place
+"""A task, its name or its path."""
 Function = Callable[..., Any]
 
 
@@ -239,6 +244,8 @@ def is_task_path(name: str, folder: Path | None = None) -> bool:
 
     Relative paths begin at `folder`, or at the working directory.
     """
+    if name.startswith(STATED):
+        return False
     return name.endswith(SUFFIXES) or os.sep in name or ((folder or Path()) / name).is_dir()
 
 
@@ -259,6 +266,20 @@ def read_task(name: str) -> Task:
     except OSError:
         raise TaskError(f"task file {not_found(file)}") from None
     return _read(file, file.resolve(), stat.st_mtime_ns, stat.st_size)
+
+
+def stated_name(table: Mapping[str, Any], folder: Path) -> str:
+    """Return the name by which every process finds the task that a table states: the table itself, in JSON.
+
+    Relative paths in it begin at `folder`. A function is named by where other processes find it.
+    """
+    return json.dumps([str(folder.absolute()), table], default=lambda value: reference_to(value, "reward"))
+
+
+@functools.lru_cache(maxsize=32)
+def _read_stated(name: str) -> Task:
+    folder, table = json.loads(name)
+    return replace(read_table(table, Path(folder, TABLE), f"{TABLE}."), name=name)
 
 
 def make_task(
@@ -328,6 +349,10 @@ def _read_toml(shown: Path, file: Path) -> Task:
         content = checks.read_toml(shown, "task file")
         if TABLE not in content:
             return read_table(content, file, f"{shown}: ")
+        if isinstance(content[TABLE], str):
+            raise ConfigError(
+                f"{shown} is a study, not a task; run it: ppo-tuner run {shown}, or name its task: {content[TABLE]}"
+            )
         table = checks.table(content[TABLE], f"{shown}: {TABLE}")
     except ConfigError as error:
         raise TaskError(str(error)) from error
@@ -358,19 +383,25 @@ def _line(error: BaseException, file: Path) -> str:
     return f", line {lines[-1]}" if lines else ""
 
 
-def get_task(name: str) -> Task:
+def get_task(name: AnyTask) -> Task:
     """Return the built-in task `name`, the one of a file or folder, or the one at an import path `module:attribute`.
 
     A file is a `.toml` with a task's keys (or a `[task]` table of them) or a `.py` that defines `TASK`; a folder holds
-    a `task.toml` or `task.py`. The task is then named by the file's absolute path.
+    a `task.toml` or `task.py`. The task is then named by the file's absolute path. A task is returned as it is.
 
     Raises:
         TaskError: there is none; the message lists the built-in ones or says what the path lacks.
     """
+    if isinstance(name, Task):
+        return name
+    if not isinstance(name, str):
+        return read_task(os.fspath(name))
     if name in BUILT_IN:
         return import_task(BUILT_IN[name])
     if is_task_path(name):
         return read_task(name)
+    if name.startswith(STATED):
+        return _read_stated(name)
     if ":" in name:
         return replace(import_task(name), name=name)
     raise TaskError(

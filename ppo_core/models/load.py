@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.prompts import encode, prompt_lengths
 from ppo_core.data.task import Prompts, Reward, Scored, Task
-from ppo_core.data.task_file import get_task
+from ppo_core.data.task_file import AnyTask, get_task
 from ppo_core.distributed.world import joined, require_own_gpu
 from ppo_core.errors import TaskError
 from ppo_core.models import quantized
@@ -133,14 +133,14 @@ _latest: list[tuple[tuple[Task, str, FrozenPolicy], TaskModels]] = []
 """The task loaded last, with what was asked for."""
 
 
-def load_task(name: str, device: str, held: FrozenPolicy = FrozenPolicy()) -> TaskModels:
+def load_task(task: AnyTask, device: str, held: FrozenPolicy = FrozenPolicy()) -> TaskModels:
     """Return the task's models, prepared and loaded; the latest stay in memory, until its declaration changes.
 
     Raises:
         ConfigError: 4-bit weights are asked for without bitsandbytes.
         TaskError: the task cannot be prepared or loaded, or a prompt has no tokens.
     """
-    asked = get_task(name), device, held
+    asked = get_task(task), device, held
     if not _latest or _latest[0][0] != asked:
         _latest.clear()  # two tasks may not fit
         _latest.append((asked, _load(*asked)))

@@ -86,7 +86,7 @@ exp_name: ppo_config
 """
 
 NAMES = """
-attn_implementation batch_size bnb_4bit_quant_storage bnb_4bit_quant_type cliprange cliprange_value dataset_config
+exp_name attn_implementation batch_size bnb_4bit_quant_storage bnb_4bit_quant_type cliprange cliprange_value dataset_config
 dataset_name dataset_num_proc dataset_streaming dataset_test_split dataset_train_split ds3_gather_for_generation dtype
 gamma ignore_bias_buffers kl_coef kl_estimator lam load_in_4bit load_in_8bit local_batch_size local_mini_batch_size
 local_rollout_forward_batch_size lora_alpha lora_dropout lora_modules_to_save lora_r lora_target_modules

@@ -1,6 +1,7 @@
 """Tasks of one's own: TOML files, Python files and folders, and what is said of mistakes in them."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ def wanted(prompts, responses, word):
 def short(responses):
     return [-float(len(response.split())) for response in responses]
 """
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 PLAIN = 'policy = "model"\nreward = "reward.py:wanted"\nprompts = "prompts.jsonl"\n'
 PYTHON = """
 from ppo_core.data.task_file import make_task
@@ -186,6 +188,29 @@ def test_another_process_finds_the_task_and_its_function_by_the_path_without_tor
     command = [sys.executable, "-c", WORKER, name]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.stdout == "[2.0] False\n", done.stderr
+
+
+SCRIPT = f"""{PYTHON}
+import json
+from pathlib import Path
+from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.trainer import ppo_trainer
+
+config = PPOConfig(total_episodes=16, batch_size=8, num_mini_batches=1, response_length=6)
+for task in (TASK, Path("task.py"), "task.py"):
+    trainer = ppo_trainer(config, task, device="cpu")
+    print(json.dumps([trainer.models.task.name, [report.metrics.get("objective/scores") for report in trainer]]))
+"""
+
+
+def test_a_trainer_takes_a_task_its_path_or_its_name(folder: Path) -> None:
+    write(folder, PYTHON, "task.py")
+    script = write(folder, SCRIPT, "script.py")
+    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    (own, scores), *others = [json.loads(line) for line in done.stdout.splitlines()]
+    assert own == script and len(scores) == 3
+    assert others == [[str(folder / "task.py"), scores]] * 2
 
 
 def test_a_function_that_no_other_process_could_find_is_refused() -> None:

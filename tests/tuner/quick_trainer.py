@@ -240,6 +240,24 @@ class RaisingTrainer(QuickTrainer):
 raising = made_by(RaisingTrainer)
 
 
+class NaNTrainer(QuickTrainer):
+    """Has a policy of NaN."""
+
+    kl = math.nan
+
+
+all_nan = made_by(NaNTrainer)
+
+
+class FarTrainer(QuickTrainer):
+    """Begins with a KL of 100, far over the limit."""
+
+    kl = 100.0
+
+
+far = made_by(FarTrainer)
+
+
 class StumblingTrainer(QuickTrainer):
     """Raises an error in several steps, in each of them once."""
 

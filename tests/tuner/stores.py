@@ -48,6 +48,12 @@ def content(store: Store) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def execute(store: Store, statement: str) -> None:
+    """Change a store behind its back."""
+    with store._engine.begin() as connection:
+        connection.execute(text(statement))
+
+
 def pretend(store: Store, **columns: object) -> None:
     """Change the lease's columns as another process would have left them."""
     with store._engine.begin() as connection:

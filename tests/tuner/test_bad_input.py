@@ -207,12 +207,15 @@ ORDERS: list[Case] = [
     ("fork made 9 --set kl_coef=0.2", 2, "trial 9 has not started yet"),
     ("set made", 2, "set changes nothing | trials, budget, workers, kl_budget"),
     ("set made --kl-budget 20", 2, "kl: limit = 15 is below budget = 20"),
+    ("set made --kl_budget=20", 2, "kl: limit = 15 is below budget = 20"),
+    ("best made --kl_budget nan", 2, "--kl-budget | 'nan' is not allowed | over 0"),
     ("set listed --trials 9", 2, "trials = 9 is not allowed | [[trial]]"),
 ]
 OTHERS: list[Case] = [
     ("new-task plain_file", 2, "plain_file"),
     ("new-task folder", 2, "folder"),
     ("new-task plain_file/below", 2, "plain_file"),
+    ("train --task made.toml", 2, "made.toml is a study, not a task | ppo-tuner run made.toml | task: reviews"),
     ("train --task revews", 2, 'revews | "reviews"?'),
     ("train --learning_rat 1", 2, 'unknown flag | "--learning_rat" | "--learning_rate"?'),
     ("train --task reviews --kl_coef -1", 2, "kl_coef = | is not allowed | at least 0"),

@@ -14,8 +14,11 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError, TaskError
+from tests.tuner import stores
+from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import (
     MODULE,
+    NAME,
     curves,
     opened,
     outcomes,
@@ -24,6 +27,7 @@ from tests.tuner.quick_study import (
     quick_table,
     rows,
     run,
+    storage,
 )
 from tuner.control.events import (
     Event,
@@ -39,7 +43,7 @@ from tuner.control.events import (
 )
 from tuner.control.retry import TrialWatch
 from tuner.judge.best import best_trial
-from tuner.judge.scoring import Tally
+from tuner.judge.scoring import Tally, tally
 from tuner.store import TrialRow
 from tuner.study import folder as study_folder
 from tuner.study.spec import StudySpec
@@ -147,6 +151,55 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
     trials = rows(tmp_path)
     assert [(row.status, row.reason.rule) for row in trials if row.reason] == [(FAILED, "out_of_memory")] * 3
     assert [row.attempts for row in trials] == [3, 3, 3]
+
+
+def test_what_a_power_cut_took_from_the_store_is_read_from_the_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    (whole,) = rows(tmp_path)
+    with opened(tmp_path) as store:
+        stores.execute(store, "DELETE FROM ppo_steps WHERE step > 5")
+        stores.execute(store, "UPDATE ppo_trials SET status = 'running', episodes = 80, value = NULL")
+        stores.execute(store, "UPDATE ppo_studies SET finished_at = NULL")
+    finished, events = run(tmp_path, quick_spec(trials=1))
+    assert finished and "store lost what came after step 5" in str(events)
+    (row,) = rows(tmp_path)
+    assert (row.status, row.episodes, row.value, row.end_kl) == (COMPLETED, 160, whole.value, whole.end_kl)
+    assert [step[0] for step in curves(tmp_path)[0] if len(step) > 3] == [0, 1, 2, 3, 4, 5, 10]
+
+
+def test_it_is_said_that_trials_get_other_threads_and_that_those_before_keep_theirs(tmp_path: Path) -> None:
+    _, first = run(tmp_path, quick_spec(trials=1, threads=1))
+    assert not [note for note in first[0].notes if "threads" in note]  # type: ignore[union-attr]
+    _, second = run(tmp_path, quick_spec(trials=2), threads_per_trial=lambda _: 3)
+    assert [note for note in second[0].notes if "threads" in note] == [  # type: ignore[union-attr]
+        "threads: unset, was 1",
+        "new trials have 3 CPU threads each; those of 1 keep them",
+    ]
+    _, third = run(tmp_path, quick_spec(trials=3, threads=2))
+    assert "new trials have 2 CPU threads each; those of 1, 3 keep them" in third[0].notes  # type: ignore[union-attr]
+    assert [row.threads for row in rows(tmp_path)] == [1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rule", "told"),
+    [("all_nan", "nonfinite", "(objective/kl_exact) was not a number at step 0"), ("far", "kl_hard", "100 at step 0")],
+)
+def test_trials_that_a_rule_ends_before_their_first_update_stop_the_study_however_large_its_budget(
+    tmp_path: Path, trainer: str, rule: str, told: str, ppo_tuner: Invoke
+) -> None:
+    spec = quick_spec(trainer, trials=None, budget=1000)
+    with pytest.raises(StudyError) as caught:
+        run(tmp_path, spec, workers=1)
+    assert told in str(caught.value) and "ppo-tuner retry" not in str(caught.value)
+    trials = rows(tmp_path)
+    assert [(row.status, row.reason and row.reason.rule, row.episodes) for row in trials] == [(PRUNED, rule, 0)] * 3
+    assert tally(trials, spec).spent == 3 * 16 / 160  # an iteration each
+    with pytest.raises(StudyError):  # the cause is still there
+        run(tmp_path, spec, workers=1)
+    assert len(rows(tmp_path)) == 4
+    at = ("--storage", storage(tmp_path))
+    assert told in str(ppo_tuner("best", NAME, *at))
+    assert told in str(ppo_tuner("diagnose", NAME, "0", *at))
 
 
 @pytest.mark.slow

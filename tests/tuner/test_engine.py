@@ -154,7 +154,11 @@ def test_without_pidfds_dead_workers_are_noticed_and_busy_ones_ended(
 @pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
 def test_workers_share_the_cores(workers: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.engine.local.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads_per_worker(workers) == threads
+    for exported, most in (("3", 3), ("3,2", 3), ("16", 8), ("", 8), ("0", 8), ("many", 8)):
+        monkeypatch.setenv("OMP_NUM_THREADS", exported)
+        assert threads_per_worker(workers) == min(most, threads)
 
 
 # How many, and where

@@ -163,12 +163,14 @@ def test_an_enqueued_trial_may_have_values_of_its_own_whatever_the_study_searche
 
 def test_the_total_and_the_workers_change_while_it_runs(tmp_path: Path) -> None:
     change = {"trials": 4, "workers": 2}
-    finished, events = run_with(tmp_path, {(1, 2): lambda store: place(store, "set", changes=change)})
+    order = {(1, 2): lambda store: place(store, "set", changes=change)}
+    finished, events = run_with(tmp_path, order, threads_per_trial=lambda trials: 8 // trials)
     assert finished and len(rows(tmp_path)) == 4
     (order,) = [event for event in events if isinstance(event, OrderDecided)]
     assert (order.spec.trials, order.tally.total) == (4, 4)
     pids = {event.report.metrics["quick/pid"] for event in events if isinstance(event, TrialStepped)}
     assert len(pids) == 2
+    assert {row.threads for row in rows(tmp_path)[-2:]} == {4}, "each its share of the cores"
     with opened(tmp_path) as store:
         assert (store.study(NAME).spec["trials"], store.study(NAME).workers) == (4, 2)
 

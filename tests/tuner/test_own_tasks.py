@@ -1,9 +1,12 @@
 """A task of one's own: written by `new-task`, named or stated by a study file, and trained on as it is."""
 
 import json
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tomli_w
 from safetensors.torch import load_file
 
 from ppo_core.config.declare import Range
@@ -13,10 +16,12 @@ from ppo_core.data.task_file import get_task
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
 from ppo_core.models.load import load_task
+from ppo_core.tasks.arithmetic.reward import exact
 from ppo_core.tasks.skeleton import example_note
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import small_policy
 from tests.tuner.invoke import Invoke, one_error
+from tests.tuner.quick_study import quick_table, rows, run
 from tuner.study.spec import StudySpec
 
 TASK = 'policy = "an-org/a-model"\nreward = "ppo_core.tasks.arithmetic.reward:exact"\nprompts = "an-org/data"\n'
@@ -153,6 +158,30 @@ def test_a_study_states_its_task_in_a_table(tmp_path: Path) -> None:
     assert study.config({}).learning_rate == 1e-4
     stored = StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "the store")
     assert stored == study and not stored.changes_to(study).refused
+
+
+def test_a_study_without_a_file_states_its_task_as_well(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tomllib.loads((written / "task.toml").read_text())
+    table["prompts"] = f"{written.name}/{table['prompts']}"
+    table["reward"] = f"{written.name}/{table['reward']}"
+    content = quick_table(task=table, trials=1)
+    spec = StudySpec.from_dict(content, "my label")
+    (written.parent / "study.toml").write_text(tomli_w.dumps({**content, "task": {**table, "kl_budget": 3.0}}))
+    assert StudySpec.from_dict(content, "study.toml") == spec, "and not as a file of that name states it now"
+    assert StudySpec.load("study.toml").task == str(written.parent / "study.toml")
+    of_file = get_task(str(written))
+    monkeypatch.chdir("/")
+    assert StudySpec.from_dict(spec.to_dict(), "store") == spec
+    assert replace(get_task(spec.task), name=of_file.name) == of_file
+    finished, _ = run(written.parent, spec)  # its workers find the task, too
+    assert finished and rows(written.parent)[0].episodes > 0
+
+
+def test_a_study_without_a_file_may_state_a_function_as_its_reward(written: Path) -> None:
+    table = {"policy": "task:arithmetic", "reward": exact, "prompts": f"{written.name}/prompts.jsonl"}
+    spec = StudySpec.from_dict(quick_table(task=table), "my label")
+    (part,) = get_task(StudySpec.from_dict(spec.to_dict(), "store").task).prepare(None).rewards
+    assert part.where == "ppo_core.tasks.arithmetic.reward:exact"
 
 
 def test_a_study_names_a_task_file_beside_it(tmp_path: Path) -> None:

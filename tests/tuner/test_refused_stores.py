@@ -89,6 +89,9 @@ def versioned_store(path: Path, version: str) -> None:
         ("postgresql://u:secret@nohost.invalid/db", "nohost.invalid"),
         ("sqlite:///{folder}", "is a folder; name a file in it"),
         ("sqlite:////proc/nothing/store.db", "cannot use the store /proc/nothing: "),
+        ("sqlite:///{folder}/lr?seed=1.db", r"what follows its \? is not allowed; a file with \? in its name"),
+        ("sqlite:///{folder}/lr?timeout=x.db", r"what follows its \? is not allowed; a file with \? in its name"),
+        ("sqlite://host/lr.db", "names no known driver: Invalid SQLite URL"),
         ("sqlite:///file:{folder}/none.db?mode=ro&uri=true", "unable to open database file"),
     ],
 )

@@ -30,8 +30,8 @@ def failed(number: int, cause: str, **values: Any) -> TrialRow:
     return trial_row(number, status=Status.FAILED, reason=Reason("error", f"told of {number}", cause=cause), **values)
 
 
-def pruned(number: int) -> TrialRow:
-    return trial_row(number, status=Status.PRUNED, reason=Reason("kl_limit", "too far"))
+def pruned(number: int, metric: str = "objective/kl_exact", **values: Any) -> TrialRow:
+    return trial_row(number, status=Status.PRUNED, reason=Reason("kl_limit", "too far", metric), **values)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,10 @@ def pruned(number: int) -> TrialRow:
         ([failed(0, "no disk"), failed(1, "no net"), failed(2, "no disk")], None),
         ([failed(0, "no net"), failed(1, "no disk"), failed(2, "no disk"), failed(3, "no disk")], 3),
         ([pruned(0), pruned(1), pruned(2)], None),
+        ([pruned(0, episodes=0), pruned(1, episodes=0), pruned(2, episodes=0)], 2),
+        ([pruned(0, episodes=0), pruned(1, "objective/scores", episodes=0), pruned(2, episodes=0)], None),
+        ([pruned(0, episodes=0), failed(1, "no disk"), pruned(2, episodes=0)], None),
+        ([pruned(0, episodes=0), pruned(1), pruned(2, episodes=0), pruned(3, episodes=0)], None),
     ],
 )
 def test_only_one_cause_three_times_in_a_row_stops_the_study(rows: list[TrialRow], stops_at: int | None) -> None:

@@ -1,7 +1,8 @@
 """Where a trial goes on, and whose a folder is."""
 
+import shutil
 import socket
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.errors import StudyError
-from tuner.store import StudyRow
+from tests.tuner.quick_study import quick_spec
+from tuner.control.session import open_study, reconcile
+from tuner.store import Store, StudyRow
 from tuner.study.folder import claim, held_folder, prepare_resume, require_seen
 
 
@@ -34,12 +37,12 @@ def study(created_at: float) -> StudyRow:
     [
         (9, 6, ["step-000003", "step-000006"]),
         (6, 6, ["step-000003", "step-000006"]),
-        (5, 3, ["step-000003"]),  # the store lost what the checkpoint at 6 goes on from
-        (2, None, []),
-        (None, None, []),
+        (5, 6, ["step-000003", "step-000006"]),  # the store lost what came after step 5
+        (2, 6, ["step-000003", "step-000006"]),
+        (None, None, []),  # those of a trial that the store lost
     ],
 )
-def test_a_trial_goes_on_from_the_newest_checkpoint_that_the_store_reaches(
+def test_a_trial_goes_on_from_the_newest_checkpoint_though_the_store_lost_steps(
     tmp_path: Path, last_step: int | None, found: int | None, kept: list[str]
 ) -> None:
     save(tmp_path, 3, 6)
@@ -56,9 +59,8 @@ def test_an_unfinished_or_damaged_checkpoint_is_removed(tmp_path: Path) -> None:
     assert left(tmp_path) == ["step-000003"]
 
 
-def test_a_best_beyond_where_a_trial_goes_on_is_removed_and_one_before_it_stays(tmp_path: Path) -> None:
-    save(tmp_path, 3, 6, 9)
-    assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000009"
+def test_a_damaged_best_is_removed_and_one_before_it_stays(tmp_path: Path) -> None:
+    save(tmp_path, 3, 6)
     assert prepare_resume(tmp_path, 7) == (tmp_path / "step-000006", 6)
     assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000006"
     (tmp_path / "step-000006" / "a.txt").write_text("b")
@@ -109,3 +111,23 @@ def test_a_folder_has_one_holder(tmp_path: Path) -> None:
             pass
     with held_folder(tmp_path / "a"):
         pass
+
+
+def test_a_study_keeps_its_folder_when_it_is_resumed_from_another_working_folder(tmp_path: Path) -> None:
+    """It is taken where the study's mark is: at first where it last ran, unless it was moved."""
+    spec = quick_spec(trials=1)
+    one, other = tmp_path / "one", tmp_path / "other"
+    with closing(Store.open(str(tmp_path / "store.db"), create=True)) as store:
+
+        def folder_of(given: Path) -> Path:
+            with open_study(store, spec, given) as study:
+                list(reconcile(study, {}, from_file=True))
+            return Path(str(store.study(spec.name).folder))
+
+        assert folder_of(one) == one
+        save(one / "0", 3)
+        assert folder_of(other) == one and not other.exists()
+        one.rename(other)
+        assert folder_of(other) == other and left(other / "0") == ["step-000003"]
+        shutil.copytree(other, one)  # with its store, say
+        assert folder_of(one) == one

@@ -1,6 +1,12 @@
 """Workers and controllers that are killed, interrupted or doubled: nothing is lost, and nothing is done twice."""
 
+import fcntl
+import os
+import pty
 import signal
+import subprocess
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +15,24 @@ import pytest
 from sqlalchemy import create_engine, inspect, text
 
 from ppo_core import checkpoint
-from ppo_core.errors import StudyError
-from tests.tuner.quick_study import Controller, controller, curves, opened, outcomes, quick_spec, rows, run, storage
+from ppo_core.cli.command_line import EXIT_INTERRUPTED
+from ppo_core.errors import StoreError, StudyError
+from tests.tuner.quick_study import (
+    ROOT,
+    Controller,
+    controller,
+    curves,
+    opened,
+    outcomes,
+    quick_spec,
+    rows,
+    run,
+    storage,
+    write_study,
+)
 from tests.tuner.quick_trainer import STATE
 from tests.tuner.stores import content, pretend
-from tests.waiting import SECONDS
+from tests.waiting import SECONDS, until
 from tuner.control.events import StudyWarned, TrialStarted
 from tuner.control.run import run_study
 from tuner.store import LEASE_SECONDS, Store
@@ -219,7 +238,7 @@ def database(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_saves_what_runs_and_the_next_run_goes_on(
     tmp_path: Path, unbroken: Path, number: signal.Signals
 ) -> None:
@@ -240,6 +259,44 @@ def test_ctrl_c_saves_what_runs_and_the_next_run_goes_on(
     resumed = go_on(tmp_path, quick_spec("gated"))
     assert (resumed[0], resumed[1]) == (7, 7)
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_nohup", [False, True])
+def test_the_end_of_its_terminal_ends_a_run_as_sigterm_does_unless_that_was_to_be_ignored(
+    tmp_path: Path, with_nohup: bool
+) -> None:
+    write_study(tmp_path / "study.toml", "gated", trials=2)
+    master, terminal = pty.openpty()
+
+    def own_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        if with_nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    output = os.open(tmp_path / "nohup.out", os.O_WRONLY | os.O_CREAT) if with_nohup else terminal
+    command = [sys.executable, "-m", "tuner.cli.main", "run", "study.toml", "--storage", "store.db", "--workers", "1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=output, stderr=output, preexec_fn=own_terminal
+    )
+    os.close(terminal)
+    until(lambda: any(tmp_path.glob("waiting-*")))
+    os.close(master)
+    if not with_nohup:
+        until(lambda: is_stopping(tmp_path))
+    (tmp_path / "gate").touch()
+    assert run.wait() == (0 if with_nohup else EXIT_INTERRUPTED)
+    states = [row.status for row in rows(tmp_path)]
+    assert states == ([Status.COMPLETED] * 2 if with_nohup else [Status.RUNNING])
+    with opened(tmp_path) as store:
+        assert store.study("quick").lease_pid is None
+
+
+def is_stopping(folder: Path) -> bool:
+    with opened(folder) as store:
+        return store.study("quick").is_stopping
 
 
 @pytest.mark.slow
@@ -269,3 +326,15 @@ def test_no_worker_outlives_a_controller_killed_in_the_middle_of_a_step(tmp_path
     resumed = go_on(tmp_path, quick_spec("gated"))
     assert (resumed[0], resumed[1]) == (6, 6)
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+@pytest.mark.slow
+def test_a_file_that_another_host_writes_is_refused_until_that_has_ended(tmp_path: Path) -> None:
+    with controller(tmp_path, quick_spec("gated"), host="host-a") as first:
+        wait_at_gate(first, tmp_path)
+        for create in (False, True):
+            with pytest.raises(StoreError, match=r'that host-a writes, for study "quick"; .* PostgreSQL'):
+                Store.open(storage(tmp_path), create=create)
+        (tmp_path / "gate").touch()
+        assert first.end() == 0
+    assert len(rows(tmp_path)) == 6

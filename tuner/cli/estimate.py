@@ -29,6 +29,7 @@ from ppo_core.output import amount
 from ppo_core.report import DEVICES, require_device
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP
+from tuner.engine.local import busy_line
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
 from tuner.files.disk import Disk, disk, search_line
 from tuner.study.spec import PPO_TRAINER, StudySpec
@@ -102,6 +103,7 @@ def estimate(argv: Sequence[str]) -> int:
     task, configs = get_task(request.task), request.configs
     found = fits.largest(list(configs.values()), task, task.prepare(None), request.device)
     name = next(name for name, config in configs.items() if found is None or config == found[0].config)
+    busy = busy_line()  # before it adds to the load itself
     out = output.console()
     if found is not None and not args.json:
         out.print(fits.line(*found), soft_wrap=True)
@@ -119,6 +121,8 @@ def estimate(argv: Sequence[str]) -> int:
         print(output.dumps(_data(name, found and found[0], measured, place, space)))
     else:
         _print(out, request, name, measured, place, space)
+        if busy is not None:
+            out.print(busy, soft_wrap=True)
     if space.most > space.free:
         print(
             f"{PROG}: checkpoints of up to {size(space.most)} do not fit into the {size(space.free)} that are free; "

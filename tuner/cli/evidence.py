@@ -70,7 +70,7 @@ def diagnose(args: argparse.Namespace) -> int:
     with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         trial = store.trial(view.row, args.trial)
-        if not trial.episodes:
+        if not trial.episodes and not trial.has_failed:
             raise StudyError(f"trial {trial.number} has made no step yet, so there is nothing to diagnose")
         findings = diagnoses.diagnose(diagnoses.course_of(store, trial, view.spec))
     commands = [storage.command(diagnoses.try_it(view.spec, trial, finding), store) for finding in findings]

@@ -273,7 +273,6 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
     confirm.value("--seeds", "N", positive_int, f"runs of each (default: {DEFAULT_SEEDS})", DEFAULT_SEEDS)
     confirm.add_argument(
         "--total_episodes",
-        "--total-episodes",
         metavar="N",
         type=positive_int,
         help="the runs' length, such as that of the launch (default: the study's)",
@@ -302,7 +301,6 @@ def _add_worker_flags(parser: _CommandParser) -> None:
     parser.value("--checkpoint-seconds", "S", float, interval)
     parser.add_argument(
         "--report_to",
-        "--report-to",
         metavar="TRACKER",
         action="append",
         help="send each trial to tensorboard, wandb or trackio, grouped by study (default: none); may be repeated",

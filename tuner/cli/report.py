@@ -202,16 +202,19 @@ def no_winner(view: StudyView) -> str:
     if failed := all_failed(view):
         reason = failed[0].reason
         why = "for an unknown reason" if reason is None else output.plain(reason.message)
-        return f'All {len(failed)} trials of study "{name}" failed: {why}'
+        how = "failed" if failed[0].status is Status.FAILED else "ended before their first update"
+        return f'All {len(failed)} trials of study "{name}" {how}: {why}'
     counts = Counter(trial.reason.rule if trial.reason else trial.shown_status for trial in view.trials)
     fates = ", ".join(f"{count} {fate}" for fate, count in counts.items())
     budget = f"{output.short(view.spec.kl_budget)} {output.KL_UNIT}"
     within = f"is within the KL budget of {budget}: no trained checkpoint has so low a KL"
-    if any(trial.value_step and not is_sound(trial) for trial in view.trials):
+    if not any(map(is_sound, view.trials)):
+        within = "ended soundly"
+    elif any(trial.value_step and not is_sound(trial) for trial in view.trials):
         within = f"that is within the KL budget of {budget} ended soundly"
     return f'No trial of study "{name}" {within} ({fates}). What to change: {to_copy(["diagnose", name, "TRIAL"])}'
 
 
 def all_failed(view: StudyView) -> Sequence[TrialRow]:
-    """Return the study's trials if every one failed, else none."""
-    return view.trials if all(trial.status is Status.FAILED for trial in view.trials) else ()
+    """Return the study's trials if every one failed, or was ended by a rule before its first update; else none."""
+    return view.trials if all(trial.has_failed for trial in view.trials) else ()

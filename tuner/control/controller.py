@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ppo_core import checkpoint
 from ppo_core.cli.command_line import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.output import report_line
-from ppo_core.report import NextMove
+from ppo_core.report import NextMove, StepReport
 from tuner.confirm.held_out_readings import HeldOutReadings
 from tuner.confirm.plan import Plan
 from tuner.control import forks, retry
@@ -60,7 +61,7 @@ from tuner.judge.decision import NOTHING_DECIDED, Decision, answer, guarded
 from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
 from tuner.search.choose import New, Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
-from tuner.search.prune import why_pruned
+from tuner.search.prune import Replay, why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.study import folder as study_folder
 from tuner.study.spec import PPO_TRAINER
@@ -104,6 +105,7 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._training(), self._on_decided)
         self._ends = TrialEnds(study, files, emit)
         self._readings = HeldOutReadings(study, plan)
+        self._replay = Replay()
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
         """Trials whose checkpoint is being looked up."""
@@ -134,10 +136,9 @@ class TrialLoop:
                     self._handle(job, message)
         self._finish_files()
         if self._verdict is not None:
-            name = self._study.row.name
-            raise StudyError(
-                f"{self._verdict}; fix the cause, then run: ppo-tuner retry {name}, and run the study again"
-            )
+            retried = any(row.status is Status.FAILED for row in self._study.rows)
+            first = f", then run: ppo-tuner retry {self._study.row.name}," if retried else ""
+            raise StudyError(f"{self._verdict}; fix the cause{first} and run the study again")
         return self._stopping
 
     def _warn(self, line: str) -> None:
@@ -243,7 +244,8 @@ class TrialLoop:
                 self._ends.emit_end(row)
         if order.state is OrderState.DONE:
             if order.kind == "set":
-                self._engine.resize(self._study.row.workers or 1)
+                self._limits.workers = self._study.row.workers or 1
+                self._engine.resize(self._limits.workers)
             if order.kind == "stop" and order.trial is None and self._stop.why is None:
                 self._stop.why = ORDERED
         self._emit(OrderDecided(order, self._study.spec, tally(self._study.rows, self._study.spec)))
@@ -325,6 +327,8 @@ class TrialLoop:
             text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
             self._ends.note(row.number, text)
             self._warn(text)
+        if resume_from is not None and step is not None:
+            self._restore_step(row, resume_from, step)
         self._outages.retrying(row.number)
         row = study.put(study.store.begin_attempt(study.lease, row, step))
         self._running[row.number] = _Running(PPOConfig.from_dict(row.config))
@@ -347,6 +351,16 @@ class TrialLoop:
             )
         )
         self._emit(TrialStarted(row, step))
+
+    def _restore_step(self, row: TrialRow, saved: Path, step: int) -> None:
+        """Record a checkpoint's step and evaluation if the store lost them, as in a power cut."""
+        study, last_step = self._study, self._study.store.last_step(row.id)
+        if last_step is None or last_step >= step:
+            return
+        extra = checkpoint.read_manifest(saved)["extra"]
+        readings = {f"eval/{name}": value for name, value in (extra.get(checkpoint.EVALUATION) or {}).items()}
+        study.store.add_step(study.lease, row.id, StepReport(step, extra[checkpoint.EPISODE], readings), seconds=0.0)
+        self._warn(f"trial {row.number}: the store lost what came after step {last_step}; its checkpoint has {step}")
 
     def _is_finished(self) -> bool:
         return is_finished(self._study.spec, self._study.rows)
@@ -427,7 +441,7 @@ class TrialLoop:
             return None
         ids = [row.id for row in study.rows if row.teaches]
         evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
-        reason = why_pruned(study.spec, study.rows, evaluations, number)
+        reason = why_pruned(study.spec, study.rows, evaluations, number, self._replay)
         return None if reason is None else Decision(NextMove.STOP, reason)
 
     def _must_leave(self) -> bool:
@@ -499,6 +513,6 @@ class TrialLoop:
         study = self._study
         self._running.pop(number, None)
         self._ends.finish(study.rows[number], outcome)
-        if outcome.status is Status.FAILED:
+        if study.rows[number].has_failed:
             rows = study.store.trials(study.row)  # how far the others are by now
             self._verdict = self._verdict or retry.failing(rows, number)

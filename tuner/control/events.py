@@ -148,15 +148,22 @@ Event = (
 Emit = Callable[[Event], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Limits:
     """Resources and limits of a study's run."""
 
-    threads: int
-    """CPU threads of a new trial."""
+    threads_of: Callable[[int], int]
+    """CPU threads of a new trial, given how many run at a time."""
+    workers: int
+    """Trials at a time; an order may change it."""
     most_workers: int | None
     """One per GPU if GPUs were named; None: unlimited."""
     deadline: float
     """On the monotonic clock; infinity: none."""
     timeout: float | None
     """Seconds from the start to the deadline."""
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of a new trial."""
+        return self.threads_of(self.workers)

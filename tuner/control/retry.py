@@ -180,16 +180,16 @@ def lost_reason(how: str, retries: int, log: str = "") -> Reason:
 
 
 def failing(rows: Sequence[TrialRow], number: int) -> str | None:
-    """Return why the study should stop after trial `number` failed, or None.
+    """Return why the study should stop after trial `number` failed (see `TrialRow.has_failed`), or None.
 
     The reason is several consecutive failures for one cause, in the order of trial numbers. A trial that was started
     after the first of them and got further than one of them breaks the row. Trials that a person ended do not.
     """
-    last = [row for row in rows if row.status is Status.FAILED][-SAME_IN_A_ROW:]
+    last = [row for row in rows if row.has_failed][-SAME_IN_A_ROW:]
     reason = next((row.reason for row in last if row.number == number), None)
     if reason is None or len(last) < SAME_IN_A_ROW:
         return None
-    if any(row.reason is None or row.reason.cause != reason.cause for row in last):
+    if any(row.reason is None or _cause(row.reason) != _cause(reason) for row in last):
         return None
     reached = min(map(_trained, last))
     if any(row.number > last[0].number and _has_passed(row, reached) for row in rows):
@@ -197,9 +197,13 @@ def failing(rows: Sequence[TrialRow], number: int) -> str | None:
     return f"{SAME_IN_A_ROW} trials in a row failed for the same cause; trial {number}: {reason.message}"
 
 
+def _cause(reason: Reason) -> str:
+    return reason.cause or f"{reason.rule} of {reason.metric}"
+
+
 def _has_passed(row: TrialRow, episodes: int) -> bool:
     """Return True if a trial is healthy beyond `episodes`, or reached its end there."""
-    if row.status in (Status.FAILED, Status.STOPPED):
+    if row.has_failed or row.status is Status.STOPPED:
         return False
     return _trained(row) > episodes or (row.status.is_final and _trained(row) == episodes)
 

@@ -50,7 +50,7 @@ def run_study(
 ) -> bool:
     """Run or resume a study; return True if it is finished.
 
-    Ctrl-C, SIGTERM and the timeout stop it cleanly: running trials finish their step and save, and the next run
+    Ctrl-C, SIGTERM, SIGHUP and the timeout stop it cleanly: running trials finish their step and save, and the next run
     resumes them. A second Ctrl-C ends at once; trials then resume from their last checkpoints.
 
     Args:
@@ -102,7 +102,8 @@ def run_study(
             ranks = spec.gpus_per_trial
             needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, ranks)
             limits = Limits(
-                threads=spec.threads or threads_per_trial(count * ranks),
+                threads_of=lambda trials: spec.threads or threads_per_trial(trials * ranks),
+                workers=count,
                 most_workers=most_workers,
                 deadline=time.monotonic() + (math.inf if timeout is None else timeout),
                 timeout=timeout,
@@ -114,6 +115,10 @@ def run_study(
             if gpus and trials_per_gpu > 1:
                 notes.append(mps_line())
             notes += changes
+            others = sorted({row.threads for row in study.rows} - {limits.threads})
+            if others:
+                kept = ", ".join(map(str, others))
+                notes.append(f"new trials have {limits.threads} CPU threads each; those of {kept} keep them")
             progress = tally(study.rows, study.spec)
             if plan is not None:
                 notes.append(cost_line(wanted, study.rows, count))

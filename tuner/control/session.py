@@ -56,7 +56,7 @@ class OpenStudy:
 
 @contextmanager
 def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStudy]:
-    """Take the study of `spec`, created if missing, and its folder.
+    """Take the study of `spec`, created if missing, and its folder: `folder`, unless its checkpoints are elsewhere.
 
     The folder's lock is taken first, so a live controller here keeps it, even if a clock or a host's name is wrong. A
     refusal changes nothing, and leaves no newly created study in the store.
@@ -68,6 +68,8 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
     known = next((row for row in store.studies() if row.name == spec.name), None)
     if known is not None:
         store.require_free(known.name)  # its error names who runs it; the lock's cannot
+        if not study_folder.is_of(folder, known):  # as where it is resumed from another working folder
+            folder = study_folder.own_folder(known) or folder
         study_folder.require_seen(folder, known)
     with study_folder.held_folder(folder):
         row = store.create_study(spec.name, spec.to_dict())

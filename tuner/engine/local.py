@@ -13,6 +13,7 @@ from multiprocessing import connection
 from typing import Any
 
 from ppo_core.errors import ConfigError
+from ppo_core.output import counted
 from ppo_core.report import NextMove
 from tuner.engine.base import Engine, EngineNeeds, HangTimeout, JobId, wait_seconds
 from tuner.engine.process import WorkerProcess, end_all
@@ -25,8 +26,18 @@ def cores() -> int:
 
 
 def threads_per_worker(workers: int) -> int:
-    """Return each worker's share of the cores, at least 1."""
-    return max(1, cores() // workers)
+    """Return each worker's share of the cores, at least 1, and at most the environment's OMP_NUM_THREADS."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # by level of nesting
+    most = int(asked) if asked.isdecimal() and int(asked) > 0 else cores()
+    return min(most, max(1, cores() // workers))
+
+
+def busy_line() -> str | None:
+    """Return a line if other work keeps half of the cores or more busy, or None."""
+    load = os.getloadavg()[0]
+    if load < cores() / 2:
+        return None
+    return f"this machine is busy (load {load:.1f}, {counted(cores(), 'core')}): on a quiet one times are shorter"
 
 
 @dataclass(frozen=True)

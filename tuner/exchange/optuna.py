@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -35,6 +34,7 @@ from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner.judge.best import best_trial
 from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
 from tuner.store import Store, TrialRow, schema
+from tuner.store.connect import file_of
 from tuner.study import space
 from tuner.study.space import Encoded
 from tuner.study.spec import StudySpec
@@ -96,12 +96,12 @@ def open_storage(output: str) -> RDBStorage:
         StoreError: it cannot be used.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if "://" not in output:
-        try:
-            Path(output).parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot make the folder of {output}: {error.strerror or error}") from error
     url = schema.parse_url(output)
+    if (path := file_of(url)) is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot make the folder of {path}: {error.strerror or error}") from error
     is_sqlite = url.get_backend_name() == "sqlite"
     options = {"connect_args": {"timeout": _LOCK_SECONDS}} if is_sqlite else {"pool_pre_ping": True}
     template = url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")

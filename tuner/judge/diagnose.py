@@ -379,8 +379,11 @@ RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
 def diagnose(course: Course) -> list[Diagnosis]:
     """Return the findings in a trial's curves, the change to try first in front.
 
-    If several change one hyperparameter, the first one's value is used for all.
+    If several change one hyperparameter, the first one's value is used for all. Before a trial's first update there is
+    none.
     """
+    if not course.share:
+        return []
     diagnoses = [diagnosis for rule in RULES_OF_DIAGNOSIS if (diagnosis := rule(course)) is not None]
     values = {diagnosis.name: diagnosis.value for diagnosis in reversed(diagnoses)}
     return [replace(diagnosis, value=values[diagnosis.name]) for diagnosis in diagnoses]

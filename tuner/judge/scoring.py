@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import Point, bound, front, is_within, rank, thinned
 from ppo_core.output import counted
 from tuner.judge.best import is_sound
@@ -179,7 +180,7 @@ class Tally:
     total: int | None
     """Maximum number of trials, including those people added; None: only the budget limits it."""
     spent: float
-    """Cost of the search so far, in trials of full length; each costs one at most, whatever its last batch adds."""
+    """Cost of the search so far, in trials of full length (see `charged`)."""
     budget: float | None
     """Budget of the search, at most what all of `total` trials can cost; None: not limited."""
     confirming: int = 0
@@ -215,6 +216,17 @@ class Tally:
         return min(1.0, (self.ended + self.under_way) / self.total) if self.total else 0.0
 
 
+def charged(row: TrialRow, whole: int) -> int:
+    """Return the episodes that a study's budget is charged for a trial.
+
+    What it ran, but a `whole` trial at most: what rounds its last batch up is free. One that ended without any is
+    charged an iteration, or trials that all end at step 0 would never spend a budget.
+    """
+    if row.episodes or not row.status.is_final:
+        return min(row.episodes, whole)
+    return min(PPOConfig.from_dict(row.config).batch_sizes(world_size=1).batch_size, whole)
+
+
 def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
     """Return how far a study is."""
     rows = list(rows)
@@ -224,7 +236,7 @@ def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
     return Tally(
         ended=sum(row.status.is_final for row in searched),
         total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
-        spent=sum(min(row.episodes, whole) for row in searched if row.counts) / whole,
+        spent=sum(charged(row, whole) for row in searched if row.counts) / whole,
         budget=spec.most_spent,
         confirming=len(confirming),
         confirmed=sum(row.status.is_final for row in confirming),

@@ -14,6 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppo_core.config.declare import HyperValue
+from tuner.judge.scoring import charged
 from tuner.search.worth import ends_early
 from tuner.store import TrialRow
 from tuner.study.space import points
@@ -94,13 +95,12 @@ def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 def _may_start(spec: StudySpec, rows: Rows) -> bool:
     """Return True if the study may have another trial, and its budget has room for one of full length.
 
-    An unended trial is committed to its end. A trial is charged `total_episodes` at most: what rounds its last batch up
-    is free (`tuner.judge.scoring.tally`).
+    An unended trial is committed to its end.
     """
     counting, whole = counting_trials(rows), spec.total_episodes
     if spec.trials is not None and len(counting) >= spec.trials:
         return False
-    committed = sum(min(row.episodes, whole) if row.status.is_final else whole for row in counting)
+    committed = sum(charged(row, whole) if row.status.is_final else whole for row in counting)
     if committed + whole > (math.inf if spec.budget is None else spec.budget * whole):
         return False
     return not ends_early(spec, rows) and not is_exhausted(spec, rows)

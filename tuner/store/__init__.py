@@ -4,6 +4,8 @@ The controller that holds a study's lease writes; everyone else reads, and place
 that first checks the lease's token, so a controller that lost its lease can write nothing.
 """
 
+import socket
+
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -39,10 +41,11 @@ class Store(Studies, Trials, Orders):
 
     @classmethod
     def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False) -> "Store":
-        """Open the store at a URL or path; `create`: make it first if there is none.
+        """Open the store at a URL or path; `create`: to write to it, made first if there is none.
 
         Raises:
-            StoreError: it does not exist, cannot be reached, is not ours, or has another schema version.
+            StoreError: it does not exist, cannot be reached, is not ours, has another schema version, or is a file that
+                another host writes.
         """
         engine = connect.connect(schema.parse_url(storage))
         try:
@@ -55,7 +58,22 @@ class Store(Studies, Trials, Orders):
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"cannot use the store {error.filename}: {error.strerror}") from error
-        return cls(engine)
+        store = cls(engine)
+        if connect.file_of(engine.url) is not None:
+            _require_one_host(store)
+        return store
+
+
+def _require_one_host(store: Store) -> None:
+    """Raise StoreError if a study in an SQLite file runs on another host: its log needs memory that all users share."""
+    here, where = socket.gethostname(), schema.redacted(store.url)
+    for study in store.studies():
+        if study.is_held and study.lease_host != here:
+            store.close()
+            raise StoreError(
+                f'the store {where} is a file that {study.lease_host} writes, for study "{study.name}"; SQLite files '
+                "cannot be used from two hosts at a time: read it there, or keep the studies in PostgreSQL"
+            )
 
 
 def _check(engine: Engine, create: bool) -> None:
@@ -76,3 +94,5 @@ def _check(engine: Engine, create: bool) -> None:
             f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}: "
             "name another store, or use the version that made this one"
         )
+    elif create and connect.is_read_only(path):
+        raise connect.read_only(engine.url)

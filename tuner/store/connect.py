@@ -4,8 +4,10 @@ A file or database that is damaged, not a store, or of another version is refuse
 """
 
 import json
+import os
 import sqlite3
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +15,8 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, inspect, select, text, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SAWarning, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from ppo_core.errors import PPOTunerError, StoreError, StudyError, first_line
 from tuner.store import schema
@@ -45,12 +48,19 @@ def connect(url: URL) -> Engine:
     """
     is_sqlite = url.get_backend_name() == "sqlite"
     try:
-        engine = create_engine(url, pool_pre_ping=not is_sqlite, json_serializer=_json)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SAWarning)  # of options that it would ignore
+            # What may only be read is opened anew each time: how, depends on whether somebody writes it just now.
+            pool = {"poolclass": NullPool} if is_read_only(file_of(url)) else {}
+            engine = create_engine(url, pool_pre_ping=not is_sqlite, json_serializer=_json, **pool)
     except ModuleNotFoundError as error:
         install = "leave the driver out of the URL" if is_sqlite else 'pip install "ppo-tuner[postgres]"'
         raise StoreError(f"{redacted(url)} needs a driver: {install}") from error
     except ArgumentError as error:
-        raise StoreError(f"storage {redacted(url)} names no known driver: {error}") from error
+        raise StoreError(f"storage {redacted(url)} names no known driver: {first_line(error)}") from error
+    except (SAWarning, TypeError, ValueError) as error:
+        hint = "; a file with ? in its name is given as a path, without sqlite:///" if is_sqlite else ""
+        raise StoreError(f"storage {redacted(url)}: what follows its ? is not allowed{hint}") from error
     if engine.dialect.is_async:
         raise StoreError(f"storage {redacted(url)} names an asynchronous driver; leave it out of the URL")
     (_set_up_sqlite if is_sqlite else _set_up_postgresql)(engine)
@@ -109,27 +119,40 @@ def _use_wal(engine: Engine) -> None:
 
 
 def file_of(url: URL) -> Path | None:
-    """Return the URL's SQLite file; None for a server, or a `file:` URI that SQLite itself reads."""
-    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
+    """Return the URL's SQLite file; None for a server, or a `file:` URI (`uri=true`) that SQLite itself reads."""
+    if url.get_backend_name() != "sqlite" or not url.database or "uri" in url.query:
         return None
     return Path(url.database)
 
 
+def is_read_only(path: Path | None) -> bool:
+    """Return True if a store's file is there, and this user may only read it: to write, SQLite needs its log beside."""
+    if path is None or not path.exists():
+        return False
+    return not os.access(path, os.W_OK) or not (os.access(path.parent, os.W_OK) or _has_log(path))
+
+
+def _has_log(path: Path) -> bool:
+    log = Path(f"{path}-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
 def _set_up_sqlite(engine: Engine) -> None:
     path = file_of(engine.url)
-    uri = None if path is None else f"{path.absolute().as_uri()}?mode=rw"
 
     @event.listens_for(engine, "do_connect")
     def name_mode(_dialect: Dialect, _record: object, args: list[Any], options: dict[str, Any]) -> None:
-        # A file that is gone (its folder is no longer mounted) must fail, not be created anew without tables.
-        if uri is not None:
-            args[0] = uri
+        # A file that is gone (its folder is no longer mounted) must fail, not be created anew without tables. Without
+        # a log, one that may only be read is immutable: SQLite would else make files beside it, to share with writers.
+        if path is not None:
+            mode = "mode=rw" if not is_read_only(path) else "mode=ro" if _has_log(path) else "immutable=1"
+            args[0] = f"{path.absolute().as_uri()}?{mode}"
             options["uri"] = True
 
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _record: object) -> None:
         cursor = connection.cursor()
-        for pragma in ("synchronous=NORMAL", f"busy_timeout={LOCK_SECONDS * 1_000}", "foreign_keys=ON"):
+        for pragma in ("synchronous=FULL", f"busy_timeout={LOCK_SECONDS * 1_000}", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -260,7 +283,15 @@ def renew(connection: Connection, lease: Lease) -> None:
 
 def store_error(url: URL, error: SQLAlchemyError) -> StoreError:
     """Return a one-line error without the password."""
-    return StoreError(f"the store {redacted(url)} failed: {first_line(getattr(error, 'orig', None) or error)}")
+    cause = getattr(error, "orig", None) or error
+    if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+        return read_only(url)
+    return StoreError(f"the store {redacted(url)} failed: {first_line(cause)}")
+
+
+def read_only(url: URL) -> StoreError:
+    """Return the error of a write to a store that may only be read."""
+    return StoreError(f"the store {redacted(url)} is read only: this user may not write its file and its folder")
 
 
 def may_pass(error: SQLAlchemyError) -> bool:

@@ -190,6 +190,11 @@ class TrialRow:
         return self.role is Role.SEARCH and self.origin is not Origin.ENQUEUED
 
     @property
+    def has_failed(self) -> bool:
+        """True if an error ended it, or a rule before its first update, for which its values are not to blame."""
+        return self.status is Status.FAILED or (self.status is Status.PRUNED and not self.episodes)
+
+    @property
     def shown_status(self) -> str:
         """The status as people and scripts see it: `interrupted`, or the stored one."""
         return INTERRUPTED if self.is_interrupted else self.status.value

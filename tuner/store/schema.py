@@ -5,6 +5,7 @@ that a page reads just the columns it draws.
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -205,16 +206,17 @@ Index("ppo_orders_by_state", orders.c.study_id, orders.c.state)
 Index("ppo_steps_by_time", steps.c.at)
 
 
+_URL = re.compile("[^/]+://")
+
+
 def parse_url(storage: str) -> URL:
-    """Return the database URL of `storage`, a URL or a plain path of an SQLite file.
+    """Return the database URL of `storage`, a URL or a plain path of an SQLite file; `~` is the user's folder.
 
     Raises:
         StoreError: it is not a URL, or that of a database that is not supported; no password is in the message.
     """
-    if "://" not in storage:
-        storage = f"sqlite:///{storage}"
     try:
-        url = make_url(storage)
+        url = make_url(storage) if _URL.match(storage) else URL.create("sqlite", database=storage)
     except (ArgumentError, ValueError):
         # Not chained: SQLAlchemy's message may quote a part of the password.
         example = "sqlite:///runs/ppo-tuner.db or postgresql://user@host:5432/database"
@@ -224,6 +226,8 @@ def parse_url(storage: str) -> URL:
         raise StoreError(f'storage "{redacted(url)}": {backend} is not supported; use sqlite or postgresql')
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
         raise StoreError(f"storage {storage} names no file; write sqlite:///runs/ppo-tuner.db")
+    if backend == "sqlite":
+        url = url.set(database=os.path.expanduser(str(url.database)))  # noqa: PTH111 (an unknown user is no error)
     return url
 
 

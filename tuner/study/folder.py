@@ -85,13 +85,14 @@ def claim(folder: Path, study: StudyRow) -> None:
 
 
 def prepare_resume(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
-    """Return a trial's newest undamaged checkpoint covered by the store's steps, with its step, or None.
+    """Return a trial's newest undamaged checkpoint, with its step, or None.
 
-    Later checkpoints (even the best) and unfinished ones are deleted: the trial will write there again.
+    Unfinished and damaged ones are deleted: the trial will write there again. A checkpoint ahead of the store's
+    `last_step`, as after a power cut, is no worse for it; where the store has no step, they are another trial's.
     """
     steps = {path: checkpoint.step_of(path) for path in folder.glob("step-*") if path.is_dir()}
-    for path, step in steps.items():
-        if last_step is None or step > last_step or not (path / checkpoint.MANIFEST).exists():
+    for path in steps:
+        if last_step is None or not (path / checkpoint.MANIFEST).exists():
             checkpoint.remove(path)
     newest = checkpoint.latest(folder)
     for path, step in steps.items():

@@ -472,7 +472,8 @@ def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    return [f"{name}: {value}, was {old[name]}" for name, value in new.items() if value != old[name]]
+    said = {key: tuple("unset" if one is None else one for one in (value, old[key])) for key, value in new.items()}
+    return [f"{name}: {now}, was {before}" for name, (now, before) in said.items() if now != before]
 
 
 def _values_text(values: Mapping[str, HyperValue]) -> str:

@@ -4,7 +4,8 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,8 @@ from ppo_core.config.hyperparameters import (
     require_name,
 )
 from ppo_core.data.task import BUILT_IN, Task
-from ppo_core.data.task_file import KL_LIMIT, get_task, is_task_path, read_table
+from ppo_core.data.task_file import KL_LIMIT, get_task, is_task_path, read_table, stated_name
+from ppo_core.data.task_file import read_task as read_task_file
 from ppo_core.errors import ConfigError, TaskError, nearest
 from tuner.study.space import is_number
 
@@ -317,17 +319,27 @@ def _read_dimension(hyper: Hyperparameter, value: object, advised: Mapping[str, 
 
 
 def read_task(value: object, where: str) -> Task:
-    """Return the task that the study file `where` names (a path relative to the file) or states in a table."""
+    """Return the task that the study file `where` names (a path relative to the file) or states in a table.
+
+    Without such a file, as where a program states the study, the task is named by its table.
+    """
     file = Path(where)
     try:
         if isinstance(value, Mapping):
-            return read_table(value, file, f"{where}: task.")
+            task = read_table(value, file, f"{where}: task.")
+            return task if _states(file, task) else replace(task, name=stated_name(value, file.parent))
         name = checks.text(value, f"{where}: task", "a string in quotes, or a [task] table")
         is_path = name not in BUILT_IN and is_task_path(name, file.parent)
         return get_task(str(file.parent / name) if is_path else name)
     except TaskError as error:
         message = str(error)
         raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
+
+
+def _states(file: Path, task: Task) -> bool:
+    with suppress(TaskError):
+        return file.suffix == ".toml" and replace(read_task_file(str(file)), name=task.name) == task
+    return False
 
 
 def read_sampler(value: object, where: str) -> SamplerSpec:
