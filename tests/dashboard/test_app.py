@@ -128,7 +128,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(bound
         "Pruned for KL": ("2", "1 failed"),
         "Highest value": ("1.744", "one seed, +1.324 over SFT"),
         "Its KL": ("9.68 nats", "budget 10, end 14.5"),
-        "Device time": ("3 min", "18 s per ended trial"),
+        "Device time": ("5 min", "22 s per ended trial"),
     }
     assert any("It ends at KL 14.51" in one.value for one in app.text)
     told = app.text[0].help.replace("\\", "")

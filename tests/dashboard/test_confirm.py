@@ -62,17 +62,17 @@ def test_before_a_confirmation_the_page_shows_what_would_run(path: Path, monkeyp
     )
     assert shown.subheaders(app)[1:] == ["Different settings", "Outcomes"]
     settings, outcomes = (table.value for table in app.dataframe)
-    assert list(outcomes.columns) == ["outcome", "trial 5", "trial 7", "trial 9", "trial 0"]
-    values = ["★ 1.744 ± 0.035", "1.721 ± 0.035", "1.692 ± 0.035", "0.880 ± 0.035"]
+    assert list(outcomes.columns) == ["outcome", "trial 5", "trial 6", "trial 7", "trial 0"]
+    values = ["★ 1.744 ± 0.035", "1.738 ± 0.035", "1.721 ± 0.035", "1.423 ± 0.035"]
     assert outcomes.set_index("outcome").loc["Value ± SE (reward)"].tolist() == values
     assert outcomes.set_index("outcome").loc["Eval KL there (nats)"].tolist() == [
         "9.68",
+        "8.03",
         "9.12",
-        "8.46",
-        "0.97",
+        "4.12",
     ]
     assert settings.iloc[2].tolist() == [
-        "Policy learning rate", "0.00036", "0.00028 (×0.78)", "0.00095 (×2.6)", "0.0001 (×0.28)"
+        "Policy learning rate", "0.00036", "0.00075 (×2.1)", "0.00028 (×0.78)", "0.0001 (×0.28)"
     ]  # fmt: skip
 
 

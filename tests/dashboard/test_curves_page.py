@@ -30,14 +30,13 @@ def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
     assert "the first step over the guard's limit of 15. " in told and " moved first, at step " in told
 
 
-def test_the_curves_of_chosen_trials_are_over_an_area_of_the_others(bounded: Path, curves: Page) -> None:
+def test_the_curves_of_chosen_trials_are_before_the_others_in_grey(bounded: Path, curves: Page) -> None:
     app = curves(bounded)
     app.query_params["trial"] = ["0", "5"]
     run(app)
     [said] = [one.value for one in app.caption if one.value.startswith("In colour: ")]
     assert said.endswith("✕ pruned, ▲ failed, ■ stopped.")
-    area = "the area holds the middle 80% of them while at least 10 run, then they are lines"
-    assert f" Grey: the other 26 trials, {area}. Points are evaluations: " in said
+    assert " Grey: the other 13 trials, a line or mark each. Points are evaluations: " in said
     told = [one.value for one in app.caption]
     assert any("standard error of a point, over the eval prompts, is about 0.035 (shaded)." in one for one in told)
     assert any(one.value.startswith("In colour: trials 0 (reference), 5 (best).") for one in app.caption)
