@@ -17,13 +17,13 @@ from ppo_core.errors import ConfigError
 from ppo_core.report import NextMove
 from tests.processes import free_port
 from tests.tuner.conformance import check_engine
-from tests.tuner.quick_study import controller, curves, outcomes, placed, quick_spec, rows, write_study
+from tests.tuner.quick_study import MODULE, controller, curves, outcomes, placed, quick_spec, rows, write_study
 from tests.tuner.ray_nodes import ROOT, Nodes, nodes
 from tests.tuner.test_hang_timeout import Clock
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
 from tuner.engine.base import Engine, EngineNeeds
-from tuner.engine.protocol import Ended, Lost, Message, Stepped, WorkerSettings
+from tuner.engine.protocol import Ended, Lost, Message, Prepared, PrepareTask, Stepped, WorkerSettings
 from tuner.engine.ray import RayEngine
 from tuner.engine.ray_cluster import RayCluster
 from tuner.study.spec import PPO_TRAINER, StudySpec
@@ -212,6 +212,47 @@ def test_what_jobs_wait_for_is_told_once_and_idle_actors_are_ended(tmp_path: Pat
         until(lambda: ray.available_resources().get("CPU") == 1)
         engine.start(trial_spec(tmp_path / "3", number=3))
         until(lambda: heard(engine, 4))
+
+
+def test_a_study_begins_on_the_first_node_that_is_ready_and_others_prepare_the_task_before_their_first_trial(
+    two: Nodes, tmp_path: Path
+) -> None:
+    """The first node is full of somebody else's work."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote(num_cpus=1)
+    class Others:
+        pass
+
+    said: list[Message] = []
+
+    def hear(engine: Engine) -> None:
+        for number, message in engine.events(0.1):
+            said.append(message)
+            if isinstance(message, Stepped) and number != 1:
+                engine.answer(number or 0, NextMove.GO_ON)
+
+    def heard(engine: Engine, message: Message, times: int = 1) -> bool:
+        hear(engine)
+        return said.count(message) == times
+
+    (tmp_path / "gate").touch()
+    with RayCluster(two.address) as cluster, RayEngine(cluster, EngineNeeds(2, (), WorkerSettings())) as engine:
+        full = next(node for node in cluster.nodes() if node.name.startswith("first"))
+        others = Others.options(scheduling_strategy=NodeAffinitySchedulingStrategy(full.id, soft=False)).remote()
+        ray.get(others.__ray_ready__.remote())
+        engine.start(PrepareTask(f"{MODULE}:GATED_TASK", tmp_path))
+        until(lambda: heard(engine, Prepared()))
+        assert len(waiting(tmp_path)) == 1 and engine.free == 2
+        engine.start(trial_spec(tmp_path / "0"))
+        until(lambda: heard(engine, Ended()))
+        assert len(waiting(tmp_path)) == 1
+        ray.kill(others)
+        for number in (1, 2):  # of which the second node keeps the one that it has
+            engine.start(trial_spec(tmp_path / str(number), number=number))
+        until(lambda: heard(engine, Ended(), 2))
+        assert len(waiting(tmp_path)) == 2 and said.count(Prepared()) == 1
 
 
 # What a node lacks

@@ -99,7 +99,7 @@ def test_a_pruner_is_a_name_or_a_table_and_stays_for_good() -> None:
         assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
     refused = spec().changes_to(median).refused, mine.changes_to(median).refused
     assert refused == (
-        ["pruner: None, was median; give the study another name"],
+        ["pruner: unset, was median; give the study another name"],
         ["pruner: my_pruners:cautious, was median; give the study another name"],
     )
 

@@ -29,6 +29,7 @@ from tuner.engine.protocol import (
     Job,
     Lost,
     Message,
+    Prepared,
     PrepareTask,
     Progress,
     Stepped,
@@ -66,6 +67,8 @@ class _Relay:
     """Name of the node; empty until Ray reports it."""
     up: "Future[Any]"
     """Completes when the actor has its share, or has died."""
+    node_id: str = ""
+    """Empty until it was greeted."""
     idle_since: float = 0.0
 
 
@@ -81,6 +84,8 @@ class _Busy:
     """Result of the latest call to its actor."""
     starts: int = 1
     """Actors tried until one came up."""
+    is_first_here: bool = False
+    """True while its node prepares the task for it."""
 
 
 _Result = tuple[_Busy, "Future[Any]"]
@@ -113,6 +118,9 @@ class RayEngine(Engine):
         )
         self._token: Path | None = None
         self._prepares_on = 0
+        self._preparation: PrepareTask | None = None
+        self._prepared: set[str] = set()
+        """Ids of the nodes on which the task is prepared."""
         self._idle: list[_Relay] = []
         """Longest idle first."""
         self._busy: list[_Busy] = []
@@ -152,7 +160,9 @@ class RayEngine(Engine):
             _kill(self._idle.pop(0))
 
     def start(self, job: Job) -> None:
-        """Give a job to a worker once the cluster has room for it; a task is prepared on every node.
+        """Give a job to a worker once the cluster has room for it.
+
+        A task is prepared on the nodes that have room, until one is ready; on any other one before its first trial.
 
         Raises:
             ConfigError: no node has what it asks for.
@@ -161,6 +171,7 @@ class RayEngine(Engine):
         job = replace(job, folder=job.folder.absolute())
         if isinstance(job, PrepareTask):
             self._write_token(job.folder)
+            self._preparation = job
             nodes = self._cluster.nodes()
             self._prepares_on = len(nodes)
             for node in nodes:
@@ -258,8 +269,12 @@ class RayEngine(Engine):
         self._expect(busy, relay.actor.greet.remote())
 
     def _begin(self, busy: _Busy) -> None:
-        busy.watch = HangTimeout(self._needs.settings, busy.job, self._clock())
-        self._exchange(busy, busy.job)
+        """Give a worker its job, or first the task's preparation where its node lacks that."""
+        preparation = None if busy.relay.node_id in self._prepared else self._preparation
+        busy.is_first_here = preparation is not None and busy.job.number is not None
+        job = busy.job if preparation is None else preparation
+        busy.watch = HangTimeout(self._needs.settings, job, self._clock())
+        self._exchange(busy, job)
 
     def _exchange(self, busy: _Busy, word: Job | NextMove | None) -> None:
         self._expect(busy, busy.relay.actor.exchange.remote(word))
@@ -293,23 +308,31 @@ class RayEngine(Engine):
                 return None
             return self._end(busy, lost)
         if isinstance(message, Greeting):
-            busy.relay.node = busy.relay.node or message.host
+            names = {node.id: node.name for node in self._cluster.nodes()}
+            busy.relay.node_id, busy.relay.node = message.node_id, names.get(message.node_id, message.host)
             if message.problem is not None:
                 return self._end(busy, Failed(f"node {busy.relay.node} {message.problem}", "", is_for_user=True))
             self._begin(busy)
             return None
         if busy.watch is not None:
             busy.watch.heard(message, self._clock())
+        if isinstance(message, Prepared):
+            self._prepared.add(busy.relay.node_id)
+            if busy.is_first_here:
+                self._begin(busy)
+                return None
         if is_last(message):
             return self._end(busy, message)
         if not isinstance(message, Stepped):
             self._exchange(busy, None)
+        if isinstance(message, Progress) and busy.is_first_here:
+            return None
         if isinstance(message, Progress) and self._prepares_on > 1:
             return replace(message, what=f"{message.what} on {busy.relay.node}")
         return message
 
     def _end(self, busy: _Busy, message: Message) -> Message | None:
-        """Keep or end the worker of an ended job; return its message, or None while other nodes prepare the task."""
+        """Keep or end the worker of an ended job, and end other preparations of the task; return its message."""
         self._busy.remove(busy)
         is_spent = is_worker_spent(message)
         if is_spent:
@@ -318,10 +341,7 @@ class RayEngine(Engine):
             self._keep(busy.relay)
         if busy.job.number is not None:
             return message
-        preparing = [each for each in self._busy if each.job.number is None]
-        if not is_spent:
-            return None if preparing else message
-        for each in preparing:
+        for each in [each for each in self._busy if each.job.number is None]:
             self._busy.remove(each)
             _kill(each.relay)
         if isinstance(message, Failed) and not message.message.startswith(f"node {busy.relay.node}"):

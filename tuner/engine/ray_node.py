@@ -53,6 +53,8 @@ class Greeting:
     host: str
     problem: str | None
     """One line on a missing requirement."""
+    node_id: str = ""
+    """As Ray names it."""
 
 
 @cache
@@ -79,7 +81,9 @@ class NodeWorker:
 
     def greet(self) -> Greeting:
         """Check the node's requirements before its first job."""
-        return Greeting(socket.gethostname(), self._problem())
+        ray = sys.modules.get("ray")  # in an actor
+        node = ray.get_runtime_context().get_node_id() if ray is not None and ray.is_initialized() else ""
+        return Greeting(socket.gethostname(), self._problem(), node)
 
     def exchange(self, word: Job | NextMove | None) -> Message:
         """Give the worker process a job or an answer, if any, and return its next message."""
