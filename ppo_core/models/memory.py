@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import psutil
 import torch
 
+from ppo_core.containers import memory_limits
 from ppo_core.distributed.world import World
 from ppo_core.errors import OutOfMemory, is_out_of_memory
 
@@ -131,8 +132,6 @@ def peak_mib(device: torch.device) -> float:
 
 CUDA_CONTEXT = 512 * 2**20
 """Approximate bytes of a GPU for CUDA itself and torch's kernels, not counted as allocations."""
-CGROUP = Path("/sys/fs/cgroup")
-"""Location of a container's own limit."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +157,7 @@ def room(device: torch.device) -> Room:
         return Room("cuda", name, total, min(free, total), CUDA_CONTEXT)
     memory = psutil.virtual_memory()
     total, free = int(memory.total), int(memory.available)
-    with suppress(OSError, ValueError):  # "max" is not a number: there is no limit
-        limit = int((CGROUP / "memory.max").read_text())
-        used = int((CGROUP / "memory.current").read_text())
+    for limit, used in memory_limits():
         total, free = min(total, limit), min(free, limit - used)
     return Room("cpu", "this machine", total, max(0, free), resident())
 
