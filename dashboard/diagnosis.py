@@ -22,10 +22,12 @@ from dashboard.health import Card
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted, decimals, plus_minus
 from tuner.judge.answer import Answer
-from tuner.judge.hacking import Finding, Verdict, check
+from tuner.judge.diagnose import fresh_curves
+from tuner.judge.hacking import Finding, Verdict, check, on_fresh_seeds
 from tuner.judge.results import StudyView
 from tuner.judge.rules import KL, SIGNS
 from tuner.judge.scoring import NOT_PROMOTED
+from tuner.store import Store
 from tuner.study.status import Status
 
 LEAST = 4
@@ -141,12 +143,14 @@ def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
     return Moved(signal, low, high, None, None)
 
 
-def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
+def hacking_of(store: Store, view: StudyView, curves: pd.DataFrame) -> list[Finding]:
     """Return the finding on every trial of `curves` (with the metrics `hacking.NEEDED`), by number."""
-    return [
-        check(int(number), steps.sort_values("step").to_dict("records"), kl_budget)
-        for number, steps in curves.groupby("trial")
-    ]
+    findings, kl_budget = [], view.spec.kl_budget
+    for number, steps in curves.groupby("trial"):
+        finding = check(int(number), steps.sort_values("step").to_dict("records"), kl_budget)
+        fresh = fresh_curves(store, view, int(number)).values()
+        findings.append(on_fresh_seeds(finding, [check(0, each, kl_budget) for each in fresh]))
+    return findings
 
 
 HACKING_TITLES = {
@@ -159,7 +163,8 @@ HACKING_TITLES = {
 }
 """Titles of the readings of `hacking_rows`; KL is per response, entropy per token."""
 VERDICTS: Mapping[Verdict, str] = {
-    "suspect": "▲ suspect", "clean": "✓ no sign", "no rise": "– no rise", "too early": "… too early",
+    "suspect": "▲ suspect", "repeated": "▲ on fresh seeds too", "borderline": "△ not on fresh seeds",
+    "clean": "✓ no sign", "no rise": "– no rise", "too early": "… too early",
 }  # fmt: skip
 
 
@@ -182,7 +187,7 @@ def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
 
 def describe_hacking(findings: Sequence[Finding]) -> str:
     """Describe the table of `hacking_rows` in a line."""
-    suspect = [str(finding.trial) for finding in findings if finding.verdict == "suspect"]
+    suspect = [str(finding.trial) for finding in findings if finding.verdict in ("suspect", "repeated")]
     if not suspect:
         return "no sign of reward hacking in these trials"
     return f"reward hacking suspected in trial {', '.join(suspect)} (see the table below)"
@@ -222,12 +227,7 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
         )
         steps.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":
-        text = f"{_why_finished(view)} Read samples of the trial to launch"
-        if answer is not None and answer.confirm:
-            confirm = "confirm it on fresh seeds first" if answer.confirmed is None else "confirm it on more seeds"
-            steps.append(Advice("info", f"{text}, and {confirm}:", answer.confirm))
-        else:
-            steps.append(Advice("info", f"{text}."))
+        steps.append(Advice("info", f"{_why_finished(view)} Read samples of the trial to launch."))
     if not steps:
         what = "No problem found" if done else "The first trials are running"
         steps.append(Advice("info", f"{what}: nothing to do."))

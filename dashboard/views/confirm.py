@@ -89,14 +89,9 @@ def _confirmation(store: Store, snapshot: Snapshot, confirmation: Confirmation) 
         launch = of_study(store, snapshot.view)
         if launch is not None:
             common.heading("What to launch")
-            what_to_launch(snapshot.view, launch)
-            if launch.confirm:
-                st.text("To be surer, confirm again:")
-                common.show_commands(data.command(launch.confirm))
-        if launch is None or launch.confirmation is None or launch.confirmation.verdict != confirmation.verdict:
+            what_to_launch(launch)
+        if launch is None or launch.decision != confirmation.verdict:
             st.markdown(f"At {confirmation.total_episodes:,} episodes: **{confirmation.verdict}**")
-        if not confirmation.is_whole:
-            st.info("Some runs have not ended or were not evaluated yet; this is the result so far.")
         baseline = confirmation.baseline
         if baseline is not None and baseline.reward is not None:
             reward = plus_minus(baseline.reward, baseline.reward_se)
@@ -108,8 +103,8 @@ def _intervals_help(snapshot: Snapshot, confirmation: Confirmation) -> str:
     return (
         f"Each configuration ran on the same fresh seeds. A run's checkpoint was chosen on the eval prompts, within "
         f"{snapshot.view.spec.kl_budget:g} {KL_UNIT}, and evaluated once on {confirmation.prompts} test prompts. "
-        "Intervals are 95% t-intervals over the seeds; those of differences are paired by seed and hold for all at "
-        "once."
+        "Intervals are 95% t-intervals over the seeds, with the spread that all share; those of differences hold for "
+        "all at once, however often you look. That of the winner is not adjusted for its being chosen."
     )
 
 

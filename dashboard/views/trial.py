@@ -176,7 +176,7 @@ def _log(snapshot: Snapshot, number: int) -> None:
 def _commands(store: Store, snapshot: Snapshot, row: TrialRow) -> None:
     common.heading(
         "Go on with it",
-        "If the guard ended it, the first untried change takes the place of training it longer.",
+        "If the guard ended it, the first untried change takes the place of training it again.",
     )
     show = {"Show it in a terminal": data.command(["show", snapshot.view.row.name, str(row.number)])}
     common.show_captioned(changes.go_on(store, snapshot.view, row) | show)

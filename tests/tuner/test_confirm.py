@@ -19,7 +19,7 @@ from tests.tuner.quick_study import NAME, controller, curves, opened, placed, qu
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.confirm import result as confirmed
 from tuner.confirm.plan import Plan, candidates, cost_line, due_step, missing
-from tuner.confirm.result import Confirmation, Confirmed, confirmations, difference, t_interval
+from tuner.confirm.result import Confirmation, Confirmed, confirmations
 from tuner.control.events import StudyWarned
 from tuner.judge.results import read_study
 from tuner.search.optuna_trials import to_optuna
@@ -185,7 +185,7 @@ def test_differences_are_paired_by_seed_and_wider_among_several() -> None:
 def confirmation(rewards: Mapping[int, list[float]], **changes: Any) -> Confirmation:
     """Return what configurations with these rewards, by the number of their trial, come to; 0 is the reference."""
     read = [
-        Confirmed(ROWS[number], 1_920, by_seed, by_seed, {}, t_interval(list(by_seed.values())), None)
+        Confirmed(ROWS[number], 1_920, by_seed, by_seed, {})
         for number, values in rewards.items()
         if (by_seed := dict(enumerate(values, 8))) or True
     ]

@@ -72,7 +72,7 @@ def diagnose(args: argparse.Namespace) -> int:
         trial = store.trial(view.row, args.trial)
         if not trial.episodes:
             raise StudyError(f"trial {trial.number} has made no step yet, so there is nothing to diagnose")
-        findings = diagnoses.diagnose(diagnoses.course_of(store, trial, view.spec))
+        findings = diagnoses.diagnose(diagnoses.course_of(store, trial, view))
     commands = [storage.command(diagnoses.try_it(view.spec, trial, finding), store) for finding in findings]
     if args.json:
         pairs = zip(findings, commands, strict=True)
