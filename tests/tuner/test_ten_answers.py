@@ -68,28 +68,26 @@ STUDIES = {
     "one trial": Made((1.00,)),
     "running": Made((1.00, 2.00), is_running=True),
 }  # fmt: skip
-ON_FRESH = "On 5 fresh seeds of 256 episodes: reward "
+ON_FRESH = "On 5 fresh seeds: reward "
 WIN = "Launch trial 1: +1.000 [0.972, 1.028] over the reference."
 TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
     "tie": (
         Badge.TIE,
         "Keep the reference: nothing beat it (trial 1: +0.01 [-0.10, 0.12]).",
-        f"{ON_FRESH}1.00 [0.93, 1.07] at KL 4.000 [3.984, 4.016] nats/response (budget 6); 0 of 5 runs broke, at most "
-        "45%.",
+        f"{ON_FRESH}1.00 [0.93, 1.07] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (at most 45%).",
         "A gain of 0.076, 10% of training's, would likely show on 20 seeds. confirm ten --seeds 20",
         "train --from ten 0",
     ),
     "win": (
         Badge.CONFIRMED,
         WIN,
-        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] nats/response (budget 6); 0 of 5 runs broke, at "
-        "most 45%.",
+        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (at most 45%).",
         "",
         "train --from ten 1",
     ),
     "breaks": (
         Badge.TIE,
-        "Keep the reference: nothing beat it (trial 1: +0.7 [-0.2, 1.5]; 1 of 5 runs broke, at most 66%).",
+        "Keep the reference: nothing beat it (trial 1: +0.7 [-0.2, 1.5]; 1 of 5 broke (at most 66%)).",
         f"{ON_FRESH}1.000 [0.983, 1.017]",
         "A gain of 0.075, 10% of training's, would not show on 40 seeds.",
         "train --from ten 0",
@@ -119,14 +117,14 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
     "one trial": (
         Badge.ONE_SEED,
         "Launch trial 0, the reference, which is not confirmed.",
-        "Best in budget, one seed: eval reward 1.000 ± 0.030 at KL 4.00 ± 0.10 nats/response (budget 6).",
+        "Best in budget, one seed: eval reward 1.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response.",
         "The highest of many values on one seed is partly luck: confirm it. confirm ten",
         "train --from ten 0",
     ),
     "running": (
         Badge.ONE_SEED,
         "Nothing yet: trial 1 leads.",
-        "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 4.00 ± 0.10 nats/response (budget 6).",
+        "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response.",
         "The search is not finished. run ten",
         "train --from ten 1",
     ),

@@ -218,9 +218,9 @@ class Confirmed:
 
     @property
     def breaking(self) -> str:
-        """`0 of 5 runs broke (at most 45%)`."""
+        """`0 of 5 broke (at most 45%)`."""
         count, runs = len(self.lost), len(self.rewards)
-        return f"{count} of {counted(runs, 'run')} broke, at most {share_at_most(count, runs):.0%}"
+        return f"{count} of {runs} broke (at most {share_at_most(count, runs):.0%})"
 
     @property
     def name(self) -> str:

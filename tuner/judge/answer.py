@@ -99,16 +99,16 @@ class Answer:
     @property
     def evidence(self) -> str:
         """Its reward and KL in a sentence: on fresh seeds if confirmed, else those of its checkpoint."""
-        confirmed, budget = self.confirmed, f"(budget {short(self.kl_budget)})"
+        confirmed, budget = self.confirmed, f"of {short(self.kl_budget)} {KL_UNIT}"
         if confirmed is not None and confirmed.reward is not None and confirmed.kl is not None:
             reward, kl = confirmed.reward, confirmed.kl
             return (
-                f"On {counted(reward.n, 'fresh seed')} of {confirmed.length:,} episodes: reward {reward.text} at KL "
-                f"{kl.text} {KL_UNIT} {budget}; {confirmed.breaking}."
+                f"On {counted(reward.n, 'fresh seed')}: reward {reward.text} at KL {kl.text} {budget}; "
+                f"{confirmed.breaking}."
             )
-        at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {KL_UNIT}"
+        at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {budget}"
         value = plus_minus(self.trial.value, self.trial.value_se)
-        return f"Best in budget, one seed: eval reward {value}{at_kl} {budget}."
+        return f"Best in budget, one seed: eval reward {value}{at_kl}."
 
 
 def _name(trial: TrialRow) -> str:
