@@ -111,7 +111,7 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         Badge.CONFIRMED,
         WIN,
         ON_FRESH,
-        "Trial 12 is newer, above it in the search (2.001 against 2.000), and not confirmed. confirm ten",
+        "Trial 12 is newer, above it in the search (2.001 against 2.000), and not confirmed. confirm ten --top 1",
         "train --from ten 1",
     ),
     "one trial": (

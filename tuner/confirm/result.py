@@ -339,7 +339,7 @@ class Confirmation:
         if choice is None:
             left = sum(len(one.open) for one in self.configurations)
             if left:
-                return f"Nothing yet: {left} of the confirming runs are not read."
+                return f"Nothing yet: {left} of the confirming runs {'is' if left == 1 else 'are'} not read."
             return f"Nothing yet: {counted(self.seeds, 'fresh seed')} ran, and {LEAST_SEEDS} are needed."
         if choice.is_reference:
             why = "nothing else was confirmed"

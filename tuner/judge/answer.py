@@ -225,13 +225,13 @@ def _is_newer(view: StudyView, best: TrialRow, done: Confirmation, confirmed: Co
     return value is None or (best.value is not None and best.value > value)
 
 
-def _confirm(view: StudyView, done: Confirmation, seeds: int, *more: TrialRow) -> tuple[str, ...]:
-    """Return the command words that confirm what was confirmed, and more trials, on so many seeds."""
-    numbers = {one.trial.number for one in done.configurations} | {trial.number for trial in more}
+def _confirm(view: StudyView, done: Confirmation, seeds: int, newer: TrialRow | None = None) -> tuple[str, ...]:
+    """Return the command words that run what was confirmed, or only a newer trial, on so many seeds."""
+    numbers = {one.trial.number for one in done.configurations} if newer is None else {newer.number}
     ranked = enumerate(candidates((*view.trials, *view.confirming), view.spec), start=1)
     top = max((place for place, trial in ranked if trial.number in numbers), default=0)
     given = {
-        "--top": top if top > DEFAULT_TOP else None,
+        "--top": top if newer or top > DEFAULT_TOP else None,
         "--seeds": seeds if seeds != DEFAULT_SEEDS else None,
         "--total-episodes": done.total_episodes if done.total_episodes != view.spec.total_episodes else None,
     }
