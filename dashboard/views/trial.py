@@ -108,7 +108,7 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     share = f", {row.episodes / total:.0%}" if total and row.episodes < total else ""
     return [
         KeyNumber(
-            "Value ± SE",
+            "Best in budget, one seed",
             plus_minus(row.value, row.value_se) if row.value_step else NOTHING,
             checkpoint,
             f"{common.VALUE_IS} ± is one standard error over the eval prompts.",

@@ -59,6 +59,7 @@ class Made:
 STUDIES = {
     "tie": Made((1.00, 1.05), {0: around(1.0, factor=4), 1: around(1.01, factor=-4)}),
     "win": Made((1.00, 2.00), {0: around(1.0), 1: around(2.0)}),
+    "small win": Made((1.00, 1.20), {0: around(1.0), 1: around(1.2)}),
     "breaks": Made((1.00, 2.00), {0: around(1.0), 1: [*around(2.0)[:4], BROKE]}),
     "over": Made((1.00, 2.00), {0: around(1.0)[:3], 1: [(2.0, 5.0), (2.01, 5.1), (1.99, 6.5)]}),
     "hacked": Made((1.00, 2.00), {0: around(1.0), 1: around(2.0)}, longer=35, longer_fresh=(36, 34, 35, 20, 20)),
@@ -83,6 +84,13 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         WIN,
         f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (at most 45%).",
         "",
+        "train --from ten 1",
+    ),
+    "small win": (
+        Badge.CONFIRMED,
+        "Launch trial 1: +0.200 [0.172, 0.228] over the reference.",
+        ON_FRESH,
+        "Were it to break in over 21% of its runs, it would lose its lead.",
         "train --from ten 1",
     ),
     "breaks": (

@@ -47,8 +47,9 @@ def confirmation_table(confirmation: Confirmation) -> Table:
     )
     table = render.new_table(*columns, title=title, right=columns[1:])
     table.caption = (
-        "In brackets: 95% intervals over the seeds; those of differences hold for all at once. Reward and KL are of "
-        "each run's best checkpoint; the last column counts the runs that also end within the KL budget."
+        "In brackets: 95% intervals over the seeds; those of differences hold for all at once, however often you look, "
+        "and that of the winner is not adjusted for its being chosen. Reward and KL are of each run's best checkpoint; "
+        "the last column counts the runs that also end within the KL budget."
     )
     table.caption_justify = "left"
     read = confirmation.configurations

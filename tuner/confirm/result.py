@@ -354,6 +354,15 @@ class Confirmation:
         return f"Launch {choice.name}: {lead}{f'; {names} may be as good' if names else others}."
 
     @property
+    def may_break(self) -> float | None:
+        """The share of runs in which the choice may break before it loses its lead over a reference that never did."""
+        choice, reference = self.choice, self.reference
+        if choice is None or reference is None or choice is reference or reference.lost or self.baseline is None:
+            return None
+        sound = statistics.fmean(choice.readings.sound)
+        return (sound - reference.readings.mean) / (sound - (self.baseline.reward or 0.0))
+
+    @property
     def highest_gain(self) -> float:
         """The highest reward over the choice that the data allow another configuration; NaN: unknown."""
         others = [one for one in self.configurations if one is not self.choice]
