@@ -16,7 +16,7 @@ from dashboard.views.answer import what_to_launch
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, decimals, measured, plus_minus
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, Plan, cost_line, missing
-from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, places_of, runs_text
+from tuner.confirm.result import Confirmation, Confirmed, Interval, beats, confirmations, places_of, runs_text
 from tuner.judge.answer import of_study
 from tuner.store import Store
 
@@ -208,9 +208,10 @@ def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_bu
 
 
 def what_to_see(confirmation: Confirmation, kl_budget: float) -> str:
-    """Say whose difference to the reference is above 0 with its whole interval, and whether KL is within the budget."""
-    over = {one.name: one.over_reference for one in confirmation.configurations if one.over_reference}
-    clear = [name for name, interval in over.items() if interval.is_above_0]
+    """Say which configurations beat the reference, and whether KL is within the budget."""
+    reference = confirmation.reference
+    over = [one for one in confirmation.configurations if reference is not None and one.over_reference]
+    clear = [one.name for one in over if reference is not None and beats(one, reference, one.over_reference)]
     better = f"{' and '.join(clear)} {'beats' if len(clear) == 1 else 'beat'}" if clear else "No configuration beats"
     text = f"{better[0].upper()}{better[1:]} the reference. " if over else ""
     kls = [kl for one in confirmation.configurations for kl in one.kls.values()]

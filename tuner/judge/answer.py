@@ -178,8 +178,8 @@ def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confir
         values = f"{fixed(best.value, 3)} against {fixed(one.trial.value, 3)}"
         words = _confirm(view, done, done.seeds, best)
         yield f"Trial {best.number} is newer, above it in the search ({values}), and not confirmed.", words
-    if (most := done.may_break) is not None and most < share_at_most(len(one.lost), runs):
-        yield f"Were it to break in over {most:.0%} of its runs, it would lose its lead.", ()
+    if (lost := done.may_break) is not None and lost < share_at_most(len(one.lost), runs):
+        yield f"Were it to break in over {lost:.0%} of its runs, it would lose its lead.", ()
     if not done.is_decided and (gain := done.worth) and gain < done.highest_gain:
         text = f"A gain of {fixed(gain, decimals([gain], [gain]))}, {WORTH:.0%} of training's, would"
         seeds = done.seeds_to_show(gain)
