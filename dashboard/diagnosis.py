@@ -143,14 +143,18 @@ def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
     return Moved(signal, low, high, None, None)
 
 
-def hacking_of(store: Store, view: StudyView, curves: pd.DataFrame) -> list[Finding]:
+def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
     """Return the finding on every trial of `curves` (with the metrics `hacking.NEEDED`), by number."""
-    findings, kl_budget = [], view.spec.kl_budget
-    for number, steps in curves.groupby("trial"):
-        finding = check(int(number), steps.sort_values("step").to_dict("records"), kl_budget)
-        fresh = fresh_curves(store, view, int(number)).values()
-        findings.append(on_fresh_seeds(finding, [check(0, each, kl_budget) for each in fresh]))
-    return findings
+    return [
+        check(int(number), steps.sort_values("step").to_dict("records"), kl_budget)
+        for number, steps in curves.groupby("trial")
+    ]
+
+
+def with_fresh_seeds(store: Store, view: StudyView, finding: Finding) -> Finding:
+    """Return a trial's finding, given those of its configuration's runs on fresh seeds."""
+    fresh = fresh_curves(store, view, finding.trial).values()
+    return on_fresh_seeds(finding, [check(0, steps, view.spec.kl_budget) for steps in fresh])
 
 
 HACKING_TITLES = {
