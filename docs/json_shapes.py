@@ -141,7 +141,8 @@ ANSWER = {
     "ends_within_budget": "whether the configuration itself ends within the KL budget; null: not known",
     "test_reward": "of that checkpoint on the test prompts; null: not evaluated",
     "test_kl": "the same of its KL",
-    "confirmed": "null, or on fresh seeds `total_episodes`, `reward`, `kl` (`mean`, `low`, `high`, `n`), `ends_within`, `breaks_at_most`",
+    "confirmed": "null, or on fresh seeds `total_episodes`, `reward` and `kl` (`mean`, `low`, `high`, `n`), "
+    "`ends_within` and `breaks_at_most`",
     "decision": "what to do, in a sentence",
     "certainty": "the evidence, in a sentence",
     "cautions": "a list of at most one sentence: a doubt that could change the decision",

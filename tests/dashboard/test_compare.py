@@ -100,9 +100,7 @@ def test_values_of_best_checkpoints_are_told_with_their_episode_and_a_pause_with
 def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch, trial=["7", "0"])
     where = f"--storage sqlite:///{built}"
-    assert shown.codes(app) == [
-        f"ppo-tuner train --from {STUDY} {number} {where}" for number in (7, 0)
-    ]
+    assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} {number} {where}" for number in (7, 0)]
     headers = [
         one["label"] for name, one in json.loads(app.dataframe[1].proto.columns).items() if name.startswith("trial")
     ]

@@ -254,6 +254,14 @@ def test_a_clear_winner_is_said_to_be_one() -> None:
     assert found.verdict == "Launch trial 2: +0.900 [0.859, 0.941] over the reference, and better than every other."
 
 
+def test_a_confirmation_under_way_decides_nothing() -> None:
+    found = confirmation({2: around(1.9), 0: around(1.0)})
+    first, *others = found.configurations
+    under_way = replace(found, configurations=(replace(first, open=(20,)), *others))
+    assert found.choice is first and under_way.choice is None and not under_way.is_decided
+    assert under_way.verdict.startswith("Nothing yet: 1 of ")
+
+
 def test_it_is_not_better_than_one_that_was_not_read() -> None:
     found = confirmation({2: around(1.9), 3: [], 0: around(1.0)})
     assert found.is_decided and not found.is_best_of_all and found.verdict.endswith("over the reference.")
@@ -289,6 +297,12 @@ def test_a_configuration_that_broke_does_not_beat_one_that_never_did_unless_it_w
     assert lead.is_above_0 and seldom.choice is seldom.reference, "better on average, and 1.71 at the bound"
     both = confirmation({2: [*around(1.9)[:4], 0.25], 0: [*around(1.0)[:4], 0.25]}, lost={2: (12,), 0: (12,)})
     assert both.best is not both.reference
+
+
+def test_the_rate_of_breaking_that_costs_the_lead_is_known() -> None:
+    """0.9 over the reference, and 1.65 over the SFT policy."""
+    assert confirmation({2: around(1.9), 0: around(1.0)}).may_break == pytest.approx(0.9 / 1.65)
+    assert confirmation({2: around(1.0), 0: around(1.0, -1.0)}).may_break is None
 
 
 def test_seeds_are_advised_where_they_could_show_a_gain() -> None:

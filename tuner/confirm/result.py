@@ -414,9 +414,9 @@ def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
     return [compared(length, confirmed, baseline) for length, confirmed in by_length.items()]
 
 
-def longest_read(confirmations: Sequence[Confirmation], least_seeds: int = 1) -> Confirmation | None:
-    """Return the confirmation of the longest runs whose best was read on at least `least_seeds` seeds, or None."""
-    return next((one for one in reversed(confirmations) if one.seeds >= least_seeds), None)
+def longest_read(confirmations: Sequence[Confirmation]) -> Confirmation | None:
+    """Return the confirmation of the longest runs of which one was read, or None."""
+    return next((one for one in reversed(confirmations) if one.seeds), None)
 
 
 def _confirmed(
