@@ -2,12 +2,17 @@
 
     python benchmarks/confirm.py run      # trains each configuration on each seed, once; resumes where it was
     python benchmarks/confirm.py show     # draws studies from them, and counts which claims hold
+    python benchmarks/confirm.py simulate # how often equal configurations are told apart, in seconds
 
 Some configurations around the reference, and the reference, are trained on many seeds and evaluated on the test
 prompts, by `confirm` itself. A drawn study ranks them by their eval values on one seed; its three best and the
 reference are confirmed on five other seeds, and what is claimed of them is looked up on all the rest. A claim holds
 if the difference has the same sign there. Where two halves of one configuration's seeds stand for two configurations,
 any claim is wrong.
+
+`simulate` draws normal readings of equal configurations, or of one that breaks in a fifth of its runs and is worth as
+much as the reference for that, and counts claims to beat the reference: by the rules of `tuner.confirm.result`, and by
+a plain paired t-interval of 95% at every look, for comparison.
 """
 
 import argparse
@@ -26,7 +31,7 @@ from support.common import run_command
 
 from ppo_core.errors import PPOTunerError
 from tuner.confirm.plan import Plan, due_step
-from tuner.confirm.result import Confirmed, compared, t_interval
+from tuner.confirm.result import ALPHA, Confirmed, compared, error_of_look, share_at_most, t_quantile
 from tuner.control.events import Event, TrialEnded
 from tuner.control.run import run_study
 from tuner.judge.results import StudyView, read_study
@@ -189,7 +194,7 @@ def _draw(random: np.random.Generator, read: Readings, rows: Mapping[int, TrialR
     assert best is not None and reference is not None
     later = {number: float(np.mean([read[number][seed][1] for seed in rest])) for number in (*top, 0)}
     number, over, wins = best.trial.number, None, None
-    if best.over_reference is not None and best.over_reference.is_above_0:
+    if best.over_reference is not None and found.is_decided:
         over = later[number] > later[0]
     if not found.not_told_apart:
         wins = later[number] == max(later.values())
@@ -198,7 +203,7 @@ def _draw(random: np.random.Generator, read: Readings, rows: Mapping[int, TrialR
 
 def _confirmed(row: TrialRow, own: Mapping[int, tuple[float, float]], seeds: Sequence[int]) -> Confirmed:
     by_seed = {seed: own[seed][1] for seed in seeds}
-    return Confirmed(row, by_seed, {}, t_interval(list(by_seed.values())), None)
+    return Confirmed(row, 0, by_seed, {}, {})
 
 
 def _draw_equals(
@@ -217,8 +222,122 @@ def _draw_equals(
     return not compared(0, pair, None).not_told_apart
 
 
+# What claims are worth where nothing is better
+
+SFT, REFERENCE, NOISE, BREAKS = 0.0, 1.0, 0.05, 0.2
+"""Rewards of the SFT policy and the reference, the spread over seeds, and how often the one breaks that does."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Configurations of equal worth, the reference first, and the seeds at which somebody looks."""
+
+    name: str
+    looks: Sequence[int]
+    candidates: int = 1
+    breaks: bool = False
+    """True if a fifth of the candidates' runs breaks."""
+    is_left_out: bool = False
+    """True if the plain interval leaves these runs out."""
+    spreads: Sequence[float] = (1.0,)
+    """Of the configurations, in turn, times NOISE."""
+
+
+CASES = (
+    Case("one look at 5 seeds", (5,)),
+    Case("read at 3, 4 and 5", (3, 4, 5)),
+    Case("5, 10, 20, 40 seeds", (5, 10, 20, 40)),
+    Case("the same, of three candidates", (5, 10, 20, 40), 3),
+    Case("the same, one of them three times as noisy", (5, 10, 20, 40), 3, spreads=(1.0, 3.0, 1.0, 1.0)),
+    Case("breaks in one of five, 3 seeds", (3,), breaks=True),
+    Case("breaks in one of five, 5 seeds", (5,), breaks=True),
+    Case("breaks in one of five, 20 seeds", (20,), breaks=True),
+    Case("the same at 5 seeds, left out where plain", (5,), breaks=True, is_left_out=True),
+)
+
+
+def drawn(random: np.random.Generator, case: Case, count: int) -> tuple[Array, Array]:
+    """Return readings by draw, configuration and seed, and which of the runs broke."""
+    shape = (count, 1 + case.candidates, max(case.looks))
+    spreads = np.resize(case.spreads, 1 + case.candidates)[:, None]
+    values = REFERENCE + NOISE * spreads * random.standard_normal(shape)
+    broken = np.zeros(shape, bool)
+    if case.breaks:
+        values[:, 1:] += BREAKS / (1 - BREAKS) * (REFERENCE - SFT)
+        broken[:, 1:] = random.random(broken[:, 1:].shape) < BREAKS
+    return np.where(broken, SFT, values), broken
+
+
+def plain(values: Array) -> Array:
+    """Return which draws claim a candidate to be better by the paired t-interval; NaN: a run that is left out."""
+    over = values[:, 1:] - values[:, :1]
+    count = (~np.isnan(over)).sum(-1)
+    quantiles = np.array([math.inf, math.inf, *_quantiles(ALPHA / over.shape[1], over.shape[-1] - 1)])
+    with np.errstate(all="ignore"):
+        middle = np.nansum(over, -1) / count
+        sd = np.sqrt(np.nansum((over - middle[..., None]) ** 2, -1) / (count - 1))
+        claims = middle > quantiles[count] * sd / np.sqrt(count)
+    return np.asarray(claims.any(-1))
+
+
+def _quantiles(error: float, most: int) -> list[float]:
+    return [t_quantile(1 - error / 2, freedom) for freedom in range(1, most + 1)]
+
+
+def by_rule(values: Array, broken: Array) -> tuple[Array, Array]:
+    """Return which draws claim a candidate to be better as `tuner.confirm.result` does, and which do so without the
+    doubt that it may break too often to keep its lead.
+    """
+    n, configurations = values.shape[-1], values.shape[1]
+    count, mean = broken.sum(-1), values.mean(-1)
+    middle = np.where(count < n, np.where(broken, 0.0, values).sum(-1) / np.maximum(n - count, 1), SFT)
+    freedom = np.maximum(n - count - 1, 0).sum(-1)
+    squares = np.where(broken, 0.0, values - middle[..., None]) ** 2
+    share = count / n
+    sd2 = squares.sum((-1, -2)) / np.maximum(freedom, 1)
+    variance = (sd2[:, None] + share * (1 - share) * (middle - SFT) ** 2) / n
+    quantiles = np.array([math.inf, *_quantiles(error_of_look(n) / (configurations - 1), n * configurations)])
+    bounds = np.array([share_at_most(broke, n) for broke in range(n + 1)])[count]
+    at_bound = SFT + (1 - bounds) * (middle - SFT)
+    at_worst = np.where(count > 0, at_bound, mean)
+    half = quantiles[freedom][:, None] * np.sqrt(variance[:, 1:] + variance[:, :1])
+    claims = (mean[:, 1:] - mean[:, :1] > half) & (at_worst[:, 1:] > at_worst[:, :1])
+    return np.asarray(claims.any(-1)), np.asarray((claims & (at_bound[:, 1:] > mean[:, :1])).any(-1))
+
+
+def simulate(arguments: argparse.Namespace) -> None:
+    """Print how often configurations that are no better are claimed to be."""
+    found = simulated(arguments.draws)
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    print(f"{arguments.draws:,} draws; claimed to beat the reference, and no better:")
+    for name, shares in found.items():
+        numbers = (f"{title} {share:6.1%}" for title, share in shares.items())
+        print(f"{name:44} {'   '.join(numbers)}")
+
+
+def simulated(draws: int) -> dict[str, dict[str, float]]:
+    """Return the shares of wrong claims in each case: by the plain interval, by the rules, and without a doubt."""
+    found = {}
+    for case in CASES:
+        values, broken = drawn(np.random.default_rng(0), case, draws)
+        claims = {name: np.zeros(draws, bool) for name in ("plain t", "as confirmed", "without a doubt")}
+        for look in case.looks:
+            read, broke = values[..., :look], broken[..., :look]
+            claims["plain t"] |= plain(np.where(broke, np.nan, read) if case.is_left_out else read)
+            if look == max(case.looks) or look >= CONFIRMING_SEEDS:  # a confirmation under way claims nothing
+                certain, undoubted = by_rule(read, broke)
+                claims["as confirmed"] |= certain
+                claims["without a doubt"] |= undoubted
+        found[case.name] = {name: float(each.mean()) for name, each in claims.items()}
+    return found
+
+
 def main() -> int:
-    """Run one of the two commands."""
+    """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="command")
     trains = commands.add_parser("run", help="train what is missing")
@@ -230,6 +349,10 @@ def main() -> int:
     shows.add_argument("--studies", type=int, default=STUDIES, help=f"how many ({STUDIES})")
     shows.add_argument("--json", action="store_true", help="print one line of JSON instead")
     shows.set_defaults(run=show)
+    draws = commands.add_parser("simulate", help="count wrong claims about equal configurations")
+    draws.add_argument("--draws", type=int, default=20_000, help="how many confirmations (20000)")
+    draws.add_argument("--json", action="store_true", help="print one line of JSON instead")
+    draws.set_defaults(run=simulate)
     return run_command(parser)
 
 

@@ -23,7 +23,7 @@ from support.recorded import RecordedRun, Recording, guarded
 from support.recording import Planned, built_in_study, train
 
 from ppo_core.config.declare import HyperValue
-from tuner.confirm.result import t_interval
+from tuner.confirm.result import ALPHA, Interval, Readings, pooled
 from tuner.judge.diagnose import Course, Diagnosis, diagnose
 from tuner.search.prior import spread_params
 from tuner.study.spec import StudySpec
@@ -139,10 +139,15 @@ def show(arguments: argparse.Namespace) -> None:
         print(f"{rule:28}{one['n']:>4}  {gain:>26}  {over:>26}  {one['wins']} of {one['n']}")
 
 
+def _interval(values: Sequence[float]) -> Interval | None:
+    readings = Readings(dict(enumerate(values)))
+    return pooled([readings]).interval([readings], ALPHA) if values else None
+
+
 def judged(triples: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
     """Return what changes came to, from (advised, random, as it was)."""
-    gain = t_interval([advised - was for advised, _, was in triples])
-    over = t_interval([advised - random for advised, random, _ in triples])
+    gain = _interval([advised - was for advised, _, was in triples])
+    over = _interval([advised - random for advised, random, _ in triples])
     wins = sum(advised > random for advised, random, _ in triples)
     return {
         "n": len(triples),

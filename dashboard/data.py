@@ -24,7 +24,7 @@ from ppo_core.output import without_secrets
 from ppo_core.report import TokenReadings
 from tuner.control import forks
 from tuner.environment import to_copy
-from tuner.judge.results import LONGER, State, StudyView, as_view, kl_prunings, read_study
+from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
 from tuner.study.status import Origin, Reason, Role, Status
@@ -421,12 +421,6 @@ def last_sign(view: StudyView) -> float:
 def train_again(study: str, trial: TrialRow, episode: int) -> str:
     """Return the command that trains a trial again up to `episode`, and saves the model."""
     return command(forks.train_again(study, trial, episode))
-
-
-def train_for_real(study: str, trial: TrialRow) -> str:
-    """Return the command that trains a trial's configuration longer and keeps the model."""
-    episodes = int(trial.config.get("total_episodes") or 0) * LONGER
-    return command(["train", "--from", study, str(trial.number), "--total_episodes", str(episodes)])
 
 
 def go_on(study: str, trial: TrialRow, episode: int) -> str:

@@ -22,9 +22,11 @@ from dashboard.health import Card
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted, decimals, plus_minus
 from tuner.judge.answer import Answer
-from tuner.judge.hacking import Finding, Verdict, check
+from tuner.judge.diagnose import fresh_curves
+from tuner.judge.hacking import Finding, Verdict, check, on_fresh_seeds
 from tuner.judge.results import StudyView
 from tuner.judge.rules import KL, SIGNS
+from tuner.store import Store
 from tuner.study.status import Status
 
 LEAST = 4
@@ -148,6 +150,12 @@ def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
     ]
 
 
+def with_fresh_seeds(store: Store, view: StudyView, finding: Finding) -> Finding:
+    """Return a trial's finding, given those of its configuration's runs on fresh seeds."""
+    fresh = fresh_curves(store, view, finding.trial).values()
+    return on_fresh_seeds(finding, [check(0, steps, view.spec.kl_budget) for steps in fresh])
+
+
 HACKING_TITLES = {
     "verdict": "Verdict",
     "reward": "Rise of reward",
@@ -158,7 +166,8 @@ HACKING_TITLES = {
 }
 """Titles of the readings of `hacking_rows`; KL is per response, entropy per token."""
 VERDICTS: Mapping[Verdict, str] = {
-    "suspect": "▲ suspect", "clean": "✓ no sign", "no rise": "– no rise", "too early": "… too early",
+    "suspect": "▲ suspect", "repeated": "▲ on fresh seeds too", "borderline": "△ not on fresh seeds",
+    "clean": "✓ no sign", "no rise": "– no rise", "too early": "… too early",
 }  # fmt: skip
 
 
@@ -181,7 +190,7 @@ def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
 
 def describe_hacking(findings: Sequence[Finding]) -> str:
     """Describe the table of `hacking_rows` in a line."""
-    suspect = [str(finding.trial) for finding in findings if finding.verdict == "suspect"]
+    suspect = [str(finding.trial) for finding in findings if finding.verdict in ("suspect", "repeated")]
     if not suspect:
         return "no sign of reward hacking in these trials"
     return f"reward hacking suspected in trial {', '.join(suspect)} (see the table below)"
@@ -221,12 +230,7 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
         )
         steps.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":
-        text = f"{_why_finished(view)} Read samples of the trial to launch"
-        if answer is not None and answer.confirm:
-            confirm = "confirm it on fresh seeds first" if answer.confirmed is None else "confirm it on more seeds"
-            steps.append(Advice("info", f"{text}, and {confirm}:", answer.confirm))
-        else:
-            steps.append(Advice("info", f"{text}."))
+        steps.append(Advice("info", f"{_why_finished(view)} Read samples of the trial to launch."))
     if not steps:
         what = "No problem found" if done else "The first trials are running"
         steps.append(Advice("info", f"{what}: nothing to do."))

@@ -5,11 +5,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ppo_core.errors import ConfigError
 from ppo_core.models.load import resolve_device
+from tests.tuner.trial_rows import trial_row
+from tuner.confirm.result import Confirmed, compared
+from tuner.store import OnTest
+from tuner.study.status import Origin
 
 pytestmark = pytest.mark.slow
 
@@ -17,6 +22,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
 sys.path.insert(0, str(BENCHMARKS))  # as for the scripts there
 
+import confirm  # noqa: E402
 from support import cells, recorded, recorded_summary, recording  # noqa: E402
 
 
@@ -32,6 +38,32 @@ def test_a_recording_is_summed_up() -> None:
     assert said[0].startswith("arithmetic: 120 random; KL budget 1.5 nats")
     (early,) = [line for line in said if line.startswith("  eval/reward: ")]
     assert "10% 0.47 (0.05)" in early
+
+
+@pytest.mark.parametrize("case", confirm.CASES, ids=lambda case: case.name)
+def test_the_simulated_claims_are_those_of_a_confirmation(case: confirm.Case) -> None:
+    values, broken = confirm.drawn(np.random.default_rng(1), case, 30)
+    if not case.breaks:
+        values[:15, 1:] += 0.1  # so that there is something to claim
+    rows = [
+        trial_row(number, origin=Origin.SAMPLED if number else Origin.REFERENCE) for number in range(values.shape[1])
+    ]
+    baseline = OnTest(0, 64, confirm.SFT, 0.0, 0.0, 0.0, None, 0.0)
+    claims = []
+    for draw, broke in zip(values, broken, strict=True):
+        ones = [
+            Confirmed(row, 0, dict(enumerate(own)), {}, {}, lost=tuple(np.flatnonzero(lost).tolist()))
+            for row, own, lost in zip(rows, draw.tolist(), broke, strict=True)
+        ]
+        found = compared(0, ones, baseline)
+        claims.append(found.choice is not found.reference)
+    assert 0 < sum(claims) < len(claims)
+    assert confirm.by_rule(values, broken)[0].tolist() == claims
+
+
+def test_equal_configurations_are_told_apart_less_often_than_by_a_plain_interval() -> None:
+    for shares in confirm.simulated(400).values():
+        assert shares["without a doubt"] <= shares["as confirmed"] <= 1.2 * shares["plain t"]
 
 
 def test_a_recording_goes_on_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

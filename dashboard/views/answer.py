@@ -43,7 +43,7 @@ def draw(
                 _title(view)
                 st.info(_no_answer(view, leader))
             else:
-                _reading(answer)
+                _commands(answer)
                 _kept(answer)
         with right:
             _next_steps(snapshot, answer, running)
@@ -108,7 +108,7 @@ def _headline(view: StudyView, answer: Answer, baseline: float | None) -> None:
             with st.container(width="content"):
                 _title(view)
             _heading(answer)
-        _certainty(view, answer)
+        _sentences(answer)
     with right:
         common.key_numbers(_key_numbers(view, answer, reward, kl, baseline))
 
@@ -182,30 +182,30 @@ def _heading(answer: Answer) -> None:
         common.trial_link(answer.number, f"Open trial {answer.number}")
 
 
-def what_to_launch(view: StudyView, answer: Answer) -> None:
-    """Draw a study's answer: what it reaches, how sure that is, and the command that launches it."""
+def what_to_launch(answer: Answer) -> None:
+    """Draw a study's answer: the decision, the evidence, the doubt and the commands."""
     _heading(answer)
-    _certainty(view, answer)
-    _reading(answer)
+    _sentences(answer)
+    _commands(answer)
 
 
-def _certainty(view: StudyView, answer: Answer) -> None:
-    is_over = view.state == "finished" or view.confirming
-    st.text(answer.certainty if is_over else f"{answer.certainty} The search is not finished.")
+def _sentences(answer: Answer) -> None:
+    for text in filter(None, (answer.decision, answer.evidence, answer.doubt)):
+        st.text(text)
 
 
-def _reading(answer: Answer) -> None:
-    st.text(answer.reading)
-    for caution in answer.cautions:
-        st.text(caution)
-    common.show_commands(data.command(answer.launch))
+def _commands(answer: Answer) -> None:
+    """Draw the command that settles the doubt, if any, and the one that launches the answer."""
+    if answer.remedy:
+        common.show_captioned({"Settle the doubt": data.command(answer.remedy), "Launch": data.command(answer.launch)})
+    else:
+        common.show_commands(data.command(answer.launch))
 
 
 _COLOURS: Mapping[Badge, Literal["green", "blue", "orange"]] = {
     Badge.ONE_SEED: "orange",
     Badge.CONFIRMED: "green",
-    Badge.NOT_DISTINGUISHABLE: "blue",
-    Badge.NEWER: "orange",
+    Badge.TIE: "blue",
 }
 
 

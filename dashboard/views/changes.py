@@ -6,7 +6,7 @@ from dashboard import access, data
 from dashboard.data import Snapshot
 from dashboard.views import common, control_parts
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
-from tuner.control import forks
+from tuner.judge.answer import launch_of
 from tuner.judge.diagnose import (
     Diagnosis,
     course_of,
@@ -19,7 +19,7 @@ from tuner.judge.diagnose import (
     why_nothing,
     with_repeats,
 )
-from tuner.judge.results import LONGER, StudyView
+from tuner.judge.results import StudyView
 from tuner.judge.rules import blame_of
 from tuner.store import Store, TrialRow
 
@@ -30,7 +30,7 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     if trial is None or not trial.episodes:
         return
     common.heading(f"What to change in trial {number}")
-    diagnoses = diagnose(course_of(store, trial, snapshot.view.spec))
+    diagnoses = diagnose(course_of(store, trial, snapshot.view))
     for diagnosis, is_repeat in with_repeats(diagnoses):
         if is_repeat:
             st.markdown(f"**{diagnosis.rule}.** {diagnosis.finding} The same change.")
@@ -45,21 +45,16 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
 
 
 def go_on(store: Store, view: StudyView, trial: TrialRow) -> dict[str, str]:
-    """Return the commands that go on with a trial by what they do: train it as here, longer, fork its last checkpoint.
+    """Return the commands that go on with a trial by what they do: train it again, or fork its last checkpoint.
 
     If the guard ended it, these would train what it ended: the first untried change, if any, takes their place.
     """
     if blame_of(trial.reason):
-        diagnoses = diagnose(course_of(store, trial, view.spec))
+        diagnoses = diagnose(course_of(store, trial, view))
         untried = (each for each in diagnoses if tried(view.trials, trial, each, view.spec) is None)
         first = next(untried, None)
         return {} if first is None else {"Try the first change": data.command(try_it(view.spec, trial, first))}
-    checkpoint = forks.value_checkpoint(store, view.row, trial)
-    again = ["train", "--from", view.row.name, str(trial.number)] if checkpoint is None else checkpoint.again
-    commands = {
-        "Train it again as here": data.command(again),
-        f"Train it {LONGER} times longer": data.train_for_real(view.row.name, trial),
-    }
+    commands = {"Train it again": data.command(launch_of(store, view, trial))}
     if trial.episodes:
         commands["Fork it at its last checkpoint"] = data.go_on(view.row.name, trial, trial.episodes)
     return commands

@@ -14,7 +14,7 @@ from dashboard.views import changes, common
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import NOTHING, counted, decimals, fixed, plus_minus, short
-from tuner.confirm.result import Confirmation, Interval, confirmations, difference, places_of
+from tuner.confirm.result import Confirmation, Interval, confirmations, places_of
 from tuner.judge.answer import Answer, of_study
 from tuner.judge.paired import over
 from tuner.judge.results import StudyView, as_view, differences
@@ -201,9 +201,10 @@ def _differences(store: Store, rows: Sequence[TrialRow], runs: Sequence[Confirma
     base, *others = rows
     lines = [line for row in others if (line := against(store, base, row))]
     for run in runs:
-        one_of = {one.trial.number: one.rewards for one in run.configurations}
+        one_of = {one.trial.number: one for one in run.read}
         for row in others:
-            lead = difference(one_of.get(row.number, {}), one_of.get(base.number, {}), len(one_of) - 1)
+            one = one_of.get(row.number)
+            lead = None if one is None else run.lead(one, one_of.get(base.number))
             if lead is not None:
                 lines.append(
                     f"On {counted(lead.n, 'fresh seed')}, trial {row.number} against trial {base.number}: "
@@ -248,13 +249,13 @@ def _commands(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow], looks:
     from_start = " A fork's command trains with its parent's values up to the fork's episode." if is_forked else ""
     common.heading(
         "Train one of them",
-        f"Both commands keep the model. A schedule over the run's length stretches with it.{from_start}",
+        f"The command keeps the model.{from_start}",
     )
     grid = st.grid(min(MOST_BESIDE, len(rows)), min_column_width=280)
     for row in rows:
         with grid.cell():
             st.html(style.heading(row.number, looks[row.number], style.status_cell(row)))
-            commands = dict(islice(changes.go_on(store, snapshot.view, row).items(), 2))
+            commands = dict(islice(changes.go_on(store, snapshot.view, row).items(), 1))
             if blame_of(row.reason):
                 instead = " Try a change of it instead:" if commands else ""
                 st.text(f"The guard ended trial {row.number}, so it is not worth training longer.{instead}")

@@ -16,7 +16,7 @@ from dashboard.views.answer import what_to_launch
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, decimals, measured, plus_minus
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, Plan, cost_line, missing
-from tuner.confirm.result import Confirmation, Confirmed, Interval, confirmations, places_of, runs_text
+from tuner.confirm.result import Confirmation, Confirmed, Interval, beats, confirmations, places_of, runs_text
 from tuner.judge.answer import of_study
 from tuner.store import Store
 
@@ -89,14 +89,9 @@ def _confirmation(store: Store, snapshot: Snapshot, confirmation: Confirmation) 
         launch = of_study(store, snapshot.view)
         if launch is not None:
             common.heading("What to launch")
-            what_to_launch(snapshot.view, launch)
-            if launch.confirm:
-                st.text("To be surer, confirm again:")
-                common.show_commands(data.command(launch.confirm))
-        if launch is None or launch.confirmation is None or launch.confirmation.verdict != confirmation.verdict:
+            what_to_launch(launch)
+        if launch is None or launch.decision != confirmation.verdict:
             st.markdown(f"At {confirmation.total_episodes:,} episodes: **{confirmation.verdict}**")
-        if not confirmation.is_whole:
-            st.info("Some runs have not ended or were not evaluated yet; this is the result so far.")
         baseline = confirmation.baseline
         if baseline is not None and baseline.reward is not None:
             reward = plus_minus(baseline.reward, baseline.reward_se)
@@ -108,8 +103,8 @@ def _intervals_help(snapshot: Snapshot, confirmation: Confirmation) -> str:
     return (
         f"Each configuration ran on the same fresh seeds. A run's checkpoint was chosen on the eval prompts, within "
         f"{snapshot.view.spec.kl_budget:g} {KL_UNIT}, and evaluated once on {confirmation.prompts} test prompts. "
-        "Intervals are 95% t-intervals over the seeds; those of differences are paired by seed and hold for all at "
-        "once."
+        "Intervals are 95% t-intervals over the seeds, with the spread that all share; those of differences hold for "
+        "all at once, however often you look. That of the winner is not adjusted for its being chosen."
     )
 
 
@@ -212,9 +207,10 @@ def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_bu
 
 
 def what_to_see(confirmation: Confirmation, kl_budget: float) -> str:
-    """Say whose difference to the reference is above 0 with its whole interval, and whether KL is within the budget."""
-    over = {one.name: one.over_reference for one in confirmation.configurations if one.over_reference}
-    clear = [name for name, interval in over.items() if interval.is_above_0]
+    """Say which configurations beat the reference, and whether KL is within the budget."""
+    reference = confirmation.reference
+    over = [one for one in confirmation.configurations if reference is not None and one.over_reference]
+    clear = [one.name for one in over if reference is not None and beats(one, reference, one.over_reference)]
     better = f"{' and '.join(clear)} {'beats' if len(clear) == 1 else 'beat'}" if clear else "No configuration beats"
     text = f"{better[0].upper()}{better[1:]} the reference. " if over else ""
     kls = [kl for one in confirmation.configurations for kl in one.kls.values()]

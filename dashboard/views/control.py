@@ -146,9 +146,9 @@ def _confirm(store: Store, view: StudyView) -> tuple[str, Sequence[str]]:
     if not all(run.status.is_final for run in view.confirming):
         return "Some confirming runs have not ended. To resume them:", words
     answer = of_study(store, view)
-    if answer is None or not answer.confirm:
+    if answer is None or not answer.remedy:
         return "Its best configurations ran on fresh seeds (see Confirm). To print how they did:", words
-    return "Its best configurations ran on fresh seeds (see Confirm). To be surer:", answer.confirm
+    return "Its best configurations ran on fresh seeds (see Confirm). To be surer:", answer.remedy
 
 
 def _until_run(name: str, lease_token: int) -> None:

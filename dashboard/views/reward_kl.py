@@ -45,7 +45,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
             return
         if answer is not None and answer.number != best.trial:
             common.heading("What to launch")
-            what_to_launch(snapshot.view, answer)
+            what_to_launch(answer)
         _checkpoint(snapshot, best, evaluated, confirmed)
 
 

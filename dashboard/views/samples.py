@@ -39,7 +39,8 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), SIDE_BY_SIDE)
     common.watch(store, snapshot, numbers)
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
-    findings = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
+    found = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
+    findings = [diagnosis.with_fresh_seeds(store, snapshot.view, finding) for finding in found]
     draw(store, snapshot, numbers, diagnosis.describe_hacking(findings))
     _hacking(findings)
 

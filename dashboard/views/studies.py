@@ -35,7 +35,7 @@ def page(choice: common.Choice) -> None:
         st.fragment(_table, run_every=REFRESH_SECONDS if is_any_held else None)(choice.store)
         if (answer := of_study(choice.store, choice.snapshot.view)) is not None:
             common.heading(f"What to launch in {safe_text.in_markdown(choice.snapshot.view.row.name)}")
-            what_to_launch(choice.snapshot.view, answer)
+            what_to_launch(answer)
         if len(rows) > 1:
             _several(choice, rows)
         else:

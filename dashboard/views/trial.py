@@ -107,7 +107,7 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     share = f", {row.episodes / total:.0%}" if total and row.episodes < total else ""
     return [
         KeyNumber(
-            "Value ± SE",
+            "Best in budget, one seed",
             plus_minus(row.value, row.value_se) if row.value_step else NOTHING,
             checkpoint,
             f"{common.VALUE_IS} ± is one standard error over the eval prompts.",
@@ -173,7 +173,7 @@ def _log(snapshot: Snapshot, number: int) -> None:
 def _commands(store: Store, snapshot: Snapshot, row: TrialRow) -> None:
     common.heading(
         "Go on with it",
-        "If the guard ended it, the first untried change takes the place of training it longer.",
+        "If the guard ended it, the first untried change takes the place of training it again.",
     )
     show = {"Show it in a terminal": data.command(["show", snapshot.view.row.name, str(row.number)])}
     common.show_captioned(changes.go_on(store, snapshot.view, row) | show)

@@ -108,10 +108,9 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
         best = store.trial(store.study(STUDY), 9)
     text = page.text
     assert text.index("Study reviews: finished") < text.index("Recommendation") < text.index("Trials Trial Status")
-    assert f"Trial 9 (one seed). Eval reward {best.value:.3f} ± 0.035 at a KL of" in text
-    assert "One search on one seed chose trial 9; it is not confirmed on fresh seeds." in text
-    assert "only the checkpoint counts. The command stops at the checkpoint, episode" in text
-    assert "To confirm it first ppo-tuner confirm reviews" in text
+    assert f"Best in budget, one seed: eval reward {best.value:.3f} ± 0.035 at KL " in text
+    assert "Launch trial 9, which is not confirmed." in text
+    assert "To settle the doubt ppo-tuner confirm reviews" in text
     assert "ppo-tuner train --from reviews 9 " in text
     assert "13 of 14 trials ended. Spent: 247 device-seconds" in text
     assert "Policy learning rate 0.00036 0.0001" in text, "against the reference"
@@ -138,14 +137,12 @@ def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(t
         confirm(store, 9, [(8, 2.4, 8.0), (9, 2.5, 9.0), (10, 2.45, 8.5)], 9_600, over=9)
         text = read(store).text
     recommended = text.split("Confirmed on fresh seeds")[0]
-    assert "is not confirmed" not in recommended and "To confirm it first" not in recommended
-    assert "Reward 2.45 [2.33, 2.57] on the test prompts at a KL of" in recommended
-    assert "2 of 3 runs ended within the KL budget of 10" in recommended
-    assert "It ran on fresh seeds at 9,600 episodes; nothing is known of other lengths." in recommended
+    assert "is not confirmed" not in recommended and "To settle the doubt" not in recommended
+    assert "On 3 fresh seeds: reward 2.45 [2.33, 2.57] at KL " in recommended
     assert "ppo-tuner train --from reviews 9 --total_episodes 9600" in recommended
     assert "1920 episodes each, evaluated on 256 test prompts" in text and "9600 episodes each" in text
-    assert "reference (0) 3 1.45 [1.33, 1.57]" in text
-    assert "Trial 9 is better than the reference: +0.500 [0.500, 0.500] reward." in text
+    assert "reference (0) 3 1.45 [1.37, 1.53]" in text
+    assert "Launch trial 9: +0.50 [0.36, 0.64] over the reference." in text
     assert "The SFT policy scores 0.400 ± 0.030 on the same prompts" in text
 
 

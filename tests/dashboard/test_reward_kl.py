@@ -138,6 +138,6 @@ def test_a_password_never_stands_in_a_command(monkeypatch: pytest.MonkeyPatch, t
     store = fake_store.build(tmp_path / "store.db", courses=(GOOD,))
     monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hidden@host/db")
     [trial] = store.trials(store.study(STUDY))
-    assert "hidden" not in data.train_for_real(STUDY, trial)
+    assert "hidden" not in data.go_on(STUDY, trial, 1920)
     monkeypatch.delenv("PPO_TUNER_STORAGE")
-    assert data.train_for_real(STUDY, trial).endswith("train --from reviews 0 --total_episodes 19200")
+    assert data.go_on(STUDY, trial, 1920).endswith("--set total_episodes=3840")

@@ -78,17 +78,16 @@ def test_before_it_is_confirmed_it_is_the_best_trial_of_one_seed(store: Store, v
     found, best = answer.of_study(store, view), view.best()
     assert found is not None and best is not None
     assert (found.number, found.badge, found.confirmed) == (best.number, Badge.ONE_SEED, None)
-    assert found.confirm == ("confirm", NAME)
+    assert found.remedy == ("confirm", NAME)
     assert answer.of_study(store, replace(view, trials=())) is None
 
 
 def test_what_was_confirmed_is_the_answer(confirmed: Path) -> None:
     found = of(confirmed)
-    assert found.confirmation is not None and found.confirmed is found.confirmation.best
-    assert found.badge in (Badge.CONFIRMED, Badge.NOT_DISTINGUISHABLE)
+    assert found.confirmation is not None and found.confirmed is found.confirmation.choice
+    assert found.badge in (Badge.CONFIRMED, Badge.TIE)
     assert (found.badge is Badge.CONFIRMED) == found.confirmation.is_decided
-    assert found.confirmation.verdict in found.certainty
-    assert found.confirm == (() if found.badge is Badge.CONFIRMED else ("confirm", NAME, "--seeds", "6"))
+    assert found.confirmation.verdict == found.decision
 
 
 def test_the_command_for_more_seeds_reaches_all_that_were_confirmed(confirmed: Path) -> None:
@@ -99,12 +98,13 @@ def test_the_command_for_more_seeds_reaches_all_that_were_confirmed(confirmed: P
         values = {first: 3.0, second: 2.0}
         more = [replace(row, number=row.number + 100, config=row.config | {"lam": 0.5}) for row in view.trials[1:3]]
         trials = [replace(row, value=values.get(row.number, 1.0)) for row in view.trials]
-        ranked = (*trials, *(replace(row, value=4.0, kl=9.0, value_step=8) for row in more))
-        found = answer.of_study(store, replace(view, trials=ranked))
-    assert found is not None and found.top == 4
-    unsure = replace(found, badge=Badge.NOT_DISTINGUISHABLE)
-    assert unsure.confirm == ("confirm", NAME, "--top", "4", "--seeds", "6")
-    assert replace(unsure, top=3).confirm == ("confirm", NAME, "--seeds", "6")
+        ranked = replace(view, trials=(*trials, *(replace(row, value=4.0, kl=9.0, value_step=8) for row in more)))
+        done = of(confirmed).confirmation
+        assert done is not None
+        assert answer._confirm(ranked, done, 6) == ("confirm", NAME, "--top", "4", "--seeds", "6")
+        assert answer._confirm(replace(view, trials=tuple(trials)), done, 5) == ("confirm", NAME)
+        longer = replace(done, total_episodes=320)
+        assert answer._confirm(view, longer, 6)[-4:] == ("--seeds", "6", "--total-episodes", "320")
 
 
 def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Path) -> None:
@@ -112,29 +112,41 @@ def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Pat
     run(tmp_path, spec(trials=1))
     with Store.open(storage(tmp_path))._engine.begin() as connection:  # a reference that learned next to nothing
         connection.exec_driver_sql("UPDATE ppo_trials SET value = 0.1")
-    before = rows(tmp_path)
     run(tmp_path, spec(trials=2))
     assert run(tmp_path, spec(trials=2), plan=Plan(top=1, seeds=3), from_file=False)[0]
     was = of(tmp_path)
-    assert was.badge is not Badge.NEWER
     run(tmp_path, spec(trials=6))
     best = max((row for row in rows(tmp_path) if row.role is Role.SEARCH), key=lambda row: row.value or 0.0)
     assert best.number > 2, "the search has found a better one"
     found = of(tmp_path)
-    assert (found.number, found.badge, found.confirmed) == (best.number, Badge.NEWER, None)
-    assert was.confirmed is not None and found.confirm == ("confirm", NAME)
-    assert f"{was.confirmed.label} (" in found.certainty and "on the eval prompts, one seed each (" in found.certainty
+    assert (found.number, found.badge, found.launch) == (was.number, was.badge, was.launch), "it displaces nothing"
+    assert f"Trial {best.number} is newer" in found.doubt and found.remedy == (
+        "confirm",
+        NAME,
+        "--top",
+        "1",
+        "--seeds",
+        "3",
+    )
     assert run(tmp_path, spec(trials=6), plan=Plan(top=1, seeds=3), from_file=False)[0]
-    assert of(tmp_path).badge is not Badge.NEWER and len(before) == 1
+    assert "newer" not in of(tmp_path).doubt
+
+
+def test_while_runs_are_not_read_nothing_is_confirmed(confirmed: Path) -> None:
+    with opened(confirmed) as store:
+        view = results.read_study(store, NAME)
+        last = view.confirming[-1]
+        unread = replace(last, status=Status.RUNNING, value=None, kl=None, value_step=None)
+        found = answer.of_study(store, replace(view, confirming=(*view.confirming[:-1], unread)))
+    assert found is not None and (found.badge, found.confirmed) == (Badge.ONE_SEED, None)
+    assert found.doubt == "Nothing yet: 1 of the confirming runs is not read." and found.remedy == ("run", NAME)
 
 
 def test_under_another_budget_nothing_is_confirmed_and_that_is_said(confirmed: Path) -> None:
     own = of(confirmed)
     for budget in (3.0, 6.5):
         found = of(confirmed, budget)
-        assert (found.badge, found.confirmed, found.confirm) == (Badge.ONE_SEED, None, ())
-        assert own.confirmed is not None
-        assert f"what ran on fresh seeds is {own.confirmed.label}, for the study's own of 10 nats" in found.certainty
+        assert (found.badge, found.confirmed, found.remedy) == (Badge.ONE_SEED, None, ())
         assert found.launch[-2:] == ("--kl_budget", f"{budget:g}")
     assert "--kl_budget" not in own.launch
 
@@ -168,45 +180,31 @@ def test_the_command_stops_at_the_checkpoint_that_was_read(store: Store, view: S
     for changes, words in (({}, at), (rests, at), (pruned, at), (within, at), (last, whole)):
         found = answer.of_study(store, only(view, **changes))
         assert found is not None and found.launch == words
-        said = " ".join(found.cautions)
-        assert ("The command stops at the checkpoint, episode 128." in said) == (words == at)
-    found = answer.of_study(store, only(view, **rests))
-    assert found is not None and "paused at episode 144" in " ".join(found.cautions)
+        assert answer.launch_of(store, view, found.trial) == words, "one rule for every trial"
     roomy = replace(view, spec=replace(view.spec, kl_budget=13.0))
     found = answer.of_study(store, roomy)
     assert found is not None and found.launch == (*at, "--kl_budget", "13")
 
 
-def test_a_test_kl_over_the_budget_is_said(store: Store, view: StudyView) -> None:
+def test_a_test_kl_over_the_budget_is_said(store: Store, view: StudyView, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = results.on_test(store, view, view.trials[0])
     found = answer.of_study(store, view)
-    assert found is not None and isinstance(found.test, OnTest)
-    over = replace(found, test=replace(found.test, kl=9.9, kl_se=0.25))
-    assert "On the test prompts the checkpoint's KL is 9.90 + 0.25, over 10 nats/response." in over.cautions
-    assert not any(line.startswith("On the test prompts") for line in found.cautions)
+    assert found is not None and isinstance(found.test, OnTest) and "KL" not in found.doubt, test
+    over = replace(found.test, kl=9.9, kl_se=0.25)
+    monkeypatch.setattr(results, "on_test", lambda *_: over)
+    told = answer.of_study(store, view)
+    assert told is not None and told.doubt == "On the test prompts its KL is 9.90 + 0.25, over 10 nats/response."
 
 
-def test_runs_that_end_over_the_budget_are_counted_and_the_command_stops_at_their_last_checkpoint(
-    confirmed: Path,
-) -> None:
+def test_the_command_stops_at_the_last_checkpoint_where_runs_end_over_the_budget(confirmed: Path) -> None:
     found = of(confirmed)
     one = found.confirmed
-    assert one is not None and one.reward is not None
-    over = replace(found, confirmed=replace(one, ends_within=0))
-    assert over.cautions[0].startswith("0 of 3 runs ended within the KL budget of 10")
+    assert one is not None
     whole = ["train", "--from", NAME, str(found.number)]
     some = replace(one, episodes={6: 96, 7: 48, 8: 0})
     assert answer._launch_confirmed(NAME, replace(some, ends_within=0)) == [*whole, "--stop_at_episode", "96"]
     assert answer._launch_confirmed(NAME, replace(some, ends_within=3)) == whole
     assert answer._launch_confirmed(NAME, replace(some, ends_within=2, episodes={6: 160})) == whole
-    kl = replace(one, kl=replace(one.kl, mean=10.4))  # type: ignore[type-var]
-    assert (
-        "On the test prompts the mean KL of 10.4 is over the KL budget of 10." in replace(found, confirmed=kl).cautions
-    )
-    wide = replace(one, kl=replace(one.kl, mean=9.0, high=10.4))  # type: ignore[type-var]
-    told = "Its KL may be over the KL budget of 10: the interval of its mean reaches 10.4"
-    assert f"{told}, though no run was over it." in replace(found, confirmed=wide).cautions
-    one_over = replace(wide, kls={**wide.kls, 6: 10.1})
-    assert f"{told}." in replace(found, confirmed=one_over).cautions
 
 
 # The places that print it
@@ -234,12 +232,9 @@ def places(ppo_tuner: Invoke, folder: Path, kl_budget: float | None = None) -> d
             data = json.loads(text)["answer"]
             answers[place] = (str(data["trial"]), data["launch"])
             continue
-        if place == "run":  # which names the one command to run next
-            assert f"To launch: {found.name} ({found.badge})" in text
-            continue
         lines = [line for line in text.replace("\n# ", "\n").splitlines() if "train --from" in line]
         launch = next(line for line in lines if " ".join(found.launch) in line)
-        assert f"({found.badge}" in text, place
+        assert found.decision in " ".join(text.replace("\n#", " ").replace("&#39;", "'").split()), place
         command = launch[launch.index("ppo-tuner") :].split(" --storage")[0].removesuffix("</pre>")
         answers[place] = (command.split()[4], f"{command} --storage {storage(folder)}")
     return answers
@@ -261,7 +256,7 @@ def test_every_place_tells_the_same_whatever_came_after_confirming(ppo_tuner: In
     for budget in BUDGETS:
         all_equal(places(ppo_tuner, own_folder, budget), of(own_folder, budget))
     run(own_folder, spec(trials=6))
-    assert of(own_folder).badge is Badge.NEWER
+    assert "newer" in of(own_folder).doubt
     all_equal(places(ppo_tuner, own_folder), of(own_folder))
     for budget in BUDGETS:
         all_equal(places(ppo_tuner, own_folder, budget), of(own_folder, budget))

@@ -56,9 +56,9 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
         r"\[1/4\] trial +0  completed +best in budget 0\.650 ± 0\.050 +at KL 0\.800 .*learning_rate=0\.0002", stdout
     )
     assert "preparing: making nothing" in stdout
-    assert "it is not confirmed on fresh seeds." in stdout
+    assert "which is not confirmed." in stdout
     end = stdout.partition("[4/4]")[2].splitlines()[1:]
-    assert len(end) <= 25 and [line for line in end if line.startswith("Next: ")] == ["Next: ppo-tuner confirm quick"]
+    assert len(end) <= 25 and [line for line in end if line.endswith(" ppo-tuner confirm quick")]
     assert any(line.endswith(": ppo-tuner show quick") for line in end) and "Searched values" not in stdout
 
     status, stdout, stderr = ppo_tuner("run", "quick.toml", "--trials", "4", "--json")
@@ -85,7 +85,7 @@ def test_on_a_terminal_what_runs_is_seen_and_the_end_is_short(own_folder: Path) 
     seen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode())
     assert process.returncode == 0
     assert re.search(r"trial 0 +step 1/4", seen) and "best      within the KL budget of" in seen
-    assert len(seen[seen.index("To launch: ") :].splitlines()) <= 24
+    assert len(seen[seen.index(", which is not confirmed.") :].splitlines()) <= 24
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -217,6 +217,7 @@ def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) ->
     status, stdout, stderr = ppo_tuner("demo", "--trials", str(len(ended)))
     assert (status, stderr) == (0, "")
     assert packaged.kl_budget == 6, "within it a checkpoint of the made-up trial 4, which the guard ended, is the best"
-    assert "To launch: trial 4 (" in stdout and len(stdout.splitlines()) <= 25
-    assert "On fresh seeds, 1920 episodes each, evaluated on 64 test prompts" in stdout and "Next: ppo-tuner " in stdout
+    assert "\nLaunch trial 4: " in stdout and len(stdout.splitlines()) <= 25
+    assert "On fresh seeds, 1920 episodes each, evaluated on 64 test prompts" in stdout
+    assert "\nLaunch: ppo-tuner train --from " in stdout
     assert "preparing" not in stdout

@@ -5,7 +5,7 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,21 @@ from tests.tuner.quick_study import NAME, controller, curves, opened, placed, qu
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.confirm import result as confirmed
 from tuner.confirm.plan import Plan, candidates, cost_line, due_step, missing
-from tuner.confirm.result import Confirmation, Confirmed, confirmations, difference, t_interval
+from tuner.confirm.result import (
+    Confirmation,
+    Confirmed,
+    Readings,
+    confirmations,
+    error_of_look,
+    pooled,
+    share_at_most,
+)
 from tuner.control.events import StudyWarned
 from tuner.judge.results import read_study
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
-from tuner.study.status import Origin, Role, Status
+from tuner.study.status import Origin, Reason, Role, Status
 
 SPEC = make_spec(seed=7)
 
@@ -121,8 +129,21 @@ def test_only_runs_that_were_read_count_as_ending_within_the_budget() -> None:
         searched(20 + seed, 1.5, seed=seed, end_kl=kl, end_kl_se=0.1, role=Role.CONFIRM) for seed, kl in ends.items()
     ]
     tests = {(run.id, 3): OnTest(3, 64, 1.5, 0.1, 5.0, 0.1, None, 0.0) for run in runs if run.seed != 10}
-    one = confirmed._confirmed(ROWS[2], 1920, runs, tests, SPEC)
-    assert (one.open, one.ends_within, one.reward is not None and one.reward.n) == ((10,), 1, 2)
+    one = confirmed._confirmed(ROWS[2], 1920, runs, tests, None, SPEC)
+    assert (one.open, one.ends_within, len(one.rewards)) == ((10,), 1, 2)
+
+
+def test_a_run_that_failed_by_itself_counts_as_the_sft_policy_and_one_lost_with_its_worker_does_not() -> None:
+    reasons = {
+        8: Reason("error", "made up"),
+        9: Reason("out_of_memory", "made up"),
+        10: Reason("worker_lost", "made up"),
+    }
+    failed = replace(ROWS[2], status=Status.FAILED, value=None, kl=None, value_step=None, role=Role.CONFIRM)
+    runs = [replace(failed, id=20 + seed, seed=seed, reason=reason) for seed, reason in reasons.items()]
+    baseline = OnTest(0, 64, 0.25, 0.03, 0.0, 0.0, None, 0.0)
+    one = confirmed._confirmed(ROWS[2], 1920, runs, {}, baseline, SPEC)
+    assert (one.rewards, one.lost, one.failed, one.open) == ({8: 0.25, 9: 0.25}, (8, 9), (10,), ())
 
 
 def test_a_fork_is_another_configuration_than_its_last_values_from_the_start() -> None:
@@ -152,44 +173,70 @@ def test_runs_that_would_end_before_a_fork_are_refused_in_one_line() -> None:
 # Intervals
 
 
+def readings(values: Sequence[float], lost: Sequence[int] = ()) -> Readings:
+    return Readings(dict(enumerate(values)), lost)
+
+
 def test_t_intervals_are_those_of_the_tables() -> None:
     """t(0.975, 4) = 2.7764, t(0.975, 1) = 12.706; sd of 1..5 is sqrt(2.5)."""
-    found = t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert found is not None and found.low is not None and found.high is not None
-    assert (found.mean, found.n) == (3.0, 5)
+    five = readings([1.0, 2.0, 3.0, 4.0, 5.0])
+    found = pooled([five]).interval([five], 0.05)
+    assert found.low is not None and found.high is not None and (found.mean, found.n) == (3.0, 5)
     assert found.high - found.mean == pytest.approx(2.7764 * math.sqrt(2.5 / 5), abs=1e-4)
     assert found.mean - found.low == pytest.approx(found.high - found.mean)
-    pair = t_interval([0.0, 2.0])
-    assert pair is not None and pair.high == pytest.approx(1 + 12.7062 * math.sqrt(2) / math.sqrt(2), abs=1e-3)
-    one = t_interval([0.4])
-    assert one is not None and (one.mean, one.low, one.high, one.n) == (0.4, None, None, 1) and not one.is_above_0
-    assert t_interval([]) is None
-    pair = t_interval([0.5, 2.5], least=0.0)
-    assert pair is not None and (pair.mean, pair.low) == (1.5, 0.0), "a KL is never negative"
+    two = readings([0.5, 2.5])
+    pair = pooled([two]).interval([two], 0.05, least=0.0)
+    assert (pair.mean, pair.low) == (1.5, 0.0), "a KL is never negative"
+    assert pair.high == pytest.approx(1.5 + 12.7062, abs=1e-3)
+    one = readings([0.4])
+    alone = pooled([one]).interval([one], 0.05)
+    assert (alone.mean, alone.low, alone.high, alone.n) == (0.4, None, None, 1) and not alone.is_above_0
 
 
-def test_differences_are_paired_by_seed_and_wider_among_several() -> None:
-    """t(1 - 0.05 / 6, 2) = 7.6489."""
-    one, other = {1: 2.0, 2: 3.0, 3: 5.0, 9: 0.0}, {1: 1.0, 2: 1.0, 3: 2.0, 8: 9.0}
-    alone, among = difference(one, other, 1), difference(one, other, 3)
-    assert alone is not None and among is not None and alone.low is not None and among.low is not None
-    assert (alone.mean, alone.n) == (2.0, 3)
-    assert alone.low == pytest.approx(2.0 - 4.3027 / math.sqrt(3), abs=1e-4)
-    assert among.low == pytest.approx(2.0 - 7.6489 / math.sqrt(3), abs=1e-4)
-    assert difference({1: 1.0}, {2: 1.0}, 1) is None
+def test_configurations_share_their_spread() -> None:
+    """Variances 1 and 4 pool to 2.5 with 4 degrees of freedom; t(0.975, 4) = 2.7764, t(1 - 0.05 / 4, 4) = 3.4954."""
+    one, other = readings([1.0, 2.0, 3.0]), readings([0.0, 2.0, 4.0])
+    spread = pooled([one, other, readings([7.0])])
+    assert spread.sd**2 == pytest.approx(2.5) and spread.freedom == 4
+    mean, lead = spread.interval([one], 0.05), spread.interval([one, other], 0.025)
+    assert mean.high == pytest.approx(2.0 + 2.7764 * math.sqrt(2.5 / 3), abs=1e-4)
+    assert lead.mean == 0.0 and lead.high == pytest.approx(3.4954 * math.sqrt(2.5 * 2 / 3), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "error"), [(3, 0.025), (5, 0.025), (6, 0.0125), (10, 0.0125), (20, 0.00625), (40, 0.003125)]
+)
+def test_each_doubling_spends_half_of_the_error_that_is_left(seeds: int, error: float) -> None:
+    assert error_of_look(seeds) == error
+
+
+@pytest.mark.parametrize(
+    ("count", "runs", "most"), [(0, 5, 0.4507), (1, 5, 0.6574), (0, 3, 0.6316), (1, 3, 0.8646), (3, 3, 1.0)]
+)
+def test_the_bound_on_a_share_is_that_of_clopper_and_pearson(count: int, runs: int, most: float) -> None:
+    """Of none in n it is 1 - 0.05 ** (1 / n)."""
+    assert share_at_most(count, runs) == pytest.approx(most, abs=1e-4)
+
+
+def test_a_broken_run_widens_its_own_mean_and_leaves_the_spread_alone() -> None:
+    """p = 1/5, d = 1.65: p (1 - p) d² = 0.4356, over 5 runs 0.08712; at worst 1.9 - 0.6574 · 1.65 = 0.8153."""
+    one, other = readings([1.9, 1.92, 1.88, 1.9, 0.25], lost=[4]), readings([1.0, 1.02, 0.98])
+    assert pooled([one, other]).sd == pytest.approx(math.sqrt((2 * 0.0004 * 2) / 5))
+    assert one.mean == pytest.approx(1.57) and one.variance(0.0) == pytest.approx(0.08712)
+    assert one.at_worst == pytest.approx(0.8153, abs=1e-4) and other.at_worst == other.mean
 
 
 # What it comes to
 
 
-def confirmation(rewards: Mapping[int, list[float]], **changes: Any) -> Confirmation:
+def confirmation(rewards: Mapping[int, list[float]], lost: Mapping[int, tuple[int, ...]] | None = None) -> Confirmation:
     """Return what configurations with these rewards, by the number of their trial, come to; 0 is the reference."""
     read = [
-        Confirmed(ROWS[number], 1_920, by_seed, by_seed, {}, t_interval(list(by_seed.values())), None)
+        Confirmed(ROWS[number], 1_920, by_seed, by_seed, {}, lost=(lost or {}).get(number, ()))
         for number, values in rewards.items()
         if (by_seed := dict(enumerate(values, 8))) or True
     ]
-    return confirmed.compared(1_920, [replace(one, **changes) for one in read], None)
+    return confirmed.compared(1_920, read, OnTest(0, 64, 0.25, 0.03, 0.0, 0.0, None, 0.0))
 
 
 NOISE = (0.0, 0.02, -0.02, 0.01, -0.01)
@@ -202,48 +249,76 @@ def around(mean: float, factor: float = 1.0) -> list[float]:
 def test_a_clear_winner_is_said_to_be_one() -> None:
     found = confirmation({2: around(1.9), 3: around(1.5, -1.0), 0: around(1.0, 2.0)})
     assert [one.trial.number for one in found.configurations] == [2, 3, 0]
-    assert found.best is not None and found.best.trial.number == 2
+    assert found.choice is found.best is not None and found.best.trial.number == 2
     assert found.not_told_apart == [] and found.is_decided
-    assert found.verdict == (
-        "Trial 2 is better than the reference: +0.900 [0.875, 0.925] reward. It is better than every other one that was "
-        "confirmed."
-    )
+    assert found.verdict == "Launch trial 2: +0.900 [0.859, 0.941] over the reference, and better than every other."
+
+
+def test_a_confirmation_under_way_decides_nothing() -> None:
+    found = confirmation({2: around(1.9), 0: around(1.0)})
+    first, *others = found.configurations
+    under_way = replace(found, configurations=(replace(first, open=(20,)), *others))
+    assert found.choice is first and under_way.choice is None and not under_way.is_decided
+    assert under_way.verdict.startswith("Nothing yet: 1 of ")
+
+
+def test_it_is_not_better_than_one_that_was_not_read() -> None:
+    found = confirmation({2: around(1.9), 3: [], 0: around(1.0)})
+    assert found.is_decided and not found.is_best_of_all and found.verdict.endswith("over the reference.")
 
 
 def test_a_configuration_on_few_seeds_does_not_pass_one_on_many() -> None:
     found = confirmation({2: around(1.5), 3: [2.5, 2.4], 0: around(1.0)})
     assert [one.trial.number for one in found.configurations] == [2, 0, 3]
-    assert found.verdict.endswith("The data do not distinguish it from trial 3 (ahead by 0.9 [-0.6, 2.5]).")
+    assert found.verdict.endswith("; trial 3 may be as good.")
     enough = confirmation({2: around(1.5), 3: [2.5, 2.4, 2.5], 0: around(1.0)})
     assert [one.trial.number for one in enough.configurations] == [3, 2, 0]
 
 
-def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
+def test_a_tie_keeps_the_reference() -> None:
     near = confirmation({2: around(1.52), 3: around(1.5, -1.0), 0: around(1.0)})
-    assert near.verdict.startswith("Trial 2 is better than the reference: +0.52") and near.is_decided
-    assert near.verdict.endswith("The data do not distinguish it from trial 3 (behind by 0.020 [-0.029, 0.069]).")
+    assert near.is_decided and near.verdict.endswith("over the reference; trial 3 may be as good.")
     luck = confirmation({2: around(1.02, 3.0), 0: around(1.0, -3.0)})
-    assert luck.best is not None and luck.best is not luck.reference and not luck.is_decided
-    assert luck.verdict.startswith(
-        "Trial 2 has the highest mean, but the data do not distinguish it from the reference ("
-    )
-    assert luck.verdict.endswith(" reward). Confirm on more seeds before you rely on it.")
+    assert luck.best is not None and luck.choice is luck.reference is not luck.best and not luck.is_decided
+    assert luck.verdict == "Keep the reference: nothing beat it (trial 2: +0.02 [-0.06, 0.10])."
     worse = confirmation({2: around(0.5), 0: around(1.0)})
-    assert worse.verdict == "Nothing better was found than the configuration you started from (trial 0, the reference)."
-    assert worse.is_decided
-    equal = confirmation({2: around(1.0), 0: around(1.01, -1.0)})
-    assert equal.verdict == (
-        "Nothing better was found than the configuration you started from (trial 0, the reference); trial 2 "
-        "(behind by 0.010 [-0.029, 0.049]) is a tie."
-    )
-    assert not equal.is_decided
+    assert worse.choice is worse.reference and worse.is_decided
+    listed = confirmation({2: around(1.5), 3: around(1.49)})
+    assert listed.choice is listed.best and not listed.is_decided, "without a reference there is nothing to keep"
+
+
+def test_a_configuration_that_broke_does_not_beat_one_that_never_did_unless_it_would_at_the_bound() -> None:
+    broke = confirmation({2: [*around(1.9)[:4], 0.25], 0: around(0.9)}, lost={2: (12,)})
+    assert broke.best is broke.choice is broke.reference and not broke.is_decided
+    far = confirmation({2: [*around(1.9)[:4], 0.25], 0: around(0.5)}, lost={2: (12,)})
+    assert far.choice is far.best and far.best is not far.reference, "0.815 at the bound"
+    seldom = confirmation({2: [*around(1.9) * 7, *around(1.9)[:4], 0.25], 0: around(1.72) * 8}, lost={2: (47,)})
+    lead = next(one.over_reference for one in seldom.configurations if one.over_reference is not None)
+    assert lead.is_above_0 and seldom.choice is seldom.reference, "better on average, and 1.71 at the bound"
+    both = confirmation({2: [*around(1.9)[:4], 0.25], 0: [*around(1.0)[:4], 0.25]}, lost={2: (12,), 0: (12,)})
+    assert both.best is not both.reference
+
+
+def test_the_rate_of_breaking_that_costs_the_lead_is_known() -> None:
+    """0.9 over the reference, and 1.65 over the SFT policy."""
+    assert confirmation({2: around(1.9), 0: around(1.0)}).may_break == pytest.approx(0.9 / 1.65)
+    assert confirmation({2: around(1.0), 0: around(1.0, -1.0)}).may_break is None
+
+
+def test_seeds_are_advised_where_they_could_show_a_gain() -> None:
+    """The SFT policy is at 0.25, so a tenth of what training gains is 0.077 here."""
+    tie = confirmation({2: around(1.02, 3.0), 0: around(1.0, -3.0)})
+    assert tie.worth == pytest.approx(0.077) and tie.highest_gain > tie.worth
+    assert tie.seeds_to_show(tie.worth) == 20 and tie.seeds_to_show(0.01) is None
+    close = confirmation({2: around(1.0), 0: around(1.0, -1.0)})
+    assert close.highest_gain < close.worth, "no gain worth having is left"
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_fewer_than_three_seeds_give_no_verdict(seeds: int) -> None:
     few = confirmation({2: around(1.5)[:seeds], 0: around(1.0)[:seeds]})
-    assert few.seeds == seeds and not few.is_decided
-    assert few.verdict.startswith("Trial 2 has the highest mean, of ") and few.verdict.endswith("on at least 3.")
+    assert few.seeds == seeds and not few.is_decided and few.choice is None
+    assert few.verdict.startswith("Nothing yet: ")
 
 
 # Whole confirmations, of the quick trainer
@@ -391,7 +466,6 @@ def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, 
     assert "160 episodes will confirm trial" in out
     assert re.findall(r"^\[(.*?)\]", out, re.MULTILINE) == [f"confirmed {ended}/6" for ended in range(1, 7)]
     assert "On fresh seeds, 160 episodes each, evaluated on 4 test prompts" in out
-    assert "nothing is known of other lengths." in out
     told = " ".join(out.split())
     status, out, _ = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "3", "--json", *where)
     data = json.loads(out)

@@ -348,12 +348,12 @@ def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tm
     view = read_study(with_store, "made")
     found = launch_config(with_store, view, None)
     assert found is not None and found.trial.number == 2 and found.config.learning_rate == 5e-4
-    first, second, *_ = found.facts
+    first, *told = found.facts[:3]
     assert first.startswith('Study "made", task reviews, trial 2, by PPO Tuner 0.')
-    assert second == (
-        "It is what the study says to launch (one seed). Eval reward 2.000 ± 0.030 at a KL of 9.00 ± 0.20 "
-        "nats/response (budget 10)."
-    )
+    assert told == [
+        "Nothing yet: trial 2 leads.",
+        "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 9.00 ± 0.20 of 10 nats/response.",
+    ]
     assert found.facts[-1] == "The same here: ppo-tuner train --from made 2"
     other = launch_config(with_store, view, 0)
     assert other is not None and other.facts[1].startswith("Eval reward 1.000 ± 0.030, eval KL 4.00 ± 0.20")

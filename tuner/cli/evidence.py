@@ -47,8 +47,9 @@ def confirmation_table(confirmation: Confirmation) -> Table:
     )
     table = render.new_table(*columns, title=title, right=columns[1:])
     table.caption = (
-        "In brackets: 95% intervals over the seeds; those of differences hold for all at once. Reward and KL are of "
-        "each run's best checkpoint; the last column counts the runs that also end within the KL budget."
+        "In brackets: 95% intervals over the seeds; those of differences hold for all at once, however often you look, "
+        "and that of the winner is not adjusted for its being chosen. Reward and KL are of each run's best checkpoint; "
+        "the last column counts the runs that also end within the KL budget."
     )
     table.caption_justify = "left"
     read = confirmation.configurations
@@ -72,7 +73,7 @@ def diagnose(args: argparse.Namespace) -> int:
         trial = store.trial(view.row, args.trial)
         if not trial.episodes and not trial.has_failed:
             raise StudyError(f"trial {trial.number} has made no step yet, so there is nothing to diagnose")
-        findings = diagnoses.diagnose(diagnoses.course_of(store, trial, view.spec))
+        findings = diagnoses.diagnose(diagnoses.course_of(store, trial, view))
     commands = [storage.command(diagnoses.try_it(view.spec, trial, finding), store) for finding in findings]
     if args.json:
         pairs = zip(findings, commands, strict=True)

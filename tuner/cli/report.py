@@ -83,48 +83,38 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
     if ends_early(view.spec, view.trials):
         most = f"{LEAST_GAIN:.1%} of what the best trial has gained"
         out.print(f"The search ended early: another trial promises less than {most}.", soft_wrap=True)
-    following: tuple[Sequence[str], str] | None = None
     if answer is not None:
         confirmation = longest_read(confirmations(store, view)) if is_confirmed else None
         if confirmation is not None:
             table = evidence.confirmation_table(confirmation)
             table.caption = None
             out.print(table)
-        print_recommendation(out, answer)
-        following = answer.launch, "launch it"
-        if answer.confirm:
-            following = answer.confirm, "on fresh seeds, beside the reference: does it hold?"
-            if answer.confirmed:
-                following = answer.confirm, "on more fresh seeds, which narrow the intervals"
+        print_recommendation(out, store, answer)
     else:
         out.print(no_winner(view), style="bold")
         if failed := all_failed(view):
-            following = ("logs", view.row.name, str(failed[0].number)), "what the first of them printed"
-    if following is not None:
-        words, purpose = following
-        out.print(f"Next: {command(words, store)}\n      {purpose}", soft_wrap=True)
+            log = command(["logs", view.row.name, str(failed[0].number)], store)
+            out.print(f"What the first of them printed: {log}", soft_wrap=True)
     out.print(f"All trials, settings and costs: {command(['show', view.row.name], store)}", soft_wrap=True)
     if answer is not None:
         out.print(f"Curves and samples in the browser: {command(['dashboard'], store)}", soft_wrap=True)
 
 
-def print_recommendation(out: Console, answer: Answer) -> None:
-    """Print the trial to launch, its reading, how sure that is, and cautions."""
-    out.print(f"To launch: {answer.name} ({answer.badge}). {answer.reading}", style="bold", soft_wrap=True)
-    _print_certainty(out, answer)
-
-
-def _print_certainty(out: Console, answer: Answer) -> None:
-    for line in (answer.certainty, *answer.cautions):
-        out.print(line, soft_wrap=True)
+def print_recommendation(out: Console, store: Store, answer: Answer) -> None:
+    """Print a study's answer: the decision, the evidence, a doubt if there is one, and the launch command."""
+    out.print(answer.decision, style="bold", soft_wrap=True)
+    out.print(answer.evidence, soft_wrap=True)
+    if answer.doubt:
+        remedy = f" {command(answer.remedy, store)}" if answer.remedy else ""
+        out.print(f"{answer.doubt}{remedy}", soft_wrap=True)
+    out.print(f"Launch: {command(answer.launch, store)}", soft_wrap=True)
 
 
 def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) -> None:
-    """Print a study's answer: its whole configuration, what it reaches, how sure that is, and how to launch it."""
+    """Print a study's answer after its whole configuration and what its run in the search came to."""
     trial = answer.trial
-    title = f"To launch within {output.short(answer.kl_budget)} {output.KL_UNIT}: {answer.name} ({answer.badge})"
+    title = f"Within {output.short(answer.kl_budget)} {output.KL_UNIT}: {answer.name} ({answer.badge})"
     out.print(render.config_table(trial, view, title))
-    out.print(f"{answer.name.capitalize()}: {answer.reading}", style="bold", soft_wrap=True)
     duration = f"in {trial.seconds:.0f} s"
     if answer.confirmed is not None:
         reward = output.plus_minus(trial.value, trial.value_se)
@@ -135,30 +125,20 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
         if before is not None and better is not None:
             out.print(
                 f"Improvement on the SFT baseline: {output.plus_minus(better.mean, better.se, signed=True)} reward "
-                f"(baseline {output.plus_minus(before.mean, before.se)}; ± is one standard error, {better.basis}).",
-                style="bold",
+                f"(baseline {output.plus_minus(before.mean, before.se)}; ± is one standard error, {better.basis})."
             )
     if answer.checkpoint is not None:
         if answer.confirmed is None:
             out.print(_test_line(answer))
         out.print(render.checkpoint_line(answer.checkpoint), soft_wrap=answer.checkpoint.kept.path is not None)
-    _print_certainty(out, answer)
-    if view.state == "unfinished":
-        resume = command(["run", view.row.name], store)
-        out.print(f"The search is not finished; to resume it: {resume}", soft_wrap=True)
-    print_launch(out, store, answer)
-
-
-def print_launch(out: Console, store: Store, answer: Answer) -> None:
-    """Print the commands that confirm and launch an answer."""
-    if answer.confirm:
-        out.print(f"To confirm it: {command(answer.confirm, store)}", soft_wrap=True)
-    out.print(f"To launch it: {command(answer.launch, store)}", style="bold", soft_wrap=True)
+    print_recommendation(out, store, answer)
 
 
 def answer_json(store: Store, answer: Answer | None) -> dict[str, Any] | None:
     """Return a study's answer for JSON; None: it has none."""
-    return None if answer is None else answer_data(answer, command(answer.launch, store))
+    if answer is None:
+        return None
+    return answer_data(answer, command(answer.launch, store), command(answer.remedy, store) if answer.remedy else None)
 
 
 def _test_line(answer: Answer) -> str:

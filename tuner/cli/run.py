@@ -125,8 +125,7 @@ def _print_confirmed(store: Store, found: Sequence[Confirmation], answer: Answer
         evidence.print_confirmation(out, confirmation, with_verdict=confirmation.total_episodes != stated)
     if answer is not None:
         out.print()
-        report.print_recommendation(out, answer)
-        report.print_launch(out, store, answer)
+        report.print_recommendation(out, store, answer)
 
 
 def _confirmed_data(store: Store, confirmation: Confirmation, name: str, answer: Answer | None) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
 def due_step(row: TrialRow, spec: StudySpec) -> int | None:
     """Return the step of a confirming run's checkpoint to evaluate on the test prompts; None: none.
 
-    A run that failed or that a person stopped is left out. 0, the SFT policy, stands for a run that broke, or had no
+    Of a run that failed or that a person stopped, none. 0, the SFT policy, stands for a run that broke, or had no
     checkpoint within the KL budget.
     """
     if not row.status.is_final or row.status in (Status.FAILED, Status.STOPPED):

@@ -1,15 +1,25 @@
 """The result of confirming a study: each configuration's mean on fresh seeds, and the differences between them.
 
 A run's reading is a mean over the test prompts, which are the same for all runs. So n counts seeds, and conclusions
-hold for prompts like these. With n readings x of a configuration, and y of another one on the same seeds s,
+hold for prompts like these. All configurations share one spread over seeds, pooled over the runs that did not break:
 
-    interval of a mean            mean(x) ± t(1 - α/2, n - 1) sd(x) / sqrt(n),      α = 5%
-    interval of a difference      the same of x_s - y_s,                            α = 5% / m
+    s² = Σ (x - mean(x))² / f        f = Σ (n - 1), over the configurations' n runs that did not break
+    v  = (s² + p (1 - p) d²) / n     variance of a mean of n runs, a share p of which broke, d below the others
 
-where m is the number of differences compared (Bonferroni), so that all of a kind hold at once with 95%.
-Each candidate is compared with the reference: m is the number of candidates. The highest mean is compared with every
-other configuration: m is their number. If all of these intervals are above 0, it is called the best, which is wrong in
-at most 5% of cases, however many looked good (Hsu 1984, multiple comparisons with the best).
+    interval of a mean               mean(x) ± t(1 - α/2, f) sqrt(v),                        α = 5%
+    interval of a difference         mean(x) - mean(y) ± t(1 - a/2, f) sqrt(v_x + v_y),      a = α / (2^k m)
+
+m is the number of differences compared (Bonferroni), so that all of a kind hold at once: each candidate is compared
+with the reference, and the best with every other one (Hsu 1984, multiple comparisons with the best). k counts the
+looks: up to 5 seeds it is the first, and each doubling is another one, which spends half of the error that is left, so
+that the looks together spend less than α (Lan and DeMets 1983, of which this is a rule that favours the early looks).
+A mean's own interval is not widened: it is of one configuration, not of the highest of several.
+
+Of k runs in n that broke, the one-sided 95% bound on how often the configuration breaks (Clopper and Pearson 1934) is
+
+    b = the 95% quantile of Beta(k + 1, n - k)
+
+A configuration of which a run broke counts as (1 - b) times the mean of its sound runs plus b times that of the broken.
 """
 
 import math
@@ -21,16 +31,22 @@ from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.output import counted, decimals, fixed
-from tuner.confirm.plan import due_step
+from tuner.confirm.plan import DEFAULT_SEEDS, due_step
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
 from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
-from tuner.study.status import Origin, Status
+from tuner.study.status import WORKER_LOST, Origin, Status
 
 ALPHA = 0.05
 LEAST_SEEDS = 3
 """Fewest seeds for a verdict: with two the interval is nearly endless."""
+MOST_SEEDS = 40
+"""Most seeds of a configuration that are ever advised."""
+WORTH = 0.1
+"""Least difference worth more seeds, as a share of what training gains."""
+POWER = 0.8
+"""Probability with which the advised seeds show such a difference."""
 LEAST_READ = 0.5
 """Configurations with fewer than this share of the most seeds rank last."""
 
@@ -78,25 +94,87 @@ def places_of(intervals: Iterable[Interval | None]) -> int:
     return decimals([each.mean for each in known], lengths)
 
 
-def t_interval(values: Sequence[float], alpha: float = ALPHA, *, least: float = -math.inf) -> Interval | None:
-    """Return the mean and its two-sided t-interval with error probability alpha, or None without values.
+def error_of_look(seeds: int) -> float:
+    """Return the two-sided error that a look at so many seeds may spend (see this module's formulas)."""
+    return float(ALPHA / 2 ** max(1, 1 + math.ceil(math.log2(seeds / DEFAULT_SEEDS))))
 
-    `least`: lower bound; clips the interval.
-    """
-    if not values:
-        return None
+
+def share_at_most(count: int, runs: int) -> float:
+    """Return the one-sided 95% bound on the share of runs of which so many were of some kind."""
     from scipy import stats  # loads for half a second
 
-    n, mean = len(values), statistics.fmean(values)
-    if n == 1:
-        return Interval(mean, None, None, n)
-    half = float(stats.t.ppf(1 - alpha / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
-    return Interval(mean, max(least, mean - half), mean + half, n)
+    return 1.0 if count >= runs else float(stats.beta.ppf(1 - ALPHA, count + 1, runs - count))
 
 
-def difference(one: Mapping[int, float], other: Mapping[int, float], among: int) -> Interval | None:
-    """Return one - other paired by seed, corrected for `among` comparisons; None: no common seeds."""
-    return t_interval([one[seed] - other[seed] for seed in one if seed in other], ALPHA / max(1, among))
+def t_quantile(share: float, freedom: int) -> float:
+    from scipy import stats
+
+    return float(stats.t.ppf(share, freedom))
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Readings of a configuration's runs, those that broke among them."""
+
+    by_seed: Mapping[int, float]
+    lost: Sequence[int] = ()
+    """Seeds of the runs that broke."""
+
+    @property
+    def sound(self) -> list[float]:
+        return [value for seed, value in self.by_seed.items() if seed not in self.lost]
+
+    @property
+    def broken(self) -> list[float]:
+        return [value for seed, value in self.by_seed.items() if seed in self.lost]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.by_seed.values())
+
+    @property
+    def at_worst(self) -> float:
+        """The mean; if a run broke, the mean were it to break as often as the bound on that."""
+        if not self.broken or not self.sound:
+            return self.mean
+        most = share_at_most(len(self.broken), len(self.by_seed))
+        return (1 - most) * statistics.fmean(self.sound) + most * statistics.fmean(self.broken)
+
+    def variance(self, sd: float) -> float:
+        """Return the variance of the mean, of runs that did not break with a standard deviation `sd`."""
+        share = len(self.broken) / len(self.by_seed)
+        gap = statistics.fmean(self.sound) - statistics.fmean(self.broken) if 0 < share < 1 else 0.0
+        return (sd**2 + share * (1 - share) * gap**2) / len(self.by_seed)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation over seeds that several configurations share."""
+
+    sd: float
+    freedom: int
+    """Degrees of freedom; 0: it is unknown."""
+
+    def interval(self, readings: Sequence[Readings], alpha: float, *, least: float = -math.inf) -> Interval:
+        """Return a mean, or the first of two minus the second, and its t-interval with two-sided error alpha.
+
+        `least`: lower bound; clips the interval.
+        """
+        first, *others = readings
+        mean = first.mean - sum(each.mean for each in others)
+        n = min(len(each.by_seed) for each in readings)
+        if not self.freedom:
+            return Interval(mean, None, None, n)
+        half = t_quantile(1 - alpha / 2, self.freedom) * math.sqrt(sum(each.variance(self.sd) for each in readings))
+        return Interval(mean, max(least, mean - half), mean + half, n)
+
+
+def pooled(readings: Iterable[Readings]) -> Spread:
+    """Return the spread that configurations share."""
+    sound = [each.sound for each in readings if len(each.sound) > 1]
+    freedom = sum(len(values) - 1 for values in sound)
+    squares = sum((len(values) - 1) * statistics.variance(values) for values in sound)
+    return Spread(math.sqrt(squares / freedom) if freedom else 0.0, freedom)
 
 
 @dataclass(frozen=True)
@@ -113,23 +191,36 @@ class Confirmed:
     """KL of that checkpoint by seed, in nats per response."""
     episodes: Mapping[int, int]
     """Episode of that checkpoint by seed; 0: the SFT policy."""
-    reward: Interval | None
+    reward: Interval | None = None
     """None: no run was read yet."""
-    kl: Interval | None
+    kl: Interval | None = None
     over_reference: Interval | None = None
     """Reward minus the reference's; None for itself."""
     under_best: Interval | None = None
     """Best configuration's reward minus this one's; None for itself."""
     lost: tuple[int, ...] = ()
-    """Seeds whose runs broke, or had nothing to show within the KL budget: they count as the SFT policy."""
+    """Seeds whose runs broke, failed for a reason of their own, or had nothing to show within the KL budget: they count
+    as the SFT policy.
+    """
     failed: tuple[int, ...] = ()
-    """Seeds whose runs failed, which are left out."""
+    """Seeds whose runs failed for another reason, which are left out."""
     stopped: tuple[int, ...] = ()
     """Seeds whose runs a person stopped, which are left out as partial."""
     open: tuple[int, ...] = ()
     """Seeds whose runs have not ended, or were not read."""
     ends_within: int = 0
     """Number of the runs that were read whose last policy is within the KL budget."""
+
+    @property
+    def readings(self) -> Readings:
+        """The rewards."""
+        return Readings(self.rewards, self.lost)
+
+    @property
+    def breaking(self) -> str:
+        """`0 of 5 broke (at most 45%)`."""
+        count, runs = len(self.lost), len(self.rewards)
+        return f"{count} of {runs} broke (at most {share_at_most(count, runs):.0%})"
 
     @property
     def name(self) -> str:
@@ -148,7 +239,9 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Confirmed configurations of one length, highest mean first, those with few seeds last."""
+    """Confirmed configurations of one length: those that beat the reference first, highest mean first, those with few
+    seeds last.
+    """
 
     total_episodes: int
     prompts: int
@@ -156,6 +249,28 @@ class Confirmation:
     baseline: OnTest | None
     """The SFT policy's result on the test prompts."""
     configurations: tuple[Confirmed, ...]
+
+    @property
+    def read(self) -> list[Confirmed]:
+        """The configurations of which a run was read."""
+        return [one for one in self.configurations if one.rewards]
+
+    @property
+    def most(self) -> int:
+        """Seeds of the configuration that was read on the most."""
+        return max((len(one.rewards) for one in self.read), default=0)
+
+    @property
+    def spread(self) -> Spread:
+        """The spread of rewards that the configurations share."""
+        return pooled(one.readings for one in self.read)
+
+    def lead(self, one: Confirmed, other: Confirmed | None) -> Interval | None:
+        """Return a configuration's reward minus another's; None: they are one, or not both were read."""
+        if other is None or one.trial.number == other.trial.number or not one.rewards or not other.rewards:
+            return None
+        error = error_of_look(self.most) / max(1, len(self.read) - 1)
+        return self.spread.interval([one.readings, other.readings], error)
 
     @property
     def best(self) -> Confirmed | None:
@@ -170,14 +285,6 @@ class Confirmation:
         return 0 if best is None or best.reward is None else best.reward.n
 
     @property
-    def is_decided(self) -> bool:
-        """True if the best beats the reference, or, if it is the reference or there is none, all others."""
-        best = self.best
-        if best is None or self.seeds < LEAST_SEEDS:
-            return False
-        return not self.not_told_apart if best.over_reference is None else best.over_reference.is_above_0
-
-    @property
     def reference(self) -> Confirmed | None:
         """None: the study has no reference, or it was not read."""
         return next((one for one in self.configurations if one.is_reference and one.reward is not None), None)
@@ -188,54 +295,107 @@ class Confirmation:
         return not any(one.open for one in self.configurations)
 
     @property
+    def choice(self) -> Confirmed | None:
+        """The configuration to launch: the best, if it beats the reference or there is none, else the reference; None:
+        not whole, or too few seeds.
+        """
+        best, reference = self.best, self.reference
+        if best is None or not self.is_whole or self.seeds < LEAST_SEEDS:
+            return None
+        return best if reference is None or beats(best, reference, best.over_reference) else reference
+
+    @property
+    def is_decided(self) -> bool:
+        """True if the choice beats the reference, or, if it is the reference or there is none, all others."""
+        choice = self.choice
+        if choice is None or choice.over_reference is not None:
+            return choice is not None
+        return choice is self.best and self.is_best_of_all
+
+    @property
+    def is_best_of_all(self) -> bool:
+        """True if the best is better than all others, each of which was read."""
+        return not self.not_told_apart and all(one.reward is not None for one in self.configurations)
+
+    @property
     def not_told_apart(self) -> list[Confirmed]:
         """The other configurations that may be as good as the best."""
-        others = (one for one in self.configurations if one is not self.best and one.reward is not None)
-        return [one for one in others if one.under_best is None or not one.under_best.is_above_0]
+        best = self.best
+        others = (one for one in self.configurations if one is not best and one.reward is not None)
+        return [one for one in others if best is not None and not beats(best, one, one.under_best)]
+
+    @property
+    def rival(self) -> Confirmed | None:
+        """The best of the configurations that were not chosen."""
+        others = (one for one in self.configurations if one is not self.choice)
+        return next((one for one in others if one.reward is not None), None)
 
     @property
     def verdict(self) -> str:
-        """The better configuration and its certainty, in one or two sentences."""
-        best = self.best
+        """What to do, and why, in a sentence."""
+        best, choice, rival = self.best, self.choice, self.rival
         if best is None:
             return "No confirming run has been evaluated on the test prompts yet."
-        if self.seeds < LEAST_SEEDS:
-            return (
-                f"{best.name.capitalize()} has the highest mean, of {counted(self.seeds, 'seed')}: too few to separate "
-                f"luck from merit. Confirm on at least {LEAST_SEEDS}."
-            )
-        tied = [one for one in self.not_told_apart if one.under_best is not None]
-        unsure = f" The data do not distinguish it from {_with_differences(tied)}." if tied else ""
-        if best.is_reference:
-            are_ties = "is a tie" if len(tied) == 1 else "are ties"
-            ties = f"; {_with_differences(tied)} {are_ties}" if tied else ""
-            better = f"the configuration you started from (trial {best.trial.number}, the reference)"
-            return f"Nothing better was found than {better}{ties}."
-        over = best.over_reference
-        if over is not None and not over.is_above_0:
-            others = [one for one in tied if not one.is_reference]
-            and_from = f", nor from {_with_differences(others)}" if others else ""
-            return (
-                f"{best.name.capitalize()} has the highest mean, but the data do not distinguish it from the reference "
-                f"({over.signed} reward){and_from}. Confirm on more seeds before you rely on it."
-            )
-        if over is not None:
-            better = "" if len(self.configurations) < 3 else " It is better than every other one that was confirmed."
-            return f"{best.name.capitalize()} is better than the reference: {over.signed} reward.{unsure or better}"
-        return f"{best.name.capitalize()} has the highest mean of those that were confirmed.{unsure}"
+        if choice is None:
+            left = sum(len(one.open) for one in self.configurations)
+            if left:
+                return f"Nothing yet: {left} of the confirming runs {'is' if left == 1 else 'are'} not read."
+            return f"Nothing yet: {counted(self.seeds, 'fresh seed')} ran, and {LEAST_SEEDS} are needed."
+        if choice.is_reference:
+            why = "nothing else was confirmed"
+            if rival is not None and rival.over_reference is not None:
+                broke = f"; {rival.breaking}" if rival.lost else ""
+                why = f"nothing beat it ({rival.name}: {rival.over_reference.signed}{broke})"
+            return f"Keep the reference: {why}."
+        over, tied = choice.over_reference, self.not_told_apart
+        lead = "it has the highest mean" if over is None else f"{over.signed} over the reference"
+        names = ", ".join(one.name for one in tied if not one.is_reference)
+        others = ", and better than every other" if self.is_best_of_all and len(self.configurations) > 2 else ""
+        return f"Launch {choice.name}: {lead}{f'; {names} may be as good' if names else others}."
+
+    @property
+    def may_break(self) -> float | None:
+        """The share of runs in which the choice may break before it loses its lead over a reference that never did."""
+        choice, reference = self.choice, self.reference
+        if choice is None or reference is None or choice is reference or reference.lost or self.baseline is None:
+            return None
+        sound = statistics.fmean(choice.readings.sound)
+        return (sound - reference.readings.mean) / (sound - (self.baseline.reward or 0.0))
+
+    @property
+    def highest_gain(self) -> float:
+        """The highest reward over the choice that the data allow another configuration; NaN: unknown."""
+        others = [one for one in self.configurations if one is not self.choice]
+        if self.choice is self.reference:
+            ends = [one.over_reference.high for one in others if one.over_reference is not None]
+        else:
+            under = (one.under_best for one in others if one.under_best is not None)
+            ends = [None if each.low is None else -each.low for each in under]
+        return max((end for end in ends if end is not None), default=math.nan)
+
+    def seeds_to_show(self, gain: float) -> int | None:
+        """Return the seeds, in doublings, on which a difference of `gain` would likely show; None: over MOST_SEEDS."""
+        seeds, among, sd = 2 * self.seeds, max(1, len(self.read) - 1), self.spread.sd
+        widest = max(one.readings.variance(sd) * len(one.rewards) for one in self.read)
+        while seeds <= MOST_SEEDS:
+            freedom = len(self.read) * (seeds - 1)
+            reach = t_quantile(1 - error_of_look(seeds) / (2 * among), freedom) + t_quantile(POWER, freedom)
+            if reach * math.sqrt(2 * widest / seeds) <= gain:
+                return seeds
+            seeds *= 2
+        return None
+
+    @property
+    def worth(self) -> float:
+        """Least difference worth more seeds, in reward; 0: unknown."""
+        if self.best is None or self.best.reward is None or self.baseline is None or self.baseline.reward is None:
+            return 0.0
+        return max(0.0, WORTH * (self.best.reward.mean - self.baseline.reward))
 
 
-def _lead(lead: Interval | None) -> str:
-    """Return how far another configuration is behind the best; on few seeds its mean may be the higher one."""
-    if lead is None:
-        return ""
-    if lead.mean >= 0 or lead.low is None or lead.high is None:
-        return f"behind by {lead.text}"
-    return f"ahead by {Interval(-lead.mean, -lead.high, -lead.low, lead.n).text}"
-
-
-def _with_differences(tied: Sequence[Confirmed]) -> str:
-    return ", ".join(f"{one.name} ({_lead(one.under_best)})" for one in tied)
+def beats(one: Confirmed, other: Confirmed, lead: Interval | None) -> bool:
+    """Return True if a configuration is better than another: by its lead, and by how often each may break."""
+    return lead is not None and lead.is_above_0 and one.readings.at_worst > other.readings.at_worst
 
 
 def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
@@ -249,18 +409,23 @@ def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
     parents = {trial.number: trial for trial in view.trials}
     by_length: dict[int, list[Confirmed]] = {}
     for (length, parent), runs in groupby(sorted(view.confirming, key=length_and_parent), length_and_parent):
-        confirmed = _confirmed(parents[parent], length, list(runs), tests, view.spec)
+        confirmed = _confirmed(parents[parent], length, list(runs), tests, baseline, view.spec)
         by_length.setdefault(length, []).append(confirmed)
     return [compared(length, confirmed, baseline) for length, confirmed in by_length.items()]
 
 
-def longest_read(confirmations: Sequence[Confirmation], least_seeds: int = 1) -> Confirmation | None:
-    """Return the confirmation of the longest runs whose best was read on at least `least_seeds` seeds, or None."""
-    return next((one for one in reversed(confirmations) if one.seeds >= least_seeds), None)
+def longest_read(confirmations: Sequence[Confirmation]) -> Confirmation | None:
+    """Return the confirmation of the longest runs of which one was read, or None."""
+    return next((one for one in reversed(confirmations) if one.seeds), None)
 
 
 def _confirmed(
-    trial: TrialRow, length: int, runs: Sequence[TrialRow], tests: Mapping[tuple[int, int], OnTest], spec: StudySpec
+    trial: TrialRow,
+    length: int,
+    runs: Sequence[TrialRow],
+    tests: Mapping[tuple[int, int], OnTest],
+    baseline: OnTest | None,
+    spec: StudySpec,
 ) -> Confirmed:
     rewards: dict[int, float] = {}
     kls: dict[int, float] = {}
@@ -270,8 +435,11 @@ def _confirmed(
         seed, step = run.seed or 0, due_step(run, spec)
         test = None if step is None else tests.get((run.id, step))
         if run.status is Status.FAILED:
-            failed.append(seed)
-        elif run.status is Status.STOPPED:
+            if baseline is None or (run.reason is not None and run.reason.rule == WORKER_LOST):
+                failed.append(seed)
+                continue
+            step, test = 0, baseline
+        if run.status is Status.STOPPED:
             stopped.append(seed)
         elif test is None or test.reward is None or test.kl is None:
             unread.append(seed)
@@ -286,8 +454,6 @@ def _confirmed(
         rewards,
         kls,
         episodes,
-        t_interval(list(rewards.values())),
-        t_interval(list(kls.values()), least=0.0),
         lost=tuple(lost),
         failed=tuple(failed),
         stopped=tuple(stopped),
@@ -298,25 +464,23 @@ def _confirmed(
 
 def compared(length: int, confirmed: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:
     """Return the confirmation of runs of `length` episodes: its configurations ranked and compared."""
-    least = LEAST_READ * max((len(one.rewards) for one in confirmed), default=0)
-
-    def rank(one: Confirmed) -> tuple[bool, float]:
-        return len(one.rewards) >= least, -math.inf if one.reward is None else one.reward.mean
-
-    ranked = sorted(confirmed, key=rank, reverse=True)
-    read = [one for one in ranked if one.reward is not None]
-    reference = next((one for one in read if one.is_reference), None)
-    candidates = sum(not one.is_reference for one in read)
-    configurations = []
-    for one in ranked:
-        over = under = None
-        if reference is not None and one is not reference:
-            over = difference(one.rewards, reference.rewards, candidates)
-        if read and one is not read[0]:
-            under = difference(read[0].rewards, one.rewards, len(read) - 1)
-        configurations.append(replace(one, over_reference=over, under_best=under))
     prompts = 0 if baseline is None else baseline.prompts
-    return Confirmation(length, prompts, baseline, tuple(configurations))
+    plain = Confirmation(length, prompts, baseline, tuple(confirmed))
+    reference = next((one for one in plain.read if one.is_reference), None)
+    kls = pooled(Readings(one.kls, one.lost) for one in plain.read)
+    filled = []
+    for one in confirmed:
+        reward = plain.spread.interval([one.readings], ALPHA) if one.rewards else None
+        kl = kls.interval([Readings(one.kls, one.lost)], ALPHA, least=0.0) if one.kls else None
+        filled.append(replace(one, reward=reward, kl=kl, over_reference=plain.lead(one, reference)))
+
+    def rank(one: Confirmed) -> tuple[bool, bool, float]:
+        is_enough = 0 < len(one.rewards) >= LEAST_READ * plain.most
+        is_better = reference is not None and beats(one, reference, one.over_reference)
+        return is_enough, is_better, one.readings.at_worst if one.rewards else -math.inf
+
+    ranked = sorted(filled, key=rank, reverse=True)
+    return replace(plain, configurations=tuple(replace(one, under_best=plain.lead(ranked[0], one)) for one in ranked))
 
 
 def confirmation_data(one: Confirmation) -> dict[str, Any]:
@@ -328,6 +492,7 @@ def confirmation_data(one: Confirmation) -> dict[str, Any]:
         "baseline_se": None if one.baseline is None else one.baseline.reward_se,
         "configurations": [_configuration_data(each) for each in one.configurations],
         "is_whole": one.is_whole,
+        "choice": None if one.choice is None else one.choice.trial.number,
         "best": None if one.best is None else one.best.trial.number,
         "not_told_apart": [each.trial.number for each in one.not_told_apart],
         "verdict": one.verdict,
@@ -350,8 +515,8 @@ def _configuration_data(one: Confirmed) -> dict[str, Any]:
 def runs_text(one: Confirmed) -> str:
     """Return short notes on a configuration's runs; empty if all went well."""
     parts = [
-        f"{counted(len(one.lost), 'run')} with nothing within the budget" if one.lost else "",
-        f"{len(one.failed)} failed" if one.failed else "",
+        f"{counted(len(one.lost), 'run')} broke or had nothing within the budget" if one.lost else "",
+        f"{len(one.failed)} lost to an outage" if one.failed else "",
         f"{len(one.stopped)} stopped by a person" if one.stopped else "",
         f"{len(one.open)} not evaluated yet" if one.open else "",
     ]

@@ -12,7 +12,7 @@ from ppo_core.output import duration
 from tuner.engine.protocol import Failed
 from tuner.files.trial_log import last_words
 from tuner.store import TrialRow
-from tuner.study.status import Reason, Status
+from tuner.study.status import WORKER_LOST, Reason, Status
 
 LIMIT_SECONDS = 3_600.0
 """Default limit of a controller's wait for its store."""
@@ -176,7 +176,7 @@ def lost_reason(how: str, retries: int, log: str = "") -> Reason:
     words = last_words(log)
     printed = f"; the last it printed: {words}" if words else ""
     message = f"worker lost after {retries} retries: {how}{printed}"
-    return Reason("worker_lost", message, log=log, cause=_NUMBER.sub("#", how))
+    return Reason(WORKER_LOST, message, log=log, cause=_NUMBER.sub("#", how))
 
 
 def failing(rows: Sequence[TrialRow], number: int) -> str | None:

@@ -12,7 +12,7 @@ from tuner.control import forks
 from tuner.control.forks import ValueCheckpoint
 from tuner.environment import to_copy
 from tuner.judge import results
-from tuner.judge.answer import Answer, of_study
+from tuner.judge.answer import Answer, launch_of, of_study
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
 from tuner.study.status import Role
@@ -69,17 +69,13 @@ def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchCo
         values["total_episodes"] = answer.confirmed.length
     config = PPOConfig.from_dict(values, f'trial {trial.number} of study "{view.row.name}"')
     checkpoint = forks.value_checkpoint(store, view.row, trial)
-    again: Sequence[str] = ()
-    if answer is not None:
-        again = answer.launch
-    elif checkpoint is not None:
-        again = checkpoint.again
+    launch = launch_of(store, view, trial) if answer is None else answer.launch
     return LaunchConfig(
         trial,
         config,
         tuple(_facts(store, view, trial, config, answer, checkpoint)),
         view.spec.kl_budget,
-        forks.stop_of(again),
+        forks.stop_of(launch),
         _readings(store, _run(view, trial, config)),
     )
 
@@ -95,9 +91,10 @@ def _facts(
     yield f'Study "{view.row.name}", task {view.spec.task}, trial {trial.number}, by PPO Tuner {__version__}.'
     has_value = trial.value is not None and math.isfinite(trial.value)
     if answer is not None:
-        yield f"It is what the study says to launch ({answer.badge}). {answer.reading}"
-        yield answer.certainty
-        yield from answer.cautions
+        yield answer.decision
+        yield answer.evidence
+        if answer.doubt:
+            yield answer.doubt
     else:
         kl = results.value_kl(store, trial)
         kl_text = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"

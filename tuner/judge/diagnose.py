@@ -17,7 +17,8 @@ from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, short
 from tuner.judge import hacking
-from tuner.judge.hacking import Step, values
+from tuner.judge.hacking import Finding, Step, values
+from tuner.judge.results import StudyView
 from tuner.judge.rules import (
     EARLY,
     HEALTH,
@@ -99,6 +100,8 @@ class Course:
     spec: StudySpec
     reason: Reason | None = None
     """Reason of its early end."""
+    fresh: Sequence[Sequence[Step]] = ()
+    """Curves of its configuration on fresh seeds."""
 
     @cached_property
     def checked(self) -> PPOConfig:
@@ -333,12 +336,18 @@ def broke(course: Course) -> Diagnosis | None:
 
 
 def reward_hacked(course: Course) -> Diagnosis | None:
-    """Reward that rises while texts repeat, shrink, grow or narrow (see `tuner.judge.hacking`)."""
-    finding = hacking.check(0, course.steps, math.inf)
-    if finding.verdict != "suspect":
+    """Reward that rises while texts repeat, shrink, grow or narrow (see `tuner.judge.hacking`), whatever its KL."""
+    finding = hacked(course)
+    if finding.verdict not in ("suspect", "repeated"):
         return None
     rise = fixed(finding.rise, decimals([finding.rise], [finding.rise_se]), signed=True)
     return course.change(SIGNS["repeats"], f"Reward rises ({rise}) while {', '.join(finding.worse)}.")
+
+
+def hacked(course: Course) -> Finding:
+    """Return whether a trial's reward is hacked, by its curves and those on fresh seeds."""
+    finding, *fresh = (hacking.check(0, steps, math.inf) for steps in (course.steps, *course.fresh))
+    return hacking.on_fresh_seeds(finding, fresh)
 
 
 def stable_but_slow(course: Course) -> Diagnosis | None:
@@ -449,8 +458,18 @@ def _is_up(diagnosis: Diagnosis) -> bool:
     )
 
 
-def course_of(store: Store, trial: TrialRow, spec: StudySpec) -> Course:
-    return Course(store.steps([trial.id], NEEDED), trial.config, spec, trial.reason)
+def course_of(store: Store, trial: TrialRow, view: StudyView) -> Course:
+    fresh = tuple(fresh_curves(store, view, trial.number).values())
+    return Course(store.steps([trial.id], NEEDED), trial.config, view.spec, trial.reason, fresh)
+
+
+def fresh_curves(store: Store, view: StudyView, number: int) -> dict[int, list[Step]]:
+    """Return the curves of a trial's configuration on fresh seeds, by the id of the run."""
+    runs = [run.id for run in view.confirming if run.parent == number and run.status is Status.COMPLETED]
+    steps: dict[int, list[Step]] = {run: [] for run in runs}
+    for row in store.steps(runs, hacking.NEEDED):
+        steps[row["trial_id"]].append(row)
+    return steps
 
 
 def diagnosis_data(trial: TrialRow, diagnosis: Diagnosis, command: str) -> dict[str, Any]:

@@ -1,14 +1,16 @@
-"""Reward hacking: does a trial's reward rise while something that nobody rewards gets worse? A pure function.
+"""Reward hacking: does a trial's reward rise while something that nobody rewards gets worse? Pure functions.
 
 `RULE` is the criterion. It reads the held-out metrics (`eval/*`), or where those were not measured, the training
 rollouts. The first reading is the trial's first number, the last is the mean of its last two evaluations or five
 rollouts. A rise with nothing worse is `clean`, with something worse `suspect`: a reason to read samples, not a proof.
+Where a configuration ran on fresh seeds, these decide: it is `repeated` if at least half of their runs are suspect, and
+`borderline` if fewer are, or only its run in the search was.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ppo_core.output import KL_UNIT, measured
@@ -17,7 +19,7 @@ from tuner.judge.rules import SIGNS
 Step = Mapping[str, Any]
 """A trial's step: `step` and metrics by name; what was not measured is None, NaN or not there."""
 
-Verdict = Literal["suspect", "clean", "no rise", "too early"]
+Verdict = Literal["suspect", "repeated", "borderline", "clean", "no rise", "too early"]
 
 LENGTH = ("eval/length", "response/length_mean")
 REPETITION = ("eval/repetition", "response/repetition")
@@ -83,6 +85,15 @@ def check(number: int, steps: Sequence[Step], kl_budget: float) -> Finding:
     if rise > ERRORS * se:
         verdict = "suspect" if any(symptom.is_worse for symptom in readings) else "clean"
     return Finding(number, verdict, rise, se, readings)
+
+
+def on_fresh_seeds(finding: Finding, fresh: Sequence[Finding]) -> Finding:
+    """Return a trial's finding given those of its runs on fresh seeds; its readings are then of a suspect one."""
+    suspect = [one for one in fresh if one.verdict == "suspect"]
+    if fresh and 2 * len(suspect) >= len(fresh):
+        return replace(suspect[0], trial=finding.trial, verdict="repeated")
+    is_any = bool(fresh) and (bool(suspect) or finding.verdict == "suspect")
+    return replace(finding, verdict="borderline") if is_any else finding
 
 
 def is_measured(row: Step, metric: str) -> bool:

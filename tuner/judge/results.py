@@ -35,9 +35,6 @@ from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 from tuner.study.spec import SCALE_FREE, StudySpec
 from tuner.study.status import Origin, Role, Status
 
-LONGER = 10
-"""Factor by which the suggested training of a recommended configuration is longer."""
-
 State = Literal["running", "paused", "finished", "unfinished"]
 Source = Literal["searched", "listed", "enqueued", "forked", "study", "task", "TRL", "default"]
 

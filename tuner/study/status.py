@@ -92,6 +92,8 @@ class Reason:
     """Equal for trials that fail for the same cause: an error's type, file and line, or how a worker was lost."""
 
 
+WORKER_LOST = "worker_lost"
+"""Rule of a failed trial that is not to blame: its worker died, again and again."""
 OUTAGE = "outage"
 """The rule of a trial that waits for an external service to recover."""
 PERSON = "person"

@@ -1,0 +1,275 @@
+"""Ten made-up studies, and the answer that every place prints of each: decision, evidence, doubt and command."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from dashboard import report as html_report
+from ppo_core.report import SplitReading, StepReport
+from tests.dashboard import shown
+from tests.dashboard.shown import page
+from tests.tuner.invoke import Invoke
+from tuner.confirm.plan import Plan, missing
+from tuner.environment import to_copy
+from tuner.judge.answer import Answer, Badge, of_study
+from tuner.judge.diagnose import course_of, hacked, reward_hacked
+from tuner.judge.results import read_study, under_budget
+from tuner.judge.scoring import judged
+from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
+from tuner.study.spec import StudySpec
+from tuner.study.status import Origin, Reason, Status
+
+NAME = "ten"
+WORDS = 60
+"""Most words that an answer takes in a terminal."""
+NOISE = (0.0, 0.02, -0.02, 0.01, -0.01)
+SPEC = {
+    "name": NAME, "task": "reviews", "strategy": "full", "seed": 3, "kl": {"budget": 6.0, "limit": 15.0},
+    "fixed": {"total_episodes": 256, "batch_size": 64, "mini_batch_size": 16},
+    "search": {"learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"}},
+}  # fmt: skip
+BROKE = None
+Run = tuple[float, float] | None
+"""Reward and KL on the test prompts; BROKE: its run failed by itself."""
+
+
+def around(reward: float, kl: float = 4.0, factor: float = 1.0) -> list[Run]:
+    return [(reward + factor * noise, kl + noise) for noise in NOISE]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A study: the value of each trial of its search, and the runs on fresh seeds by trial."""
+
+    values: Sequence[float]
+    fresh: Mapping[int, Sequence[Run]] = field(default_factory=dict)
+    kl: float = 4.0
+    longer: int = 20
+    """Length in tokens of trial 1's responses at its end; 20 before training."""
+    longer_fresh: Sequence[int] = (20,) * len(NOISE)
+    """The same of its runs on fresh seeds."""
+    later: Sequence[float] = ()
+    """Values of trials that were added after the confirmation."""
+    is_running: bool = False
+
+
+STUDIES = {
+    "tie": Made((1.00, 1.05), {0: around(1.0, factor=4), 1: around(1.01, factor=-4)}),
+    "win": Made((1.00, 2.00), {0: around(1.0), 1: around(2.0)}),
+    "small win": Made((1.00, 1.20), {0: around(1.0), 1: around(1.2)}),
+    "breaks": Made((1.00, 2.00), {0: around(1.0), 1: [*around(2.0)[:4], BROKE]}),
+    "over": Made((1.00, 2.00), {0: around(1.0)[:3], 1: [(2.0, 5.0), (2.01, 5.1), (1.99, 6.5)]}),
+    "hacked": Made((1.00, 2.00), {0: around(1.0), 1: around(2.0)}, longer=35, longer_fresh=(36, 34, 35, 20, 20)),
+    "hacked once": Made((1.00, 2.00), {0: around(1.0), 1: around(2.0)}, longer=35, longer_fresh=(35, 20, 20, 20, 20)),
+    "newer": Made((1.00, 2.000), {0: around(1.0), 1: around(2.0)}, later=(2.001,)),
+    "none": Made((1.00, 2.00), kl=9.0),
+    "one trial": Made((1.00,)),
+    "running": Made((1.00, 2.00), is_running=True),
+}  # fmt: skip
+ON_FRESH = "On 5 fresh seeds: reward "
+WIN = "Launch trial 1: +1.000 [0.972, 1.028] over the reference."
+TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
+    "tie": (
+        Badge.TIE,
+        "Keep the reference: nothing beat it (trial 1: +0.01 [-0.10, 0.12]).",
+        f"{ON_FRESH}1.00 [0.93, 1.07] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (at most 45%).",
+        "A gain of 0.076, 10% of training's, would likely show on 20 seeds. confirm ten --seeds 20",
+        "train --from ten 0",
+    ),
+    "win": (
+        Badge.CONFIRMED,
+        WIN,
+        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 6 nats/response; 0 of 5 broke (at most 45%).",
+        "",
+        "train --from ten 1",
+    ),
+    "small win": (
+        Badge.CONFIRMED,
+        "Launch trial 1: +0.200 [0.172, 0.228] over the reference.",
+        ON_FRESH,
+        "Were it to break in over 21% of its runs, it would lose its lead.",
+        "train --from ten 1",
+    ),
+    "breaks": (
+        Badge.TIE,
+        "Keep the reference: nothing beat it (trial 1: +0.7 [-0.2, 1.5]; 1 of 5 broke (at most 66%)).",
+        f"{ON_FRESH}1.000 [0.983, 1.017]",
+        "A gain of 0.075, 10% of training's, would not show on 40 seeds.",
+        "train --from ten 0",
+    ),
+    "over": (
+        Badge.CONFIRMED,
+        "Launch trial 1: ",
+        "On 3 fresh seeds",
+        "KL is over the budget in 1 of 3 runs (at most 86%).",
+        "train --from ten 1",
+    ),
+    "hacked": (
+        Badge.CONFIRMED,
+        WIN,
+        ON_FRESH,
+        "Reward hacking, also on fresh seeds: length grows from 20 to 36 tokens. Read its samples.",
+        "train --from ten 1",
+    ),
+    "hacked once": (Badge.CONFIRMED, WIN, ON_FRESH, "", "train --from ten 1"),
+    "newer": (
+        Badge.CONFIRMED,
+        WIN,
+        ON_FRESH,
+        "Trial 12 is newer, above it in the search (2.001 against 2.000), and not confirmed. confirm ten --top 1",
+        "train --from ten 1",
+    ),
+    "one trial": (
+        Badge.ONE_SEED,
+        "Launch trial 0, the reference, which is not confirmed.",
+        "Best in budget, one seed: eval reward 1.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response.",
+        "The highest of many values on one seed is partly luck: confirm it. confirm ten",
+        "train --from ten 0",
+    ),
+    "running": (
+        Badge.ONE_SEED,
+        "Nothing yet: trial 1 leads.",
+        "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response.",
+        "The search is not finished. run ten",
+        "train --from ten 1",
+    ),
+}
+
+
+def add(store: Store, lease: Lease, trial: TrialRow, spec: StudySpec, value: float, kl: float, length: int) -> None:
+    """Train a trial: four steps, evaluated at 0, 2 and 4."""
+    row = store.begin_attempt(lease, trial, None)
+    for step, reward, at in ((0, 0.25, 0.0), (2, value - 0.001, kl), (4, value, kl)):
+        metrics = {"eval/reward": reward, "eval/reward_se": 0.03, "eval/kl": at, "eval/kl_se": 0.1}
+        metrics["eval/length"] = 20.0 if step == 0 else float(length)
+        store.add_step(lease, row.id, StepReport(step, 64 * step, metrics), 1.0)
+    store.finish_trial(lease, row.id, judged(store, row, spec, Status.COMPLETED, None))
+
+
+def make(path: Path, made: Made) -> None:
+    """Write the study to a new store at `path`."""
+    values = (*made.values, *made.later)
+    spec = StudySpec.from_dict({**SPEC, "trials": len(values) + made.is_running}, "made")
+    with closing(Store.open(f"sqlite:///{path}", create=True)) as store:
+        store.create_study(NAME, spec.to_dict())
+        lease = store.acquire(NAME)
+
+        def search(number: int) -> None:
+            params = {"learning_rate": 1e-4 * (number + 1)} if number else spec.reference_params()
+            origin = Origin.SAMPLED if number else Origin.REFERENCE
+            new = NewTrial(number, origin, spec.config(params).to_dict(), params, 1)
+            length = made.longer if number == 1 else 20
+            add(store, lease, store.add_trial(lease, new), spec, values[number], made.kl, length)
+
+        for number in range(len(made.values)):
+            search(number)
+        view = read_study(store, NAME)
+        store.add_test_reading(lease, view.trials[0].id, 0, SplitReading(64, 0.25, 0.03, 0.0, 0.0), None)
+        seeds = len(next(iter(made.fresh.values()), ()))
+        for new in missing(view.trials, spec, Plan(seeds=seeds)) if seeds else ():
+            row, place = store.add_trial(lease, new), int(new.config["seed"] or 0) - spec.seed - 1
+            run = made.fresh[new.parent or 0][place]
+            if run is BROKE:
+                store.finish_trial(lease, row.id, Outcome(Status.FAILED, Reason("error", "made up")))
+                continue
+            length = made.longer_fresh[place] if new.parent == 1 else 20
+            add(store, lease, row, spec, run[0], min(run[1], 5.0), length)
+            store.add_test_reading(lease, row.id, 4, SplitReading(64, run[0], 0.03, run[1], 0.1), None)
+        for number in range(len(made.values), len(values)):
+            new_number = len(store.trials(store.study(NAME)))
+            params = {"learning_rate": 1e-4 * (number + 1)}
+            new = NewTrial(new_number, Origin.SAMPLED, spec.config(params).to_dict(), params, 1)
+            add(store, lease, store.add_trial(lease, new), spec, values[number], made.kl, 20)
+        if not made.is_running:
+            store.set_finished(lease)
+        store.release(lease)
+
+
+def of(path: Path, kl_budget: float | None = None) -> Answer | None:
+    with closing(Store.open(f"sqlite:///{path}")) as store:
+        view = read_study(store, NAME)
+        return of_study(store, view if kl_budget is None else under_budget(store, view, kl_budget))
+
+
+@pytest.fixture
+def path(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{own_folder / 'ten.db'}")
+    return own_folder / "ten.db"
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_every_place_prints_the_same_answer(
+    path: Path, name: str, ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = STUDIES[name]
+    make(path, made)
+    found, (badge, decision, evidence, doubt, launch) = of(path), TOLD[name]
+    assert found is not None and found.badge is badge
+    assert found.decision.startswith(decision) and found.evidence.startswith(evidence)
+    assert " ".join(filter(None, [found.doubt, *found.remedy])) == doubt
+    assert " ".join(found.launch) == launch
+
+    remedy = [to_copy(found.remedy)] if found.remedy else []
+    lines = list(filter(None, [found.decision, found.evidence, " ".join([found.doubt, *remedy]).strip()]))
+    assert len(" ".join([*lines, "Launch:", to_copy(found.launch)]).split()) <= WORDS
+    places = {"best": ["best", NAME], "show": ["show", NAME]}
+    if not made.is_running:
+        places["run"] = ["run", NAME]
+    if made.fresh:
+        places["confirm"] = ["confirm", NAME, "--show"]
+    for place, words in places.items():
+        printed = ppo_tuner(*words)[1].splitlines()
+        at = printed.index(found.decision)
+        assert printed[at : at + len(lines) + 1] == [*lines, f"Launch: {to_copy(found.launch)}"], place
+    sentences = list(filter(None, [found.decision, found.evidence, found.doubt]))
+    exported = " ".join(ppo_tuner("export", NAME, "--to", "yaml")[1].replace("\n#", " ").split())
+    assert all(sentence in exported for sentence in sentences)
+    with closing(Store.open(f"sqlite:///{path}")) as store:
+        html = html_report.report(store, NAME)
+    assert all(f"<p>{sentence}</p>" in html.replace("&#39;", "'") for sentence in sentences)
+    where = f" --storage sqlite:///{path}"
+    for module in ("overview", "studies", *(["confirm"] if made.fresh else [])):
+        app = page(module, path, monkeypatch)
+        told = shown.texts(app)
+        at = told.index(found.decision)
+        assert told[at : at + len(sentences)] == sentences, module
+        assert {to_copy(words) + where for words in (found.remedy, found.launch) if words} <= set(shown.codes(app))
+
+
+def test_a_study_with_nothing_in_its_budget_has_no_answer_and_no_command(path: Path, ppo_tuner: Invoke) -> None:
+    make(path, STUDIES["none"])
+    assert of(path) is None
+    status, out, err = ppo_tuner("best", NAME)
+    assert status == 1 and out == "" and "train --from" not in err
+    assert "train --from" not in ppo_tuner("run", NAME)[1]
+
+
+def test_under_another_budget_nothing_is_confirmed(path: Path) -> None:
+    make(path, STUDIES["win"])
+    found = of(path, 5.0)
+    assert found is not None and (found.number, found.badge, found.remedy) == (1, Badge.ONE_SEED, ())
+    assert found.doubt == "Nothing is confirmed for this KL budget."
+    assert found.launch == ("train", "--from", NAME, "1", "--kl_budget", "5")
+    assert of(path, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "is_advised"),
+    [("hacked", "repeated", True), ("hacked once", "borderline", False), ("win", "clean", False)],
+)
+def test_hacking_that_fresh_seeds_do_not_repeat_advises_no_change(
+    path: Path, ppo_tuner: Invoke, name: str, state: str, is_advised: bool
+) -> None:
+    make(path, STUDIES[name])
+    with closing(Store.open(f"sqlite:///{path}")) as store:
+        view = read_study(store, NAME)
+        course = course_of(store, view.trials[1], view)
+    assert hacked(course).verdict == state
+    assert (
+        ("hacking" in ppo_tuner("diagnose", NAME, "1")[1].lower()) == (reward_hacked(course) is not None) == is_advised
+    )
+    if name == "hacked once":
+        assert reward_hacked(replace(course, fresh=())) is not None, "what one seed alone would say"
