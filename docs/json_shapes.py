@@ -71,6 +71,7 @@ TRIAL = {
     "end_reward": "eval reward of its last evaluation, whatever its KL",
     "end_kl": "eval KL of its last evaluation",
     "end_kl_se": "its standard error over the eval prompts",
+    "baseline": "the SFT policy's eval reward",
     "retries": "how often it was resumed after a lost worker or an error without a new checkpoint in between",
 }
 REASON = {
@@ -289,6 +290,7 @@ TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "seed": "of its trainer",
             "value_step": "the step that its value comes from",
             "end_reward, end_kl, end_kl_se": "its last evaluation, whatever its KL",
+            "baseline": "the SFT policy's eval reward",
             "retries": "how often it was resumed after a lost worker or an error without a new checkpoint in between",
         },
     ),

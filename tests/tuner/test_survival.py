@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,10 +211,13 @@ def test_a_controller_that_was_halted_beyond_its_lease_writes_nothing_more(tmp_p
             renewed = store.study("quick").lease_renewed_at
             assert renewed is not None
             pretend(store, lease_pid_space="another host's", lease_renewed_at=renewed - LEASE_SECONDS - 1)
+            other = tmp_path / "other runs" / "quick"  # a copy of the study's, or its own would be taken
+            other.mkdir(parents=True)
+            shutil.copy(tmp_path / "runs" / "quick" / "study.json", other)
             finished = run_study(
                 quick_spec("gated"),
                 storage=storage(tmp_path),
-                runs_folder=tmp_path / "other runs",
+                runs_folder=other.parent,
                 workers=2,
                 on_event=lambda event: None,
             )

@@ -27,7 +27,7 @@ WORDS = 60
 """Most words that an answer takes in a terminal."""
 NOISE = (0.0, 0.02, -0.02, 0.01, -0.01)
 SPEC = {
-    "name": NAME, "task": "reviews", "strategy": "full", "seed": 3, "kl": {"budget": 6.0, "limit": 15.0},
+    "name": NAME, "task": "reviews", "seed": 3, "kl": {"budget": 6.0, "limit": 15.0},
     "fixed": {"total_episodes": 256, "batch_size": 64, "mini_batch_size": 16},
     "search": {"learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"}},
 }  # fmt: skip
