@@ -207,7 +207,7 @@ def _sum(kl: float, se: float | None) -> str:
 
 def of_study(store: Store, view: StudyView) -> Answer | None:
     """Return a study's answer under the view's KL budget; None: no trial is within it, and nothing is confirmed."""
-    own = StudySpec.from_dict(view.row.spec, f'study "{view.row.name}"')
+    own = StudySpec.from_stored(view.row.spec, f'study "{view.row.name}"')
     runs = confirmations(store, replace(view, spec=own))
     longest = longest_read(runs, LEAST_SEEDS)
     best, holds = view.best(), longest if view.spec.kl_budget == own.kl_budget else None
