@@ -165,7 +165,7 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
 
 
 def task_text(task: Task) -> str:
-    """Return a task's policy, rewards and prompts by the last parts of their paths; of one that states none, its name."""
+    """Return a task's policy, rewards and prompts by the last parts of their paths; of one without them, its name."""
     places = task.places or [task.name]
     return safe_text.cell(", ".join(Path(place).name if Path(place).is_absolute() else place for place in places))
 

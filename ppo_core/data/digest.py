@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ppo_core.data.lookup import MODEL_CONFIG_FILES
+from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES
 from ppo_core.data.task import Prompt, RewardPart, Task, TaskAssets
 from ppo_core.output import without_secrets
 from ppo_core.rewards.function import FILE_SUFFIX, load_function
@@ -63,9 +63,9 @@ def _of_model(model: str) -> str:
 
 def _commit(model: str) -> str:
     """Return a hub model's commit, as loading it would find it; the name itself where there is none."""
-    from huggingface_hub import hf_hub_download  # slow to import
+    for name in MODEL_CONFIG_FILES if HUB_ID.fullmatch(model) else ():
+        from huggingface_hub import hf_hub_download  # slow to import
 
-    for name in MODEL_CONFIG_FILES:
         try:
             return Path(hf_hub_download(model, name)).parent.name
         except Exception:

@@ -70,10 +70,11 @@ def test_another_reference_is_refused(begun: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_confirm_and_train_from_find_the_same_task(begun: Path, ppo_tuner: Invoke) -> None:
-    spec = quick_spec(task=f"{__name__}:TASK", trials=1)
+    spec = quick_spec(task=f"{__name__}:TASK", trials=3)
+    assert run(begun, spec)[0]
     (begun / WEIGHTS).write_text("others")
     with pytest.raises(ConfigError, match="now: policy: "):
         run(begun, spec, workers=1, plan=Plan(top=1, seeds=2))
     status, _, stderr = ppo_tuner("train", "--from", NAME, "0", "--storage", str(begun / "store.db"), "--device", "cpu")
     assert status == 2 and ": policy: " in stderr, stderr
-    assert len(rows(begun)) == 1
+    assert len(rows(begun)) == 3

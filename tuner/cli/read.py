@@ -35,11 +35,10 @@ def studies(args: argparse.Namespace) -> int:
         print(output.dumps(rows))
     elif rows:
         out = output.console()
-        if readable := [row for row in rows if "error" not in row]:
+        if readable := [each for each in rows if "error" not in each]:
             out.print(render.studies_table(readable))
-        for row in rows:
-            if "error" in row:
-                out.print(output.plain(f"{results.UNREADABLE}: {row['error']}"), soft_wrap=True)
+        for line in (f"{results.UNREADABLE}: {each['error']}" for each in rows if "error" in each):
+            out.print(output.plain(line), soft_wrap=True)
     else:
         print("No studies yet; start with: ppo-tuner demo")
     return EXIT_OK
