@@ -224,7 +224,9 @@ class RunState:
         if state["task"] != self.task:
             raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.task}"')
         if changed := changes(state["digests"], self.digests):
-            raise CheckpointError(f"{folder} is of another task under this name: {'; '.join(changed)}")
+            raise CheckpointError(
+                f"{folder} is of the task before it changed: {'; '.join(changed)}; undo that, or begin a new run"
+            )
         is_sharded = self.network.is_sharded
         # Sharded weights move to the GPUs tensor by tensor: all at once may not fit on one.
         device = torch.device("cpu") if is_sharded else self.network.policy.device

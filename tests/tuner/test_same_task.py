@@ -55,7 +55,7 @@ def test_each_changed_part_is_refused_and_named(begun: Path) -> None:
     ):
         before = (begun / file).read_text()
         (begun / file).write_text(text)
-        with pytest.raises(ConfigError, match=rf"now: {part}: [^;]*, was [^;]*; give the study another name"):
+        with pytest.raises(ConfigError, match=rf"changed: {part}: [^;]*, was [^;]*; give the study another name"):
             run(begun, spec, workers=1)
         (begun / file).write_text(before)
         assert len(rows(begun)) == 1
@@ -73,7 +73,7 @@ def test_confirm_and_train_from_find_the_same_task(begun: Path, ppo_tuner: Invok
     spec = quick_spec(task=f"{__name__}:TASK", trials=3)
     assert run(begun, spec)[0]
     (begun / WEIGHTS).write_text("others")
-    with pytest.raises(ConfigError, match="now: policy: "):
+    with pytest.raises(ConfigError, match="changed: policy: "):
         run(begun, spec, workers=1, plan=Plan(top=1, seeds=2))
     status, _, stderr = ppo_tuner("train", "--from", NAME, "0", "--storage", str(begun / "store.db"), "--device", "cpu")
     assert status == 2 and ": policy: " in stderr, stderr

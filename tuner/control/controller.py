@@ -225,7 +225,7 @@ class TrialLoop:
         changed = changes(study.row.digests, digests) if study.rows and study.row.digests else []
         if changed:
             raise ConfigError(
-                f'study "{study.row.name}" has trials already, and its task is another one now: {"; ".join(changed)}; '
+                f'study "{study.row.name}" has trials already, and its task has changed: {"; ".join(changed)}; '
                 "give the study another name"
             )
         study.store.update_study(study.lease, digests=dict(digests))
