@@ -33,6 +33,7 @@ from tuner.judge.results import StudyView
 from tuner.judge.rules import RULES
 from tuner.search import importance
 from tuner.store import Store, TrialRow
+from tuner.study.study_file import DECLARED
 
 CURVES = ("objective/kl_exact", "eval/reward")
 PROMPTS = 3
@@ -52,7 +53,7 @@ def report(store: Store, name: str) -> str:
         confirmations=confirmations(store, view),
         figures=_figures(store, view, trial),
         samples=[] if trial is None else _samples(store, view, trial),
-        study_file=tomli_w.dumps(as_toml(view.row.spec)),
+        study_file=tomli_w.dumps(as_toml({key: value for key, value in view.row.spec.items() if key != DECLARED})),
     )
 
 

@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from ppo_core.algorithm.returns import ReturnStatistics
 from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.data.digest import changes
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World, run_on_rank_zero, together
 from ppo_core.errors import CheckpointError
@@ -90,6 +91,8 @@ class RunState:
     """GAE λ in force; None: the first batch's length will decide it."""
     score_spread: float = 0.0
     """Standard deviation of the scores of the first batch in which they differ, in which penalties and β may be."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the task's parts; a checkpoint of others is refused."""
     rounding: float | None = None
     """KL that rounding alone shows, in nats per token; None: not measured yet."""
 
@@ -115,6 +118,7 @@ class RunState:
             Chunks.of(config, world, network),
             world,
             lam=config.lam,
+            digests=models.digests,
         )
 
     @property
@@ -163,6 +167,7 @@ class RunState:
             "chunk_rows": {chunk.work: chunk.rows for chunk in self.chunks},
             "config": self.config.to_dict(),
             "task": self.task,
+            "digests": dict(self.digests),
             "threads": torch.get_num_threads(),
         }
         files = {
@@ -218,6 +223,10 @@ class RunState:
         state = checkpoint.verify(folder)["state"]
         if state["task"] != self.task:
             raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.task}"')
+        if changed := changes(state["digests"], self.digests):
+            raise CheckpointError(
+                f"{folder} is of the task before it changed: {'; '.join(changed)}; undo that, or begin a new run"
+            )
         is_sharded = self.network.is_sharded
         # Sharded weights move to the GPUs tensor by tensor: all at once may not fit on one.
         device = torch.device("cpu") if is_sharded else self.network.policy.device

@@ -14,8 +14,7 @@ from dashboard.data import Snapshot
 from dashboard.views import common
 from dashboard.views.answer import what_to_launch
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.data.task_file import Preparation, get_task
-from ppo_core.errors import TaskError
+from ppo_core.data.task import Task
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, duration, measured, plus_minus
 from tuner.judge.answer import Badge, of_study
@@ -95,7 +94,7 @@ def _best(store: Store, snapshot: Snapshot, points: pd.DataFrame, kl_budget: flo
     reading = None if confirmed is None else confirmed.reward
     return {
         "study": _link(snapshot.view.row.name),
-        "task": task_text(snapshot.view.spec.task),
+        "task": task_text(snapshot.view.spec.declared),
         "baseline": baseline,
         "reward": values["reward"],
         "reward_se": values["reward_se"],
@@ -165,17 +164,9 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
     )
 
 
-def task_text(name: str) -> str:
-    """Return a task's policy, rewards and prompts by the last parts of their paths; of one that is built in, written in
-    Python (a page runs no code of a task) or no longer there, its name.
-    """
-    try:
-        prepare = get_task(name).prepare if name.endswith(".toml") else None
-    except TaskError:
-        prepare = None
-    if not isinstance(prepare, Preparation):
-        return safe_text.cell(name)
-    places = prepare.policy, *(part.where for part in prepare.rewards), prepare.prompts.path
+def task_text(task: Task) -> str:
+    """Return a task's policy, rewards and prompts by the last parts of their paths; of one without them, its name."""
+    places = task.places or [task.name]
     return safe_text.cell(", ".join(Path(place).name if Path(place).is_absolute() else place for place in places))
 
 
@@ -217,7 +208,7 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
     at_kl = None if answer is None else answer.trial.kl
     return {
         "study": _link(row.name),
-        "task": task_text(view.spec.task),
+        "task": task_text(view.spec.declared),
         "state": data.WORDS[data.shown_state(view)],
         "launch": None if answer is None else answer.name,
         "certainty": None if answer is None else answer.badge.value,

@@ -24,6 +24,7 @@ from ppo_core.cli.trl import TrlFile
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import Stage, require_reached
+from ppo_core.data import digest
 from ppo_core.data.lookup import require_reachable
 from ppo_core.data.parts import reward_kind, reward_name
 from ppo_core.data.prompts import NOW
@@ -56,6 +57,8 @@ class Start:
     """Stages before `values` take effect, if the trial is a fork."""
     guard: Mapping[str, Any]
     """The study's KL limit (`limit`, in nats per response) and `[guard]` table (`rules`)."""
+    digests: Mapping[str, str]
+    """Of the parts of the task, as the study has found them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,8 @@ class RunPlan:
     """Hyperparameters of the file or the trial, over the task's reference, and what follows from them and the flags."""
     flags: Mapping[str, HyperValue]
     trl: TrlFile | None
+    digests: Mapping[str, str]
+    """What the task must consist of; empty: of anything."""
     repo: HubRepo | None
     """Hub repository to create and push the model to, if any."""
 
@@ -102,6 +107,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
     output = Path(settings.output) if settings.output else RUNS_FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     device = require_device(settings.device or "auto", "--device")
     repo = arguments.repo_of(args)
+    digests = {} if start is None else start.digests
     if start is not None:
         require_reached(stages, config, start.origin.trial)
     run = Run(
@@ -122,7 +128,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
         stages=stages,
         guard={} if start is None else start.guard,
     )
-    return RunPlan(run=run, parts=parts, base_values=base_values, flags=flags, trl=trl_file, repo=repo)
+    return RunPlan(run=run, parts=parts, base_values=base_values, flags=flags, trl=trl_file, digests=digests, repo=repo)
 
 
 def _own_pace(given: Mapping[str, HyperValue]) -> Mapping[str, HyperValue]:
@@ -160,6 +166,8 @@ def resolve(plan: RunPlan, progress: OnProgress) -> Run:
     if plan.parts is not None:
         Path(run.task).write_text(_task_file(plan.parts, run.config), encoding="utf-8")
     task = get_task(run.task)
+    if plan.digests and (changed := digest.changes(plan.digests, digest.digests(task, task.prepare(progress)))):
+        raise TaskError(f"the task is not what the trial was trained on: {'; '.join(changed)}")
     config, save_every_episodes = _config(plan, task, progress)
     return replace(
         run,

@@ -156,6 +156,8 @@ class Task:
     """Determines every random draw of an evaluation."""
     prepare: Callable[[OnProgress | None], TaskAssets]
     """Builds missing files, checks existing ones, and returns their places."""
+    places: Sequence[str] = ()
+    """Its policy, rewards and prompts by path or name, where they are stated; for people."""
 
 
 BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK", "arithmetic": "ppo_core.tasks.arithmetic:TASK"}

@@ -25,7 +25,7 @@ from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource
 from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest
-from ppo_core.output import KL_UNIT, short
+from ppo_core.output import KL_UNIT, short, without_secrets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -149,6 +149,7 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
         raise ConfigError(
             f"{prefix}kl_limit = {kl_limit:g} is below kl_budget = {kl_budget:g}; good trials would be stopped"
         )
+    policy = policy_place(table["policy"], file.parent, f"{prefix}policy")
     return Task(
         name=str(file),
         doc=checks.text(table.get("doc", doc), f"{prefix}doc"),
@@ -161,11 +162,12 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
         eval_seed=checks.whole(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
         prepare=Preparation(
             where=prefix.rstrip(": "),
-            policy=policy_place(table["policy"], file.parent, f"{prefix}policy"),
+            policy=policy,
             rewards=rewards,
             prompts=prompts,
             eval_prompts=most_prompts,
         ),
+        places=(policy, *(without_secrets(part.where) for part in rewards), prompts.path),
     )
 
 

@@ -1,7 +1,7 @@
 """Load a task's frozen reference, tokenizer and reward, by path or hub id."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.digest import digests
 from ppo_core.data.prompts import encode, prompt_lengths
 from ppo_core.data.task import Prompts, Reward, Scored, Task
 from ppo_core.data.task_file import AnyTask, get_task
@@ -46,6 +47,8 @@ class TaskModels:
     """In tokens."""
     baseline: dict[tuple[object, ...], StepReport] = field(default_factory=dict)
     """The SFT policy's evaluation, by the settings that affect it."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """See `ppo_core.data.digest`."""
 
     def __post_init__(self) -> None:
         self.token_texts = TokenTexts(self.tokenizer)
@@ -166,7 +169,7 @@ def _load(task: Task, device: str, held: FrozenPolicy) -> TaskModels:
             unanswered = (Batch([prompt], [""], [[]], [True]) for prompt in every)
             texts = chain.from_iterable(map(scorer.encode, unanswered))
             _require_known_tokens(scorer.model, scorer.tokenizer, texts, scorer.who, also_later=True)
-    return TaskModels(task, reference, tokenizer, reward, prompts, longest)
+    return TaskModels(task, reference, tokenizer, reward, prompts, longest, digests=digests(task, assets))
 
 
 def _require_known_tokens(

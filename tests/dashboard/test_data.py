@@ -14,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import charts, data
 from dashboard.__main__ import read_ahead
 from dashboard.views import curve_charts, sample_marks, samples, studies, trials_table
+from ppo_core.data.task_file import get_task
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import BOUNDED, HOSTILE, STORED, STUDY, Course
@@ -254,9 +255,8 @@ def test_a_task_is_told_by_its_policy_reward_and_prompts(tmp_path: Path) -> None
     (tmp_path / "sums.jsonl").write_text('{"prompt": "1 + 1 ="}\n' * 9)
     task = 'policy = "task:arithmetic"\nreward = "my.py:score"\nprompts = "sums.jsonl"\n'
     (tmp_path / "task.toml").write_text(task)
-    assert studies.task_text(str(tmp_path / "task.toml")) == "task:arithmetic, my.py:score, sums.jsonl"
-    assert studies.task_text("reviews") == "reviews"
-    assert studies.task_text("/nowhere/task.toml") == "/nowhere/task.toml"
+    assert studies.task_text(get_task(str(tmp_path / "task.toml"))) == "task:arithmetic, my.py:score, sums.jsonl"
+    assert studies.task_text(get_task("reviews")) == "reviews"
 
 
 def test_studies_are_compared_with_their_own_baselines_and_confirmations(
@@ -291,7 +291,7 @@ def test_studies_are_compared_with_their_own_baselines_and_confirmations(
     shown.change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'arithmetic') WHERE name = ?", STUDY)
     [other] = shown.infos(rows()[0])
     assert other.startswith("These studies train different tasks: ")
-    gone = "UPDATE ppo_studies SET paused_at = 1, spec = json_set(spec, '$.task', 'gone') WHERE name = ?"
+    gone = "UPDATE ppo_studies SET paused_at = 1, spec = json_remove(spec, '$.declared') WHERE name = ?"
     shown.change(path, gone, STUDY)
     assert [row["study"] for row in rows()[1]] == ["./?study=reviews-bounded"]
 
@@ -304,7 +304,7 @@ def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path)
     path = tmp_path / "store.db"
     store = fake_store.build(path, courses=(QUICK,))
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'gone')")
+        connection.execute("UPDATE ppo_studies SET spec = json_remove(spec, '$.declared')")
     [row] = data.studies(store)
     assert data.view(store, row) is None
     assert studies.table_of(store, [(row, None)])["state"].tolist() == ["not readable"]

@@ -112,7 +112,9 @@ def _prepares(driver: _Driver) -> None:
     driver.engine.start(PrepareTask(f"{MODULE}:TASK", driver.folder))
     said = driver.hear()
     assert list(said) == [None], f"a task's preparation is the job None, not {list(said)}"
-    assert said[None] == [Progress("counting to two", 0.5), Progress("counting to two", 1.0), Prepared()], said
+    *progress, prepared = said[None]
+    assert progress == [Progress("counting to two", 0.5), Progress("counting to two", 1.0)], said
+    assert isinstance(prepared, Prepared) and prepared.digests["reference.batch_size"] == "16"
 
 
 def _runs_to_the_end(driver: _Driver) -> None:

@@ -331,7 +331,7 @@ def make(folder: Path) -> Store:
     store.update_study(lease, folder=str(runs / "made"))
     store.release(lease)
     for name in ("held", "blocked", "paused", "empty"):
-        store.create_study(name, {**made_study.SPEC, "name": name})
+        store.create_study(name, StudySpec.from_dict({**made_study.SPEC, "name": name}, name).to_dict())
     store.create_study("listed", StudySpec.from_dict(LISTED, "listed").to_dict())
     store.acquire("held")
     lease = store.acquire("paused")

@@ -40,7 +40,7 @@ def test_all_that_a_trial_and_its_children_print_goes_to_its_own_log(
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # C libraries then hold text back
     engine.start(PrepareTask(f"{MODULE}:TASK", tmp_path))
-    assert run_out(engine)[None][-1] == Prepared()
+    assert isinstance(run_out(engine)[None][-1], Prepared)
     for number in (0, 1):
         engine.start(own_spec(tmp_path / str(number), "chatty", number=number))
         assert run_out(engine)[number][-1] == Ended()

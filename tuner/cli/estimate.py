@@ -224,7 +224,7 @@ def _study(what: str, where: str | None) -> StudySpec | None:
     with suppress(StoreError), storage.opened(where) as store:  # no store, no studies
         names = [row.name for row in store.studies()]
         if what in names and what not in BUILT_IN:
-            return StudySpec.from_dict(store.study(what).spec, f'study "{what}" in the store')
+            return StudySpec.from_stored(store.study(what).spec, f'study "{what}" in the store')
     if what in BUILT_IN:
         return None
     known = list(dict.fromkeys([*BUILT_IN, *names]))

@@ -1,6 +1,7 @@
 """The commands that read a store: list, show, compare, best."""
 
 import argparse
+from typing import Any
 
 from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
@@ -22,13 +23,22 @@ MOST_ORDERS = 10
 
 
 def studies(args: argparse.Namespace) -> int:
-    """List the studies of a store."""
+    """List the studies of a store; one that cannot be read is a line."""
+    rows: list[dict[str, Any]] = []
     with storage.opened(args.storage) as store:
-        rows = [results.study_summary(read_study(store, row.name)) for row in store.studies()]
+        for row in store.studies():
+            try:
+                rows.append(results.study_summary(read_study(store, row.name)))
+            except ConfigError as error:
+                rows.append({"name": row.name, "state": results.UNREADABLE, "error": str(error)})
     if args.json:
         print(output.dumps(rows))
     elif rows:
-        output.console().print(render.studies_table(rows))
+        out = output.console()
+        if readable := [each for each in rows if "error" not in each]:
+            out.print(render.studies_table(readable))
+        for line in (f"{results.UNREADABLE}: {each['error']}" for each in rows if "error" in each):
+            out.print(output.plain(line), soft_wrap=True)
     else:
         print("No studies yet; start with: ppo-tuner demo")
     return EXIT_OK

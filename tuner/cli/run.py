@@ -76,7 +76,7 @@ def _stored_spec(args: argparse.Namespace) -> StudySpec:
     """Return the stored study's spec."""
     try:
         with storage.opened(args.storage) as store:
-            return StudySpec.from_dict(store.study(args.study).spec, f'study "{args.study}" in the store')
+            return StudySpec.from_stored(store.study(args.study).spec, f'study "{args.study}" in the store')
     except (StoreError, StudyError) as error:
         raise type(error)(f'"{args.study}" is not a study file here, and {error}') from None
 

@@ -97,6 +97,7 @@ def _start(given_storage: str | None, study: str, number: str) -> Start:
         origin=origin,
         stages=stages,
         guard={"limit": spec.kl_limit, "rules": spec.guard.to_dict()},
+        digests=view.row.digests or {},
     )
 
 

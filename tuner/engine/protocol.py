@@ -164,6 +164,9 @@ class Progress:
 class Prepared:
     """The task is ready."""
 
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """See `ppo_core.data.digest`."""
+
 
 @dataclass(frozen=True)
 class Stepped:

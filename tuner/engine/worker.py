@@ -25,6 +25,7 @@ from typing import Any
 
 from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.data.digest import digests
 from ppo_core.data.task_file import get_task
 from ppo_core.distributed import launch as launched
 from ppo_core.report import NextMove
@@ -163,7 +164,7 @@ def _prepare(job: PrepareTask, controller: ControllerPipe) -> Prepared:
             sizes = (one, job.checkpoints * one, shutil.disk_usage(existing(job.folder)).free)
             each, most, free = map(checkpoint.size, sizes)
             controller.emit(Progress(f"checkpoints of {each}, up to {most} in all; {free} are free", 1.0))
-    return Prepared()
+    return Prepared(digests(task, assets))
 
 
 _NOTICE_SECONDS = 2.0

@@ -65,7 +65,7 @@ def export_to_optuna(store: Store, name: str, output: str, *, replace: bool = Fa
         StoreError: one of the two failed.
     """
     study = store.study(name)
-    spec = StudySpec.from_dict(study.spec, f'study "{study.name}"')
+    spec = StudySpec.from_stored(study.spec, f'study "{study.name}"')
     rows, reference = store.trials(study), reference_config(spec)
     evaluations: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for evaluation in store.steps([row.id for row in rows], _EVALUATION, evaluations_only=True):

@@ -118,7 +118,7 @@ def _name(trial: TrialRow) -> str:
 
 def of_study(store: Store, view: StudyView) -> Answer | None:
     """Return a study's answer under the view's KL budget; None: no trial is within it, and nothing is confirmed."""
-    own = StudySpec.from_dict(view.row.spec, f'study "{view.row.name}"')
+    own = StudySpec.from_stored(view.row.spec, f'study "{view.row.name}"')
     runs = confirmations(store, replace(view, spec=own))
     done, is_own = decided(runs), view.spec.kl_budget == own.kl_budget
     confirmed = done.choice if done is not None and is_own else None

@@ -15,7 +15,6 @@ from ppo_core import checkpoint
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import Point
-from ppo_core.data.task_file import get_task
 from ppo_core.metrics import METRICS
 from tuner.control import forks
 from tuner.judge.best import best_trial
@@ -36,6 +35,8 @@ from tuner.study.spec import SCALE_FREE, StudySpec
 from tuner.study.status import Origin, Role, Status
 
 State = Literal["running", "paused", "finished", "unfinished"]
+UNREADABLE = "not readable"
+"""State in `list` of a study whose stored spec cannot be read."""
 Source = Literal["searched", "listed", "enqueued", "forked", "study", "task", "TRL", "default"]
 
 
@@ -97,7 +98,7 @@ def read_study(store: Store, name: str) -> StudyView:
 
 def as_view(row: StudyRow, trials: Sequence[TrialRow]) -> StudyView:
     """Combine a study and its trials; ConfigError if its stored spec is of another version."""
-    spec = StudySpec.from_dict(row.spec, f'study "{row.name}"')
+    spec = StudySpec.from_stored(row.spec, f'study "{row.name}"')
     searched = tuple(trial for trial in trials if trial.role is not Role.CONFIRM)
     return StudyView(row, spec, searched, tuple(trial for trial in trials if trial.role is Role.CONFIRM))
 
@@ -237,7 +238,7 @@ def value_sources(trial: TrialRow, spec: StudySpec, trials: Sequence[TrialRow] =
             for name in HYPERPARAMETERS
             if name in trial.config
         }
-    reference = get_task(spec.task).reference
+    reference = spec.declared.reference
     usual = spec.origins()
     trial_0 = spec.reference_params()
 

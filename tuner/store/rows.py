@@ -94,6 +94,8 @@ class StudyRow:
     """Number of trials run at a time."""
     overrides: dict[str, dict[str, float | None]] | None = None
     """Values last read from the study file, and those that orders changed since (see `tuner.control.session`)."""
+    digests: dict[str, str] | None = None
+    """Of the parts of its task, as its trials have found them (see `ppo_core.data.digest`); None: not prepared yet."""
     read_at: float | None = None
     """Time of this reading, by the leases' clock (see `tuner.store.connect`). Not stored."""
 

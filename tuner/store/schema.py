@@ -85,6 +85,7 @@ studies = Table(
     Column("folder", PlainText),
     Column("workers", Integer),
     Column("overrides", JSON(none_as_null=True)),
+    Column("digests", JSON(none_as_null=True)),
 )
 
 trials = Table(

@@ -12,7 +12,9 @@ from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import Choices, Dimension, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions, default_lam
-from ppo_core.data.task_file import KL_LIMIT, budget_note, get_task
+from ppo_core.data import digest
+from ppo_core.data.task import Task
+from ppo_core.data.task_file import KL_LIMIT, budget_note
 from ppo_core.errors import ConfigError
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
@@ -68,6 +70,8 @@ class StudySpec:
 
     name: str
     task: str
+    declared: Task = field(compare=False)
+    """What its task declares: of a stored study as its last run read it (see `from_stored`)."""
     trainer: str
     trials: int | None
     """Maximum number of trials, trial 0 included; None: limited by the budget alone."""
@@ -126,8 +130,8 @@ class StudySpec:
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
         if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
             notes.append('value_learning_rate trains only the value head, because value_model = "shared"')
-        task = get_task(self.task)
-        notes += filter(None, (example_note(task), budget_note(self.kl_budget, task.eval_response_length)))
+        length = self.declared.eval_response_length
+        notes += filter(None, (example_note(self.declared), budget_note(self.kl_budget, length)))
         notes += trial_tables.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
         for start, other in self.dropped:
@@ -167,11 +171,16 @@ class StudySpec:
         Raises:
             ConfigError: as `load`.
         """
+        content = dict(content)
+        stored = content.pop(study_file.DECLARED, None)
         checks.require_known(content, study_file.TOP_LEVEL, f"{where}: ")
         for key in study_file.REQUIRED_OF_LISTED if "trial" in content else study_file.REQUIRED:
             if key not in content:
                 raise ConfigError(f"{where}: {key} is missing")
-        task = study_file.read_task(content["task"], where)
+        if stored is None:
+            task = study_file.read_task(content["task"], where)
+        else:
+            task = study_file.stored_task(checks.text(content["task"], f"{where}: task"), stored, where)
         fixed = study_file.read_fixed(checks.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
         table = checks.table(content.get("search", {}), f"{where}: search")
         if table.get("kl_coef") == "advised" and not study_file.has_own_beta(task):
@@ -193,6 +202,7 @@ class StudySpec:
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
+            declared=task,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
             trials=len(listed) or optional("trials", partial(checks.whole, bounds=Bounds(1))),
             budget=optional("budget", partial(checks.number, bounds=checks.POSITIVE)),
@@ -218,14 +228,26 @@ class StudySpec:
         starts += [moved(trial_tables.RECIPES[name].values, search, name, source=name) for name in recipes]
         return spec.with_starts(settled, starts, f"{where}: ")
 
+    @classmethod
+    def from_stored(cls, content: Mapping[str, Any], where: str) -> "StudySpec":
+        """Return a stored study, by what its task declared: the task is not read, so that nothing of it is run.
+
+        Raises:
+            ConfigError: as `load`, or it is of another version.
+        """
+        if study_file.DECLARED not in content:
+            raise ConfigError(f"{where}: it was stored by another version")
+        return cls.from_dict(content, where)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
+        """Return plain JSON values, shaped as the file with what its task declares; `from_stored` reads them back."""
         asked = {**self.search, **self.idle}
         search = {
             name: list(span.values) if isinstance(span, Choices) else asdict(span) for name, span in asked.items()
         }
         values: dict[str, Any] = {
             **{key: getattr(self, key) for key in _PLAIN_KEYS},
+            study_file.DECLARED: study_file.declared_values(self.declared),
             "fixed": dict(self.fixed),
             **({} if self.listed else {"search": search, "sampler": asdict(self.sampler)}),
             "trial": [trial.to_dict() for trial in self.listed],
@@ -267,7 +289,7 @@ class StudySpec:
         content = self.to_dict()
         for key, value in keys.items():
             content[key] = {**content[key], **value} if isinstance(value, Mapping) else value
-        return replace(StudySpec.from_dict(content, where), dropped=self.dropped)
+        return replace(StudySpec.from_stored(content, where), dropped=self.dropped)
 
     def config(self, params: Mapping[str, HyperValue]) -> PPOConfig:
         """Return a trial's configuration: declared defaults, task reference, fixed values, then `params`.
@@ -278,7 +300,7 @@ class StudySpec:
         Raises:
             ConfigError: an unknown name, or values that do not go together.
         """
-        values = dict(get_task(self.task).reference)
+        values = dict(self.declared.reference)
         values |= (pace := self._pace(params))
         if "lr_controller" in pace:
             values.pop("kl_coef", None)
@@ -337,7 +359,7 @@ class StudySpec:
 
     def origins(self) -> dict[str, ValueSource]:
         """Return the source of trial 0's value of each fixed or searched hyperparameter, by name."""
-        reference = get_task(self.task).reference
+        reference = self.declared.reference
         origins: dict[str, ValueSource] = dict.fromkeys(self.fixed, "study")
         for name in self.search:
             is_ours = self._reference_value(name) != HYPERPARAMETERS[name].default  # a share of its budget or length
@@ -350,7 +372,8 @@ class StudySpec:
         if all(spec.kl_limit == KL_LIMIT * spec.kl_budget for spec in (old, self)):
             after["kl.limit"] = before["kl.limit"]  # it follows the budget, which may change
         allowed = _changes(old._may_change(), self._may_change())
-        refused = [*_changes(before, after), *trial_tables.changes(old.listed, self.listed)]
+        of_task = digest.changes(digest.declared(old.declared), digest.declared(self.declared))
+        refused = [*_changes(before, after), *of_task, *trial_tables.changes(old.listed, self.listed)]
         return SpecChanges(allowed, [f"{line}; give the study another name" for line in refused])
 
     def _may_change(self) -> dict[str, object]:
@@ -389,7 +412,7 @@ class StudySpec:
         given = {*self.search, *params, *(name for trial in self.listed for name in trial.params)}
         target = self._reference_value("kl_target")
         pace = study_file.pace(given, self.fixed, target, is_listed=bool(self.listed))
-        if "kl_coef" in get_task(self.task).reference:  # in reward
+        if "kl_coef" in self.declared.reference:  # in reward
             pace.pop("normalize_kl_coef", None)
         return pace
 
@@ -399,7 +422,7 @@ class StudySpec:
         return study_file.BETA * study_file.beta_of_best(1.0, self.kl_budget)
 
     def _reference_value(self, name: str) -> HyperValue:
-        task = get_task(self.task)
+        task = self.declared
         value = task.reference.get(name, HYPERPARAMETERS[name].default)
         if name == "kl_target" and value is None:
             return KL_TARGET * self.kl_budget

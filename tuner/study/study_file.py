@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,6 +95,9 @@ PRUNERS: Mapping[str, str] = {
 }
 """Pruners, which stop trials early by their evaluations, by name. `module:callable` names your own."""
 
+DECLARED = "declared"
+"""Key of a stored study for what its task declares."""
+_DECLARED = tuple(each.name for each in fields(Task) if each.name not in ("name", "advised", "prepare"))
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
 """Required keys of a study that lists its trials."""
@@ -378,3 +381,25 @@ def _name_or_path(name: object, known: Mapping[str, str], where: str) -> str:
 def optional(content: Mapping[str, Any], where: str, key: str, read: Callable[..., Any]) -> Any:
     """Return `read` applied to a key's value, or None if the key is missing."""
     return read(content[key], where=f"{where}: {key}") if content.get(key) is not None else None
+
+
+def declared_values(task: Task) -> dict[str, Any]:
+    """Return what a task declares, as plain JSON values that `stored_task` reads back.
+
+    Its advised ranges are left out: those that are searched are among the study's own.
+    """
+    return {name: getattr(task, name) for name in _DECLARED} | {"reference": dict(task.reference)}
+
+
+def stored_task(name: str, values: object, where: str) -> Task:
+    """Return the task `name` as a study stores its declaration. The task itself is loaded only to be prepared.
+
+    Raises:
+        ConfigError: something is missing.
+    """
+    table = checks.table(values, f"{where}: {DECLARED}")
+    try:
+        declared = {key: table[key] for key in _DECLARED}
+        return Task(name, **declared, advised={}, prepare=lambda progress: get_task(name).prepare(progress))
+    except KeyError as error:
+        raise ConfigError(f"{where}: {DECLARED}: {error} is missing: it was stored by another version") from None
