@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tuner import made_study
-from tests.tuner.invoke import Invoke
+from tests.tuner.invoke import Invoke, one_error
 from tuner.store import Store
 from tuner.study.spec import StudySpec
 from tuner.study.study_file import DECLARED
@@ -76,6 +76,33 @@ def test_every_command_that_reads_a_study_runs_nothing(ppo_tuner: Invoke, shared
     assert not shared.exists()
     status, stdout, _ = ppo_tuner("show", name, "0")
     assert "0.0002" in stdout and "task" in stdout, "its reference is stored"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {DECLARED: 5},
+        {DECLARED: {}},
+        {DECLARED: {"reference": 5}},
+        {DECLARED: {"kl_budget": 7, "stranger": 1}},
+        {"search": "advised"},
+        {"task": {"policy": "x"}},
+        {"trials": "many"},
+    ],
+    ids=str,
+)
+def test_a_damaged_study_is_one_line(ppo_tuner: Invoke, made: str, own_folder: Path, damage: dict[str, object]) -> None:
+    with closing(Store.open("made.db")) as store:
+        spec = store.study(made).spec
+        declared = damage.get(DECLARED)
+        if isinstance(declared, dict) and declared:
+            damage = {DECLARED: {**spec[DECLARED], **declared}}
+        store.create_study("damaged", {**spec, "name": "damaged", **damage})
+    status, stdout, _ = ppo_tuner("list", "--json")
+    assert status == 0
+    assert [row["state"] for row in json.loads(stdout)] == ["unfinished", "not readable"]
+    status, _, stderr = ppo_tuner("show", "damaged")
+    assert status == 2 and '"damaged"' in one_error(stderr)
 
 
 def test_an_order_checks_a_study_without_its_task(ppo_tuner: Invoke, shared: Path) -> None:

@@ -15,7 +15,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.data import digest
 from ppo_core.data.task import Task
 from ppo_core.data.task_file import KL_LIMIT, budget_note
-from ppo_core.errors import ConfigError
+from ppo_core.errors import ConfigError, first_line
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
 from tuner.engine.protocol import WorkerSettings
@@ -233,11 +233,16 @@ class StudySpec:
         """Return a stored study, by what its task declared: the task is not read, so that nothing of it is run.
 
         Raises:
-            ConfigError: as `load`, or it is of another version.
+            ConfigError: as `load`, or it is of another version, or damaged.
         """
         if study_file.DECLARED not in content:
             raise ConfigError(f"{where}: it was stored by another version")
-        return cls.from_dict(content, where)
+        try:
+            return cls.from_dict(content, where)
+        except ConfigError:
+            raise
+        except (TypeError, AttributeError, LookupError, ValueError) as error:
+            raise ConfigError(f"{where}: it is damaged: {first_line(error)}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, shaped as the file with what its task declares; `from_stored` reads them back."""

@@ -392,14 +392,7 @@ def declared_values(task: Task) -> dict[str, Any]:
 
 
 def stored_task(name: str, values: object, where: str) -> Task:
-    """Return the task `name` as a study stores its declaration. The task itself is loaded only to be prepared.
-
-    Raises:
-        ConfigError: something is missing.
-    """
+    """Return the task `name` as a study stores its declaration. The task itself is loaded only to be prepared."""
     table = checks.table(values, f"{where}: {DECLARED}")
-    try:
-        declared = {key: table[key] for key in _DECLARED}
-        return Task(name, **declared, advised={}, prepare=lambda progress: get_task(name).prepare(progress))
-    except KeyError as error:
-        raise ConfigError(f"{where}: {DECLARED}: {error} is missing: it was stored by another version") from None
+    checks.require_known(table, _DECLARED, f"{where}: {DECLARED}.")
+    return Task(name, **table, advised={}, prepare=lambda progress: get_task(name).prepare(progress))
