@@ -37,7 +37,7 @@ def prepare(progress: OnProgress | None) -> TaskAssets:
     if progress is not None:
         progress("making nothing", 0.0)
         progress("making nothing", 1.0)
-    return TaskAssets("", "", Prompts(("a",), ("b",), ("c",)))
+    return TaskAssets("", "", Prompts.of_texts(["a"], ["b"], ["c"]))
 
 
 TASK = replace(

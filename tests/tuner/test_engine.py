@@ -68,7 +68,8 @@ def kill(worker: psutil.Process) -> None:
 
 def workers() -> list[psutil.Process]:
     """Return the worker processes of this one that live."""
-    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in found if not any("resource_tracker" in word for word in child.cmdline())]
 
 
 def reading(said: list[Message], name: str) -> float:
