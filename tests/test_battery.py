@@ -49,7 +49,7 @@ def prompts(folder: Path, split: str = "train") -> list[str]:
 
 def test_a_group_has_tasks_of_both_makers() -> None:
     names = [task.name for group in GROUPS for task in recipes(group)]
-    assert len(set(names)) == len(names) == 12
+    assert len(set(names)) == len(names) == 14
     assert recipes("open") == recipes("open")
     assert [task.name for task in recipes("open", ("pairs",))] == ["pairs-open-0", "pairs-open-1"]
 

@@ -128,7 +128,6 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(bound
         "Its KL": ("9.68 nats", "budget 10, end 14.5"),
         "Device time": ("5 min", "22 s per ended trial"),
     }
-    assert any("It ends at KL 14.51" in one.value for one in app.text)
     told = app.text[0].help.replace("\\", "")
     assert "A trial's value is the eval reward of the best checkpoint within the KL budget." in told
     assert "best so far" not in charts(app), "it reads every evaluation, so it waits until it is opened"
@@ -367,7 +366,7 @@ def test_a_study_of_another_version_is_said_and_the_others_stay_open(
     path = tmp_path / "store.db"
     fake_store.build(path, courses=(GOOD,), name="fine").close()
     fake_store.build(path, courses=(), name="other").close()
-    change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.task', ?) WHERE name = 'other'", "gone")
+    change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.seed', ?) WHERE name = 'other'", "gone")
     app = run(page(path))
     assert subheaders(app) == ["This study cannot be shown"]
     assert any("gone" in text for text in texts(app))

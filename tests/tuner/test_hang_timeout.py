@@ -98,7 +98,7 @@ def test_a_preparation_is_bounded_from_word_to_word(tmp_path: Path) -> None:
 def test_an_endpoint_that_says_nothing_is_an_outage_before_its_step_counts_as_hung() -> None:
     part = RewardPart("judge", "http", "http://host")
     waits = sum(endpoint.FIRST_WAIT * 2**attempt for attempt in range(part.retries))
-    assert part.timeout * (part.retries + 1) + waits < WorkerSettings().step_seconds
+    assert part.seconds * (part.retries + 1) + waits < WorkerSettings().step_seconds
 
 
 class Clock:
