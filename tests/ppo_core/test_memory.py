@@ -131,7 +131,7 @@ def test_unset_gradient_checkpointing_is_on_once_a_single_row_does_not_fit(
 ) -> None:
     """Memory runs out in learning, with any rows, for as long as the layers keep their activations."""
     config = replace(CONFIGS["separate"], gradient_checkpointing=unset)
-    undisturbed, trainer = PPOTrainer(config, models), PPOTrainer(config, models)
+    undisturbed, trainer = PPOTrainer(config, models, world=ONE_PROCESS), PPOTrainer(config, models, world=ONE_PROCESS)
     start = copies(trainer.network)
 
     def refuse(module: torch.nn.Module, args: object) -> None:

@@ -87,9 +87,7 @@ def test_the_command_makes_the_very_same_model_again(ppo_tuner: Invoke, own_fold
     assert ppo_tuner("new-task", "sums")[0] == 0
     study = own_folder / "sums" / "study.toml"
     lines = [line for line in study.read_text().splitlines() if not line.startswith(("budget", "trials"))]
-    kl = (
-        "\n[kl]\nbudget = 0.73\nlimit = 15.0\n[fixed]\ntotal_episodes = 640\neval_every_episodes = 640\nkl_coef = 0.05\n"
-    )
+    kl = "\n[kl]\nbudget = 0.73\nlimit = 15.0\n[fixed]\ntotal_episodes = 640\neval_every_episodes = 640\nkl_coef = 0.05\n"
     study.write_text('trials = 1\ndevice = "cpu"\nthreads = 1\n' + "\n".join(lines) + kl)
     assert ppo_tuner("run", str(study))[0] == 0
     answer = json.loads(ppo_tuner("best", "sums", "--json")[1])

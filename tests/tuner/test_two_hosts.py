@@ -77,6 +77,7 @@ def test_a_study_whose_host_died_goes_on_at_another_that_sees_its_folder_and_at_
     stores.pretend(store, lease_renewed_at=renewed - LEASE_SECONDS - 1)  # a minute later
     store.close()
     (b / "gate").touch()
+    (a / "runs").rename(a / "unseen")  # as host-b's own file system has no such path
     with controller(b, quick_spec("gated", name="one"), host="host-b") as refused:
         assert refused.end() == 1
     said = refused.errors.read_text().splitlines()[-1]
@@ -84,7 +85,7 @@ def test_a_study_whose_host_died_goes_on_at_another_that_sees_its_folder_and_at_
         f'host-b does not see the checkpoints of study "one" in {b}/runs/one: host-a has them in {a}/runs/one' in said
     )
     assert not (b / "runs").exists()
-    (b / "runs").symlink_to(a / "runs")
+    (b / "runs").symlink_to(a / "unseen")
     with controller(b, quick_spec("gated", name="one"), host="host-b", role="second") as second:
         assert second.end() == 0, second.errors.read_text()
     assert {"TrialStarted 0 6", "TrialStarted 1 6"} <= set(second.lines)
