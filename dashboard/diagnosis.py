@@ -26,6 +26,7 @@ from tuner.judge.diagnose import fresh_curves
 from tuner.judge.hacking import Finding, Verdict, check, on_fresh_seeds
 from tuner.judge.results import StudyView
 from tuner.judge.rules import KL, SIGNS
+from tuner.search.choose import why_early
 from tuner.store import Store
 from tuner.study.status import Status
 
@@ -239,6 +240,8 @@ def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card])
 
 def _why_finished(view: StudyView) -> str:
     """Say why nothing is left to run."""
+    if early := why_early(view.spec, view.trials):
+        return early
     tally = view.tally
     if tally.budget is None:
         return "All trials have ended."

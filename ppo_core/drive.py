@@ -40,7 +40,7 @@ class Guard(Protocol):
 
 
 class Hooks:
-    """What the driver of a run adds to the loop."""
+    """Steps that the driver of a run adds to the loop."""
 
     def check(self, report: StepReport, config: PPOConfig) -> None:
         """Judge a step of the stage with this config, once."""

@@ -58,7 +58,7 @@ class Start:
     guard: Mapping[str, Any]
     """The study's KL limit (`limit`, in nats per response) and `[guard]` table (`rules`)."""
     digests: Mapping[str, str]
-    """Of the parts of the task, as the study has found them."""
+    """Digest of each part of the task, as the study found it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class RunPlan:
     flags: Mapping[str, HyperValue]
     trl: TrlFile | None
     digests: Mapping[str, str]
-    """What the task must consist of; empty: of anything."""
+    """Digest that each part of the task must have; empty: any will do."""
     repo: HubRepo | None
     """Hub repository to create and push the model to, if any."""
 

@@ -1,4 +1,4 @@
-"""What a task consists of, as a digest a part: what goes on, or confirms, must find the same. Never imports torch.
+"""Digests of a task's parts: what resumes or confirms must find the same ones. Never imports torch.
 
 Of a model the files are read, or from a hub the commit is named; of a Python function its module's file, not what that
 imports; of prompts every row. What is short is stated itself.

@@ -33,7 +33,7 @@ PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text", "message
 DATE = "2024-07-26"
 """Date that chat templates print, the same on every day; what Llama's print where they are told none."""
 NOW = "strftime_now"
-"""What templates call for the date."""
+"""Name of the function that templates call for the date."""
 _DATED = re.compile(rf"{NOW}\(\s*(['\"])(.*?)\1\s*\)")
 _OURS = ("conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict")
 
@@ -70,7 +70,7 @@ class PromptSource:
     system: str | None = None
     """System message for chats that do not begin with one."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """What the chat template is given, such as `enable_thinking`; `strftime_now` is the date that it prints (DATE
+    """Variables of the chat template, such as `enable_thinking`; `strftime_now` is the date that it prints (DATE
     unless given)."""
 
     def __post_init__(self) -> None:

@@ -103,7 +103,7 @@ class RewardPart:
     append_eos: bool = True
     """True if a model reads its own EOS after a response that ended by itself, as reward models are trained."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """What a model's chat template is given, over what the prompts' is."""
+    """Variables of a model's chat template, over those of the prompts."""
 
     @property
     def seconds(self) -> float:

@@ -41,7 +41,7 @@ IN_4_BITS = 0.516
 
 @dataclass(frozen=True)
 class Least:
-    """What a run holds on one device at its peak, at the least; in bytes."""
+    """Lower bound of the memory that a run holds on one device at its peak, in bytes."""
 
     config: PPOConfig
     parts: Mapping[str, int]

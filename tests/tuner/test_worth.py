@@ -9,7 +9,7 @@ from ppo_core.config.declare import HyperValue
 from tests.tuner import quick_study
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
-from tuner.search.choose import New, choose, is_exhausted, is_finished
+from tuner.search.choose import New, choose, is_exhausted, is_finished, why_early
 from tuner.search.propose import new_trial
 from tuner.search.worth import LEAST_TRIALS, ends_early, expected_gain, outlook
 from tuner.store import TrialRow
@@ -34,6 +34,8 @@ def test_a_search_ends_where_another_trial_promises_little() -> None:
     spec = make_spec(budget=12)
     alike, apart = [1.0, 1.01, 0.99, 1.0, 1.02, 1.0], [0.2, 1.0, 0.1, 0.5, 0.8, 0.3]
     assert ends_early(spec, rows_of(alike)) and is_finished(spec, rows_of(alike))
+    assert "0.5%" in why_early(spec, rows_of(alike)) and not why_early(spec, rows_of(apart))
+    assert not why_early(make_spec(trials=6), rows_of(alike)), "there is no room for another one"
     assert not ends_early(spec, rows_of(apart)) and isinstance(choose(spec, rows_of(apart), ()), New)
     assert not ends_early(spec, rows_of(alike[:-1])) and LEAST_TRIALS == 6
     assert not ends_early(spec, rows_of(alike, baseline=0.99)), "the best has gained little more than another promises"
@@ -99,7 +101,9 @@ def test_a_study_that_has_had_all_points_is_finished(tmp_path: Path) -> None:
     spec = quick_spec(trials=30, search={"num_ppo_epochs": [1, 2, 3]})
     assert quick_study.run(tmp_path, spec)[0]
     rows = quick_study.rows(tmp_path)
-    assert is_exhausted(spec, rows) and 3 <= len(rows) <= 4, "the reference's value is none of the three"
+    assert is_exhausted(spec, rows) and "every point" in why_early(spec, rows) and 3 <= len(rows) <= 4, (
+        "the reference's value is none of the three"
+    )
     assert len({row.config["num_ppo_epochs"] for row in rows}) == len(rows)
 
 

@@ -1,6 +1,5 @@
 """Print a study's outcome: tables, the winner, and what to do next."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +16,8 @@ from tuner.judge.answer import Answer, answer_data, of_study
 from tuner.judge.best import best_rank, is_sound
 from tuner.judge.paired import improvement
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
-from tuner.judge.scoring import tally, with_running
-from tuner.search.worth import LEAST_GAIN, ends_early
+from tuner.judge.scoring import with_running
+from tuner.search.choose import why_early
 from tuner.store import Store, TrialRow
 from tuner.study.status import Status
 
@@ -81,10 +80,8 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
     """
     answer = of_study(store, view)
     out.print()
-    left = math.inf if view.spec.budget is None else view.spec.budget - tally(view.trials, view.spec).spent
-    if left >= 1 and ends_early(view.spec, view.trials):
-        most = f"{LEAST_GAIN:.1%} of what the best trial has gained"
-        out.print(f"The search ended early: another trial promises less than {most}.", soft_wrap=True)
+    if early := why_early(view.spec, view.trials):
+        out.print(early, soft_wrap=True)
     if answer is not None:
         confirmation = longest_read(confirmations(store, view)) if is_confirmed else None
         if confirmation is not None:

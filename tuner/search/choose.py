@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ppo_core.config.declare import HyperValue
 from tuner.judge.scoring import charged
-from tuner.search.worth import ends_early
+from tuner.search.worth import LEAST_GAIN, ends_early
 from tuner.store import TrialRow
 from tuner.study.space import points
 from tuner.study.spec import StudySpec
@@ -93,23 +93,38 @@ def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
 
 
 def _may_start(spec: StudySpec, rows: Rows) -> bool:
-    """Return True if the study may have another trial, and its budget has room for one of full length.
+    """Return True if the study has room for another trial, and one that is worth it is left."""
+    return _has_room(spec, rows) and not ends_early(spec, rows) and not is_exhausted(spec, rows)
 
-    An unended trial is committed to its end.
-    """
+
+def why_early(spec: StudySpec, rows: Rows) -> str:
+    """Return why a finished study has ended with room for another trial, as a sentence; empty: it has none."""
+    if not _has_room(spec, rows):
+        return ""
+    if ends_early(spec, rows):
+        most = f"{LEAST_GAIN:.1%} of what the best trial has gained"
+        return f"The search ended early: another trial promises less than {most}."
+    return "The search ended early: every point of its space has been tried." if is_exhausted(spec, rows) else ""
+
+
+def _has_room(spec: StudySpec, rows: Rows) -> bool:
+    """Return True if total and budget allow another trial of full length; an unended one is committed to its end."""
     counting, whole = counting_trials(rows), spec.total_episodes
     if spec.trials is not None and len(counting) >= spec.trials:
         return False
     committed = sum(charged(row, whole) if row.status.is_final else whole for row in counting)
-    if committed + whole > (math.inf if spec.budget is None else spec.budget * whole):
-        return False
-    return not ends_early(spec, rows) and not is_exhausted(spec, rows)
+    return committed + whole <= (math.inf if spec.budget is None else spec.budget * whole)
 
 
 def point(spec: StudySpec, params: Mapping[str, HyperValue]) -> tuple[HyperValue, ...]:
     """Return a trial's searched values as its configuration has them, by which trials are told apart."""
     config = spec.config(params).to_dict()
     return tuple(config.get(name) for name in spec.search)
+
+
+def tried(spec: StudySpec, rows: Rows) -> set[tuple[HyperValue, ...]]:
+    """Return the points of the trials that count."""
+    return {tuple(row.config.get(name) for name in spec.search) for row in counting_trials(rows)}
 
 
 def is_exhausted(spec: StudySpec, rows: Rows) -> bool:
@@ -119,8 +134,8 @@ def is_exhausted(spec: StudySpec, rows: Rows) -> bool:
     every = points(spec.search)
     if every is None or len(every) > MOST_MERGED * len(counting_trials(rows)):
         return False
-    tried = {tuple(row.config.get(name) for name in spec.search) for row in counting_trials(rows)}
-    return all(point(spec, params) in tried for params in every)
+    known = tried(spec, rows)
+    return all(point(spec, params) in known for params in every)
 
 
 def _new(spec: StudySpec, rows: Rows) -> New:

@@ -22,7 +22,7 @@ from ppo_core.data.lookup import import_module
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.rewards.batch import cut, one_line
 from tuner.judge.best import is_sound
-from tuner.search.choose import New, as_stored, point
+from tuner.search.choose import New, as_stored, point, tried
 from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
 from tuner.store import NewTrial, TrialRow
@@ -51,14 +51,14 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
     Raises:
         ConfigError: the study's own sampler cannot be used.
     """
-    tried = {tuple(row.config.get(name) for name in spec.search) for row in rows if row.counts}
+    known = tried(spec, rows)
     for draw in (number + attempt * OTHER_DRAW for attempt in range(ATTEMPTS)):
         params = _proposed(spec, rows, draw)
-        if point(spec, params) not in tried:
+        if point(spec, params) not in known:
             return params
     for draw in range(number, number + MOST_POINTS):  # the sampler repeats itself
         params = spread_params(spec.search, spec.seed, draw)
-        if point(spec, params) not in tried:
+        if point(spec, params) not in known:
             break
     return params
 
