@@ -34,7 +34,6 @@ name = "quick"
 task = "tests.tuner.quick_trainer:TASK"
 trainer = "tests.tuner.quick_trainer:gated"
 trials = 2
-strategy = "full"
 threads = 1
 [search]
 learning_rate = { low = 1e-5, high = 1e-4 }

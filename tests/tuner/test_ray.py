@@ -233,9 +233,12 @@ def test_a_study_begins_on_the_first_node_that_is_ready_and_others_prepare_the_t
             if isinstance(message, Stepped) and number != 1:
                 engine.answer(number or 0, NextMove.GO_ON)
 
-    def heard(engine: Engine, message: Message, times: int = 1) -> bool:
+    def heard(engine: Engine, kind: type[Message], times: int = 1) -> bool:
         hear(engine)
-        return said.count(message) == times
+        return count(kind) == times
+
+    def count(kind: type[Message]) -> int:
+        return sum(isinstance(message, kind) for message in said)
 
     (tmp_path / "gate").touch()
     with RayCluster(two.address) as cluster, RayEngine(cluster, EngineNeeds(2, (), WorkerSettings())) as engine:
@@ -243,16 +246,16 @@ def test_a_study_begins_on_the_first_node_that_is_ready_and_others_prepare_the_t
         others = Others.options(scheduling_strategy=NodeAffinitySchedulingStrategy(full.id, soft=False)).remote()
         ray.get(others.__ray_ready__.remote())
         engine.start(PrepareTask(f"{MODULE}:GATED_TASK", tmp_path))
-        until(lambda: heard(engine, Prepared()))
+        until(lambda: heard(engine, Prepared))
         assert len(waiting(tmp_path)) == 1 and engine.free == 2
         engine.start(trial_spec(tmp_path / "0"))
-        until(lambda: heard(engine, Ended()))
+        until(lambda: heard(engine, Ended))
         assert len(waiting(tmp_path)) == 1
         ray.kill(others)
         for number in (1, 2):  # of which the second node keeps the one that it has
             engine.start(trial_spec(tmp_path / str(number), number=number))
-        until(lambda: heard(engine, Ended(), 2))
-        assert len(waiting(tmp_path)) == 2 and said.count(Prepared()) == 1
+        until(lambda: heard(engine, Ended, 2))
+        assert len(waiting(tmp_path)) == 2 and count(Prepared) == 1
 
 
 # What a node lacks
