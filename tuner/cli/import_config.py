@@ -1,4 +1,4 @@
-"""The command import-config: print another trainer's configuration as a study's start."""
+"""The command import-config: print a configuration of TRL's PPO as a study's start."""
 
 import argparse
 import json
@@ -16,8 +16,7 @@ from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue, require_numeric, require_searchable
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.errors import ConfigError
-from tuner.exchange.table import Imported
-from tuner.exchange.trainers import read
+from tuner.exchange.trl import OF_ONE_PROCESS, TRL, Imported, read
 from tuner.study.spec import StudySpec
 from tuner.study.study_file import OF_A_SCHEDULE
 from tuner.study.trial_tables import moved
@@ -27,16 +26,15 @@ def run(args: argparse.Namespace) -> int:
     """Print a `[[start]]` table on stdout, for a study also what to fix in it, and notes on the values on stderr."""
     path = Path(args.file)
     imported = read(path)
-    label = f"{path.stem} ({imported.table.title})"
+    label = f"{path.stem} ({TRL.title})"
     values = {
         name: value
         for name, value in imported.values.items()
         if isinstance(value, int | float) and _why_not(imported, name) is None
     }
-    notes = [f"{path} is a configuration of {imported.table.title}", *_origins(imported)]
-    if imported.table.of_one_process:
-        sizes = " and ".join(imported.table.of_one_process)
-        notes.append(f"{sizes} are those of one process; multiply them by the number of processes of the launch")
+    notes = [f"{path} is a configuration of {TRL.title}", *_origins(imported)]
+    sizes = " and ".join(OF_ONE_PROCESS)
+    notes.append(f"{sizes} are those of one process; multiply them by the number of processes of the launch")
     if args.for_study is None:
         notes.append(
             "a study refuses a start that sets what it does not search, but for a rate and β; --for-study fixes all of "

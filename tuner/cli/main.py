@@ -57,7 +57,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "ones. Run it again to resume it; a larger --top or --seeds adds runs.",
         ),
         "import-config": Command(
-            "print a configuration of TRL's PPO, OpenRLHF or verl as the start of a study",
+            "print a configuration of TRL's PPO as the start of a study",
             "import_config:run",
             "The [[start]] table (for a study also [fixed]) goes to stdout, to append to a study file. What became of "
             "each key goes to stderr.",

@@ -1,30 +1,14 @@
-"""OpenRLHF's flags: the dotted ones since 0.11; older names are read, too.
+"""OpenRLHF's flags, the dotted ones since 0.11.
 
 `rollout.batch_size` counts prompts, `train.batch_size` responses. With `critic.freezing_steps` = N the policy learns in
-iterations over N, counted from 0; -1: in all. (The older `freezing_actor_steps` counts otherwise, and is not read.)
+iterations over N, counted from 0; -1: in all.
 """
 
-from typing import Any
-
-from tuner.exchange.table import IN_REWARD, PER_TOKEN, Ours, Row, Table, Theirs, count, never, pair, per_prompt, words
+from tuner.exchange.table import PER_TOKEN, Ours, Row, Table, pair, per_prompt, words
 
 _RESPONSES = "rollout.n_samples_per_prompt"
 _FLOORED = "cosine_with_min_lr"
 _SCHEDULES = {"cosine": _FLOORED} | {name: name for name in ("linear", "constant", "constant_with_warmup")}
-_OLDER = {
-    "actor_learning_rate": "actor.adam.lr", "critic_learning_rate": "critic.adam.lr", "adam_betas": "actor.adam.betas",
-    "l2": "actor.adam.weight_decay", "lr_scheduler": "actor.lr_scheduler", "lr_warmup_ratio": "actor.lr_warmup_ratio",
-    "min_lr_ratio": "actor.min_lr_ratio", "max_norm": "actor.max_norm", "rollout_batch_size": "rollout.batch_size",
-    "n_samples_per_prompt": _RESPONSES, "train_batch_size": "train.batch_size", "max_epochs": "train.max_epochs",
-    "eps_clip": "actor.eps_clip", "eps_clip_low_high": "actor.eps_clip_low_high", "dual_clip": "actor.dual_clip",
-    "value_clip": "critic.value_clip", "entropy_loss_coef": "actor.entropy_coef", "gamma": "algo.advantage.gamma",
-    "lambd": "algo.advantage.lambd", "advantage_estimator": "algo.advantage.estimator", "seed": "train.seed",
-    "init_kl_coef": "algo.kl.init_coef", "kl_target": "algo.kl.target", "kl_horizon": "algo.kl.horizon",
-    "kl_estimator": "algo.kl.estimator", "use_kl_loss": "algo.kl.use_loss", "temperature": "rollout.temperature",
-    "top_p": "rollout.top_p", "normalize_reward": "reward.normalize_enable",
-    "generate_max_len": "rollout.max_new_tokens",
-}  # fmt: skip
-_MARKS = {"actor.adam.lr", _RESPONSES, "actor_learning_rate", "rollout_batch_size", "init_kl_coef", "eps_clip", "lambd"}
 
 
 def _prompts(episodes: int, ours: Ours) -> int:
@@ -38,16 +22,11 @@ def _floor(rate: float, ours: Ours) -> float | None:
     return rate if rate == 0 or schedules == {"cosine"} else None
 
 
-def _has_floor(rate: Any, keys: Theirs) -> Any:
-    return rate if keys.get("actor.lr_scheduler") == _FLOORED else None
-
-
 OPENRLHF = Table(
     "OpenRLHF 0.11",
-    lambda flat: not _MARKS.isdisjoint(flat),
     (
-        Row("total_episodes", "data.max_samples", _prompts, never),
-        Row("total_episodes", "train.num_episodes", lambda *_: 1, never),  # passes over these prompts
+        Row("total_episodes", "data.max_samples", _prompts),
+        Row("total_episodes", "train.num_episodes", lambda *_: 1),  # passes over these prompts
         Row("seed", "train.seed"),
         Row("learning_rate", "actor.adam.lr"),
         Row("value_learning_rate", "critic.adam.lr"),
@@ -55,21 +34,21 @@ OPENRLHF = Table(
         words("value_lr_scheduler_type", _SCHEDULES, "critic.lr_scheduler"),
         Row("warmup_ratio", "actor.lr_warmup_ratio"),
         Row("value_warmup_ratio", "critic.lr_warmup_ratio"),
-        Row("min_lr_rate", "actor.min_lr_ratio critic.min_lr_ratio", _floor, _has_floor),
+        Row("min_lr_rate", "actor.min_lr_ratio critic.min_lr_ratio", _floor),
         Row("max_grad_norm", "actor.max_norm"),
         Row("value_max_grad_norm", "critic.max_norm"),
         *pair("adam_beta1", "adam_beta2", "actor.adam.betas critic.adam.betas"),
         Row("adam_epsilon", "actor.adam.eps critic.adam.eps"),
         Row("weight_decay", "actor.adam.weight_decay critic.adam.weight_decay"),
-        Row("critic_warmup", "critic.freezing_steps", lambda n, _: n - 1, lambda n, _: max(0, count(n) + 1)),
-        per_prompt("batch_size", "rollout.batch_size", _RESPONSES),
+        Row("critic_warmup", "critic.freezing_steps", lambda n, _: n - 1),
+        per_prompt("batch_size", "rollout.batch_size"),
         Row("num_generations", _RESPONSES),
         Row("mini_batch_size", "train.batch_size"),
         Row("num_ppo_epochs", "train.max_epochs"),
         Row("cliprange", "actor.eps_clip"),
         *pair("cliprange", "cliprange_high", "actor.eps_clip_low_high"),
         Row("dual_clip", "actor.dual_clip"),
-        Row("cliprange_value", "critic.value_clip", to_ours=never),
+        Row("cliprange_value", "critic.value_clip"),
         Row("entropy_coef", "actor.entropy_coef"),
         words("advantage_estimator", {"gae": "gae", "rloo": "rloo", "grpo": "group_norm"}, "algo.advantage.estimator"),
         Row("gamma", "algo.advantage.gamma"),
@@ -80,25 +59,21 @@ OPENRLHF = Table(
         Row("overlong_buffer", "reward.overlong_buffer_len"),
         Row("overlong_penalty", "reward.overlong_penalty_factor"),
         words("normalize_rewards", {"none": False, "running": True}, "reward.normalize_enable"),
-        Row("cliprange_reward", "reward.clip_range", lambda most, _: most and [-most, most], never),
+        Row("cliprange_reward", "reward.clip_range", lambda most, _: most and [-most, most]),
         Row("response_length", "rollout.max_new_tokens"),
         Row("temperature", "rollout.temperature"),
         Row("top_p", "rollout.top_p"),
-        Row("lora_r", "ds.lora.rank", to_ours=never),
-        Row("use_peft", "ds.lora.rank", lambda on, ours: ours["lora_r"] if on else 0, never),
-        Row("lora_alpha", "ds.lora.alpha", to_ours=never),
-        Row("lora_target_modules", "ds.lora.target_modules", lambda names, _: names and names.split(","), never),
-        Row("load_in_4bit", "ds.load_in_4bit", to_ours=never),
+        Row("lora_r", "ds.lora.rank"),
+        Row("use_peft", "ds.lora.rank", lambda on, ours: ours["lora_r"] if on else 0),
+        Row("lora_alpha", "ds.lora.alpha"),
+        Row("lora_target_modules", "ds.lora.target_modules", lambda names, _: names and names.split(",")),
+        Row("load_in_4bit", "ds.load_in_4bit"),
         words("bf16", {True: "bf16"}, "ds.param_dtype"),
     ),
     {
         "kl_target": PER_TOKEN,
-        "algo.kl.target": PER_TOKEN,
-        "critic.value_clip": IN_REWARD,
         **dict.fromkeys(("value_model", "vf_coef"), "its critic is a network of its own"),
         "kl_clamp": "it bounds the sampled KL of a token to ± 10 nats",
         "min_lr_rate": f"only its {_FLOORED} has a floor",
-        "data.max_samples": "it counts prompts of passes over the data",
     },
-    _OLDER,
 )

@@ -1,49 +1,22 @@
-"""Read and write configuration files of TRL's PPO, OpenRLHF, verl and ourselves. Never imports torch."""
+"""Write configuration files of TRL's PPO, OpenRLHF, verl and ourselves. Never imports torch."""
 
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ppo_core.cli import arguments, trl
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import ConfigError
 from ppo_core.output import plain, short
 from tuner.exchange.launch_config import LaunchConfig
 from tuner.exchange.openrlhf import OPENRLHF
-from tuner.exchange.table import Imported, Table, effective
-from tuner.exchange.table import read as read_table
+from tuner.exchange.table import Table, effective
 from tuner.exchange.table import write as write_table
 from tuner.exchange.trl import TRL
 from tuner.exchange.verl import VERL
-
-
-def read(path: Path) -> Imported:
-    """Read another trainer's configuration file (YAML, JSON, TOML).
-
-    Raises:
-        ConfigError: it cannot be read, is of none of the trainers, or holds a value that is not allowed.
-    """
-    flat = _flat(arguments.parse_config(path))
-    for table in (VERL, OPENRLHF, TRL):
-        if table.is_own(flat):
-            return read_table(table, flat, str(path))
-    raise ConfigError(
-        f"{path}: not a PPO configuration of TRL, OpenRLHF or verl: none of their own keys is in it, such as "
-        "num_ppo_epochs (TRL), actor.adam.lr (OpenRLHF) or actor_rollout_ref.actor.optim.lr (verl)"
-    )
-
-
-def _flat(content: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        is_table = isinstance(value, Mapping) and bool(value) and (bool(before) or key not in trl.FIELDS)
-        flat |= _flat(value, f"{before}{key}.") if is_table else {f"{before}{key}": value}
-    return flat
 
 
 def _comments(lines: Iterable[str]) -> str:

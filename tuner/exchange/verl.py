@@ -6,35 +6,19 @@ The KL is in the reward or a loss, by two switches; a coefficient counts only if
 
 from typing import Any
 
-from tuner.exchange.table import IN_REWARD, PER_TOKEN, Ours, Row, Table, Theirs, count, never, pair, per_prompt, words
+from tuner.exchange.table import PER_TOKEN, Ours, Row, Table, pair, per_prompt, words
 
 _MODEL, _ACTOR, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _OPTIM, _RESPONSES = f"{_ACTOR}.optim", f"{_ROLLOUT}.n"
-_SWITCHES = _IN_REWARD, _AS_LOSS = "algorithm.use_kl_in_reward", f"{_ACTOR}.use_kl_loss"
+_SWITCHES = ("algorithm.use_kl_in_reward", f"{_ACTOR}.use_kl_loss")
 _COEFFICIENTS = ("algorithm.kl_ctrl.kl_coef", f"{_ACTOR}.kl_loss_coef")
 _KINDS = ("algorithm.kl_penalty", f"{_ACTOR}.kl_loss_type")
-_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "abs": "abs", "k1": "k1", "k2": "k2", "k3": "k3"}
+_ESTIMATORS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "abs": "abs"}
 _SCHEDULES = {"constant_with_warmup": "constant", "constant": "constant", "cosine": "cosine"}
-_OFF = "its switch alone has to be on"
 
 
 def _iterations(episodes: int, ours: Ours) -> int:
     return -(-episodes // int(ours["batch_size"]))
-
-
-def _warmup(ours: str, steps: str) -> Row:
-    """Return the row of a share of the run, which their number of steps overrides."""
-    return Row(ours, f"{steps}_ratio", to_ours=lambda share, keys: share if count(keys.get(steps, -1)) < 0 else None)
-
-
-def _floor(share: Any, keys: Theirs) -> Any:
-    return share if keys.get(f"{_OPTIM}.lr_scheduler_type") == "cosine" else None
-
-
-def _is_loss(keys: Theirs) -> bool | None:
-    """Return True if the KL is a loss, False if in the reward; None: neither, both, or unknown."""
-    in_reward, as_loss = (keys.get(switch) is True for switch in _SWITCHES)
-    return None if in_reward is as_loss else as_loss
 
 
 def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
@@ -44,29 +28,27 @@ def _kl_rows(is_loss: bool) -> tuple[Row, ...]:
         return value if ours["use_kl_loss"] is is_loss else None
 
     def kind(value: Any, ours: Ours) -> Any:
-        return coefficient(next(word for word, name in _ESTIMATORS.items() if name == value), ours)
+        return coefficient(_ESTIMATORS[value], ours)
 
     return (
-        Row("use_kl_loss", _SWITCHES[is_loss], lambda on, _: on is is_loss, lambda _, keys: _is_loss(keys)),
-        Row("kl_coef", _COEFFICIENTS[is_loss], coefficient, lambda n, keys: n if _is_loss(keys) is is_loss else None),
-        Row("kl_estimator", _KINDS[is_loss], kind,
-            lambda word, keys: _ESTIMATORS.get(str(word)) if _is_loss(keys) is is_loss else None),
-    )  # fmt: skip
+        Row("use_kl_loss", _SWITCHES[is_loss], lambda on, _: on is is_loss),
+        Row("kl_coef", _COEFFICIENTS[is_loss], coefficient),
+        Row("kl_estimator", _KINDS[is_loss], kind),
+    )
 
 
 VERL = Table(
     "verl 0.8",
-    lambda flat: any(key.startswith("actor_rollout_ref.") for key in flat),
     (
-        Row("total_episodes", "trainer.total_training_steps trainer.total_epochs", _iterations, never),
+        Row("total_episodes", "trainer.total_training_steps trainer.total_epochs", _iterations),
         Row("seed", "data.seed"),
         Row("learning_rate", f"{_OPTIM}.lr"),
         Row("value_learning_rate", "critic.optim.lr"),
         words("lr_scheduler_type", _SCHEDULES, f"{_OPTIM}.lr_scheduler_type"),
         words("value_lr_scheduler_type", _SCHEDULES, "critic.optim.lr_scheduler_type"),
-        _warmup("warmup_ratio", f"{_OPTIM}.lr_warmup_steps"),
-        _warmup("value_warmup_ratio", "critic.optim.lr_warmup_steps"),
-        Row("min_lr_rate", f"{_OPTIM}.min_lr_ratio critic.optim.min_lr_ratio", to_ours=_floor),
+        Row("warmup_ratio", f"{_OPTIM}.lr_warmup_steps_ratio"),
+        Row("value_warmup_ratio", "critic.optim.lr_warmup_steps_ratio"),
+        Row("min_lr_rate", f"{_OPTIM}.min_lr_ratio critic.optim.min_lr_ratio"),
         Row("max_grad_norm", f"{_ACTOR}.grad_clip {_OPTIM}.clip_grad"),  # its older and its newer engine
         Row("value_max_grad_norm", "critic.grad_clip critic.optim.clip_grad"),
         words("optim", {"adamw": "AdamW", "adamw_8bit": "AdamW8bit"}, f"{_OPTIM}.optimizer critic.optim.optimizer"),
@@ -74,15 +56,15 @@ VERL = Table(
               f"{_OPTIM}.optimizer_impl critic.optim.optimizer_impl"),
         *pair("adam_beta1", "adam_beta2", f"{_OPTIM}.betas critic.optim.betas"),
         Row("weight_decay", f"{_OPTIM}.weight_decay critic.optim.weight_decay"),
-        Row("critic_warmup", "trainer.critic_warmup", lambda n, _: n and n + 1, lambda n, _: max(0, count(n) - 1)),
-        per_prompt("batch_size", "data.train_batch_size", _RESPONSES),
+        Row("critic_warmup", "trainer.critic_warmup", lambda n, _: n and n + 1),
+        per_prompt("batch_size", "data.train_batch_size"),
         Row("num_generations", _RESPONSES),
-        per_prompt("mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size", _RESPONSES),
+        per_prompt("mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size"),
         Row("num_ppo_epochs", f"{_ACTOR}.ppo_epochs"),
         Row("cliprange", f"{_ACTOR}.clip_ratio_low"),
         Row("cliprange_high", f"{_ACTOR}.clip_ratio_high"),
         Row("dual_clip", f"{_ACTOR}.clip_ratio_c"),
-        Row("cliprange_value", "critic.cliprange_value", to_ours=never),
+        Row("cliprange_value", "critic.cliprange_value"),
         Row("entropy_coef", f"{_ACTOR}.entropy_coeff"),
         words("advantage_estimator", {name: name for name in ("gae", "rloo", "grpo")}, "algorithm.adv_estimator"),
         Row("gamma", "algorithm.gamma"),
@@ -92,21 +74,16 @@ VERL = Table(
         Row("response_length", "data.max_response_length"),
         Row("temperature", f"{_ROLLOUT}.temperature"),
         Row("top_p", f"{_ROLLOUT}.top_p"),
-        Row("top_k", f"{_ROLLOUT}.top_k", lambda k, _: k or -1, lambda k, _: k if count(k) > 0 else None),
-        Row("lora_r", f"{_MODEL}.lora_rank critic.model.lora_rank", to_ours=never),
+        Row("top_k", f"{_ROLLOUT}.top_k", lambda k, _: k or -1),
+        Row("lora_r", f"{_MODEL}.lora_rank critic.model.lora_rank"),
         Row("use_peft", f"{_MODEL}.lora_rank critic.model.lora_rank",
-            lambda on, ours: ours["lora_r"] if on else 0, never),
-        Row("lora_alpha", f"{_MODEL}.lora_alpha critic.model.lora_alpha", to_ours=never),
+            lambda on, ours: ours["lora_r"] if on else 0),
+        Row("lora_alpha", f"{_MODEL}.lora_alpha critic.model.lora_alpha"),
         Row("lora_target_modules", f"{_MODEL}.target_modules critic.model.target_modules",
-            lambda names, _: names.split(",") if names and "," in names else names, never),
+            lambda names, _: names.split(",") if names and "," in names else names),
     ),
     {
         "kl_target": PER_TOKEN,
-        "algorithm.kl_ctrl.target_kl": PER_TOKEN,
-        "critic.cliprange_value": IN_REWARD,
-        **dict.fromkeys(_SWITCHES, "either neither or both are on"),
-        **dict.fromkeys((*_COEFFICIENTS, *_KINDS), _OFF),
-        f"{_ACTOR}.clip_ratio": "clip_ratio_low and clip_ratio_high decide",
         "mini_batch_size": "it counts whole prompts",
         **dict.fromkeys(("value_model", "vf_coef"), "its critic is a network of its own"),
         "bf16": "its engines compute in bfloat16",
