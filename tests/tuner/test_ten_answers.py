@@ -23,7 +23,7 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Status
 
 NAME = "ten"
-WORDS = 60
+WORDS = 65
 """Most words that an answer takes in a terminal."""
 NOISE = (0.0, 0.02, -0.02, 0.01, -0.01)
 SPEC = {
@@ -145,14 +145,14 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
     ),
     "baseline": (
         Badge.CONFIRMED,
-        "Launch trial 2: +1.000 [0.974, 1.026] over the reference, and better than every other.",
+        "Launch trial 2: +1.000 [0.971, 1.029] over the reference, and better than every other.",
         ON_FRESH,
         "",
         "train --from ten 2",
     ),
     "baseline wins": (
         Badge.CONFIRMED,
-        "Launch the baseline: +1.000 [0.974, 1.026] over the reference, and better than every other.",
+        "Launch the baseline: +1.000 [0.971, 1.029] over the reference, and better than every other.",
         ON_FRESH,
         "",
         "train --from ten 1",
@@ -166,9 +166,9 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
     ),
 }
 GAINED: Mapping[str, str] = {
-    "baseline": "Over the reference (trial 0): +1.000 [0.974, 1.026]; over the baseline (trial 1): "
-    "+0.500 [0.474, 0.526].",
-    "baseline wins": "Over the reference (trial 0): +1.000 [0.974, 1.026].",
+    "baseline": "Over the reference (trial 0): +1.000 [0.971, 1.029]; over the baseline (trial 1): "
+    "+0.500 [0.471, 0.529].",
+    "baseline wins": "Over the reference (trial 0): +1.000 [0.971, 1.029].",
     "baseline on one seed": "Over the reference (trial 0): +1.000 ± 0.042; over the baseline (trial 1): "
     "+0.500 ± 0.042.",
 }
