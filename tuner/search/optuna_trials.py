@@ -6,7 +6,7 @@
 | paused, not evaluated   | RUNNING      |                             |            |
 | paused by a person      | PRUNED       | so far                      | satisfied  |
 | completed               | COMPLETE     | of the trial                | satisfied  |
-| pruned: broken          | PRUNED       | so far, else the baseline's | 1          |
+| pruned: broken          | PRUNED       | so far, else the SFT one's  | 1          |
 | pruned: other rules     | PRUNED       | so far                      | satisfied  |
 | stopped by a person     | PRUNED       | so far                      | satisfied  |
 | failed                  | FAIL         |                             |            |
