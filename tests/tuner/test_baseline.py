@@ -10,12 +10,12 @@ from optuna.trial import TrialState
 
 from ppo_core.errors import ConfigError
 from tests.tuner import quick_study
-from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import opened, quick_spec
-from tests.tuner.trial_rows import trial_row
+from tests.tuner.trial_rows import make_spec, trial_row
+from tuner.cli.run import _confirmed_by_rest
 from tuner.confirm.plan import Plan, always_confirmed, cost_line, missing
 from tuner.judge.answer import Gain, of_study
-from tuner.judge.results import read_study, value_sources
+from tuner.judge.results import StudyView, read_study, value_sources
 from tuner.search.choose import choose, is_exhausted, tried
 from tuner.search.propose import as_read, new_trial, propose
 from tuner.study.spec import StudySpec
@@ -163,9 +163,19 @@ def test_a_search_of_few_points_tries_those_that_only_the_baseline_shares() -> N
 # Confirming
 
 
-def test_it_is_confirmed_with_the_others_and_gains_are_over_both(
-    tmp_path: Path, ppo_tuner: Invoke, own_folder: Path
-) -> None:
+def test_the_rest_of_a_budget_pays_for_the_seeds_of_all_that_are_confirmed() -> None:
+    study = make_spec(budget=16.0, baseline={"learning_rate": 3e-6})
+    whole = {"baseline": 0.0, "value_step": 3, "value_se": 0.0, "episodes": study.total_episodes}
+    origins = [Origin.REFERENCE, Origin.BASELINE, *[Origin.SAMPLED] * 5]
+    values = [1.0, 5.0, 1.01, 0.99, 1.0, 1.02, 1.0]
+    rows = [trial_row(n, origin=origins[n], value=value, **whole) for n, value in enumerate(values)]
+    view = StudyView(None, study, tuple(rows))  # type: ignore[arg-type]
+    assert _confirmed_by_rest(view) == Plan(top=1, seeds=3), "of three configurations 9 trials pay for three each"
+    without = replace(view, trials=(rows[0], *(replace(row, number=row.number - 1) for row in rows[2:])))
+    assert _confirmed_by_rest(without) == Plan(top=1, seeds=5), "of two configurations 10 trials"
+
+
+def test_it_is_confirmed_with_the_others_and_gains_are_over_both(tmp_path: Path) -> None:
     study = quick_spec("tested", **{**QUICK, "trials": 3}, start=[{"learning_rate": 2.4e-4}])
     quick_study.run(tmp_path, study, workers=1)
     rows = quick_study.rows(tmp_path)
@@ -188,5 +198,7 @@ def test_it_is_confirmed_with_the_others_and_gains_are_over_both(
     quick_study.run(tmp_path, study, workers=1, plan=Plan(top=1, seeds=3), from_file=False)
     with opened(tmp_path) as store:
         view = read_study(store, quick_study.NAME)
-        assert {to.parent for to in view.confirming} == {0, 1, 2}
-        assert all(trial.status is Status.COMPLETED for trial in view.confirming)
+        after = of_study(store, view)
+    assert [(run.parent, run.status) for run in view.confirming] == [(run.parent, Status.COMPLETED) for run in wanted]
+    assert after is not None and after.trial.number == 0, "the test reward is the step, so all are equal"
+    assert after.gains == (Gain(Origin.BASELINE, 1, 0.0, None, 0.0, 0.0),)

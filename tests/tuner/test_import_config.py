@@ -313,7 +313,8 @@ def test_what_a_study_does_not_search_is_fixed_in_it(ppo_tuner: Invoke, own_fold
              "lr_scheduler_type": "cosine", "missing_eos_penalty": 1.0, "total_episodes": 4096, "stop_token": "eos"}  # fmt: skip
     assert status == 0 and tomllib.loads(stdout) == {
         "fixed": fixed,
-        "baseline": {"learning_rate": 3e-5, "kl_coef": 0.05} | {k: v for k, v in fixed.items() if k != "total_episodes"},
+        "baseline": {"learning_rate": 3e-5, "kl_coef": 0.05}
+        | {k: v for k, v in fixed.items() if k != "total_episodes"},
     }
     (own_folder / "mine.toml").write_text(study + stdout)
     spec = StudySpec.load(own_folder / "mine.toml")
@@ -341,13 +342,11 @@ def test_values_that_go_together_only_are_fixed_together(
     assert ("seed is not fixed: " in stderr) is bool(refused)
 
 
-def test_where_trials_find_their_own_rate_the_baseline_has_its_own(
-    ppo_tuner: Invoke, own_folder: Path
-) -> None:
+def test_where_trials_find_their_own_rate_the_baseline_has_its_own(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "tldr.json").write_text(json.dumps(TRL))
     paced = STUDY.split("[search]")[0] + '[search]\nkl_step = "advised"\nbatch_size = "advised"\n'
     (own_folder / "mine.toml").write_text(paced)
-    status, stdout, stderr = ppo_tuner("import-config", "tldr.json", "--for-study", "mine.toml")
+    status, stdout, _ = ppo_tuner("import-config", "tldr.json", "--for-study", "mine.toml")
     table = tomllib.loads(stdout)
     assert status == 0 and "learning_rate" not in table.get("fixed", {})
     (own_folder / "mine.toml").write_text(paced + stdout)
