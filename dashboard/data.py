@@ -22,12 +22,13 @@ from dashboard import safe_text, style
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import without_secrets
 from ppo_core.report import TokenReadings
+from tuner.confirm.plan import always_confirmed
 from tuner.control import forks
 from tuner.environment import to_copy
 from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
-from tuner.study.status import Origin, Reason, Role, Status
+from tuner.study.status import Reason, Role, Status
 
 CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 """Step metrics that the pages draw."""
@@ -176,12 +177,14 @@ class Snapshot:
 
     @property
     def default_trials(self) -> list[int]:
-        """Trials worth comparing first: all listed ones; else the reference, the best, the latest pruned for KL."""
+        """Trials worth comparing first: all listed ones; else the reference, the baseline, the best, the latest pruned
+        for KL.
+        """
         rows, best = self.view.trials, self.view.best()
         if self.view.spec.listed:
             return [row.number for row in rows]
-        reference = [row.number for row in rows if row.origin is Origin.REFERENCE][:1]
-        picked = [*reference, *([best.number] if best else []), *self.kl_pruned[-1:]]
+        always = [row.number for row in always_confirmed(rows)]
+        picked = [*always, *([best.number] if best else []), *self.kl_pruned[-1:]]
         return list(dict.fromkeys(picked)) or [row.number for row in rows[:3]]
 
 

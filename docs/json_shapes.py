@@ -141,6 +141,8 @@ ANSWER = {
     "`ends_within` and `breaks_at_most`",
     "decision": "what to do, in a sentence",
     "certainty": "the evidence, in a sentence",
+    "gains": "where the study has a baseline, a list of `over` (`reference` or `baseline`), its `trial`, and the "
+    "difference's `mean` with `se` over the prompts, or with `low` and `high` over fresh seeds",
     "cautions": "a list of at most one sentence: a doubt that could change the decision",
     "remedy": "the command that settles the doubt; null: there is none",
     "launch": "the command that launches it",
@@ -210,6 +212,7 @@ CONFIGURATION = {
     "reward": "null, or `mean`, `low`, `high` and `n`: a 95% interval over the seeds",
     "kl": "the same, in nats per response",
     "over_reference": "the same, of the difference to the reference; intervals of differences hold for all at once",
+    "over_baseline": "the same, of the difference to the baseline; null: the study has none",
     "under_best": "the same, of the difference to the best",
     "rewards": "by seed",
     "kls": "by seed",

@@ -107,10 +107,13 @@ def test_trials_of_the_shipped_study_keep_their_own_pace(ppo_tuner: Invoke, tmp_
 
 
 def test_the_other_shipped_study_searches_rate_beta_and_target_as_such(ppo_tuner: Invoke, tmp_path: Path) -> None:
-    study = short("reviews_beta", tmp_path, trials=3)
+    study = short("reviews_beta", tmp_path, trials=4)
     assert ppo_tuner("run", study)[0] == 0
     _, out, _ = ppo_tuner("show", "reviews-beta", "--json")
     trials = json.loads(out)["trials"]
+    baseline = trials.pop(1)
+    assert baseline["origin"] == "baseline" and baseline["value"] is not None
+    assert [baseline["config"][name] for name in ("learning_rate", "kl_coef", "kl_target")] == [3e-6, 0.05, None]
     assert {trial["config"]["lr_controller"] for trial in trials} == {"schedule"}
     for name in ("learning_rate", "kl_coef", "kl_target"):
         assert len({trial["params"][name] for trial in trials}) == 3, name

@@ -190,7 +190,7 @@ def what_to_launch(answer: Answer) -> None:
 
 
 def _sentences(answer: Answer) -> None:
-    for text in filter(None, (answer.decision, answer.evidence, answer.doubt)):
+    for text in filter(None, (answer.decision, answer.evidence, answer.gained, answer.doubt)):
         st.text(text)
 
 

@@ -14,6 +14,7 @@ from dashboard.views import changes, common
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import NOTHING, counted, decimals, fixed, plus_minus, short
+from tuner.confirm.plan import ALWAYS
 from tuner.confirm.result import Confirmation, Interval, confirmations, places_of
 from tuner.judge.answer import Answer, of_study
 from tuner.judge.paired import over
@@ -76,12 +77,10 @@ def tables(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Looks:
 
 
 def _roles(answer: Answer | None, rows: Sequence[TrialRow]) -> dict[int, str]:
-    """Return by number whether a trial is the reference, the one to launch, both, or (empty) neither."""
+    """Return by number what a trial is of reference, baseline and the one to launch; empty: none."""
     launched = None if answer is None else answer.number
     return {
-        row.number: ", ".join(
-            ["reference"] * (row.origin is Origin.REFERENCE) + ["to launch"] * (row.number == launched)
-        )
+        row.number: ", ".join([str(row.origin)] * (row.origin in ALWAYS) + ["to launch"] * (row.number == launched))
         for row in rows
     }
 

@@ -234,6 +234,7 @@ def _in_colour(curves: ChartData, chosen: common.Numbers) -> str:
 def _name_and_role(row: TrialRow, best: TrialRow | None, pruned: Collection[int]) -> str:
     roles = {
         "reference": row.origin is Origin.REFERENCE,
+        "baseline": row.origin is Origin.BASELINE,
         "best": best is not None and row.number == best.number,
         "pruned for KL": row.number in pruned,
         "running": row.status is Status.RUNNING and not row.is_interrupted,

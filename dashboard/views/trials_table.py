@@ -115,13 +115,14 @@ _HELP = (
 
 
 def notes(view: StudyView, to_launch: Answer | None) -> dict[int, str]:
-    """Return notes by trial number: to launch, reference, best, over the budget, fork."""
+    """Return notes by trial number: to launch, reference, baseline, best, over the budget, fork."""
     best = view.best()
     notes_of: dict[int, str] = {}
     for row in view.trials:
         facts = {
             "to launch": to_launch is not None and row.number == to_launch.number,
             "reference": row.origin is Origin.REFERENCE,
+            "baseline": row.origin is Origin.BASELINE,
             "best in the search": best is not None and row.number == best.number,
             "ends over budget": ends_within(row, view.spec) is False,
             f"fork of {row.parent}": row.role is Role.FORK,

@@ -283,6 +283,9 @@ def test_a_tie_keeps_the_reference() -> None:
     assert luck.verdict == "Keep the reference: nothing beat it (trial 2: +0.02 [-0.06, 0.10])."
     worse = confirmation({2: around(0.5), 0: around(1.0)})
     assert worse.choice is worse.reference and worse.is_decided
+    broke = confirmation({2: around(1.02, 3.0), 0: [*around(1.0, -3.0)[:4], 0.25]}, lost={0: (12,)})
+    assert broke.choice is broke.best is not broke.reference and not broke.is_decided, "a tie with one that broke"
+    assert broke.verdict.startswith("Launch trial 2: ") and "over the reference (1 of 5 broke" in broke.verdict
     listed = confirmation({2: around(1.5), 3: around(1.49)})
     assert listed.choice is listed.best and not listed.is_decided, "without a reference there is nothing to keep"
 

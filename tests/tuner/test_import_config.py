@@ -121,26 +121,27 @@ kl_target = "advised"
 """
 
 
-def test_the_printed_table_is_a_start_of_the_study(ppo_tuner: Invoke, own_folder: Path) -> None:
-    content = {**TRL, "learning_rate": 5e-7, "gamma": 0.99, "temperature": 0.8}
-    (own_folder / "run.json").write_text(json.dumps(content))
+def test_the_printed_table_is_the_baseline_of_the_study(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "run.json").write_text(json.dumps({**TRL, "learning_rate": 5e-7, "gamma": 0.99, "temperature": 0.8}))
     (own_folder / "mine.toml").write_text(STUDY)
     status, stdout, stderr = ppo_tuner("import-config", "run.json", "--for-study", "mine.toml")
     assert status == 0
-    assert tomllib.loads(stdout)["start"] == [
-        {"label": "run (TRL 1.12's PPO)", "learning_rate": 5e-7, "batch_size": 64, "kl_coef": 0.05}
-    ]
+    table = tomllib.loads(stdout)["baseline"]
+    assert {name: table[name] for name in ("learning_rate", "value_learning_rate", "batch_size", "kl_coef")} == {
+        "learning_rate": 5e-7, "value_learning_rate": 5e-7, "batch_size": 64, "kl_coef": 0.05
+    }  # fmt: skip
     lines = stderr.splitlines()
     assert "batch_size = 64 from per_device_train_batch_size and gradient_accumulation_steps" in lines
-    assert "in the study's range: learning_rate 5e-07 moved to 1e-05" in lines
     assert any(line.startswith("not taken, ") and line.endswith(": model_name_or_path, learning_rat") for line in lines)
     [fixed] = [line for line in lines if line.startswith('not searched in study "mine", so fixed: ')]
     assert "temperature = 0.8" in fixed
     assert "gamma = 0.9 in [fixed] becomes 0.99" in lines
     assert "# temperature = 0.8\n" in stdout, "TOML allows one [fixed]"
     (own_folder / "mine.toml").write_text(STUDY + stdout)
-    [start] = StudySpec.load(own_folder / "mine.toml").starts
-    assert start.title == "run (TRL 1.12's PPO): learning_rate 5e-07 moved to 1e-05"
+    spec = StudySpec.load(own_folder / "mine.toml")
+    assert spec.baseline == table and spec.config(spec.baseline_params()).learning_rate == 5e-7, "as it is"
+    status, stdout, stderr = ppo_tuner("import-config", "run.json", "--for-study", "mine.toml")
+    assert (status, stdout) == (2, "") and one_error(stderr).startswith("mine.toml: it has a baseline table already")
 
 
 TRL_WHOLE = """
@@ -168,16 +169,15 @@ def test_what_a_study_does_not_search_is_fixed_in_it(ppo_tuner: Invoke, own_fold
              "lr_scheduler_type": "cosine", "missing_eos_penalty": 1.0, "total_episodes": 4096, "stop_token": "eos"}  # fmt: skip
     assert status == 0 and tomllib.loads(stdout) == {
         "fixed": fixed,
-        "start": [{"label": "tldr (TRL 1.12's PPO)", "learning_rate": 3e-5, "kl_coef": 0.05}],
+        "baseline": {"learning_rate": 3e-5, "kl_coef": 0.05}
+        | {k: v for k, v in fixed.items() if k != "total_episodes"},
     }
     (own_folder / "mine.toml").write_text(study + stdout)
     spec = StudySpec.load(own_folder / "mine.toml")
-    [start] = spec.starts
-    config = spec.config(spec.params_with(start.params)).to_dict()
+    config = spec.config(spec.baseline_params()).to_dict()
     assert {name: config[name] for name in fixed} == fixed and config["learning_rate"] == 3e-5
     for key in yaml.safe_load(TRL_WHOLE):
         assert key in stderr, "nothing of the file is lost without a line"
-    assert "same as trial 0" not in stderr
 
 
 @pytest.mark.parametrize("refused", [{}, {"seed": 3}])
@@ -194,28 +194,27 @@ def test_values_that_go_together_only_are_fixed_together(
     assert ("seed is not fixed: " in stderr) is bool(refused)
 
 
-def test_where_trials_find_their_own_rate_the_start_leaves_it_out_and_says_so(
-    ppo_tuner: Invoke, own_folder: Path
-) -> None:
+def test_where_trials_find_their_own_rate_the_baseline_has_its_own(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "tldr.json").write_text(json.dumps(TRL))
     paced = STUDY.split("[search]")[0] + '[search]\nkl_step = "advised"\nbatch_size = "advised"\n'
     (own_folder / "mine.toml").write_text(paced)
-    status, stdout, stderr = ppo_tuner("import-config", "tldr.json", "--for-study", "mine.toml")
-    assert status == 0 and tomllib.loads(stdout)["start"] == [{"label": "tldr (TRL 1.12's PPO)", "batch_size": 64}]
-    assert "\nits trial finds its own rate and β, as the study's others" in stderr
-    stderr = ppo_tuner("import-config", "tldr.json")[2]
-    assert "but for a rate and β" in stderr and "its own rate" not in stderr
+    status, stdout, _ = ppo_tuner("import-config", "tldr.json", "--for-study", "mine.toml")
+    table = tomllib.loads(stdout)
+    assert status == 0 and "learning_rate" not in table.get("fixed", {})
+    (own_folder / "mine.toml").write_text(paced + stdout)
+    spec = StudySpec.load(own_folder / "mine.toml")
+    config = spec.config(spec.baseline_params())
+    assert spec.keeps_kl_step and (config.lr_controller, config.learning_rate, config.kl_coef, config.kl_target) == (
+        "schedule", table["baseline"]["learning_rate"], table["baseline"]["kl_coef"], None
+    )  # fmt: skip
+    assert tomllib.loads(ppo_tuner("import-config", "tldr.json")[1]) == {"baseline": table["baseline"]}
 
 
 def test_a_study_that_has_no_use_for_it_is_told_in_one_line(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "run.yaml").write_text(yaml.safe_dump(TRL))
     (own_folder / "listed.toml").write_text('name = "listed"\ntask = "reviews"\n[[trial]]\nlam = 1\n')
     status, stdout, stderr = ppo_tuner("import-config", "run.yaml", "--for-study", "listed.toml")
-    assert (status, stdout) == (2, "") and one_error(stderr).startswith('study "listed" lists its trials')
-    other = STUDY.split("[search]")[0] + "[search]\nmissing_eos_penalty = { low = 0, high = 1 }\n"
-    (own_folder / "other.toml").write_text(other)
-    status, _, stderr = ppo_tuner("import-config", "run.yaml", "--for-study", "other.toml")
-    assert status == 2 and one_error(stderr).startswith('study "mine" searches none of: learning_rate,')
+    assert (status, stdout) == (2, "") and one_error(stderr).startswith("listed.toml: it has a trial table already")
     status, _, stderr = ppo_tuner("import-config", "missing.yaml")
     assert status == 2 and one_error(stderr).startswith("config file missing.yaml not found in /")
 

@@ -98,5 +98,5 @@ def test_what_takes_minutes_to_print() -> None:
     assert returned(training._result_dict) | {"hub"} == keys(shapes.TRAINING)
     assert returned(estimate._data) == keys(shapes.ESTIMATE)
     assert returned(confirmed.confirmation_data) == keys(shapes.CONFIRMATION)
-    by_name = {"reward", "kl", "over_reference", "under_best", "lost", "failed", "stopped", "open"}
+    by_name = {"reward", "kl", "over_reference", "over_baseline", "under_best", "lost", "failed", "stopped", "open"}
     assert returned(confirmed._configuration_data) | by_name == keys(shapes.CONFIGURATION)

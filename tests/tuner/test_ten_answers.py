@@ -23,7 +23,7 @@ from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Status
 
 NAME = "ten"
-WORDS = 60
+WORDS = 65
 """Most words that an answer takes in a terminal."""
 NOISE = (0.0, 0.02, -0.02, 0.01, -0.01)
 SPEC = {
@@ -54,6 +54,8 @@ class Made:
     later: Sequence[float] = ()
     """Values of trials that were added after the confirmation."""
     is_running: bool = False
+    has_baseline: bool = False
+    """True: trial 1 is the user's present configuration."""
 
 
 STUDIES = {
@@ -68,6 +70,11 @@ STUDIES = {
     "none": Made((1.00, 2.00), kl=9.0),
     "one trial": Made((1.00,)),
     "running": Made((1.00, 2.00), is_running=True),
+    "baseline": Made(
+        (1.00, 1.50, 2.00), {0: around(1.0), 1: around(1.5, factor=-1), 2: around(2.0)}, has_baseline=True
+    ),
+    "baseline wins": Made((1.00, 2.00, 1.50), {0: around(1.0), 1: around(2.0), 2: around(1.5)}, has_baseline=True),
+    "baseline on one seed": Made((1.00, 1.50, 2.00), has_baseline=True),
 }  # fmt: skip
 ON_FRESH = "On 5 fresh seeds: reward "
 WIN = "Launch trial 1: +1.000 [0.972, 1.028] over the reference."
@@ -136,7 +143,36 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         "The search is not finished. run ten",
         "train --from ten 1",
     ),
+    "baseline": (
+        Badge.CONFIRMED,
+        "Launch trial 2: +1.000 [0.971, 1.029] over the reference, and better than every other.",
+        ON_FRESH,
+        "",
+        "train --from ten 2",
+    ),
+    "baseline wins": (
+        Badge.CONFIRMED,
+        "Launch the baseline: +1.000 [0.971, 1.029] over the reference, and better than every other.",
+        ON_FRESH,
+        "",
+        "train --from ten 1",
+    ),
+    "baseline on one seed": (
+        Badge.ONE_SEED,
+        "Launch trial 2, which is not confirmed.",
+        "Best in budget, one seed: ",
+        "The highest of many values on one seed is partly luck: confirm it. confirm ten",
+        "train --from ten 2",
+    ),
 }
+GAINED: Mapping[str, str] = {
+    "baseline": "Over the reference (trial 0): +1.000 [0.971, 1.029]; over the baseline (trial 1): "
+    "+0.500 [0.471, 0.529].",
+    "baseline wins": "Over the reference (trial 0): +1.000 [0.971, 1.029].",
+    "baseline on one seed": "Over the reference (trial 0): +1.000 ± 0.042; over the baseline (trial 1): "
+    "+0.500 ± 0.042.",
+}
+"""Gains over the reference and the baseline, in studies that have one."""
 
 
 def add(store: Store, lease: Lease, trial: TrialRow, spec: StudySpec, value: float, kl: float, length: int) -> None:
@@ -152,7 +188,8 @@ def add(store: Store, lease: Lease, trial: TrialRow, spec: StudySpec, value: flo
 def make(path: Path, made: Made) -> None:
     """Write the study to a new store at `path`."""
     values = (*made.values, *made.later)
-    spec = StudySpec.from_dict({**SPEC, "trials": len(values) + made.is_running}, "made")
+    baseline = {"baseline": {"learning_rate": 3e-4}} if made.has_baseline else {}
+    spec = StudySpec.from_dict({**SPEC, **baseline, "trials": len(values) + made.is_running}, "made")
     with closing(Store.open(f"sqlite:///{path}", create=True)) as store:
         store.create_study(NAME, spec.to_dict())
         lease = store.acquire(NAME)
@@ -160,6 +197,7 @@ def make(path: Path, made: Made) -> None:
         def search(number: int) -> None:
             params = {"learning_rate": 1e-4 * (number + 1)} if number else spec.reference_params()
             origin = Origin.SAMPLED if number else Origin.REFERENCE
+            origin = Origin.BASELINE if made.has_baseline and number == 1 else origin
             new = NewTrial(number, origin, spec.config(params).to_dict(), params, 1)
             length = made.longer if number == 1 else 20
             add(store, lease, store.add_trial(lease, new), spec, values[number], made.kl, length)
@@ -210,10 +248,10 @@ def test_every_place_prints_the_same_answer(
     assert found is not None and found.badge is badge
     assert found.decision.startswith(decision) and found.evidence.startswith(evidence)
     assert " ".join(filter(None, [found.doubt, *found.remedy])) == doubt
-    assert " ".join(found.launch) == launch
+    assert " ".join(found.launch) == launch and found.gained == GAINED.get(name, "")
 
     remedy = [to_copy(found.remedy)] if found.remedy else []
-    lines = list(filter(None, [found.decision, found.evidence, " ".join([found.doubt, *remedy]).strip()]))
+    lines = list(filter(None, [found.decision, found.evidence, found.gained, " ".join([found.doubt, *remedy]).strip()]))
     assert len(" ".join([*lines, "Launch:", to_copy(found.launch)]).split()) <= WORDS
     places = {"best": ["best", NAME], "show": ["show", NAME]}
     if not made.is_running:
@@ -224,7 +262,7 @@ def test_every_place_prints_the_same_answer(
         printed = ppo_tuner(*words)[1].splitlines()
         at = printed.index(found.decision)
         assert printed[at : at + len(lines) + 1] == [*lines, f"Launch: {to_copy(found.launch)}"], place
-    sentences = list(filter(None, [found.decision, found.evidence, found.doubt]))
+    sentences = list(filter(None, [found.decision, found.evidence, found.gained, found.doubt]))
     exported = " ".join(ppo_tuner("export", NAME, "--to", "yaml")[1].replace("\n#", " ").split())
     assert all(sentence in exported for sentence in sentences)
     with closing(Store.open(f"sqlite:///{path}")) as store:

@@ -54,7 +54,7 @@ def test_trials_of_people_and_broken_ones_say_nothing_of_the_search() -> None:
     rows = rows_of([1.0, 1.01, 0.99, 1.0, 1.02, 1.0])
     assert outlook(rows) is not None
     for other in (
-        {"origin": Origin.ENQUEUED}, {"origin": Origin.LISTED}, {"role": Role.CONFIRM},
+        {"origin": Origin.ENQUEUED}, {"origin": Origin.LISTED}, {"origin": Origin.BASELINE}, {"role": Role.CONFIRM},
         {"status": Status.FAILED}, {"status": Status.RUNNING}, {"value": None}, {"baseline": None},
     ):  # fmt: skip
         assert outlook([replace(rows[0], **other), *rows[1:]]) is None, other

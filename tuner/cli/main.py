@@ -57,9 +57,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "ones. Run it again to resume it; a larger --top or --seeds adds runs.",
         ),
         "import-config": Command(
-            "print a configuration of TRL's PPO as the start of a study",
+            "print a configuration of TRL's PPO as the baseline of a study",
             "import_config:run",
-            "The [[start]] table (for a study also [fixed]) goes to stdout, to append to a study file. What became of "
+            "The [baseline] table (for a study also [fixed]) goes to stdout, to append to a study file. What became of "
             "each key goes to stderr.",
         ),
     },
@@ -268,7 +268,7 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
         "--top",
         "N",
         positive_int,
-        f"how many of the best configurations, beside the reference (default: up to {DEFAULT_TOP})",
+        f"how many of the best configurations, beside the reference and the baseline (default: up to {DEFAULT_TOP})",
     )
     confirm.value("--seeds", "N", positive_int, f"runs of each (default: {DEFAULT_SEEDS})", DEFAULT_SEEDS)
     confirm.add_argument(
@@ -281,9 +281,7 @@ def _add_search_arguments(commands: Mapping[str, _CommandParser]) -> None:
     for parser in (demo, run, confirm):
         _add_worker_flags(parser)
     import_config.add_argument("file", metavar="FILE", help="YAML, JSON or TOML")
-    import_config.value(
-        "--for-study", "STUDY.toml", str, "print what this study searches as a start, the rest as its [fixed]"
-    )
+    import_config.value("--for-study", "STUDY.toml", str, "print also what this study does not search, as its [fixed]")
 
 
 def _add_worker_flags(parser: _CommandParser) -> None:

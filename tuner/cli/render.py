@@ -81,7 +81,7 @@ def trial_line(trial: TrialRow) -> str:
         f"{trial.seconds:>5.0f} s",
         f"last {_last_evaluation(trial, ' at KL ')}" if is_past_best else "",
         _reason(trial),
-        plain(trial.label),
+        _marked_label(trial),
         lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params),
     )
     return "  ".join(filter(None, parts))
@@ -221,10 +221,10 @@ def lineage(trial: TrialRow) -> str:
 
 
 def _marked_label(trial: TrialRow) -> str:
-    """Return a trial's label; trials that a person added are marked."""
+    """Return a trial's label; the baseline and trials that a person added are marked."""
     added = f"fork of {trial.parent}" if trial.role is Role.FORK else ""
-    if trial.origin is Origin.ENQUEUED:
-        added = "enqueued"
+    if trial.origin in (Origin.ENQUEUED, Origin.BASELINE):
+        added = str(trial.origin)
     return ": ".join(filter(None, (added, plain(trial.label))))
 
 

@@ -100,9 +100,10 @@ def print_end(out: Console, store: Store, view: StudyView, *, is_confirmed: bool
 
 
 def print_recommendation(out: Console, store: Store, answer: Answer) -> None:
-    """Print a study's answer: the decision, the evidence, a doubt if there is one, and the launch command."""
+    """Print a study's answer: the decision, the evidence, gains and a doubt if there are, and the launch command."""
     out.print(answer.decision, style="bold", soft_wrap=True)
-    out.print(answer.evidence, soft_wrap=True)
+    for line in filter(None, (answer.evidence, answer.gained)):
+        out.print(line, soft_wrap=True)
     if answer.doubt:
         remedy = f" {command(answer.remedy, store)}" if answer.remedy else ""
         out.print(f"{answer.doubt}{remedy}", soft_wrap=True)

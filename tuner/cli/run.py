@@ -17,7 +17,7 @@ from ppo_core.errors import ConfigError, StoreError, StudyError
 from tuner.cli import evidence, report, storage
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
-from tuner.confirm.plan import DEFAULT_SEEDS, Plan, candidates
+from tuner.confirm.plan import DEFAULT_SEEDS, Plan, always_confirmed, candidates
 from tuner.confirm.result import LEAST_SEEDS, Confirmation, confirmation_data, confirmations
 from tuner.control.events import StudyStopped
 from tuner.control.run import run_study
@@ -159,7 +159,8 @@ def _confirmed_by_rest(view: StudyView) -> Plan | None:
     """Return the confirmation that the rest of a search's budget pays for, if it ended early and that is enough."""
     if view.spec.budget is None or not ends_early(view.spec, view.trials):
         return None
-    seeds = int((view.spec.budget - tally(view.trials, view.spec).spent) / 2)  # of the best and the reference
+    configurations = 1 + len(always_confirmed(view.trials))
+    seeds = int((view.spec.budget - tally(view.trials, view.spec).spent) / configurations)
     return Plan(top=1, seeds=min(seeds, DEFAULT_SEEDS)) if seeds >= LEAST_SEEDS else None
 
 

@@ -1,4 +1,4 @@
-"""Confirm a study's best configurations and its reference on fresh seeds and the test prompts. No torch.
+"""Confirm a study's best configurations, reference and baseline on fresh seeds and the test prompts. No torch.
 
 A search favours luck on its one seed and on the eval prompts. So each configuration runs again on the same fresh
 seeds; each run's checkpoint is chosen on the eval prompts as in the search, and evaluated once on the test prompts.
@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # the command line's --help quotes the defaults, and should n
 DEFAULT_TOP = 3
 """Default number of configurations to confirm."""
 DEFAULT_SEEDS = 5
+ALWAYS = (Origin.REFERENCE, Origin.BASELINE)
+"""Origins of the trials that every confirmation has, to compare the others with."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Plan:
     """The request for a confirmation."""
 
     top: int | None = None
-    """Number of best configurations, without the reference; None: up to DEFAULT_TOP."""
+    """Number of best configurations, beside those that are always confirmed; None: up to DEFAULT_TOP."""
     seeds: int = DEFAULT_SEEDS
     """Runs of each configuration."""
     total_episodes: int | None = None
@@ -49,10 +51,10 @@ class Plan:
 def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     """Return the trials whose configurations can be confirmed, best first (see `tuner.judge.best`).
 
-    The reference is always confirmed. A fork whose best checkpoint lies before its fork is left out: that is its
+    Those that are always confirmed are left out, and a fork whose best checkpoint lies before its fork: that is its
     parent's.
     """
-    ranks = {row.number: best_rank(row, spec.kl_budget) for row in rows if row.origin is not Origin.REFERENCE}
+    ranks = {row.number: best_rank(row, spec.kl_budget) for row in rows if row.origin not in ALWAYS}
     able = [row for row in rows if ranks.get(row.number) is not None and (row.value_step or 0) > (row.fork_step or 0)]
     chosen: list[TrialRow] = []
     runs: list[WholeRun] = []
@@ -64,27 +66,28 @@ def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     return chosen
 
 
-def reference(rows: Sequence[TrialRow]) -> TrialRow | None:
-    """Return the reference trial; None: the study lists its trials."""
-    return next((row for row in rows if row.origin is Origin.REFERENCE and row.role is Role.SEARCH), None)
+def always_confirmed(rows: Sequence[TrialRow]) -> list[TrialRow]:
+    """Return the reference and the baseline, as far as the study has them and no error ended them."""
+    own = [row for row in rows if row.origin in ALWAYS and row.role is Role.SEARCH]
+    return [row for row in own if row.status is not Status.FAILED]
 
 
 def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[TrialRow]:
-    """Return the trials whose configurations are confirmed: the best, then the reference.
+    """Return the trials whose configurations are confirmed: the best, then the reference and the baseline.
 
     Raises:
         ConfigError: none, or fewer than `top` trials have a checkpoint within the KL budget.
     """
-    best, first = candidates(rows, spec), reference(rows)
-    if not best and top is None and first is not None and best_rank(first, spec.kl_budget) is not None:
-        return [first]  # it is the study's answer
-    beside = "" if first is None else " other than the reference"
+    best, always = candidates(rows, spec), always_confirmed(rows)
+    if not best and top is None and any(best_rank(row, spec.kl_budget) is not None for row in always):
+        return always  # one of them is the study's answer
+    beside = f" other than {' and '.join(f'the {row.origin}' for row in always)}" if always else ""
     there_are = f"the study has {counted(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
     if not best and top is None:
         raise ConfigError("nothing to confirm: no trial has a checkpoint within the KL budget")
     if top is not None and len(best) < top:
         raise ConfigError(f"top = {top} is not allowed: {there_are}")
-    return [*best[: top or DEFAULT_TOP], *([] if first is None else [first])]
+    return [*best[: top or DEFAULT_TOP], *always]
 
 
 def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTrial]:
@@ -142,10 +145,9 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
     The time is estimated from the median trial that ran to its end.
     """
     episodes = int(wanted[0].config["total_episodes"] or 0)
-    first = reference(rows)
-    parents = sorted({run.parent for run in wanted if run.parent is not None})
-    names = [f"trial {number}" for number in parents if first is None or number != first.number]
-    names += ["the reference"] if first is not None and first.number in parents else []
+    parents = {run.parent for run in wanted if run.parent is not None}
+    always = {row.number: f"the {row.origin}" for row in always_confirmed(rows) if row.number in parents}
+    names = [*(f"trial {number}" for number in sorted(parents - always.keys())), *always.values()]
     *others, last = names
     listed = f"{', '.join(others)} and {last}" if others else last
     text = f"{counted(len(wanted), 'run')} of {episodes:,} episodes will confirm {listed}"
@@ -166,9 +168,10 @@ def due_step(row: TrialRow, spec: StudySpec) -> int | None:
     """
     if not row.status.is_final or row.status in (Status.FAILED, Status.STOPPED):
         return None
-    return (row.value_step or 0) if _is_within(row, spec) else 0
+    return (row.value_step or 0) if is_within_budget(row, spec) else 0
 
 
-def _is_within(row: TrialRow, spec: StudySpec) -> bool:
+def is_within_budget(row: TrialRow, spec: StudySpec) -> bool:
+    """Return True if a trial has a checkpoint within the KL budget, and did not break."""
     is_read = row.value is not None and row.kl is not None and row.kl <= spec.kl_budget
     return is_read and ended_well(row)

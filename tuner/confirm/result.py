@@ -9,11 +9,11 @@ hold for prompts like these. All configurations share one spread over seeds, poo
     interval of a mean               mean(x) ± t(1 - α/2, f) sqrt(v),                        α = 5%
     interval of a difference         mean(x) - mean(y) ± t(1 - a/2, f) sqrt(v_x + v_y),      a = α / (2^k m)
 
-m is the number of differences compared (Bonferroni), so that all of a kind hold at once: each candidate is compared
-with the reference, and the best with every other one (Hsu 1984, multiple comparisons with the best). k counts the
-looks: up to 5 seeds it is the first, and each doubling is another one, which spends half of the error that is left, so
-that the looks together spend less than α (Lan and DeMets 1983, of which this is a rule that favours the early looks).
-A mean's own interval is not widened: it is of one configuration, not of the highest of several.
+m is the number of differences compared (Bonferroni), so that all of a kind hold at once: each configuration is compared
+with the reference and with the baseline, and the best with every other one (Hsu 1984, multiple comparisons with the
+best). k counts the looks: up to 5 seeds it is the first, and each doubling is another one, which spends half of the
+error that is left, so that the looks together spend less than α (Lan and DeMets 1983, of which this is a rule that
+favours the early looks). A mean's own interval is not widened: it is of one configuration, not the highest of several.
 
 Of k runs in n that broke, the one-sided 95% bound on how often the configuration breaks (Clopper and Pearson 1934) is
 
@@ -31,7 +31,7 @@ from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.output import counted, decimals, fixed
-from tuner.confirm.plan import DEFAULT_SEEDS, due_step
+from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, due_step
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
 from tuner.store import OnTest, Store, TrialRow
@@ -196,6 +196,8 @@ class Confirmed:
     kl: Interval | None = None
     over_reference: Interval | None = None
     """Reward minus the reference's; None for itself."""
+    over_baseline: Interval | None = None
+    """Reward minus that of the study's baseline; None for itself, and where there is none."""
     under_best: Interval | None = None
     """Best configuration's reward minus this one's; None for itself."""
     lost: tuple[int, ...] = ()
@@ -224,13 +226,13 @@ class Confirmed:
 
     @property
     def name(self) -> str:
-        """`trial 17`, or `the reference`."""
-        return "the reference" if self.is_reference else f"trial {self.trial.number}"
+        """`trial 17`, `the reference` or `the baseline`."""
+        return f"the {self.trial.origin}" if self.trial.origin in ALWAYS else f"trial {self.trial.number}"
 
     @property
     def label(self) -> str:
-        """`trial 17`, or `reference (0)` with its trial's number."""
-        return f"reference ({self.trial.number})" if self.is_reference else self.name
+        """`trial 17`, or with its trial's number `reference (0)` or `baseline (1)`."""
+        return f"{self.trial.origin} ({self.trial.number})" if self.trial.origin in ALWAYS else self.name
 
     @property
     def is_reference(self) -> bool:
@@ -296,21 +298,22 @@ class Confirmation:
 
     @property
     def choice(self) -> Confirmed | None:
-        """The configuration to launch: the best, if it beats the reference or there is none, else the reference; None:
-        not whole, or too few seeds.
+        """The configuration to launch: the best, if it beats the reference, that broke in a run, or there is none, else
+        the reference; None: not whole, or too few seeds.
         """
         best, reference = self.best, self.reference
         if best is None or not self.is_whole or self.seeds < LEAST_SEEDS:
             return None
-        return best if reference is None or beats(best, reference, best.over_reference) else reference
+        is_best = reference is None or bool(reference.lost) or beats(best, reference, best.over_reference)
+        return best if is_best else reference
 
     @property
     def is_decided(self) -> bool:
         """True if the choice beats the reference, or, if it is the reference or there is none, all others."""
-        choice = self.choice
-        if choice is None or choice.over_reference is not None:
-            return choice is not None
-        return choice is self.best and self.is_best_of_all
+        choice, reference = self.choice, self.reference
+        if choice is not None and reference is not None and choice is not reference:
+            return beats(choice, reference, choice.over_reference)
+        return choice is not None and choice is self.best and self.is_best_of_all
 
     @property
     def is_best_of_all(self) -> bool:
@@ -347,8 +350,9 @@ class Confirmation:
                 broke = f"; {rival.breaking}" if rival.lost else ""
                 why = f"nothing beat it ({rival.name}: {rival.over_reference.signed}{broke})"
             return f"Keep the reference: {why}."
-        over, tied = choice.over_reference, self.not_told_apart
-        lead = "it has the highest mean" if over is None else f"{over.signed} over the reference"
+        over, tied, reference = choice.over_reference, self.not_told_apart, self.reference
+        broke = f" ({reference.breaking})" if reference is not None and reference.lost else ""
+        lead = "it has the highest mean" if over is None else f"{over.signed} over the reference{broke}"
         names = ", ".join(one.name for one in tied if not one.is_reference)
         others = ", and better than every other" if self.is_best_of_all and len(self.configurations) > 2 else ""
         return f"Launch {choice.name}: {lead}{f'; {names} may be as good' if names else others}."
@@ -466,13 +470,14 @@ def compared(length: int, confirmed: Sequence[Confirmed], baseline: OnTest | Non
     """Return the confirmation of runs of `length` episodes: its configurations ranked and compared."""
     prompts = 0 if baseline is None else baseline.prompts
     plain = Confirmation(length, prompts, baseline, tuple(confirmed))
-    reference = next((one for one in plain.read if one.is_reference), None)
+    reference, present = (next((one for one in plain.read if one.trial.origin is origin), None) for origin in ALWAYS)
     kls = pooled(Readings(one.kls, one.lost) for one in plain.read)
     filled = []
     for one in confirmed:
         reward = plain.spread.interval([one.readings], ALPHA) if one.rewards else None
         kl = kls.interval([Readings(one.kls, one.lost)], ALPHA, least=0.0) if one.kls else None
-        filled.append(replace(one, reward=reward, kl=kl, over_reference=plain.lead(one, reference)))
+        over_reference, over_baseline = (plain.lead(one, other) for other in (reference, present))
+        filled.append(replace(one, reward=reward, kl=kl, over_reference=over_reference, over_baseline=over_baseline))
 
     def rank(one: Confirmed) -> tuple[bool, bool, float]:
         is_enough = 0 < len(one.rewards) >= LEAST_READ * plain.most
@@ -500,7 +505,7 @@ def confirmation_data(one: Confirmation) -> dict[str, Any]:
 
 
 def _configuration_data(one: Confirmed) -> dict[str, Any]:
-    intervals = ("reward", "kl", "over_reference", "under_best")
+    intervals = ("reward", "kl", "over_reference", "over_baseline", "under_best")
     return {
         "trial": one.trial.number,
         "is_reference": one.is_reference,

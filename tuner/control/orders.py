@@ -25,7 +25,7 @@ from tuner.store import NewTrial, Order, OrderState, Store, StudyRow, TrialRow, 
 from tuner.store.connect import now
 from tuner.store.trials import copy_steps, insert_trial, write_judgements, write_outcome, write_pause, write_resumption
 from tuner.study import folder as study_folder
-from tuner.study.spec import StudySpec
+from tuner.study.spec import StudySpec, require_stated_mini_batch
 from tuner.study.status import ORDER_KINDS, STOPPED_BY_PERSON, Origin, Role, Status, Wanted
 
 
@@ -77,16 +77,12 @@ def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[s
         if name in RUN_LENGTH:
             raise ConfigError(f"{name} is the same in all trials of a study, so that their results can be compared")
     params = dict(given) if spec.listed else spec.params_with(given)
-    config = spec.config(params).to_dict()
-    same = next((row.number for row in rows if row.config == config), None)
+    config = spec.config(params)
+    same = next((row.number for row in rows if row.config == config.to_dict()), None)
     if same is not None:
         raise ConfigError(f"trial {same} has these values already")
-    if "mini_batch_size" in given and config["mini_batch_size"] != given["mini_batch_size"]:
-        raise ConfigError(
-            f"mini_batch_size = {given['mini_batch_size']} is not allowed; expected at most batch_size = "
-            f"{config['batch_size']}"
-        )
-    return as_stored(params, config)
+    require_stated_mini_batch(given, config)
+    return as_stored(params, config.to_dict())
 
 
 def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments: Mapping[str, Any]) -> None:

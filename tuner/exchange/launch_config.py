@@ -91,10 +91,7 @@ def _facts(
     yield f'Study "{view.row.name}", task {view.spec.task}, trial {trial.number}, by PPO Tuner {__version__}.'
     has_value = trial.value is not None and math.isfinite(trial.value)
     if answer is not None:
-        yield answer.decision
-        yield answer.evidence
-        if answer.doubt:
-            yield answer.doubt
+        yield from filter(None, (answer.decision, answer.evidence, answer.gained, answer.doubt))
     else:
         kl = results.value_kl(store, trial)
         kl_text = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"

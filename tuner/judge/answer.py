@@ -1,4 +1,4 @@
-"""A study's answer for a KL budget: what to do, the evidence, at most one doubt, and the launch command.
+"""A study's answer for a KL budget: what to do, the evidence, gains, at most one doubt, and the launch command.
 
 Every command, page and export that recommends a launch uses `of_study`, and prints its lines. The answer is what a
 whole confirmation on fresh seeds chose (see `tuner.confirm.result`): a configuration that beats the reference, else the
@@ -16,12 +16,20 @@ from typing import Any
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import KL_UNIT, counted, decimals, fixed, measured, plus_minus, short
-from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, candidates, whole_run
+from tuner.confirm.plan import (
+    ALWAYS,
+    DEFAULT_SEEDS,
+    DEFAULT_TOP,
+    candidates,
+    is_within_budget,
+    whole_run,
+)
 from tuner.confirm.result import (
     MOST_SEEDS,
     WORTH,
     Confirmation,
     Confirmed,
+    Interval,
     confirmations,
     longest_read,
     share_at_most,
@@ -30,10 +38,11 @@ from tuner.control import forks
 from tuner.control.forks import ValueCheckpoint
 from tuner.judge import results
 from tuner.judge.diagnose import course_of, hacked
+from tuner.judge.paired import improvement, over
 from tuner.judge.results import End, Measured, StudyView
 from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
-from tuner.study.status import Origin
+from tuner.study.status import Origin, Status
 
 
 class Badge(StrEnum):
@@ -52,8 +61,34 @@ class Badge(StrEnum):
 _MEANINGS = {
     Badge.ONE_SEED: "The best trial of the search, which ran on one seed. Confirm it before you rely on it.",
     Badge.CONFIRMED: "On fresh seeds and the test prompts better than the reference; or the reference itself.",
-    Badge.TIE: "Nothing was better on fresh seeds, so the reference is kept; without one, others may be as good.",
+    Badge.TIE: "Nothing was better on fresh seeds, so the reference is kept; without one, or if it broke, others may "
+    "be as good.",
 }
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The answer's reward minus that of the reference or the baseline; None for what is not known."""
+
+    over: Origin
+    trial: int
+    """Its number."""
+    mean: float | None = None
+    se: float | None = None
+    """Standard error over the eval prompts, of one seed; None if it is confirmed."""
+    low: float | None = None
+    high: float | None = None
+    """Interval over fresh seeds, if it is confirmed."""
+
+    @property
+    def text(self) -> str:
+        """`over the baseline (trial 1): +0.83 [0.60, 1.10]`, or `+0.83 ± 0.05` with the standard error."""
+        value = plus_minus(self.mean, self.se, signed=True)
+        if self.mean is None:
+            value = "not known"
+        elif self.low is not None:
+            value = Interval(self.mean, self.low, self.high, 0).signed
+        return f"over the {self.over} (trial {self.trial}): {value}"
 
 
 @dataclass(frozen=True)
@@ -81,6 +116,8 @@ class Answer:
     """The configuration's result on fresh seeds; None: not confirmed for this budget."""
     decision: str
     """What to do, in a sentence."""
+    gains: tuple[Gain, ...]
+    """Over the reference and the baseline, in a study with a baseline; else empty: the decision states the only one."""
     doubt: str
     """What could change the decision, in a sentence; empty: nothing known."""
     remedy: tuple[str, ...]
@@ -110,10 +147,16 @@ class Answer:
         value = plus_minus(self.trial.value, self.trial.value_se)
         return f"Best in budget, one seed: eval reward {value}{at_kl}."
 
+    @property
+    def gained(self) -> str:
+        """Its gains in a sentence; empty without any."""
+        text = "; ".join(gain.text for gain in self.gains)
+        return f"{text[:1].upper()}{text[1:]}." if text else ""
+
 
 def _name(trial: TrialRow) -> str:
-    """Return `trial 17`, or `trial 0, the reference`."""
-    return f"trial {trial.number}{', the reference' if trial.origin is Origin.REFERENCE else ''}"
+    """Return `trial 17`, `trial 0, the reference` or `trial 1, the baseline`."""
+    return f"trial {trial.number}{f', the {trial.origin}' if trial.origin in ALWAYS else ''}"
 
 
 def of_study(store: Store, view: StudyView) -> Answer | None:
@@ -147,10 +190,30 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         confirmation=done,
         confirmed=confirmed,
         decision=decision,
+        gains=tuple(_gains(store, view, trial, confirmed)),
         doubt=doubt,
         remedy=remedy,
         launch=_launch(store, view, trial, done, is_own=is_own),
     )
+
+
+def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: Confirmed | None) -> Iterator[Gain]:
+    """Yield the gains of the answer, on fresh seeds if it is `confirmed`; none in a study without a baseline.
+
+    As there, what broke or has nothing within the KL budget counts as the SFT policy.
+    """
+    others = [row for row in view.trials if row.origin in ALWAYS]
+    if Origin.BASELINE not in (row.origin for row in others):
+        return
+    for row in (row for row in others if row.number != trial.number):
+        if confirmed is not None:
+            found = confirmed.over_reference if row.origin is Origin.REFERENCE else confirmed.over_baseline
+            ends = {} if found is None else {"mean": found.mean, "low": found.low, "high": found.high}
+            yield Gain(row.origin, row.number, **ends)
+            continue
+        is_known = row.status.is_final and row.status is not Status.FAILED
+        gain = over(store, row, trial) if is_within_budget(row, view.spec) else improvement(store, trial)
+        yield Gain(row.origin, row.number, *((gain.mean, gain.se) if is_known and gain is not None else ()))
 
 
 def decided(runs: list[Confirmation]) -> Confirmation | None:
@@ -307,6 +370,7 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "confirmed": confirmation,
         "decision": answer.decision,
         "certainty": answer.evidence,
+        "gains": [asdict(gain) for gain in answer.gains],
         "cautions": [answer.doubt] if answer.doubt else [],
         "remedy": remedy,
         "launch": launch,

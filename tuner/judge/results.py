@@ -225,9 +225,9 @@ def value_sources(trial: TrialRow, spec: StudySpec, trials: Sequence[TrialRow] =
 
     Where `trials` hold the one that it was forked from or confirms, a value that is unchanged has that one's source.
 
-    `searched` by the sampler; `listed` for this trial, or for this start of a search; `enqueued` by a person; changed
-    in a fork (`forked`); set by the `study`; the `task`'s own reference; one of `TRL`'s values that do not depend on
-    the model's size; or another declared `default`.
+    `searched` by the sampler; `listed` for this trial, this start of a search, or the baseline; `enqueued` by a person;
+    changed in a fork (`forked`); set by the `study`; the `task`'s own reference; one of `TRL`'s values that do not
+    depend on the model's size; or another declared `default`.
     """
     parent = next((row for row in trials if row.number == trial.parent), None)
     if parent is not None:
@@ -249,10 +249,10 @@ def value_sources(trial: TrialRow, spec: StudySpec, trials: Sequence[TrialRow] =
         elif name in trial.params:
             if spec.listed or trial.origin is Origin.LISTED:
                 return "listed"
-            if trial.origin is not Origin.ENQUEUED:
+            if trial.origin not in (Origin.ENQUEUED, Origin.BASELINE):
                 return "searched"
             is_usual = name in usual and trial.params[name] == trial_0.get(name)
-            return usual[name] if is_usual else "enqueued"
+            return usual[name] if is_usual else "enqueued" if trial.origin is Origin.ENQUEUED else "listed"
         if name in spec.fixed or name == "seed":
             return "study"
         if name in reference and value == reference[name]:

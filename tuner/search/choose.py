@@ -123,13 +123,14 @@ def point(spec: StudySpec, params: Mapping[str, HyperValue]) -> tuple[HyperValue
 
 
 def tried(spec: StudySpec, rows: Rows) -> set[tuple[HyperValue, ...]]:
-    """Return the points of the trials that count."""
-    return {tuple(row.config.get(name) for name in spec.search) for row in counting_trials(rows)}
+    """Return the points of the trials that count; a baseline is none of the search's if it states more than a point."""
+    own = [row for row in counting_trials(rows) if row.teaches or row.params.keys() <= spec.search.keys()]
+    return {tuple(row.config.get(name) for name in spec.search) for row in own}
 
 
 def is_exhausted(spec: StudySpec, rows: Rows) -> bool:
     """Return True if a search of few points has had each of them."""
-    if spec.listed or len(counting_trials(rows)) < len(spec.starts) + 1:
+    if spec.listed or len(counting_trials(rows)) < len(spec.starts) + 1 + bool(spec.baseline):
         return False
     every = points(spec.search)
     if every is None or len(every) > MOST_MERGED * len(counting_trials(rows)):
@@ -139,12 +140,14 @@ def is_exhausted(spec: StudySpec, rows: Rows) -> bool:
 
 
 def _new(spec: StudySpec, rows: Rows) -> New:
-    """Return the next new trial: listed, the reference, a start, or one to be proposed."""
+    """Return the next new trial: listed, the reference, the baseline, a start, or one to be proposed."""
     count = len(counting_trials(rows))
     if spec.listed:
         return New(spec.listed[count].params, Origin.LISTED, spec.listed[count].label)
     if count == 0:
         return New(spec.reference_params(), Origin.REFERENCE)
+    if spec.baseline and not any(row.origin is Origin.BASELINE for row in rows):
+        return New(spec.baseline_params(), Origin.BASELINE)
     started = sum(row.origin is Origin.LISTED for row in counting_trials(rows))
     if started < len(spec.starts):
         start = spec.starts[started]

@@ -6,11 +6,12 @@
 | paused, not evaluated   | RUNNING      |                             |            |
 | paused by a person      | PRUNED       | so far                      | satisfied  |
 | completed               | COMPLETE     | of the trial                | satisfied  |
-| pruned: broken          | PRUNED       | so far, else the baseline's | 1          |
+| pruned: broken          | PRUNED       | so far, else the SFT one's  | 1          |
 | pruned: other rules     | PRUNED       | so far                      | satisfied  |
 | stopped by a person     | PRUNED       | so far                      | satisfied  |
 | failed                  | FAIL         |                             |            |
 | any, not of the search  | FAIL         |                             |            |
+| the baseline            | FAIL         |                             |            |
 
 A value comes from a checkpoint within the KL budget, so a satisfied constraint is its log(KL / budget), at most 0.
 
@@ -18,8 +19,8 @@ The states are those of an exported study. To the study's own sampler every tria
 since that value counts however the trial ended: TPE would put all COMPLETE trials before all PRUNED ones, and rank
 those by their last step.
 
-A fork's result is not due to its configuration alone, and a confirming run says nothing new about where to search. FAIL
-keeps their numbers.
+A fork's result is not due to its configuration alone, a confirming run says nothing new about where to search, and the
+baseline is no point of the search. FAIL keeps their numbers.
 """
 
 from dataclasses import dataclass

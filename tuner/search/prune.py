@@ -37,7 +37,7 @@ def why_pruned(
 ) -> Reason | None:
     """Return why the study's pruner ends a trial after its last evaluation, or None to go on.
 
-    The reference, and trials that people asked for, run to their ends.
+    The reference, the baseline, and trials that people asked for, run to their ends.
 
     Args:
         spec: The study's; without a pruner nothing is pruned.

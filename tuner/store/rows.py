@@ -184,7 +184,7 @@ class TrialRow:
     @property
     def teaches(self) -> bool:
         """True if the study's sampler learns from it."""
-        return self.role is Role.SEARCH
+        return self.role is Role.SEARCH and self.origin is not Origin.BASELINE
 
     @property
     def counts(self) -> bool:

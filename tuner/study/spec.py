@@ -97,6 +97,8 @@ class StudySpec:
     sampler: SamplerSpec
     pruner: str | None = None
     """One of PRUNERS, or `module:callable`: it returns an `optuna.pruners.BasePruner`. None: nothing prunes."""
+    baseline: Mapping[str, HyperValue] = field(default_factory=dict)
+    """The user's present configuration, which is trial 1; empty: none is stated."""
     listed: tuple[ListedTrial, ...] = ()
     """The study's trials, if it lists them instead of searching."""
     starts: tuple[ListedTrial, ...] = ()
@@ -137,9 +139,11 @@ class StudySpec:
         for start, other in self.dropped:
             why = f"in this study it is the same as {other}" if start.params else "it states nothing that is searched"
             notes.append(f"{start.name} is left out: {why}")
-        if self.starts and self.trials is not None and self.trials <= len(self.starts):
-            notes.append(f"trials = {self.trials} leaves room for {self.trials - 1} of {len(self.starts)} starts")
-        for name, params in (self._listed_params or {"": self.reference_params()}).items():
+        room = len(self.starts) if self.trials is None else max(0, self.trials - 1 - bool(self.baseline))
+        if room < len(self.starts):
+            notes.append(f"trials = {self.trials} leaves room for {room} of {len(self.starts)} starts")
+        reference = {"": self.reference_params()} | ({"baseline": self.baseline_params()} if self.baseline else {})
+        for name, params in (self._listed_params or reference).items():
             notes += [f"{name}: {line}" if name else line for line in cautions(self.config(params))]
         return tuple(notes)
 
@@ -218,6 +222,7 @@ class StudySpec:
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=study_file.read_sampler(content.get("sampler", {}), f"{where}: sampler"),
             pruner=optional("pruner", study_file.read_pruner),
+            baseline=trial_tables.read_baseline(content, where),
             listed=listed,
             warm_start=names,
             workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
@@ -255,6 +260,7 @@ class StudySpec:
             study_file.DECLARED: study_file.declared_values(self.declared),
             "fixed": dict(self.fixed),
             **({} if self.listed else {"search": search, "sampler": asdict(self.sampler)}),
+            **({"baseline": dict(self.baseline)} if self.baseline else {}),
             "trial": [trial.to_dict() for trial in self.listed],
             "start": [start.to_dict() for start in self.starts],
             "warm_start": list(self.warm_start),
@@ -271,6 +277,8 @@ class StudySpec:
             ConfigError: the values of one that is asked for do not go together.
         """
         seen = {self.config(self.params_with(start.params)): start.name for start in settled}
+        if self.baseline:
+            seen[self.config(self.baseline_params())] = "trial 1, the baseline"
         seen[self.config(self.reference_params())] = "trial 0, the reference"
         starts, dropped = list(settled), []
         for start in asked:
@@ -329,6 +337,20 @@ class StudySpec:
         values = {name: self._reference_value(name) for name in self.search}
         return {name: value for name, value in values.items() if value is not None}
 
+    def baseline_params(self) -> dict[str, HyperValue]:
+        """Return the baseline's params; trial 0's fill in the rest, but for how its rate and β move.
+
+        A given rate follows a schedule. A given β is fixed, and in reward, unless the baseline has a KL target, or
+        states that it is normalized.
+        """
+        given = dict(self.baseline)
+        if "learning_rate" in given and self.keeps_kl_step:
+            given = {"lr_controller": "schedule", **given}
+        if "kl_coef" in given:
+            in_reward = {"normalize_kl_coef": False} if self.fixed.get("normalize_kl_coef") else {}
+            given = {"kl_target": None, **in_reward, **given}
+        return self.params_with(given)
+
     def params_with(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
         """Return the params of a trial with the values `given`; trial 0's fill in the rest.
 
@@ -350,6 +372,7 @@ class StudySpec:
                     for value in span.values[1:]
                 }
         reference = {} if self.listed else {"trial 0": self.reference_params()}
+        reference |= {"the baseline": self.baseline_params()} if self.baseline else {}
         trials = {**reference, **corners, **self._listed_params, **starts}
         return {name: self.config(params) for name, params in trials.items()}
 
@@ -401,7 +424,11 @@ class StudySpec:
         """Return what must not change once a trial has run, by name."""
         return {
             **{key: getattr(self, key) for key in ("task", "trainer", "pruner", "seed")},
-            **{f"fixed.{name}": self.fixed.get(name, "unset") for name in HYPERPARAMETERS},
+            **{
+                f"{table}.{name}": values.get(name, "unset")
+                for table, values in (("fixed", self.fixed), ("baseline", self.baseline))
+                for name in HYPERPARAMETERS
+            },
             "pace": "kept by each trial" if self.keeps_kl_step else "as set by learning_rate and β",
             "kl.limit": self.kl_limit,
             **{f"guard.{key}": value for key, value in self.guard.to_dict().items()},
@@ -416,7 +443,8 @@ class StudySpec:
         """Return how the rate and β of a trial with these params move, where the study does not say."""
         given = {*self.search, *params, *(name for trial in self.listed for name in trial.params)}
         target = self._reference_value("kl_target")
-        pace = study_file.pace(given, self.fixed, target, is_listed=bool(self.listed))
+        own = {"lr_controller": "schedule"} if params.get("lr_controller") == "schedule" else {}
+        pace = study_file.pace(given, {**self.fixed, **own}, target, is_listed=bool(self.listed))
         if "kl_coef" in self.declared.reference:  # in reward
             pace.pop("normalize_kl_coef", None)
         return pace
@@ -462,6 +490,16 @@ class StudySpec:
             trials[_values_text(values)] = {**low, **values}
             trials[f"{_values_text(values)}, all others at their high end"] = {**high, **values}
         self._check_each(trials, where)
+        if self.baseline:
+            self._check_baseline(where)
+
+    def _check_baseline(self, where: str) -> None:
+        """Raise ConfigError if the baseline could not be a trial beside the reference."""
+        self._check_each({"baseline": self.baseline_params()}, where)
+        config = self.config(self.baseline_params())
+        require_stated_mini_batch(self.baseline, config, f"{where}: baseline.")
+        if config == self.config(self.reference_params()):
+            raise ConfigError(f"{where}: baseline: it is the same as trial 0, the reference; state what differs")
 
     def _check_extent(self, where: str) -> None:
         """Raise ConfigError if nothing bounds the study, or its budget is too small for a single trial."""
@@ -489,6 +527,15 @@ class StudySpec:
 
     def _corner(self, which: Literal["low", "high"]) -> dict[str, HyperValue]:
         return {name: study_file.extreme(span, which) for name, span in self.search.items()}
+
+
+def require_stated_mini_batch(given: Mapping[str, HyperValue], config: PPOConfig, where: str = "") -> None:
+    """Raise ConfigError if the `given` mini-batch is larger than the batch, which a trial's `config` would cut."""
+    mini = given.get("mini_batch_size")
+    if mini is not None and mini != config.mini_batch_size:
+        raise ConfigError(
+            f"{where}mini_batch_size = {mini} is not allowed; expected at most batch_size = {config.batch_size}"
+        )
 
 
 def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:

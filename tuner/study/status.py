@@ -44,6 +44,8 @@ class Origin(StrEnum):
 
     REFERENCE = "reference"
     """Trial 0: the task's own values, TRL's where it states none."""
+    BASELINE = "baseline"
+    """Trial 1, where the study file has a `[baseline]` table: the user's present configuration."""
     SAMPLED = "sampled"
     """The sampler proposed it."""
     LISTED = "listed"

@@ -51,6 +51,8 @@ TOP_LEVEL: Mapping[str, str] = {
     "gpus_per_trial": "processes that train each trial together, on a GPU each; 1 unless set",
     "fixed": "a table of hyperparameters that are the same in all trials",
     "search": 'a table of what is searched: `"advised"`, `{ low = ..., high = ..., scale = ... }`, or a list of values',
+    "baseline": "a table: your present configuration, which runs as trial 1 and is never told to the sampler; what it "
+    "leaves out is trial 0's",
     "start": "`[[start]]` tables: configurations that run first, in the study's ranges",
     "warm_start": "names of published recipes, or `study:NAME`, whose configurations run first",
     "trial": "`[[trial]]` tables: exactly these trials run, and nothing is searched",

@@ -1,4 +1,4 @@
-"""The [[trial]] and [[start]] tables and the warm starts of a study file. Never imports torch.
+"""The [[trial]], [[start]] and [baseline] tables and the warm starts of a study file. Never imports torch.
 
 A study either searches or lists its trials, which then run in order. Starts of a search are moved into its ranges. A
 recipe has the searchable values that its source states; the reference fills in the rest. Its rates suit models of 1B to
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ppo_core.config import checks
-from ppo_core.config.declare import Choices, Dimension, HyperValue
+from ppo_core.config.declare import RUN_LENGTH, Choices, Dimension, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.data.task import Task
 from ppo_core.errors import ConfigError, nearest
@@ -137,7 +137,7 @@ RECIPES: Mapping[str, PublishedRecipe] = {
 }  # fmt: skip
 """Published recipes by name."""
 
-_ONLY_SEARCHED = ("search", "sampler", "pruner", "start", "warm_start")
+_ONLY_SEARCHED = ("search", "sampler", "pruner", "baseline", "start", "warm_start")
 """Keys without effect if trials are listed."""
 
 
@@ -211,6 +211,22 @@ def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> L
         if name in fixed:
             raise ConfigError(f"{where}.{name}: it is also in [fixed]; remove it from one of them")
     return ListedTrial(params, label)
+
+
+def read_baseline(content: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
+    """Return the `[baseline]` table of a parsed study file; empty without one.
+
+    Raises:
+        ConfigError: a value is not allowed, there is none, or it is one of those that all trials share.
+    """
+    place = f"{where}: baseline"
+    values = read_fixed(checks.table(content.get("baseline", {}), place), place)
+    if "baseline" in content and not values:
+        raise ConfigError(f"{place}: it states nothing, so it is the same as trial 0, the reference")
+    for name in RUN_LENGTH:
+        if name in values:
+            raise ConfigError(f"{place}.{name}: it is the same in all trials of a study; set it in [fixed]")
+    return values
 
 
 def read_warm_starts(content: Mapping[str, Any], study: object, where: str) -> tuple[str, ...]:
