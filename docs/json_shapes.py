@@ -291,6 +291,8 @@ TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "value_step": "the step that its value comes from",
             "end_reward, end_kl, end_kl_se": "its last evaluation, whatever its KL",
             "baseline": "the SFT policy's eval reward",
+            "reread_step, reread_reward, reread_kl, reread_kl_se": "its checkpoint's second reading, after the search",
+            "reread_seconds": "what that cost, which `seconds` include",
             "retries": "how often it was resumed after a lost worker or an error without a new checkpoint in between",
         },
     ),
