@@ -72,6 +72,11 @@ TRIAL = {
     "end_kl": "eval KL of its last evaluation",
     "end_kl_se": "its standard error over the eval prompts",
     "baseline": "the SFT policy's eval reward",
+    "reread_step": "the step of its checkpoint that was read once more after the search; null: none was",
+    "reread_reward": "eval reward of that second reading; null: there can be none",
+    "reread_kl": "eval KL of it",
+    "reread_kl_se": "its standard error over the eval prompts",
+    "reread_seconds": "what it cost, which `seconds` include",
     "retries": "how often it was resumed after a lost worker or an error without a new checkpoint in between",
 }
 REASON = {
@@ -127,9 +132,9 @@ ANSWER = {
     "is_reference": "whether it is the reference",
     "kl_budget": "that it is the answer for",
     "badge": "`one seed`, `confirmed` or `a tie`",
-    "reward": "eval reward of its best checkpoint within the KL budget",
+    "reward": "eval reward of its best checkpoint within the KL budget; of one that was read twice, the mean",
     "reward_se": "its standard error over the eval prompts",
-    "kl": "eval KL of that checkpoint, in nats per response",
+    "kl": "eval KL of that checkpoint likewise, in nats per response",
     "kl_se": "its standard error",
     "step": "of that checkpoint; null: there is none",
     "episode": "of that checkpoint",
