@@ -47,15 +47,23 @@ def evaluate(state: RunState, models: TaskModels, generator: Generator, *, with_
     return _evaluate(state, models, generator, models.prompts.eval, key, with_values=with_values)
 
 
+def evaluate_again(state: RunState, models: TaskModels, generator: Generator) -> SplitReading:
+    """Evaluate the policy on the eval prompts with other random numbers than those that it may have been chosen by."""
+    return _read(state, models, generator, models.prompts.eval, Key(models.task.eval_seed, Purpose.EVALUATION, 1))
+
+
 def evaluate_on_test(state: RunState, models: TaskModels, generator: Generator) -> SplitReading | None:
     """Evaluate the policy on the test prompts, at the settings of every evaluation; None if there are none.
 
     It has its own random numbers, so a checkpoint's luck in evaluations does not carry over.
     """
     prompts = models.prompts.test
-    if not prompts:
-        return None
-    key = Key(models.task.eval_seed, Purpose.TEST, 0)
+    return _read(state, models, generator, prompts, Key(models.task.eval_seed, Purpose.TEST, 0)) if prompts else None
+
+
+def _read(
+    state: RunState, models: TaskModels, generator: Generator, prompts: Sequence[Prompt], key: Key
+) -> SplitReading:
     metrics = _evaluate(state, models, generator, prompts, key, with_values=False).metrics
     means = {name: metrics[f"eval/{name}"] for name in ("reward", "reward_se", "kl", "kl_se")}
     return SplitReading(len(prompts), **means)

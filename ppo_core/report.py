@@ -148,7 +148,9 @@ class Trainer(Protocol):
     A factory is called as `factory(config, task_name, device=..., resume_from=...)`. If the trainer has a method
     `checkpoint_bytes() -> int`, the approximate size of a checkpoint, the room for its checkpoints is checked before
     its first step. A method `tested() -> SplitReading | None` evaluates the current policy on the task's test prompts,
-    or returns None if there are none: the best checkpoint of a study is evaluated this way, once.
+    or returns None if there are none: the best checkpoint of a study is evaluated this way, once. A method
+    `evaluated_again() -> SplitReading` evaluates it on the eval prompts with other random numbers than `evaluated`: the
+    best few checkpoints of a search are read this way before one is chosen.
 
     If a trial has several processes, each makes a trainer, and all get the same calls in the same order. One process
     alone then writes files, and our own errors, such as NoRoomError, are raised in all (`ppo_core.distributed.world`).

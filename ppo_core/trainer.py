@@ -45,7 +45,7 @@ from ppo_core.data.task_file import AnyTask
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World, joined, run_on_rank_zero, together
 from ppo_core.errors import ConfigError, NotFiniteError, TaskError
-from ppo_core.evaluation import evaluate, evaluate_on_test
+from ppo_core.evaluation import evaluate, evaluate_again, evaluate_on_test
 from ppo_core.models.load import FrozenPolicy, TaskModels, load_task
 from ppo_core.models.memory import free, peak_mib
 from ppo_core.models.policy import ActorCritic
@@ -274,6 +274,11 @@ class PPOTrainer:
             evaluation = evaluate(self.state, self.models, self.generator, with_values=with_values)
         metrics = report.metrics | evaluation.metrics | seconds
         return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
+
+    def evaluated_again(self) -> SplitReading:
+        """Evaluate the current policy on the eval prompts once more, with fresh draws."""
+        with sharding.gathered(self.network):
+            return evaluate_again(self.state, self.models, self.generator)
 
     def tested(self) -> SplitReading | None:
         """Evaluate the current policy on the task's test prompts; None if there are none."""

@@ -1,6 +1,7 @@
 """The battery's tasks of pairs: what a seed decides, what is made of it, and how random search says what they are worth."""
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ def random_search(trials: int, step: float) -> pd.DataFrame:
             "task": RECIPE.name, "start": "fair", "budget": trials, "seed": 0, "cpu": 10.0 * (trial + i), "pace": 1.0,
             "trial": trial, "step": i, "reward": i * step * trial, "reward_se": 0.05, "kl": 0.5 * i, "kl_se": 0.1,
             "fresh_reward": i * step * trial, "fresh_kl": 0.5 * i, "fresh_kl_se": 0.1,
-        }
+        } | dict.fromkeys(runs.AGAIN, math.nan)
         for trial in range(trials) for i in range(2)
     ]  # fmt: skip
     return pd.DataFrame(rows)
@@ -150,3 +151,12 @@ def test_arms_are_read_at_the_cost_of_as_many_trials_of_random_search() -> None:
     battery = report.Battery([RECIPE], {runs.RANDOM: random_search(24, 0.1)})
     assert battery.moment(RECIPE.name, 12) == 120.0
     assert battery.values(runs.RANDOM, "fair", 12) == {RECIPE.name: {0: pytest.approx(11 / 23)}}
+
+
+def test_a_study_is_worth_what_its_second_readings_choose() -> None:
+    found = random_search(24, 0.1)
+    again = found[(found.step == 1) & (found.trial >= 22)].assign(
+        reward=math.nan, cpu=[250.0, 260.0], again_reward=[2.2, 1.9], again_kl=0.5, again_kl_se=0.1
+    )  # trial 22 stays at 2.2, and trial 23 comes from 2.3 to 2.1
+    (study,) = report.studies(pd.concat([found, again]), {RECIPE.name: RECIPE}, {RECIPE.name: 1.0})
+    assert [study.value(moment, 0.0) for moment in (255.0, 265.0)] == pytest.approx([2.3, 2.2])

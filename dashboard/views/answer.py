@@ -122,7 +122,8 @@ def _kept(answer: Answer) -> None:
 
 def _reward_and_kl(answer: Answer) -> tuple[float | None, float | None]:
     """Return the means on fresh seeds if confirmed, else the readings of the trial's best checkpoint."""
-    reward, kl, confirmed = answer.trial.value, answer.trial.kl, answer.confirmed
+    confirmed = answer.confirmed
+    reward, kl = (None if each is None else each.mean for each in (answer.reward, answer.kl))
     if confirmed is not None and confirmed.reward is not None:
         reward = confirmed.reward.mean
     if confirmed is not None and confirmed.kl is not None:

@@ -204,8 +204,8 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
     planned = "" if total is None else f" of {total}"
     confirmed = None if answer is None else answer.confirmed
     reward, kl = (None, None) if confirmed is None else (confirmed.reward, confirmed.kl)
-    value = None if answer is None else plus_minus(answer.trial.value, answer.trial.value_se)
-    at_kl = None if answer is None else answer.trial.kl
+    value = None if answer is None or answer.reward is None else plus_minus(answer.reward.mean, answer.reward.se)
+    at_kl = None if answer is None or answer.kl is None else answer.kl.mean
     return {
         "study": _link(row.name),
         "task": task_text(view.spec.declared),

@@ -28,7 +28,7 @@ from tuner.engine.protocol import (
     PrepareTask,
     Progress,
     Read,
-    ReadTest,
+    ReadCheckpoint,
     Stepped,
     TrialSpec,
     WorkerSettings,
@@ -161,7 +161,7 @@ def _reads_a_checkpoint_on_the_test_prompts(driver: _Driver) -> None:
     driver.hear(answers={4: NextMove.LEAVE})
     newest = checkpoint.latest(trial.folder)
     assert newest is not None, "a trial that is left has a checkpoint"
-    job = ReadTest(0, trial.config, trial.task, trial.trainer, trial.device, trial.threads, trial.folder, newest)
+    job = ReadCheckpoint(0, trial.config, trial.task, trial.trainer, trial.device, trial.threads, trial.folder, newest)
     driver.engine.start(job)
     assert driver.engine.free == 0, "a job that runs takes up its room"
     assert driver.hear() == {0: [Read(SplitReading(4, 4.0, 0.5, 1.6, 0.25))]}, "it is read as it was saved"

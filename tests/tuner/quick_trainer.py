@@ -218,6 +218,20 @@ class ReadTrainer(QuickTrainer):
 tested = made_by(ReadTrainer)
 
 
+class RereadTrainer(ReadTrainer):
+    """Reads the eval prompts again: 2 less reward over 8 nats. Beside the file `hold_second` all but the first wait."""
+
+    def evaluated_again(self) -> SplitReading:
+        if FOLDER_VARIABLE in os.environ and (_folder() / "hold_second").exists():
+            if (_folder() / "first").exists():
+                wait_at_gate()
+            (_folder() / "first").touch()
+        return SplitReading(4, 1 + math.sqrt(self.kl) - 2 * (self.kl > 8), 0.5, self.kl, 0.25)
+
+
+reread = made_by(RereadTrainer)
+
+
 class UntestedTrainer(QuickTrainer):
     """Of a task without test prompts."""
 

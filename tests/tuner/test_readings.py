@@ -1,6 +1,7 @@
 """The checkpoint of a trial's value, its reading on the test prompts, and the front that is kept."""
 
 import json
+import math
 import random
 import shlex
 import shutil
@@ -18,11 +19,12 @@ from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, controller, curves, opened, quick_spec, rows, run, storage
 from tuner.control import forks
-from tuner.control.events import Event, ReadingOnTest, StudyWarned
+from tuner.control.events import Event, ReadingAgain, ReadingOnTest, StudyWarned
 from tuner.judge import results
+from tuner.judge.answer import of_study
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import MOST_ON_FRONT, kept_of_front
-from tuner.store import OnTest, Store
+from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
 
 
@@ -191,6 +193,62 @@ def test_a_trial_that_is_replayed_loses_the_reading_of_a_later_step_alone(tmp_pa
         store.begin_attempt(lease, row, None)
         assert list(readings(tmp_path)) == [(number, 0)], "that of the SFT policy stays"
         store.release(lease)
+
+
+# The second reading on the eval prompts
+
+
+def rereadings(folder: Path) -> dict[int, tuple[int | None, float | None, float | None, float | None]]:
+    """Return the second readings by trial."""
+    return {
+        row.number: (row.reread_step, row.reread_reward, row.reread_kl, row.reread_kl_se)
+        for row in rows(folder)
+        if row.reread_step is not None
+    }
+
+
+def pooled(row: TrialRow) -> float:
+    """Return what a trial of the trainer `reread` comes to over both readings."""
+    assert row.kl is not None
+    return 1 + math.sqrt(row.kl) - (row.kl > 8)
+
+
+def test_the_best_of_a_search_are_read_again_and_the_means_choose_what_is_launched(tmp_path: Path) -> None:
+    done, events = run(tmp_path, spec("reread", trials=6))
+    again, found = [event.trial for event in events if isinstance(event, ReadingAgain)], rows(tmp_path)
+    assert done and kinds(events)[-1 - len(again) :] == ["ReadingAgain"] * len(again) + ["ReadingOnTest"]
+    assert len(set(again)) == len(again) >= 3 and 0 in again
+    assert rereadings(tmp_path) == {
+        row.number: (row.value_step, pytest.approx(2 * pooled(row) - (row.value or 0)), row.kl, 0.25)
+        for row in found if row.number in again
+    }  # fmt: skip
+    searched = max((row for row in found if row.value is not None), key=lambda row: row.value or 0)
+    chosen = max((row for row in found if row.number in again), key=pooled)
+    assert searched.number != chosen.number and searched.number in again
+    with opened(tmp_path) as store:
+        view = results.read_study(store, NAME)
+        answer = of_study(store, view)
+    assert answer is not None and answer.reward is not None and (chosen.number, chosen.value_step) in readings(tmp_path)
+    assert (answer.number, answer.reward.mean) == (chosen.number, pytest.approx(pooled(chosen)))
+    assert kinds(run(tmp_path, spec("reread", trials=6))[1]) == ["StudyStarted"], "each is read once"
+
+
+def test_a_kill_between_two_second_readings_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:
+    (tmp_path / "hold_second").touch()
+    with controller(tmp_path, spec("reread", trials=6), workers=1) as running:
+        running.read_until(lambda line: line == "ReadingAgain", times=2)
+        running.kill()
+    before = rereadings(tmp_path)
+    assert len(before) == 1 and readings(tmp_path) == {}
+    (tmp_path / "hold_second").unlink()
+    done, events = run(tmp_path, spec("reread", trials=6))
+    again = [event.trial for event in events if isinstance(event, ReadingAgain)]
+    assert done and len(again) >= 2 and not before.keys() & set(again)
+    assert before.items() <= rereadings(tmp_path).items() and rereadings(tmp_path).keys() == {*before, *again}
+
+
+def test_one_trial_is_not_read_again(tmp_path: Path) -> None:
+    assert "ReadingAgain" not in kinds(run(tmp_path, spec("reread", trials=1))[1])
 
 
 # The front

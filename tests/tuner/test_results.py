@@ -11,7 +11,7 @@ from ppo_core.metrics import METRICS
 from tests.tuner import made_study
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge import results
-from tuner.judge.best import best_trial
+from tuner.judge.best import best_trial, ranked, standing, unread
 from tuner.judge.results import Measured, StudyView
 from tuner.store import Store, TrialRow
 from tuner.study.spec import KL_TARGET
@@ -68,6 +68,50 @@ def test_equal_values_go_to_the_lower_kl_then_the_lower_number() -> None:
     rows = [checkpointed(n, value=2.0, kl=kl) for n, kl in enumerate((5.0, 4.0, 4.0))]
     best = best_trial(rows, 10.0)
     assert best is not None and best.number == 1
+
+
+def reread(number: int, value: float, reward: float | None, kl: float = 8.0, **values: Any) -> TrialRow:
+    """Return the row of a trial whose best checkpoint was read again, at a KL of 9 ± 0.5 nats."""
+    second = {"reread_step": 4, "reread_reward": reward, "reread_kl": 9.0, "reread_kl_se": 0.5}
+    return checkpointed(number, **{"value": value, "kl": kl} | second | values)
+
+
+def numbers(rows: list[TrialRow], kl_budget: float = 10.0) -> list[int]:
+    return [row.number for row in ranked(rows, kl_budget)]
+
+
+def test_the_means_of_both_readings_decide() -> None:
+    lucky, steady = reread(0, 2.0, 1.5), reread(1, 1.9, 1.8)
+    assert numbers([lucky, steady]) == [1, 0]
+    assert standing(steady) == (pytest.approx(1.85), 8.5, 9.0)
+    assert standing(replace(steady, reread_step=3)) == (1.9, 8.0, 8.0), "another checkpoint's reading"
+    assert standing(replace(steady, reread_reward=None)) == (1.9, 8.0, 8.0)
+
+
+def test_the_mean_kl_and_its_error_must_be_within_the_budget() -> None:
+    rows = [reread(0, 2.0, 2.0, kl=8.0), reread(1, 1.9, 1.9, kl=7.0)]  # 8.5 and 8.0 nats, ± 0.5
+    assert [numbers(rows, budget) for budget in (9.0, 8.9, 8.4)] == [[0, 1], [1], []]
+
+
+def test_equal_means_go_to_the_reference() -> None:
+    rows = [reread(0, 2.0, 1.5, kl=9.0, origin=Origin.REFERENCE), reread(1, 1.5, 2.0, kl=6.0), reread(2, 2.0, 1.6)]
+    assert numbers(rows) == [2, 0, 1]
+
+
+def test_the_best_three_and_the_reference_are_read_again_until_no_reading_brings_up_another() -> None:
+    rows = [checkpointed(n, value=value) for n, value in enumerate((1.0, 2.0, 1.9, 1.8, 1.7))]
+    rows[0] = replace(rows[0], origin=Origin.REFERENCE)
+    assert [row.number for row in unread(rows, 10.0)] == [1, 2, 3, 0]
+    rows[:3] = [reread(0, 1.0, 1.2, origin=Origin.REFERENCE), reread(1, 2.0, 1.0), reread(2, 1.9, 1.9)]
+    assert [row.number for row in unread(rows, 10.0)] == [3, 4], "trial 1 is at 1.5 now"
+    rows[3:] = [reread(3, 1.8, 1.8), reread(4, 1.7, 1.7)]
+    assert unread(rows, 10.0) == []
+    assert [row.number for row in unread([*rows, checkpointed(5, value=1.75)], 10.0)] == [5]
+
+
+def test_where_nothing_is_to_be_chosen_or_nothing_can_be_read_again_nothing_is() -> None:
+    assert unread([checkpointed(0, value=2.0), checkpointed(1, value=1.0, kl=11.0)], 10.0) == []
+    assert unread([reread(0, 2.0, None), checkpointed(1, value=1.0)], 10.0) == []
 
 
 @pytest.mark.parametrize("missing", [{"value": None}, {"value": float("nan")}, {"kl": None}, {"kl": float("nan")}])

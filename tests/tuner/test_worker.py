@@ -16,8 +16,8 @@ from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, RewardOut
 from ppo_core.report import NextMove, SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import QuickTrainer
-from tuner.engine.protocol import Ended, Failed, Left, Phase, Read, ReadTest, Stepped, TrialSpec
-from tuner.engine.run_trial import import_factory, read_test, run_trial, with_evaluation
+from tuner.engine.protocol import Ended, Failed, Left, Phase, Read, ReadCheckpoint, Stepped, TrialSpec
+from tuner.engine.run_trial import import_factory, read_checkpoint, run_trial, with_evaluation
 from tuner.judge.decision import answer, guarded
 
 OVER_THE_LIMIT = 8.89e-4
@@ -100,8 +100,8 @@ def test_a_checkpoint_is_read_on_the_test_prompts_or_it_is_said_why_not(tmp_path
 
     def read(trainer: str) -> Read:
         path = tmp_path / "step-000010"
-        return read_test(
-            ReadTest(0, spec.config, spec.task, f"{MODULE}:{trainer}", spec.device, spec.threads, tmp_path, path)
+        return read_checkpoint(
+            ReadCheckpoint(0, spec.config, spec.task, f"{MODULE}:{trainer}", spec.device, spec.threads, tmp_path, path)
         )
 
     assert read("tested") == Read(SplitReading(4, 10.0, 0.5, 4.0, 0.25))

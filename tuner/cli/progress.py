@@ -24,6 +24,7 @@ from tuner.control.events import (
     Event,
     OrderDecided,
     Preparing,
+    ReadingAgain,
     ReadingOnTest,
     StudyPaused,
     StudyStarted,
@@ -37,7 +38,7 @@ from tuner.control.events import (
 )
 from tuner.environment import to_copy
 from tuner.files.disk import search_line
-from tuner.judge.best import best_rank
+from tuner.judge.best import Rank, best_rank
 from tuner.judge.scoring import Tally
 from tuner.store import OrderState, TrialRow
 from tuner.study.spec import StudySpec
@@ -125,7 +126,7 @@ class StudyProgress:
         self._is_started = False
         self._preparing: Preparing | None = None
         self._running: dict[int, _Running] = {}
-        self._best: dict[int, tuple[tuple[float, float, int], str]] = {}
+        self._best: dict[int, tuple[Rank, str]] = {}
         """Rank and result within the KL budget, by trial."""
         self._began: tuple[float, float] | None = None
         """Time at which this run's first trial started, and the share of the study done by then."""
@@ -164,6 +165,8 @@ class StudyProgress:
             case TrialSetAside(row, tally):
                 self._settle(row, tally)
                 self.say(f"trial {row.number} saved a checkpoint and is {row.status}")
+            case ReadingAgain(trial, step):
+                self.say(f"evaluating the best checkpoints once more: trial {trial} at step {step}")
             case ReadingOnTest():
                 if not self._is_reading:
                     self.say("evaluating the chosen checkpoints on the test prompts, each once")

@@ -37,6 +37,7 @@ from ppo_core.output import (
 from tuner.confirm.result import Confirmation
 from tuner.control.forks import ValueCheckpoint
 from tuner.environment import shortened
+from tuner.judge.best import is_reread
 from tuner.judge.paired import Difference
 from tuner.judge.results import FrontPoint, Measured, Source, StudyView, value_sources
 from tuner.judge.rules import RULES
@@ -121,6 +122,9 @@ def outcome_line(trial: TrialRow, kl: Measured | None) -> str:
     parts = (
         trial.shown_status,
         f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at_kl(kl)}",
+        f"read again {plus_minus(trial.reread_reward, trial.value_se)} at KL {measured(trial.reread_kl)}"
+        if is_reread(trial)
+        else "",
         "" if trial.end_kl is None else f"last evaluation {_last_evaluation(trial, ' at KL ')}",
         f"{trial.episodes} of {total} episodes",
         f"{trial.seconds:.0f} s",

@@ -13,7 +13,7 @@ from tuner.confirm.result import confirmations, longest_read
 from tuner.control import forks
 from tuner.environment import to_copy
 from tuner.judge.answer import Answer, answer_data, of_study
-from tuner.judge.best import best_rank, is_sound
+from tuner.judge.best import is_sound, ranked
 from tuner.judge.paired import improvement
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
 from tuner.judge.scoring import with_running
@@ -67,9 +67,8 @@ def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | N
 def _listed(view: StudyView) -> Sequence[TrialRow]:
     if len(view.trials) <= MOST_LISTED:
         return view.trials
-    ranks = (best_rank(row, view.spec.kl_budget) for row in view.trials)
-    best = sorted(rank for rank in ranks if rank is not None)[:LISTED_EACH]
-    chosen = {number for _, _, number in best} | {row.number for row in view.trials[-LISTED_EACH:]}
+    best = ranked(view.trials, view.spec.kl_budget)[:LISTED_EACH]
+    chosen = {row.number for row in best} | {row.number for row in view.trials[-LISTED_EACH:]}
     return [row for row in view.trials if row.number in chosen or not row.status.is_final]
 
 
@@ -117,7 +116,7 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
     out.print(render.config_table(trial, view, title))
     duration = f"in {trial.seconds:.0f} s"
     if answer.confirmed is not None:
-        reward = output.plus_minus(trial.value, trial.value_se)
+        reward = "unknown" if answer.reward is None else output.plus_minus(answer.reward.mean, answer.reward.se)
         out.print(f"Its run in the search: eval reward {reward}{render.at_kl(answer.kl)}, {duration}.")
     else:
         out.print(f"It ran {duration}, evaluations included.")

@@ -1,16 +1,19 @@
-"""Readings on the test prompts: of the study's answer and of its confirming runs, each once.
+"""Readings after the search: its best few again on the eval prompts, answer and confirming runs on the test prompts.
 
-The highest of many readings is high by luck, even on prompts that no trial learned from. So the chosen ones are read
-once more, on prompts that played no part in any choice.
+The highest of many readings is high by luck, even on prompts that no trial learned from. So the best few are read once
+more with fresh draws before one of them is chosen (see `tuner.judge.best`). What is chosen is read once on prompts that
+played no part in any choice.
 """
+
+from collections.abc import Iterable
 
 from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tuner.confirm.plan import Plan, due_step, missing
 from tuner.control.session import OpenStudy
-from tuner.engine.protocol import Failed, Message, Read, ReadTest
+from tuner.engine.protocol import Failed, Message, Read, ReadCheckpoint, Split
 from tuner.environment import to_copy
-from tuner.judge.best import best_trial
+from tuner.judge.best import best_trial, unread
 from tuner.store import TrialRow
 from tuner.study.status import Role
 
@@ -20,33 +23,41 @@ class HeldOutReadings:
 
     def __init__(self, study: OpenStudy, plan: Plan | None) -> None:
         self._study, self._plan = study, plan
-        self._tried: set[tuple[int, int]] = set()
-        """Checkpoints whose reading was started, as (trial, step)."""
-        self.running: dict[int, ReadTest] = {}
+        self._tried: set[tuple[int, int, Split]] = set()
+        """Readings that were started, as (trial, step, split)."""
+        self.running: dict[int, ReadCheckpoint] = {}
         """Readings under way, keyed by trial."""
 
-    def due(self, *, is_searched: bool) -> list[ReadTest]:
+    def due(self, *, is_searched: bool) -> list[ReadCheckpoint]:
         """Return the readings to start; `is_searched`: the study is finished, and its files are settled."""
+        jobs = self._untried(due_readings(self._study)) if is_searched else []
+        if again := [job for job in (*jobs, *self.running.values()) if job.split == "eval"]:
+            return again  # what they come to decides which others are due
         if self._plan is not None:  # the SFT policy's reading is the baseline of all confirming runs
-            jobs = [_reading(self._study, self._study.rows[0], 0)]
-        else:
-            jobs = due_readings(self._study) if is_searched else []
-        return [job for job in jobs if (job.number, job.step) not in self._tried]
+            return self._untried([_reading(self._study, self._study.rows[0], 0)])
+        return jobs
 
-    def begin(self, job: ReadTest) -> None:
+    def _untried(self, jobs: Iterable[ReadCheckpoint]) -> list[ReadCheckpoint]:
+        return [job for job in jobs if (job.number, job.step, job.split) not in self._tried]
+
+    def begin(self, job: ReadCheckpoint) -> None:
         """Note that a worker runs the job."""
-        self._tried.add((job.number, job.step))
+        self._tried.add((job.number, job.step, job.split))
         self.running[job.number] = job
 
     def end(self, number: int, message: Message) -> str | None:
         """Record a reading from its job's last message; return a warning if it failed, else None."""
-        job = self.running.pop(number)
+        job, study = self.running.pop(number), self._study
         if isinstance(message, Read):
-            trial_id = self._study.rows[number].id
-            self._study.store.add_test_reading(self._study.lease, trial_id, job.step, message.reading, message.why_not)
+            trial_id = study.rows[number].id
+            if job.split == "test":
+                study.store.add_test_reading(study.lease, trial_id, job.step, message.reading, message.why_not)
+            else:
+                study.store.add_rereading(study.lease, trial_id, job.step, message.reading, message.seconds)
+                study.refresh(number)
             return None
         why = message.message if isinstance(message, Failed) else str(message)
-        return f"trial {number} could not be evaluated on the test prompts: {why}"
+        return f"trial {number} could not be evaluated on the {job.split} prompts: {why}"
 
     def add_confirming_runs(self) -> None:
         """Add the confirming runs that the study lacks, once the SFT policy has been evaluated.
@@ -55,11 +66,11 @@ class HeldOutReadings:
             StudyError: the task has no test prompts, or they could not be evaluated.
         """
         study = self._study
-        if self._plan is None:
+        if self._plan is None or any(job.split == "eval" for job in self.due(is_searched=True)):
             return
         first = study.rows[0]
         baseline = study.store.on_test(first.id, 0)
-        if baseline is None and (first.number in self.running or (first.number, 0) not in self._tried):
+        if baseline is None and (first.number in self.running or (first.number, 0, "test") not in self._tried):
             return
         why_not = "the SFT policy could not be evaluated on the test prompts" if baseline is None else baseline.why_not
         if why_not is not None:
@@ -69,9 +80,11 @@ class HeldOutReadings:
         self._plan = None
 
 
-def due_readings(study: OpenStudy) -> list[ReadTest]:
-    """Return the jobs for readings that are missing and whose checkpoint is here, the answer's first."""
-    return [job for job in _missing_readings(study) if _is_here(job)]
+def due_readings(study: OpenStudy) -> list[ReadCheckpoint]:
+    """Return the jobs for readings that are missing and whose checkpoint is here: again, of the answer, of others."""
+    steps = [(row, row.value_step) for row in unread(study.rows, study.spec.kl_budget)]
+    again = [_reading(study, row, step, "eval") for row, step in steps if step is not None]
+    return [job for job in (*again, *_missing_readings(study)) if _is_here(job)]
 
 
 def why_unread(study: OpenStudy) -> str | None:
@@ -91,7 +104,7 @@ def why_unread(study: OpenStudy) -> str | None:
     )
 
 
-def _missing_readings(study: OpenStudy) -> list[ReadTest]:
+def _missing_readings(study: OpenStudy) -> list[ReadCheckpoint]:
     best = best_trial(study.rows, study.spec.kl_budget)
     steps = [] if best is None else [(best, best.value_step)]
     steps += [(row, due_step(row, study.spec)) for row in study.rows if row.role is Role.CONFIRM]
@@ -99,14 +112,14 @@ def _missing_readings(study: OpenStudy) -> list[ReadTest]:
     return [_reading(study, row, step) for row, step in steps if step is not None and (row.id, step) not in read]
 
 
-def _is_here(job: ReadTest) -> bool:
+def _is_here(job: ReadCheckpoint) -> bool:
     return job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()
 
 
-def _reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
+def _reading(study: OpenStudy, row: TrialRow, step: int, split: Split = "test") -> ReadCheckpoint:
     """Return the job that reads a trial's checkpoint, or for step 0 the SFT policy."""
     spec, folder = study.spec, study.trial_folder(row.number)
-    return ReadTest(
+    return ReadCheckpoint(
         number=row.number,
         config=row.config,
         task=spec.task,
@@ -115,5 +128,6 @@ def _reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
         threads=row.threads,
         folder=folder,
         checkpoint=checkpoint.step_folder(folder, step) if step > 0 else None,
+        split=split,
         ranks=spec.gpus_per_trial,
     )

@@ -28,6 +28,7 @@ from tuner.control.events import (
     Limits,
     OrderDecided,
     Preparing,
+    ReadingAgain,
     ReadingOnTest,
     StudyPaused,
     StudyStopping,
@@ -51,7 +52,7 @@ from tuner.engine.protocol import (
     Prepared,
     PrepareTask,
     Progress,
-    ReadTest,
+    ReadCheckpoint,
     Stepped,
     TrialSpec,
 )
@@ -378,14 +379,15 @@ class TrialLoop:
     def _is_finished(self) -> bool:
         return is_finished(self._study.spec, self._study.rows)
 
-    def _due_readings(self) -> list[ReadTest]:
+    def _due_readings(self) -> list[ReadCheckpoint]:
         return self._readings.due(is_searched=self._is_finished() and not self._files.work.is_busy)
 
     def _start_readings(self) -> None:
         for job in [] if self._is_stopping() else self._due_readings():
             if self._engine.free > len(self._starting) and job.number not in self._taken():
                 self._readings.begin(job)
-                self._emit(ReadingOnTest(job.number, job.step))
+                event = ReadingOnTest if job.split == "test" else ReadingAgain
+                self._emit(event(job.number, job.step))
                 self._engine.start(job)
 
     # What workers report

@@ -77,6 +77,14 @@ class TrialSetAside:
 
 
 @dataclass(frozen=True)
+class ReadingAgain:
+    """One of the best checkpoints of a search is evaluated once more, with fresh draws, before one is chosen."""
+
+    trial: int
+    step: int
+
+
+@dataclass(frozen=True)
 class ReadingOnTest:
     """A trial's checkpoint is evaluated on the test prompts, for the answer or a confirmation."""
 
@@ -138,6 +146,7 @@ Event = (
     | TrialStepped
     | TrialEnded
     | TrialSetAside
+    | ReadingAgain
     | ReadingOnTest
     | OrderDecided
     | StudyPaused

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ppo_core.report import NextMove
-from tuner.engine.protocol import Entered, Job, Message, Phase, PrepareTask, ReadTest, Stepped, WorkerSettings
+from tuner.engine.protocol import Entered, Job, Message, Phase, PrepareTask, ReadCheckpoint, Stepped, WorkerSettings
 
 JobId = int | None
 """A job's id: a trial's number, or None for the task's preparation."""
@@ -111,8 +111,8 @@ class HangTimeout:
         self._phase, self._limit = "its first step", "first_step_seconds"
         if isinstance(job, PrepareTask):
             self._phase, self._limit = "preparing the task", "prepare_seconds"
-        elif isinstance(job, ReadTest):
-            self._phase = "reading the test prompts"
+        elif isinstance(job, ReadCheckpoint):
+            self._phase = f"reading the {job.split} prompts"
         self._since: float | None = now
         self._longest_step = 0.0
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ppo_core import checkpoint
 from ppo_core.config import checks
@@ -122,12 +122,17 @@ class TrialSpec(TrialJob):
     """Stages before `config` applies; see `tuner.control.forks.stages`."""
 
 
+Split = Literal["eval", "test"]
+
+
 @dataclass(frozen=True)
-class ReadTest(TrialJob):
-    """Read a trial's checkpoint on the task's test prompts; answered by `Read` or `Failed`."""
+class ReadCheckpoint(TrialJob):
+    """Read a trial's checkpoint on prompts of the task; answered by `Read` or `Failed`."""
 
     checkpoint: Path | None
     """None: the SFT policy."""
+    split: Split = "test"
+    """`eval`: once more, with fresh draws."""
 
     @property
     def step(self) -> int:
@@ -187,11 +192,13 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Read:
-    """Result of a reading on the test prompts."""
+    """Result of reading a checkpoint."""
 
     reading: SplitReading | None
     why_not: str | None = None
     """Reason that a reading is impossible."""
+    seconds: float = field(default=0.0, compare=False)
+    """What it cost, with the making of the trainer."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +259,7 @@ class Lost:
     """Exit code, signal or length of silence, in words."""
 
 
-Job = PrepareTask | TrialSpec | ReadTest
+Job = PrepareTask | TrialSpec | ReadCheckpoint
 Message = Progress | Prepared | Entered | Stepped | Read | Ended | Left | Failed | Lost
 
 

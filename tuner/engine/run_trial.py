@@ -4,7 +4,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ppo_core.drive import Hooks, drive
 from ppo_core.errors import ConfigError, PPOTunerError, is_outage, nearest
 from ppo_core.report import NextMove, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
-from tuner.engine.protocol import Ended, Left, Phase, Read, ReadTest, Stepped, TrialJob, TrialSpec
+from tuner.engine.protocol import Ended, Left, Phase, Read, ReadCheckpoint, Split, Stepped, TrialJob, TrialSpec
 from tuner.judge.guard import Guard, WatchState, watch
 from tuner.study.status import Reason
 
@@ -95,14 +95,20 @@ class _Trial(Hooks):
         self._enter(Phase.SAVING if saving else Phase.STEPPING)
 
 
-def read_test(job: ReadTest) -> Read:
-    """Evaluate a checkpoint on the test prompts."""
+READERS: Mapping[Split, str] = {"eval": "evaluated_again", "test": "tested"}
+"""A trainer's method that reads a split."""
+
+
+def read_checkpoint(job: ReadCheckpoint) -> Read:
+    """Evaluate a checkpoint on a split."""
+    start = time.perf_counter()
     trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
-    evaluate = getattr(trainer, "tested", None)
+    evaluate = getattr(trainer, READERS[job.split], None)
     if evaluate is None:
-        return Read(None, f"the trainer {job.trainer} evaluates no test prompts")
+        return Read(None, f"the trainer {job.trainer} evaluates no {job.split} prompts")
     reading = evaluate()
-    return Read(None, f"the task {job.task} has no test prompts") if reading is None else Read(reading)
+    why_not = f"the task {job.task} has no {job.split} prompts" if reading is None else None
+    return Read(reading, why_not, time.perf_counter() - start)
 
 
 def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:

@@ -40,11 +40,11 @@ from tuner.engine.protocol import (
     Prepared,
     PrepareTask,
     Progress,
-    ReadTest,
+    ReadCheckpoint,
     Stepped,
     TrialSpec,
 )
-from tuner.engine.run_trial import read_test, run_trial
+from tuner.engine.run_trial import read_checkpoint, run_trial
 from tuner.environment import existing
 from tuner.files import trial_log
 
@@ -119,8 +119,8 @@ def _carry_out(job: Job, controller: ControllerPipe, held: Sequence[int]) -> Mes
             return _prepare(job, controller)
         if job.ranks > launched.size():
             return _supervise(job, controller, held)
-        if isinstance(job, ReadTest):
-            return read_test(job)
+        if isinstance(job, ReadCheckpoint):
+            return read_checkpoint(job)
         return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)))
     except Exception as error:
         traceback.print_exception(error)
@@ -135,9 +135,9 @@ def _begin_log(job: Job) -> None:
         path = trial_log.path_of(job.folder)
         begins = "starts" if job.resume_from is None else f"resumes from step {checkpoint.step_of(job.resume_from)}"
         what = f"trial {job.number} {begins}"
-    elif isinstance(job, ReadTest):
+    elif isinstance(job, ReadCheckpoint):
         path = trial_log.path_of(job.folder)
-        what = f"trial {job.number} is evaluated at step {job.step} on the test prompts"
+        what = f"trial {job.number} is evaluated at step {job.step} on the {job.split} prompts"
     else:
         path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
     with warnings.catch_warnings():
@@ -171,7 +171,7 @@ _NOTICE_SECONDS = 2.0
 """Tolerance: a broken connection may be noticed this much before the death that broke it."""
 
 
-def _supervise(job: TrialSpec | ReadTest, controller: ControllerPipe, held: Sequence[int]) -> Message:
+def _supervise(job: TrialSpec | ReadCheckpoint, controller: ControllerPipe, held: Sequence[int]) -> Message:
     """Run a job on several processes and return its last message; if one fails or dies, all are ended.
 
     Each is a worker, and this process is its controller: rank 0's reports are passed on and answered.

@@ -10,8 +10,9 @@ within the KL budget. So of the search's own trials
 - each that is eligible as our best one is COMPLETE with a constraint of at most 0, however it ended;
 - each other COMPLETE one has a constraint over 0.
 
-In two cases Optuna names another trial: if a fork is the best one, or if several share the best value, of which ours
-has the lowest KL. The study's user attribute `best_trial` is always the number of ours.
+In three cases Optuna names another trial: if a fork is the best one, if second readings chose another than the highest
+value, or if several share that, of which ours is the reference or has the lowest KL. The study's user attribute
+`best_trial` is always the number of ours.
 
 Intermediate values are the eval reward by episode. Optuna has one series per trial, so the eval KL by episode is the
 user attribute `eval_kl`; origin, status, reason and differences from the reference are user attributes, too.

@@ -2,8 +2,9 @@
 
 Every command, page and export that recommends a launch uses `of_study`, and prints its lines. The answer is what a
 whole confirmation on fresh seeds chose (see `tuner.confirm.result`): a configuration that beats the reference, else the
-reference. Without one, or under a KL budget other than the study's, it is the best trial of the search. A trial that
-the search found later is named as a doubt, and takes no place before it is confirmed.
+reference. Without one, or under a KL budget other than the study's, it is the best trial of the search, whose best few
+are read once more (see `tuner.judge.best`). A trial that the search found later is named as a doubt, and takes no place
+before it is confirmed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tuner.confirm.result import (
 from tuner.control import forks
 from tuner.control.forks import ValueCheckpoint
 from tuner.judge import results
+from tuner.judge.best import is_reread, standing
 from tuner.judge.diagnose import course_of, hacked
 from tuner.judge.paired import improvement, over
 from tuner.judge.results import End, Measured, StudyView
@@ -104,8 +106,10 @@ class Answer:
     """The study's own, for which a confirmation holds."""
     checkpoint: ValueCheckpoint | None
     """Source of the trial's value; None: it has none."""
+    reward: Measured | None
+    """Eval reward of that checkpoint: of its only reading, or the mean of two."""
     kl: Measured | None
-    """Eval KL of that checkpoint, in nats per response."""
+    """Its eval KL likewise, in nats per response."""
     end: End
     test: OnTest | str
     """The checkpoint's result on the test prompts, or why there is none."""
@@ -144,8 +148,9 @@ class Answer:
                 f"{confirmed.breaking}."
             )
         at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {budget}"
-        value = plus_minus(self.trial.value, self.trial.value_se)
-        return f"Best in budget, one seed: eval reward {value}{at_kl}."
+        reward = "unknown" if self.reward is None else plus_minus(self.reward.mean, self.reward.se)
+        twice = ", read twice" if is_reread(self.trial) else ""
+        return f"Best in budget, one seed{twice}: eval reward {reward}{at_kl}."
 
     @property
     def gained(self) -> str:
@@ -177,13 +182,15 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
             decision = f"Nothing yet: {_name(trial)} leads."
         doubts = _of_one_seed(store, view, trial, longest_read(runs) if is_own else None, is_own=is_own)
     doubt, remedy = next(doubts, ("", ()))
+    stands = standing(trial)
     return Answer(
         study=view.row.name,
         trial=trial,
         kl_budget=view.spec.kl_budget,
         own_budget=own.kl_budget,
         checkpoint=forks.value_checkpoint(store, view.row, trial),
-        kl=results.value_kl(store, trial),
+        reward=None if stands is None else Measured(stands.reward, trial.value_se),
+        kl=Measured(stands.kl, trial.reread_kl_se) if stands and is_reread(trial) else results.value_kl(store, trial),
         end=results.end_of(store, trial, view.spec),
         test=results.on_test(store, view, trial),
         badge=badge,
@@ -238,7 +245,7 @@ def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confir
         yield f"Reward hacking, also on fresh seeds: {finding.worse[0]}. Read its samples.", ()
     best = view.best()
     if best is not None and _is_newer(view, best, done, one):
-        values = f"{fixed(best.value, 3)} against {fixed(one.trial.value, 3)}"
+        values = " against ".join(fixed(each and each.reward, 3) for each in map(standing, (best, one.trial)))
         words = _confirm(view, done, done.seeds, best)
         yield f"Trial {best.number} is newer, above it in the search ({values}), and not confirmed.", words
     if (lost := done.may_break) is not None and lost < share_at_most(len(one.lost), runs):
@@ -286,8 +293,8 @@ def _is_newer(view: StudyView, best: TrialRow, done: Confirmation, confirmed: Co
     configuration = whole_run(view.trials, best)
     if any(whole_run(view.trials, one.trial) == configuration for one in done.configurations):
         return False
-    value = confirmed.trial.value
-    return value is None or (best.value is not None and best.value > value)
+    ours, theirs = standing(confirmed.trial), standing(best)
+    return ours is None or (theirs is not None and theirs.reward > ours.reward)
 
 
 def _confirm(view: StudyView, done: Confirmation, seeds: int, newer: TrialRow | None = None) -> tuple[str, ...]:
@@ -358,8 +365,7 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "is_reference": answer.trial.origin is Origin.REFERENCE,
         "kl_budget": answer.kl_budget,
         "badge": answer.badge.value,
-        "reward": answer.trial.value,
-        "reward_se": answer.trial.value_se,
+        **results.with_error("reward", answer.reward),
         **results.with_error("kl", answer.kl),
         "step": None if checkpoint is None else checkpoint.step,
         "episode": None if checkpoint is None else checkpoint.episode,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tuner.judge.rules import blame_of
-from tuner.study.status import Role, Status
+from tuner.study.status import Origin, Role, Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
     from tuner.store import TrialRow
@@ -16,28 +16,85 @@ VALUE = "the best checkpoint within the KL budget"
 """Definition of a trial's value, in words."""
 RULE = (
     "The best trial has the checkpoint with the highest eval reward among all whose eval KL plus one standard "
-    "error is within the budget. How the trial ended does not matter, unless it failed or broke: a later "
+    "error is within the budget. When a search has ended, the best few are read once more with fresh draws, and the "
+    "means of both readings decide. How the trial ended does not matter, unless it failed or broke: a later "
     "checkpoint may be over the budget."
 )
 """Definition of the best trial, in words."""
+TOP = 3
+"""Best trials of an ended search that are read once more, beside the reference."""
 
 
 def best_trial(trials: Sequence[TrialRow], kl_budget: float) -> TrialRow | None:
     """Return the best trial under a KL budget in nats per response, or None if none is within it.
 
-    The rule is `RULE`. The trials' values are for that budget. The SFT policy is no answer. If values are equal, the
-    lower KL wins, then the lower number.
+    The rule is `RULE`. The trials' values are for that budget. The SFT policy is no answer. If rewards are equal, the
+    reference wins, then the lower KL, then the lower number.
     """
-    ranked = [(rank, trial) for trial in trials if (rank := best_rank(trial, kl_budget)) is not None]
-    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
+    return next(iter(ranked(trials, kl_budget)), None)
 
 
-def best_rank(trial: TrialRow, kl_budget: float) -> tuple[float, float, int] | None:
-    """Return a trial's sort key, best first; None: it cannot be the best."""
-    value, kl = trial.value, trial.kl
-    if value is None or kl is None or not math.isfinite(value) or not is_eligible(trial):
+def ranked(trials: Sequence[TrialRow], kl_budget: float) -> list[TrialRow]:
+    """Return the trials that may be the best under a KL budget, best first."""
+    ranks = [(rank, trial) for trial in trials if (rank := best_rank(trial, kl_budget)) is not None]
+    return [trial for _, trial in sorted(ranks, key=lambda pair: pair[0])]
+
+
+Rank = tuple[float, bool, float, int]
+"""Sort key of trials, best first; the number comes last."""
+
+
+def best_rank(trial: TrialRow, kl_budget: float) -> Rank | None:
+    """Return a trial's sort key; None: it cannot be the best."""
+    found = standing(trial)
+    if found is None or not found.bound <= kl_budget or not is_eligible(trial):
         return None
-    return (-value, kl, trial.number) if kl <= kl_budget else None
+    return -found.reward, trial.origin is not Origin.REFERENCE, found.kl, trial.number
+
+
+class Standing(NamedTuple):
+    """What a trial's best checkpoint is judged by: its reading in the search, or the mean of that and a second one.
+
+    The search's reading is the highest of many, so it is too high by luck. That of a trial that was read twice is too
+    high by half as much. So the best trials are read until all of them were (see `unread`).
+    """
+
+    reward: float
+    kl: float
+    """In nats per response."""
+    bound: float
+    """KL plus one standard error. Both readings share their prompts, so their mean's error counts as that of one; of a
+    single reading it is the KL, which the search has chosen by its bound.
+    """
+
+
+def is_reread(trial: TrialRow) -> bool:
+    """Return True if a trial's best checkpoint has a second reading."""
+    return trial.reread_step == trial.value_step and trial.reread_reward is not None and trial.reread_kl is not None
+
+
+def standing(trial: TrialRow) -> Standing | None:
+    """Return how a trial stands; None: it has no finite value."""
+    value, kl = trial.value, trial.kl
+    if value is None or kl is None or not math.isfinite(value):
+        return None
+    if not is_reread(trial):
+        return Standing(value, kl, kl)
+    mean = (kl + (trial.reread_kl or 0.0)) / 2
+    return Standing((value + (trial.reread_reward or 0.0)) / 2, mean, mean + (trial.reread_kl_se or 0.0))
+
+
+def unread(trials: Sequence[TrialRow], kl_budget: float) -> list[TrialRow]:
+    """Return the trials of an ended search to read once more: of the best few and the reference, those not read yet.
+
+    Readings change the order, so this is asked again after them. None where there is nothing to choose, or where an
+    earlier reading has shown that there can be none.
+    """
+    order = ranked(trials, kl_budget)
+    if len(order) < 2 or any(trial.reread_step is not None and trial.reread_reward is None for trial in trials):
+        return []
+    chosen = [trial for place, trial in enumerate(order) if place < TOP or trial.origin is Origin.REFERENCE]
+    return [trial for trial in chosen if trial.reread_step != trial.value_step]
 
 
 def is_eligible(trial: TrialRow) -> bool:

@@ -216,7 +216,7 @@ def spent(store: Store, view: StudyView) -> Costs:
         seconds[trial.shown_status].append(trial.seconds)
     by = {status: (len(each), sum(each)) for status, each in seconds.items()}
     rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)
-    evaluations = sum(row["time/evaluate"] or 0.0 for row in rows)
+    evaluations = sum(row["time/evaluate"] or 0.0 for row in rows) + sum(t.reread_seconds or 0.0 for t in view.trials)
     return Costs(sum(trial.seconds for trial in view.trials), evaluations, by)
 
 

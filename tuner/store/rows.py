@@ -176,6 +176,15 @@ class TrialRow:
     end_kl_se: float | None = None
     baseline: float | None = None
     """The SFT policy's eval reward, from step 0."""
+    reread_step: int | None = None
+    """Step of its checkpoint that was read once more when the search had ended."""
+    reread_reward: float | None = None
+    """Eval reward of that reading; None: it gave none."""
+    reread_kl: float | None = None
+    """Its eval KL, in nats per response."""
+    reread_kl_se: float | None = None
+    reread_seconds: float | None = None
+    """What it cost; `seconds` include it."""
     retries: int = 0
     """Resumptions after a lost worker or an error, since the last new checkpoint."""
     is_interrupted: bool = False

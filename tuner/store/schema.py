@@ -32,7 +32,7 @@ from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 from ppo_core.output import without_secrets
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 """Raised with every change of the tables; stores of other versions are refused."""
 
 metadata = MetaData()
@@ -120,6 +120,11 @@ trials = Table(
     Column("end_kl", Float),
     Column("end_kl_se", Float),
     Column("baseline", Float),
+    Column("reread_step", Integer),
+    Column("reread_reward", Float),
+    Column("reread_kl", Float),
+    Column("reread_kl_se", Float),
+    Column("reread_seconds", Float),
     Column("retries", Integer, nullable=False, default=0),
     UniqueConstraint("study_id", "number"),
 )

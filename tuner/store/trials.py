@@ -144,7 +144,7 @@ class Trials(Database):
                 last = max(last_kept, 0) if table is schema.test_readings else last_kept
                 connection.execute(delete(table).where(table.c.trial_id == trial.id, table.c.step > last))
             episodes = select(func.coalesce(func.max(steps.c.episode), 0)).where(steps.c.trial_id == trial.id)
-            values = {"attempts": trial.attempts + 1, "status": Status.RUNNING, "reason": None}
+            values = {"attempts": trial.attempts + 1, "status": Status.RUNNING, "reason": None, "reread_step": None}
             if not trial.attempts:
                 values["started_at"] = time.time()
             _update(connection, trial.id, episodes=episodes.scalar_subquery(), **values)
@@ -199,6 +199,16 @@ class Trials(Database):
                 connection.execute(insert(table).values(**values))
 
         self._write(lease, add)
+
+    def add_rereading(
+        self, lease: Lease, trial_id: int, step: int, reading: SplitReading | None, seconds: float
+    ) -> None:
+        """Record the second reading of a trial's checkpoint on the eval prompts; None: there can be none."""
+        names = ("reward", "kl", "kl_se")
+        values = {f"reread_{name}": None if reading is None else finite(getattr(reading, name)) for name in names}
+        spent = schema.trials.c.seconds + seconds
+        values |= {"reread_step": step, "reread_seconds": seconds}
+        self._write(lease, lambda connection: _update(connection, trial_id, seconds=spent, **values))
 
     def set_retries(self, lease: Lease, trial_id: int, retries: int) -> None:
         """Record the number of times a trial was resumed after a failure."""

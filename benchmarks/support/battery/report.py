@@ -1,9 +1,10 @@
 """What the battery's studies came to: values on a common scale, time to random search's value, table and picture.
 
 A study's value at a moment is the reward on the test prompts of the checkpoint that is the best within the KL budget on
-the eval prompts by then; where its KL on the test prompts is over the budget by two standard errors, the SFT policy's.
-On a task's scale 0 is the SFT policy, 1 the best value seen there. Clocks are CPU-seconds of steps and evaluations, and
-arms are read at the median cost of random search.
+the eval prompts by then, by the means of both readings for those that were read again after the search; where its KL on
+the test prompts is over the budget by two standard errors, the SFT policy's. On a task's scale 0 is the SFT policy, 1
+the best value seen there. Clocks are CPU-seconds of steps and evaluations, and arms are read at the median cost of
+random search.
 """
 
 import math
@@ -69,13 +70,21 @@ def _study(
     task: str, start: Start, budget: int, seed: int, rows: pd.DataFrame, kl_budget: float, speed: float
 ) -> Study:
     baseline = float(rows[rows.step == 0].fresh_reward.iloc[0])
-    best, times, values = -math.inf, [], []
+    best: dict[int, tuple[float, float, float]] = {}
+    """By trial: its reward, its KL, and what it is worth."""
+    times, values = [], []
     for row in rows[rows.step > 0].itertuples():
-        if row.reward > best and is_within(row.kl, row.kl_se, kl_budget):
-            best = row.reward
+        if not math.isnan(row.again_reward):
+            reward, kl, worth = best.pop(row.trial)
+            if is_within(kl := (kl + row.again_kl) / 2, row.again_kl_se, kl_budget):
+                best[row.trial] = (reward + row.again_reward) / 2, kl, worth
+        elif row.reward > best.get(row.trial, (-math.inf,))[0] and is_within(row.kl, row.kl_se, kl_budget):
             is_over = row.fresh_kl > kl_budget + 2 * row.fresh_kl_se
+            best[row.trial] = row.reward, row.kl, baseline if is_over else row.fresh_reward
+        chosen = max(best.values(), key=lambda one: one[0], default=(0.0, 0.0, baseline))[2]
+        if chosen != (values[-1] if values else baseline):
             times.append(speed * row.cpu)
-            values.append(baseline if is_over else row.fresh_reward)
+            values.append(chosen)
     return Study(task, start, budget, seed, np.array(times), np.array(values), speed * float(rows.cpu.max()))
 
 

@@ -38,6 +38,8 @@ ARMS = (RANDOM, OPTUNA, OURS)
 BUDGET, SMALL_BUDGET = 12, 6
 """Trials of full length."""
 READ = ["trial", "step", "reward", "reward_se", "kl", "kl_se", "fresh_reward", "fresh_kl", "fresh_kl_se"]
+AGAIN = ["again_reward", "again_kl", "again_kl_se"]
+"""Of the readings after the search, by which our answer is chosen."""
 KEYS = ["task", "start", "budget", "seed"]
 
 
@@ -86,7 +88,8 @@ def results_file(name: str) -> Path:
 def read_results(name: str) -> pd.DataFrame:
     """Return what was kept under a name; without rows where there is nothing."""
     path = results_file(name)
-    return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=[*KEYS, "cpu", "pace", *READ])
+    known = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+    return known.reindex(columns=[*KEYS, "cpu", "pace", *READ, *AGAIN])
 
 
 def run(
@@ -158,14 +161,15 @@ def _run_study(arm: str, job: Job, study: Path) -> pd.DataFrame:
 
 def _rows(job: Job, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the evaluations of a log, each with the CPU-seconds up to it; the last row is the log's end."""
-    frame = pd.DataFrame(lines).reindex(columns=["cpu", *READ])
-    first = frame[(frame.trial == frame.trial.iloc[0]) & frame.step.between(1, 2)]
+    frame = pd.DataFrame(lines).reindex(columns=["cpu", *READ, *AGAIN])
+    is_again = frame.again_reward.notna()
+    first = frame[(frame.trial == frame.trial.iloc[0]) & frame.step.between(1, 2) & ~is_again]
     frame = frame.assign(
         **asdict(job), cpu=frame.cpu.cumsum(), pace=first.cpu.sum(), trial=pd.factorize(frame.trial)[0]
     )
-    frame = frame[frame.reward.notna() | (frame.index == frame.index[-1])]
-    floats = ["cpu", "pace", *READ[2:]]
-    return frame[[*KEYS, "cpu", "pace", *READ]].astype(dict.fromkeys(floats, "float32"))
+    frame = frame[frame.reward.notna() | is_again | (frame.index == frame.index[-1])]
+    floats = ["cpu", "pace", *READ[2:], *AGAIN]
+    return frame[[*KEYS, "cpu", "pace", *READ, *AGAIN]].astype(dict.fromkeys(floats, "float32"))
 
 
 def refusal(task: Recipe, random: pd.DataFrame) -> str | None:

@@ -1,8 +1,8 @@
 """The trainer of the battery's studies: PPO, with a clock, and with a second reading of what may be a study's answer.
 
 Each step becomes a line of the file that the environment variable BATTERY_LOG names. The clock is the processor time of
-steps and evaluations, without start-up. A checkpoint within the KL budget that is better than all before it in its
-trial is read on the test prompts, too; that is not on the clock.
+steps and evaluations, those after the search included, without start-up. A checkpoint within the KL budget that is
+better than all before it in its trial is read on the test prompts, too; that is not on the clock.
 """
 
 import json
@@ -49,6 +49,13 @@ class BatteryTrainer:
         self._note(found, time.process_time() - before)
         return found
 
+    def evaluated_again(self) -> SplitReading:
+        before = time.process_time()
+        found = self._inner.evaluated_again()
+        line: dict[str, Any] = {"trial": self._trial, "step": self._inner.step, "cpu": time.process_time() - before}
+        self._write(line | {f"again_{name}": getattr(found, name) for name in ("reward", "kl", "kl_se")})
+        return found
+
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         self._inner.save(folder, extra)
 
@@ -64,6 +71,9 @@ class BatteryTrainer:
             if is_first or (report.step > 0 and reward > self._best and is_within(kl, kl_se, self._kl_budget)):
                 self._best = reward
                 line |= _fresh(self._inner.tested())
+        self._write(line)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
         with self._log.open("a") as log:
             log.write(json.dumps(line) + "\n")
 
