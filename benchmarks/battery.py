@@ -43,7 +43,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--make", nargs="+", choices=MAKES, default=list(MAKES), help="tasks of these makers (both)"
         )
-    run.add_argument("--arm", nargs="+", choices=runs.ARMS, default=list(runs.ARMS), help="all three")
+    run.add_argument("--arm", nargs="+", choices=runs.ARMS, default=list(runs.ARMS), help="all four")
+    run.add_argument("--start", nargs="+", choices=runs.ALL_STARTS, default=list(runs.ALL_STARTS), help="all five")
     run.add_argument("--seeds", type=int, metavar="N", default=5, help="studies of each kind, with seeds from 0 (5)")
     run.add_argument("--screen", action="store_true", help="ours alone, two starts, three seeds")
     run.add_argument("--workers", type=int, metavar="N", default=2, help="studies at a time (2)")
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> int:
     tasks = recipes(arguments.group, arguments.make)
     arms = [runs.OURS] if arguments.screen else arguments.arm
-    starts = runs.STARTS_SCREENED if arguments.screen else runs.ALL_STARTS
+    starts = runs.STARTS_SCREENED if arguments.screen else arguments.start
     seeds = min(arguments.seeds, 3) if arguments.screen else arguments.seeds
     for arm in arms:
         name = arguments.name if arm == runs.OURS else arm

@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/support/optuna_alone.py studies/reviews.toml --budget 12 --seed 0
 
-Space, fixed values, KL budget and KL limit are a study file's, and so is the trainer. The study ends with the trial in
-which the budget, in trials of full length, is spent. The last line is JSON, for `search.py live`.
+Space, fixed values, KL budget and KL limit are a study file's, and so is the trainer. A file that searches the rate
+gets a β as well, fixed or adaptive; one that does not has runs that keep their own pace. The study ends with the trial
+in which the budget, in trials of full length, is spent. The last line is JSON, for `search.py live`.
 """
 
 import argparse
@@ -28,13 +29,17 @@ arguments = parser.parse_args()
 spec = StudySpec.load(arguments.study)
 spent = 0
 evaluations: list[dict[str, float]] = []
+is_paced = "learning_rate" not in spec.search
 
 
 def make_config(trial: optuna.Trial) -> PPOConfig:
     params: dict[str, object] = {}
-    control = trial.suggest_categorical("kl_control", ["fixed", "adaptive"])
+    left_out = None
+    if not is_paced:
+        control = trial.suggest_categorical("kl_control", ["fixed", "adaptive"])
+        left_out = "kl_target" if control == "fixed" else "kl_coef"
     for name, span in spec.search.items():
-        if name == ("kl_target" if control == "fixed" else "kl_coef"):
+        if name == left_out:
             continue
         if span.scale == "log2":
             params[name] = 2 ** trial.suggest_int(name, int(math.log2(span.low)), int(math.log2(span.high)))
@@ -44,7 +49,7 @@ def make_config(trial: optuna.Trial) -> PPOConfig:
             params[name] = trial.suggest_int(name, int(span.low), int(span.high))
         else:
             params[name] = trial.suggest_float(name, span.low, span.high, log=span.is_log)
-    values = spec.config({}).to_dict() | {"kl_target": None} | params | {"seed": arguments.seed}
+    values = spec.config({}).to_dict() | ({} if is_paced else {"kl_target": None}) | params | {"seed": arguments.seed}
     return PPOConfig.from_dict(values, "trial")
 
 
@@ -87,8 +92,11 @@ units = read_by_sampler(
     {name: span for name, span in spec.search.items() if span.scale in ("log2", "log_from_1")},
     spec.config({}).to_dict(),
 )
-reference = {name: value for name, value in spec.reference_params().items() if name != "kl_target"}
-study.enqueue_trial({"kl_control": "fixed", **reference, **(units or {})})
+reference = dict(spec.reference_params())
+if not is_paced:
+    del reference["kl_target"]
+    reference["kl_control"] = "fixed"
+study.enqueue_trial({**reference, **(units or {})})
 study.optimize(objective, callbacks=[stop_when_spent])
 completed = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
 within = [trial for trial in completed if trial.user_attrs["kl"] <= spec.kl_budget]

@@ -3,8 +3,8 @@
 A study's value at a moment is the reward on the test prompts of the checkpoint that is the best within the KL budget on
 the eval prompts by then, by the means of both readings for those that were read again after the search; where its KL on
 the test prompts is over the budget by two standard errors, the SFT policy's. On a task's scale 0 is the SFT policy, 1
-the best value seen there. Clocks are CPU-seconds of steps and evaluations, and arms are read at the median cost of
-random search.
+the best that random search's trials found. Clocks are CPU-seconds of steps and evaluations, and arms are read at the
+median cost of random search.
 """
 
 import math
@@ -22,9 +22,11 @@ from ppo_core.config.kl_budget import is_within
 from support.intervals import Interval
 
 from .recipes import Recipe
-from .runs import ALL_STARTS, BUDGET, KEYS, OPTUNA, RANDOM, SMALL_BUDGET, as_run
+from .runs import ALL_STARTS, BUDGET, KEYS, OPTUNA, PACED, RANDOM, SMALL_BUDGET, as_run
 from .tasks import Start
 
+OTHERS: Mapping[str, Literal["any start", "its start"]] = {RANDOM: "any start", OPTUNA: "its start", PACED: "any start"}
+"""The arms that ours is compared with, and whether a start makes a difference to them."""
 POINTS = 60
 """Moments at which curves are drawn."""
 
@@ -43,6 +45,12 @@ class Study:
     """From then on; rewards."""
     cost: float
     """CPU-seconds in all."""
+    is_over: bool
+    """True if the KL of what it chose is over the budget on the test prompts by two standard errors."""
+    ends: int
+    """Trials that were run whole."""
+    ends_over: int
+    """Those of them whose last evaluation is over the KL budget."""
 
     def value(self, moment: float, baseline: float) -> float:
         """Return the value then; the SFT policy's before the first."""
@@ -70,22 +78,27 @@ def _study(
     task: str, start: Start, budget: int, seed: int, rows: pd.DataFrame, kl_budget: float, speed: float
 ) -> Study:
     baseline = float(rows[rows.step == 0].fresh_reward.iloc[0])
-    best: dict[int, tuple[float, float, float]] = {}
-    """By trial: its reward, its KL, and what it is worth."""
-    times, values = [], []
+    best: dict[int, tuple[float, float, float, bool]] = {}
+    """By trial: its reward, its KL, what it is worth, and whether it is over the budget on the test prompts."""
+    times, values, is_over = [], [], False
     for row in rows[rows.step > 0].itertuples():
         if not math.isnan(row.again_reward):
-            reward, kl, worth = best.pop(row.trial)
+            reward, kl, worth, is_over = best.pop(row.trial)
             if is_within(kl := (kl + row.again_kl) / 2, row.again_kl_se, kl_budget):
-                best[row.trial] = (reward + row.again_reward) / 2, kl, worth
+                best[row.trial] = (reward + row.again_reward) / 2, kl, worth, is_over
         elif row.reward > best.get(row.trial, (-math.inf,))[0] and is_within(row.kl, row.kl_se, kl_budget):
             is_over = row.fresh_kl > kl_budget + 2 * row.fresh_kl_se
-            best[row.trial] = row.reward, row.kl, baseline if is_over else row.fresh_reward
-        chosen = max(best.values(), key=lambda one: one[0], default=(0.0, 0.0, baseline))[2]
-        if chosen != (values[-1] if values else baseline):
+            best[row.trial] = row.reward, row.kl, baseline if is_over else row.fresh_reward, is_over
+        *_, worth, is_over = max(best.values(), key=lambda one: one[0], default=(0.0, 0.0, baseline, False))
+        if worth != (values[-1] if values else baseline):
             times.append(speed * row.cpu)
-            values.append(chosen)
-    return Study(task, start, budget, seed, np.array(times), np.array(values), speed * float(rows.cpu.max()))
+            values.append(worth)
+    whole = rows[rows.kl.notna()].groupby("trial").tail(1)
+    whole = whole[whole.step == rows.step.max()]
+    cost, ends_over = speed * float(rows.cpu.max()), int((whole.kl > kl_budget).sum())
+    return Study(
+        task, start, budget, seed, np.array(times), np.array(values), cost, bool(is_over), len(whole), ends_over
+    )
 
 
 @dataclass(frozen=True)
@@ -98,14 +111,16 @@ class Line:
     studies: int
     value: Interval
     """On the tasks' scales."""
-    over_optuna: Interval | None
-    """The difference to Optuna alone at the same task, start and seed."""
+    over: Mapping[str, Interval]
+    """Of ours alone: the difference to each other arm at the same task, start and seed."""
     worst: tuple[str, float] | None
-    """The task where that difference is least in the mean."""
-    speed: float
-    """Median time to random search's mean value, as a share of what that takes; inf: most never reach it."""
-    gain_kept: float | None
-    """Of an arm's gain over random search at the fair start, the share that is left at this one; None: it has none."""
+    """The task where the difference to Optuna alone is least in the mean."""
+    trials: float
+    """Median time to random search's mean value, in trials of full length; inf: most never reach it."""
+    answers_over: int
+    """Studies whose answer's KL is over the budget on the test prompts by two standard errors."""
+    ends_over: float
+    """Of the trials that were run whole, the share whose last evaluation is over the KL budget."""
 
 
 class Battery:
@@ -126,7 +141,7 @@ class Battery:
         self.costs = {task: float(np.median(seconds)) for task, seconds in costs.items()}
         """CPU-seconds at which arms are read: those of random search's first `BUDGET` trials."""
         self.best = dict(self.baselines)
-        for study in (study for found in self.arms.values() for study in found):
+        for study in self.arms[RANDOM]:
             self.best[study.task] = max(self.best[study.task], *study.values, -math.inf)
 
     def moment(self, task: str, budget: int) -> float:
@@ -138,104 +153,74 @@ class Battery:
         baseline = self.baselines[study.task]
         return (study.value(moment, baseline) - baseline) / (self.best[study.task] - baseline)
 
-    def _chosen(self, arm: str, start: Start, budget: int) -> list[Study]:
-        """Return an arm's studies at a start and a budget.
+    def chosen(self, arm: str, start: Start, budget: int) -> list[Study]:
+        """Return an arm's studies at a start and a budget, one of each task and seed.
 
-        Those of an equal start stand in for a start that was not run, and others' beginnings for a budget.
+        Those of an equal start stand in for a start that was not run, and beginnings of larger budgets for a budget.
         """
         is_run = any(study.start == start for study in self.arms[arm])
         at = start if is_run else as_run(arm, start)
-        of_start = [study for study in self.arms[arm] if study.start == at]
-        return [study for study in of_start if study.budget == budget] or of_start
+        found: dict[tuple[str, int], Study] = {}
+        for study in sorted(self.arms[arm], key=lambda study: -study.budget):
+            if study.start == at and study.budget >= budget:
+                found[study.task, study.seed] = study
+        return list(found.values())
 
     def values(self, arm: str, start: Start, budget: int) -> dict[str, dict[int, float]]:
         """Return the values of an arm's studies on the tasks' scales, by task and seed."""
         found: dict[str, dict[int, float]] = {}
-        for study in self._chosen(arm, start, budget):
+        for study in self.chosen(arm, start, budget):
             found.setdefault(study.task, {})[study.seed] = self.scaled(study, self.moment(study.task, budget))
         return found
 
-    def line(self, arm: str, start: Start, budget: int) -> Line | None:
-        """Return what an arm came to at a start and a budget; None without studies."""
-        values = self.values(arm, start, budget)
-        if not values:
+    def line(self, arm: str, starts: Sequence[Start], budget: int) -> Line | None:
+        """Return what an arm came to at some starts and a budget; None without studies."""
+        studies = [study for start in starts for study in self.chosen(arm, start, budget)]
+        if not studies:
             return None
-        gains = {task: self._gain(values[task], task, budget) for task in values}
-        fair = self.values(arm, "fair", budget)
-        fair_gains = {task: self._gain(fair[task], task, budget) for task in values if task in fair}
-        has_gain = len(fair_gains) == len(gains) and sum(fair_gains.values()) > 0
-        is_off = arm != RANDOM and start != "fair" and has_gain
-        over = self._over_optuna(values, start, budget) if arm not in (RANDOM, OPTUNA) else {}
-        means = {task: float(np.mean(found)) for task, found in over.items()}
-        worst = min(means.items(), key=lambda each: each[1], default=None)
+        values: dict[str, list[float]] = {}
+        over: dict[str, dict[str, list[float]]] = {}
+        for start in starts:
+            for task, by_seed in self.values(arm, start, budget).items():
+                values.setdefault(task, []).extend(by_seed.values())
+            for other in [other for other in self.arms if OTHERS.get(other) and not OTHERS.get(arm)]:
+                others = self.values(other, start, budget)
+                for task, by_seed in self.values(arm, start, budget).items():
+                    shared = [
+                        value - others[task][seed] for seed, value in by_seed.items() if seed in others.get(task, {})
+                    ]
+                    over.setdefault(other, {}).setdefault(task, []).extend(shared)
+        over = {other: {task: found for task, found in tasks.items() if found} for other, tasks in over.items()}
+        means = {task: float(np.mean(found)) for task, found in over.get(OPTUNA, {}).items()}
         return Line(
             arm,
-            start,
+            starts[0] if len(starts) == 1 else "all",
             budget,
-            sum(map(len, values.values())),
-            Interval.of_groups({task: list(of_task.values()) for task, of_task in values.items()}),
-            Interval.of_groups(over) if over else None,
-            worst,
-            float(np.median(self._times(arm, start, budget))),
-            float(np.mean(list(gains.values())) / np.mean(list(fair_gains.values()))) if is_off else None,
+            len(studies),
+            Interval.of_groups(values),
+            {other: Interval.of_groups(tasks) for other, tasks in over.items() if tasks},
+            min(means.items(), key=lambda each: each[1], default=None),
+            float(np.median([self._trials(study, budget) for study in studies])),
+            sum(study.is_over for study in studies),
+            sum(study.ends_over for study in studies) / max(sum(study.ends for study in studies), 1),
         )
 
-    def _gain(self, values: Mapping[int, float], task: str, budget: int) -> float:
-        random = self.values(RANDOM, "fair", budget)[task]
-        return float(np.mean(list(values.values())) - np.mean(list(random.values())))
-
-    def _over_optuna(
-        self, values: Mapping[str, Mapping[int, float]], start: Start, budget: int
-    ) -> dict[str, list[float]]:
-        other = self.values(OPTUNA, start, budget) if OPTUNA in self.arms else {}
-        paired = {
-            task: [value - other[task][seed] for seed, value in of_task.items() if seed in other[task]]
-            for task, of_task in values.items()
-            if task in other
-        }
-        return {task: found for task, found in paired.items() if found}
-
-    def _times(self, arm: str, start: Start, budget: int) -> list[float]:
-        """Return the time of each study to random search's mean value, as a share of what that takes."""
-        wanted = {}
-        for task, random in self.values(RANDOM, "fair", budget).items():
-            share, baseline = float(np.mean(list(random.values()))), self.baselines[task]
-            wanted[task] = baseline + share * (self.best[task] - baseline)
-        times = [(study.reaches(wanted[study.task]), study.task) for study in self._chosen(arm, start, budget)]
-        return [seconds / self.moment(task, budget) for seconds, task in times]
+    def _trials(self, study: Study, budget: int) -> float:
+        """Return the time of a study to random search's mean value, in trials of full length."""
+        shares = self.values(RANDOM, "fair", budget)[study.task].values()
+        baseline = self.baselines[study.task]
+        wanted = baseline + float(np.mean(list(shares))) * (self.best[study.task] - baseline)
+        return study.reaches(wanted) / self.moment(study.task, 1)
 
     def lines(self) -> list[Line]:
         """Return all lines of the table."""
-        cases = [(start, BUDGET) for start in ALL_STARTS] + [("fair", SMALL_BUDGET)]
-        found = [self.line(arm, start, budget) for start, budget in cases for arm in self.arms]
-        known = [one for one in found if one is not None and (one.arm != RANDOM or one.start == "fair")]
-        return known + [self._over_starts(arm) for arm in self.arms if arm != RANDOM]
-
-    def _over_starts(self, arm: str) -> Line:
-        """Return what an arm came to at the full budget over all starts."""
-        values: dict[str, list[float]] = {}
-        over: dict[str, list[float]] = {}
-        times = []
-        for start in ALL_STARTS:
-            of_start = self.values(arm, start, BUDGET)
-            for task, by_seed in of_start.items():
-                values.setdefault(task, []).extend(by_seed.values())
-            paired = self._over_optuna(of_start, start, BUDGET) if arm != OPTUNA else {}
-            for task, found in paired.items():
-                over.setdefault(task, []).extend(found)
-            times += self._times(arm, start, BUDGET)
-        means = {task: float(np.mean(found)) for task, found in over.items()}
-        return Line(
-            arm,
-            "all",
-            BUDGET,
-            sum(map(len, values.values())),
-            Interval.of_groups(values),
-            Interval.of_groups(over) if over else None,
-            min(means.items(), key=lambda each: each[1], default=None),
-            float(np.median(times)),
-            None,
-        )
+        starts = [start for start in ALL_STARTS if any(study.start == start for study in self.arms.get(OPTUNA, []))]
+        cases: list[tuple[list[Start], int]] = [(["fair"], BUDGET), (["fair"], SMALL_BUDGET)]
+        cases[1:1] = [([start], BUDGET) for start in starts if start != "fair"]
+        if len(starts) > 1:
+            cases.append((starts, BUDGET))
+        found = [self.line(arm, of_case, budget) for of_case, budget in cases for arm in self.arms]
+        return [one for one in found if one is not None and (OTHERS.get(one.arm) != "any start" or one.start == "fair")]
 
     def curves(self, arm: str) -> tuple[list[float], list[float]]:
         """Return shares of random search's cost, and the mean value of an arm's studies of the full budget by then."""
@@ -246,26 +231,31 @@ class Battery:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return the lines for people."""
+    """Return the lines for people, after what they say of ours."""
+    said = [
+        f"What random search finds in {one.budget} trials, {one.arm} finds in {one.trials:.1f} (start: {one.start})."
+        for one in lines
+        if one.arm not in OTHERS
+    ]
     head = (
-        f"{'start':12}{'budget':>7}  {'arm':18}{'studies':>8}{'value':>21}{'over Optuna':>22}{'worst task':>21}"
-        f"{'time to random':>16}{'gain kept':>11}"
+        f"{'start':12}{'budget':>7}  {'arm':15}{'studies':>8}{'value':>19}"
+        + "".join(f"{f'over {other}':>23}" for other in OTHERS)
+        + f"{'worst task':>21}{'trials to random':>17}{'answers over':>14}{'ends over':>11}"
     )
     rows = []
     for one in lines:
-        over = "" if one.over_optuna is None else one.over_optuna.text(2)
+        over = "".join(f"{one.over[other].text(2) if other in one.over else '':>23}" for other in OTHERS)
         worst = "" if one.worst is None else f"{one.worst[0]} {one.worst[1]:+.2f}"
-        kept = "" if one.gain_kept is None else f"{one.gain_kept:.2f}"
         rows.append(
-            f"{one.start:12}{one.budget:7}  {one.arm:18}{one.studies:8}{one.value.text(2):>21}{over:>22}{worst:>21}"
-            f"{one.speed:16.2f}{kept:>11}"
+            f"{one.start:12}{one.budget:7}  {one.arm:15}{one.studies:8}{one.value.text(2):>19}{over}{worst:>21}"
+            f"{one.trials:17.1f}{one.answers_over:14}{one.ends_over:11.1%}"
         )
-    return "\n".join([head, *rows])
+    return "\n".join([*said, "", head, *rows])
 
 
 def as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Return the lines as plain values; what is infinite is null."""
-    return [asdict(one) | {"speed": None if math.isinf(one.speed) else one.speed} for one in lines]
+    return [asdict(one) | {"trials": None if math.isinf(one.trials) else one.trials} for one in lines]
 
 
 def draw(battery: Battery, path: Path) -> None:
@@ -277,7 +267,7 @@ def draw(battery: Battery, path: Path) -> None:
     figure.update_layout(
         template="plotly_white",
         xaxis_title="CPU-seconds, as a share of random search's",
-        yaxis_title="value: 0 the SFT policy, 1 the best seen",
+        yaxis_title="value: 0 the SFT policy, 1 random search's best",
         width=800,
         height=450,
     )

@@ -33,8 +33,9 @@ WORK = ROOT / "runs" / "benchmarks" / "battery"
 """Where tasks are made, and where results of other names are kept."""
 DATA = ROOT / "benchmarks" / "data" / "battery"
 """Where the results of the three arms are kept."""
-RANDOM, OPTUNA, OURS = "random search", "Optuna alone", "ours"
-ARMS = (RANDOM, OPTUNA, OURS)
+RANDOM, OPTUNA, PACED, OURS = "random search", "Optuna alone", "random, paced", "ours"
+"""The third draws at random what ours searches, in runs that keep their own pace."""
+ARMS = (RANDOM, OPTUNA, PACED, OURS)
 BUDGET, SMALL_BUDGET = 12, 6
 """Trials of full length."""
 READ = ["trial", "step", "reward", "reward_se", "kl", "kl_se", "fresh_reward", "fresh_kl", "fresh_kl_se"]
@@ -56,15 +57,14 @@ class Job:
 def jobs(arm: str, tasks: Iterable[Recipe], starts: Sequence[Start], seeds: int) -> list[Job]:
     """Return an arm's studies, the first seed of all tasks first.
 
-    What random search and Optuna do does not depend on the budget, so theirs at the small one are the beginnings of
-    the others.
+    What others than ours do does not depend on the budget, so theirs at the small one are the beginnings of the others.
     """
     cases = [(start, BUDGET) for start in starts if as_run(arm, start) == start]
-    if arm not in (RANDOM, OPTUNA) and "fair" in starts:
+    if arm not in (RANDOM, OPTUNA, PACED) and "fair" in starts:
         cases.append(("fair", SMALL_BUDGET))
     tasks = list(tasks)
     return [
-        Job(task.name, start, task.random_budget if arm == RANDOM else budget, seed)
+        Job(task.name, start, task.random_budget if arm == RANDOM and seed == 0 else budget, seed)
         for seed in range(seeds)
         for start, budget in cases
         for task in tasks
@@ -74,9 +74,9 @@ def jobs(arm: str, tasks: Iterable[Recipe], starts: Sequence[Start], seeds: int)
 def as_run(arm: str, start: Start) -> Start:
     """Return the start whose studies are an arm's at this one: the fair one's where nothing differs.
 
-    Random search's starts differ in trial 0 alone. Ours does not read the reference's β.
+    Starts of random draws differ in trial 0 alone. Ours does not read the reference's β.
     """
-    return "fair" if arm == RANDOM or (arm != OPTUNA and STARTS[start][0] == "kl_coef") else start
+    return "fair" if arm in (RANDOM, PACED) or (arm != OPTUNA and STARTS[start][0] == "kl_coef") else start
 
 
 def results_file(name: str) -> Path:
@@ -135,15 +135,15 @@ def _run_study(arm: str, job: Job, study: Path) -> pd.DataFrame:
     folder = Path(tempfile.mkdtemp(prefix="battery-"))
     try:
         table = tomllib.loads(study.read_text()) | {"seed": job.seed, "budget": job.budget}
-        if arm == OURS:  # whose trials find their own rate and β
+        if arm not in (RANDOM, OPTUNA):  # whose trials find their own rate and β
             for name in ("learning_rate", "kl_coef"):
                 del table["search"][name]
             table["search"] |= {"kl_step": "advised", "kl_target": "advised"}
         (folder / "study.toml").write_bytes(tomli_w.dumps(table).encode())
-        if arm in (OPTUNA, RANDOM):
+        if arm in (RANDOM, OPTUNA, PACED):
             script = str(Path(__file__).parents[1] / "optuna_alone.py")
             command = [script, "study.toml", "--budget", str(job.budget), "--seed", str(job.seed)]
-            command += ["--random"] if arm == RANDOM else []
+            command += [] if arm == OPTUNA else ["--random"]
         else:
             command = ["-m", "tuner.cli.main", "run", "study.toml", "--workers", "1", "--storage", "store.db"]
         log = folder / "log.jsonl"
