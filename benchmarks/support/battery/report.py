@@ -22,7 +22,7 @@ from ppo_core.config.kl_budget import is_within
 from support.intervals import Interval
 
 from .recipes import Recipe
-from .runs import ALL_STARTS, BUDGET, KEYS, OPTUNA, PACED, RANDOM, SMALL_BUDGET, as_run
+from .runs import ALL_STARTS, BUDGET, KEYS, OPTUNA, PACED, RANDOM, as_run
 from .tasks import Start
 
 OTHERS: Mapping[str, Literal["any start", "its start"]] = {RANDOM: "any start", OPTUNA: "its start", PACED: "any start"}
@@ -215,11 +215,9 @@ class Battery:
     def lines(self) -> list[Line]:
         """Return all lines of the table."""
         starts = [start for start in ALL_STARTS if any(study.start == start for study in self.arms.get(OPTUNA, []))]
-        cases: list[tuple[list[Start], int]] = [(["fair"], BUDGET), (["fair"], SMALL_BUDGET)]
-        cases[1:1] = [([start], BUDGET) for start in starts if start != "fair"]
-        if len(starts) > 1:
-            cases.append((starts, BUDGET))
-        found = [self.line(arm, of_case, budget) for of_case, budget in cases for arm in self.arms]
+        cases = [[start] for start in starts or ALL_STARTS[:1]]
+        cases += [starts] if len(starts) > 1 else []
+        found = [self.line(arm, of_case, BUDGET) for of_case in cases for arm in self.arms]
         return [one for one in found if one is not None and (OTHERS.get(one.arm) != "any start" or one.start == "fair")]
 
     def curves(self, arm: str) -> tuple[list[float], list[float]]:

@@ -36,7 +36,7 @@ DATA = ROOT / "benchmarks" / "data" / "battery"
 RANDOM, OPTUNA, PACED, OURS = "random search", "Optuna alone", "random, paced", "ours"
 """The third draws at random what ours searches, in runs that keep their own pace."""
 ARMS = (RANDOM, OPTUNA, PACED, OURS)
-BUDGET, SMALL_BUDGET = 12, 6
+BUDGET = 12
 """Trials of full length."""
 READ = ["trial", "step", "reward", "reward_se", "kl", "kl_se", "fresh_reward", "fresh_kl", "fresh_kl_se"]
 AGAIN = ["again_reward", "again_kl", "again_kl_se"]
@@ -55,18 +55,13 @@ class Job:
 
 
 def jobs(arm: str, tasks: Iterable[Recipe], starts: Sequence[Start], seeds: int) -> list[Job]:
-    """Return an arm's studies, the first seed of all tasks first.
-
-    What others than ours do does not depend on the budget, so theirs at the small one are the beginnings of the others.
-    """
-    cases = [(start, BUDGET) for start in starts if as_run(arm, start) == start]
-    if arm not in (RANDOM, OPTUNA, PACED) and "fair" in starts:
-        cases.append(("fair", SMALL_BUDGET))
+    """Return an arm's studies, the first seed of all tasks first."""
     tasks = list(tasks)
     return [
-        Job(task.name, start, task.random_budget if arm == RANDOM and seed == 0 else budget, seed)
+        Job(task.name, start, task.random_budget if arm == RANDOM and seed == 0 else BUDGET, seed)
         for seed in range(seeds)
-        for start, budget in cases
+        for start in starts
+        if as_run(arm, start) == start
         for task in tasks
     ]
 
