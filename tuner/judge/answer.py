@@ -111,9 +111,9 @@ class Answer:
                 f"{confirmed.breaking}."
             )
         at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {budget}"
-        reward = "unknown" if self.reward is None else plus_minus(self.reward.mean, self.reward.se)
+        value = "unknown" if self.reward is None else plus_minus(self.reward.mean, self.reward.se)
         twice = ", read twice" if is_reread(self.trial) else ""
-        return f"Best in budget, one seed{twice}: eval reward {reward}{at_kl}."
+        return f"Best in budget, one seed{twice}: eval reward {value}{at_kl}."
 
 
 def _name(trial: TrialRow) -> str:
