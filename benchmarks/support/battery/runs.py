@@ -140,7 +140,7 @@ def _run_study(arm: str, job: Job, study: Path) -> pd.DataFrame:
             command = [script, "study.toml", "--budget", str(job.budget), "--seed", str(job.seed)]
             command += [] if arm == OPTUNA else ["--random"]
         else:
-            command = ["-m", "tuner.cli.main", "run", "study.toml", "--workers", "1", "--storage", "store.db"]
+            command = [str(Path(__file__).parents[1] / "search_alone.py"), "study.toml"]
         log = folder / "log.jsonl"
         own = {LOG: str(log), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'benchmarks'}{os.pathsep}{ROOT}"}
         ended = subprocess.run(
