@@ -123,7 +123,7 @@ def test_each_trial_stops_at_the_first_gate_that_it_fails_and_by_how_much(tmp_pa
         4: ("reward", -0.05),
         5: ("reward", -0.6),
         10: ("reward", -1.7),
-        6: ("KL", 3.0),
+        6: ("eval KL", 3.0),
         7: ("training KL", 30.0),
         8: ("training KL", None),
         9: ("training KL", None),
@@ -135,14 +135,14 @@ def test_each_trial_stops_at_the_first_gate_that_it_fails_and_by_how_much(tmp_pa
     }  # fmt: skip
     row_of = {row.number: row for row in found.rows}
     assert {number: close(row) for number, row in row_of.items() if close(row)} == {
-        1: ["KL"],
+        1: ["eval KL"],
         2: ["training KL"],
         3: ["reward", "fresh seeds"],
         4: ["reward"],
     }
     assert [row.number for row in found.rows if row.is_answer] == [1]
-    texts = {number: row_of[number].readings[-1].text for number in (3, 4, 6, 7, 8, 9)}
-    assert texts == {3: "+0.01", 4: "1.750", 6: "9.00", 7: "45.0", 8: "Nothing learned", 9: "failed"}
+    texts = {number: row_of[number].readings[-1].text for number in (0, 3, 4, 6, 7, 8, 9)}
+    assert texts == {0: "beaten", 3: "+0.01", 4: "1.750", 6: "9.00", 7: "45.0", 8: "Nothing learned", 9: "failed"}
     assert [row_of[0].label, row_of[1].label] == ["reference (0)", "trial 1"]
 
 
@@ -166,7 +166,7 @@ def test_under_another_budget_nothing_is_confirmed(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     study(path, TRIALS, FRESH)
     found = read(path, 5.0)
-    assert stops(found)[1] == ("KL", 0.85) and found.limits[Gate.KL] == 5.0
+    assert stops(found)[1] == ("eval KL", 0.85) and found.limits[Gate.KL] == 5.0
     assert found.left[-1] == len([row for row in found.rows if row.state is State.OPEN]) == 4
 
 
@@ -179,7 +179,7 @@ def test_under_another_budget_nothing_is_confirmed(tmp_path: Path) -> None:
         ("hacked", [2, 2, 2, 2, 2, 1], {1: "passed", 0: "fresh seeds"}, {1: ["length / hacking"]}),
         ("hacked once", [2, 2, 2, 2, 2, 1], {1: "passed", 0: "fresh seeds"}, {1: ["length / hacking"]}),
         ("newer", [3, 3, 3, 3, 3, 1], {1: "passed", 12: "open", 0: "fresh seeds"}, {12: ["reward"]}),
-        ("none", [2, 2, 0], {0: "KL", 1: "KL"}, {}),
+        ("none", [2, 2, 0], {0: "eval KL", 1: "eval KL"}, {}),
         ("one trial", [1, 1, 1, 1, 1], {0: "open"}, {}),
         ("running", [2, 2, 2, 2, 2], {1: "open", 0: "open"}, {}),
     ],

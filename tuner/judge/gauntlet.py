@@ -3,7 +3,7 @@
 The gates, in order, and what stops a trial at one:
 
     training KL    the guard or an error ended it, or it ended without an evaluation
-    KL             no trained checkpoint is within the KL budget
+    eval KL        no trained checkpoint is within the KL budget
     reward         its best checkpoint is below those of the configurations that go on to fresh seeds
     hacking        nothing: it is read, and drawn as close where it is a caution
     fresh seeds    it is not better than the reference (without one: than all others)
@@ -39,7 +39,7 @@ class Gate(StrEnum):
     """A gate, by its name for people."""
 
     TRAINING = "training KL"
-    KL = "KL"
+    KL = "eval KL"
     REWARD = "reward"
     HACKING = "length / hacking"
     FRESH = "fresh seeds"
@@ -275,7 +275,8 @@ class _Judge:
             is_better = reference is not None and beats(one, reference, lead)
             state = State.PASSED if one is done.choice or is_better else State.STOPPED
         if lead is None:
-            return Reading(0.0, fixed(0.0, places_of(leads)), f"reward {one.reward.text}"), state
+            text = {State.PASSED: "kept" if one is reference else "best", State.STOPPED: "beaten"}.get(state, "0")
+            return Reading(0.0, text, f"reward {one.reward.text}"), state
         is_close = lead.low is not None and lead.high is not None and lead.low <= 0 <= lead.high
         text = fixed(lead.mean, places_of(leads), signed=True)
         return Reading(lead.mean, text, lead.signed, lead.low, lead.high, is_close=is_close), state
