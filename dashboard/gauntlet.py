@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,10 @@ RIGHT = 64
 """Pixels on the right for the numbers of the last column."""
 USUAL = 0.9
 """Share of the readings within a linear axis; others are at its end, with their number."""
-GAP = 2 * "\u00a0"
-"""Between a mark and its number."""
 CROSS = {"symbol": "x", "size": 9, "color": STOP}
 RING = {"symbol": "circle-open", "size": 16, "color": CLOSE, "line": {"width": 2.5}}
+BESIDE = {"size": 16, "opacity": 0}
+"""The room that a mark takes beside its number."""
 HOLLOW = {"symbol": "circle-open", "size": 9, "color": GREY, "line": {"width": 2}}
 
 
@@ -90,12 +90,12 @@ def figure(found: Gauntlet, selected: int | None = None, *, is_narrow: bool = Fa
     )  # fmt: skip
     bottom = len(rows) - 0.5 + (STRIP_ROWS if rest else 0)
     inner = ROW_HEIGHT * max(1.0, bottom + 0.5)
-    _shade(plot, rows, selected)
+    shapes = [_band(y) for y, row in enumerate(rows) if row.number == selected]
     starts: dict[Gate, tuple[float, float]] = {}
     axes = {gate: _axis(found, gate) for gate in gates}
     for column, gate in enumerate(gates, columns - len(gates) + 1):
         starts[gate] = tuple(plot.layout["xaxis" if column == 1 else f"xaxis{column}"].domain)
-        _limit(plot, found, gate, axes[gate], column, bottom)
+        shapes += _limit(plot, found, gate, axes[gate], column, bottom)
         _points(plot, list(_at(gate, rows)), gate, axes[gate], column)
         _ticks(plot, list(_at(gate, rest)), gate, axes[gate], column, len(rows) - 0.5 + STRIP_ROWS / 2)
         axis = axes[gate]
@@ -106,9 +106,10 @@ def figure(found: Gauntlet, selected: int | None = None, *, is_narrow: bool = Fa
         if axis.is_log:
             plot.update_xaxes(type="log", dtick=1, row=1, col=column)
     if is_narrow:
-        starts |= _gate_column(plot, found, rows)
+        starts[GATES[0]] = tuple(plot.layout.xaxis.domain)
+        shapes += _gate_column(plot, rows)
     else:
-        _lines(plot, rows, axes, starts)
+        shapes += _lines(rows, axes, starts)
     _heads(plot, found, gates, starts, is_narrow)
     _legend(plot, rows)
     labels = [f"<b>{row.label}</b>" if row.is_answer else row.label for row in rows]
@@ -119,6 +120,7 @@ def figure(found: Gauntlet, selected: int | None = None, *, is_narrow: bool = Fa
     )  # fmt: skip
     plot.update_xaxes(zeroline=False, showgrid=False, fixedrange=True).update_yaxes(fixedrange=True)
     return plot.update_layout(
+        shapes=shapes,
         height=inner + HEAD_HEIGHT + FOOT_HEIGHT,
         margin={"l": 8, "r": RIGHT, "t": HEAD_HEIGHT, "b": FOOT_HEIGHT},
         legend={"orientation": "h", "x": 0, "yanchor": "top", "y": -30 / inner},
@@ -161,33 +163,29 @@ def _around(values: Sequence[float]) -> Axis:
     return Axis(min(values) - margin, max(values) + margin)
 
 
-def _shade(plot: go.Figure, rows: Sequence[Row], selected: int | None) -> None:
-    for y, row in enumerate(rows):
-        if row.number == selected:
-            plot.add_shape(
-                type="rect", xref="paper", yref="y", x0=0, x1=1, y0=y - 0.5, y1=y + 0.5, line_width=0, fillcolor=FAINT,
-                layer="below",
-            )  # fmt: skip
+def _band(y: float) -> dict[str, Any]:
+    """Return the shading of a row."""
+    ends = {"x0": 0, "x1": 1, "y0": y - 0.5, "y1": y + 0.5}
+    return {"type": "rect", "xref": "paper", "yref": "y", "line_width": 0, "fillcolor": GREY, "opacity": 0.2} | ends
 
 
-def _limit(plot: go.Figure, found: Gauntlet, gate: Gate, axis: Axis, column: int, bottom: float) -> None:
-    """Draw a gate's limit, and shade what is beyond it."""
+def _limit(
+    plot: go.Figure, found: Gauntlet, gate: Gate, axis: Axis, column: int, bottom: float
+) -> list[dict[str, Any]]:
+    """Write a gate's limit, and return the shapes of its line and of what is beyond it."""
     limit = found.limits[gate]
     if limit is None:
-        return
-    is_least = gate in (Gate.REWARD, Gate.FRESH)
-    plot.add_shape(
-        type="rect", x0=axis.low if is_least else limit, x1=limit if is_least else axis.high, y0=-0.5, y1=bottom,
-        fillcolor=FILL, line_width=0, layer="below", row=1, col=column,
-    )  # fmt: skip
-    plot.add_shape(
-        type="line", x0=limit, x1=limit, y0=-0.5, y1=bottom, layer="below",
-        line={"color": GREY, "dash": "dash", "width": 1.5}, row=1, col=column,
-    )  # fmt: skip
+        return []
     plot.add_annotation(
         x=axis.place(limit), y=-0.5, text=found.limit_texts[gate], showarrow=False, yanchor="bottom", font_size=11,
         row=1, col=column,
     )  # fmt: skip
+    at = {"xref": "x" if column == 1 else f"x{column}", "yref": "y", "y0": -0.5, "y1": bottom, "layer": "below"}
+    beyond = (axis.low, limit) if gate in (Gate.REWARD, Gate.FRESH) else (limit, axis.high)
+    return [
+        {"type": "rect", "x0": beyond[0], "x1": beyond[1], "fillcolor": FILL, "line_width": 0} | at,
+        {"type": "line", "x0": limit, "x1": limit, "line": {"color": GREY, "dash": "dash", "width": 1.5}} | at,
+    ]
 
 
 def _points(plot: go.Figure, points: Sequence[Point], gate: Gate, axis: Axis, column: int) -> None:
@@ -222,13 +220,15 @@ def _points(plot: go.Figure, points: Sequence[Point], gate: Gate, axis: Axis, co
         "symbol": ["circle-open" if point.is_hollow else "circle" for point in went_on],
         "size": [11 if point.row.is_answer else 8 for point in went_on],
         "color": [GO if point.row.is_answer else GREY for point in went_on],
+        "opacity": 1,
         "line": {"width": [2 if point.is_hollow else 0 for point in went_on]},
     }
     for kind, drawn, marker in (("passed", went_on, dots), ("stopped", stopped, CROSS)):
         add(kind, drawn, marker=marker, **_hover(drawn, gate), **_errors(drawn, axis))
     told = read if gate is Gate.FRESH else stopped
     add(
-        "numbers", told, mode="text", text=[GAP + point.reading.text for point in told], textposition="middle right",
+        "numbers", told, mode="markers+text", marker=BESIDE, text=[point.reading.text for point in told],
+        textposition="middle right",
         x=[max(axis.clip(point.reading.value), axis.clip(point.reading.high)) for point in told], hoverinfo="skip",
         textfont_size=12,
     )  # fmt: skip
@@ -272,43 +272,48 @@ def _ticks(plot: go.Figure, points: Sequence[Point], gate: Gate, axis: Axis, col
 
 
 def _lines(
-    plot: go.Figure, rows: Sequence[Row], axes: Mapping[Gate, Axis], starts: Mapping[Gate, tuple[float, float]]
-) -> None:
-    """Join each row's readings, across the columns."""
+    rows: Sequence[Row], axes: Mapping[Gate, Axis], starts: Mapping[Gate, tuple[float, float]]
+) -> list[dict[str, Any]]:
+    """Return the lines that join each row's readings, across the columns."""
+    lines = []
     for y, row in enumerate(rows):
         ends = [
             starts[gate][0] + axes[gate].share(reading.value) * (starts[gate][1] - starts[gate][0])
             for gate, reading in zip(GATES, row.readings, strict=False)
             if reading.value is not None
         ]
-        _line(plot, row, y, ends, "paper")
+        if len(ends) > 1:
+            lines.append(_line(row, y, ends[0], ends[-1], "paper"))
+    return lines
 
 
-def _line(plot: go.Figure, row: Row, y: float, ends: Iterable[float], xref: str) -> None:
-    known = list(ends)
-    if len(known) > 1:
-        look = {"color": GO, "width": 3} if row.is_answer else {"color": FAINT, "width": 1.5}
-        plot.add_shape(
-            type="line", xref=xref, yref="y", x0=known[0], x1=known[-1], y0=y, y1=y, line=look, layer="below"
-        )
+def _line(row: Row, y: float, start: float, end: float, xref: str) -> dict[str, Any]:
+    look = {"color": GO, "width": 3} if row.is_answer else {"color": FAINT, "width": 1.5}
+    ends = {"x0": start, "x1": end, "y0": y, "y1": y}
+    return {"type": "line", "xref": xref, "yref": "y", "line": look, "layer": "below"} | ends
 
 
-def _gate_column(plot: go.Figure, found: Gauntlet, rows: Sequence[Row]) -> dict[Gate, tuple[float, float]]:
-    """Draw in the first column how many gates each row passed, and which one stopped it with its reading."""
+def _gate_column(plot: go.Figure, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Draw in the first column which gate stopped each row, with its reading; return the lines up to there."""
     last = GATES.index(Gate.FRESH)
-    for y, row in enumerate(rows):
-        _line(plot, row, y, [-0.4, last if row.passed >= last and len(row.readings) > last else row.passed], "x")
     points = [Point(row, row.readings[-1], y, True) for y, row in enumerate(rows) if 0 < len(row.readings) <= last]
-    for kind, marker in (("stopped", CROSS), ("open", HOLLOW)):
-        drawn = [point for point in points if point.is_stop is (kind == "stopped")]
+    kinds = {
+        "close": (RING, [point for point in points if point.reading.is_close]),
+        "stopped": (CROSS, [point for point in points if point.is_stop]),
+        "open": (HOLLOW, [point for point in points if not point.is_stop]),
+    }
+    for kind, (marker, drawn) in kinds.items():
+        if not drawn:
+            continue
         plot.add_scatter(
             x=[len(point.row.readings) - 1 for point in drawn], y=[point.y for point in drawn], mode="markers+text",
-            marker=marker, text=[GAP + _where(point) if point.is_stop else "" for point in drawn],
+            marker=marker, text=[_where(point) if kind == "stopped" else "" for point in drawn],
             textposition="middle right", name=f"gates: {kind}", showlegend=False, cliponaxis=False, row=1, col=1,
             **_hover(drawn, GATES[0]) | {"hovertemplate": "<b>%{customdata[1]}</b>: %{customdata[2]}<extra></extra>"},
         )  # fmt: skip
     plot.update_xaxes(range=[-0.4, last], showticklabels=False, row=1, col=1)
-    return {GATES[0]: tuple(plot.layout.xaxis.domain)}
+    came = [last if len(row.readings) > last else len(row.readings) - 1 for row in rows]
+    return [_line(row, y, -0.4, end, "x") for y, (row, end) in enumerate(zip(rows, came, strict=True))]
 
 
 def _where(point: Point) -> str:

@@ -1,5 +1,7 @@
 """The gauntlet on a page: where each configuration stopped, and by how much; a click selects its trial."""
 
+from functools import partial
+
 import streamlit as st
 
 from dashboard import gauntlet as figures
@@ -19,11 +21,13 @@ def show(store: Store, snapshot: Snapshot, answer: Answer | None) -> int | None:
     selected: int | None = st.session_state.get(key)
     for width, is_narrow in WIDTHS.items():
         with st.container(key=f"gauntlet-{width}"):
-            common.figure(
+            st.plotly_chart(
                 figures.figure(found, selected, is_narrow=is_narrow),
                 key=f"gauntlet {width}",
+                config=common.PLOTLY_CONFIG,
                 alt=f"Gates that stopped trials: {found.line} are left",
-                on_select=lambda width=width: _select(key, f"gauntlet {width}"),
+                on_select=partial(_select, key, f"gauntlet {width}"),
+                selection_mode="points",
             )
     return selected
 

@@ -110,7 +110,7 @@ class Gauntlet:
     """A study's configurations at the gates."""
 
     rows: tuple[Row, ...]
-    """By gates passed, then the answer first, then by reward."""
+    """By gates passed, then the answer first and those not run on fresh seeds last, then by reward."""
     limits: Mapping[Gate, float | None]
     """None: there is none yet, or the rule is off."""
     limit_texts: Mapping[Gate, str]
@@ -145,9 +145,10 @@ def of_study(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
     rows = [judge.row(trial) for trial in view.trials if trial.episodes or trial.status.is_final]
     values = {row.number: judge.best[row.number].value for row in rows}
 
-    def rank(row: Row) -> tuple[int, bool, float, int]:
+    def rank(row: Row) -> tuple[int, bool, int, float, int]:
         value = values[row.number]
-        return -row.passed, not row.is_answer, math.inf if value is None else -value, row.number
+        way, reward = (-row.passed, not row.is_answer, -len(row.readings)), math.inf if value is None else -value
+        return *way, reward, row.number
 
     return Gauntlet(tuple(sorted(rows, key=rank)), judge.limits, judge.limit_texts)
 
