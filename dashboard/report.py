@@ -111,7 +111,7 @@ def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str,
 def _gates(store: Store, view: StudyView, answer: Answer | None) -> dict[str, tuple[go.Figure, str]]:
     """Return the figure of the gates that stopped trials, by its title, with a sentence; empty before any has begun."""
     found = gauntlet.of_study(store, view, answer)
-    text = f"Trials left, at first and after each gate: {found.line}."
+    text = f"Left at first, and after each gate: {found.line}."
     return {"Where each trial stopped": (_for_any_page(gauntlet_figure.figure(found)), text)} if found.rows else {}
 
 
