@@ -18,6 +18,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from dashboard import analysis, data, figures, importance_figures, safe_text, sentences, style
+from dashboard import gauntlet as gauntlet_figure
 from dashboard.data import Snapshot, StepCache
 from dashboard.views.answer import changed_settings
 from dashboard.views.common import highlighted
@@ -27,8 +28,8 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.confirm.result import confirmations
 from tuner.control import forks
-from tuner.judge import results
-from tuner.judge.answer import of_study
+from tuner.judge import gauntlet, results
+from tuner.judge.answer import Answer, of_study
 from tuner.judge.results import StudyView
 from tuner.judge.rules import RULES
 from tuner.search import importance
@@ -51,7 +52,7 @@ def report(store: Store, name: str) -> str:
         spec=view.spec,
         answer=answer,
         confirmations=confirmations(store, view),
-        figures=_figures(store, view, trial),
+        figures=_gates(store, view, answer) | _figures(store, view, trial),
         samples=[] if trial is None else _samples(store, view, trial),
         study_file=tomli_w.dumps(as_toml({key: value for key, value in view.row.spec.items() if key != DECLARED})),
     )
@@ -101,11 +102,23 @@ def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str,
         ranked = importance.importances(usable, spec)["reward"]
         certainty = importance.certainty(ranked, len(usable), lambda name: HYPERPARAMETERS[name].label)
         figure_by_title["What mattered for a high reward"] = importance_figures.importance_bars(ranked), certainty
-    for figure, _ in figure_by_title.values():  # for light and dark pages
-        figure.update_layout(template="none", paper_bgcolor="rgba(0, 0, 0, 0)", plot_bgcolor="rgba(0, 0, 0, 0)")
+    for figure, _ in figure_by_title.values():
         axis = {"gridcolor": "rgba(128, 128, 128, 0.25)", "automargin": True}
-        figure.update_xaxes(axis).update_yaxes(axis)
+        _for_any_page(figure).update_xaxes(axis).update_yaxes(axis)
     return figure_by_title
+
+
+def _gates(store: Store, view: StudyView, answer: Answer | None) -> dict[str, tuple[go.Figure, str]]:
+    """Return the figure of the gates that stopped trials, by its title, with a sentence; empty before any has begun."""
+    found = gauntlet.of_study(store, view, answer)
+    text = f"Left at first, and after each gate: {found.line}."
+    return {"Where each trial stopped": (_for_any_page(gauntlet_figure.figure(found)), text)} if found.rows else {}
+
+
+def _for_any_page(figure: go.Figure) -> go.Figure:
+    """Make a figure fit light and dark pages."""
+    clear = "rgba(0, 0, 0, 0)"
+    return figure.update_layout(template="none", paper_bgcolor=clear, plot_bgcolor=clear)
 
 
 def _samples(store: Store, view: StudyView, trial: TrialRow) -> list[tuple[Any, Any]]:

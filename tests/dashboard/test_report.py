@@ -116,7 +116,8 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
     assert "Policy learning rate 0.00036 0.0001" in text, "against the reference"
     figures = text.split(" Figures ")[1].split(" Trials ")[0]
     front = "Within 10 nats the best reward is 1.739 (trial 9); half of that KL reaches 1.459; "
-    assert figures.startswith(f"Reward against KL {front}")
+    left = "Left at first, and after each gate: 13 → 10 → 10 → 4 → 4."
+    assert figures.startswith(f"Where each trial stopped {left} Reward against KL {front}")
     assert figures.endswith("Training KL over episodes Eval reward over episodes")
 
 
@@ -218,7 +219,7 @@ def test_what_others_wrote_is_shown_and_never_live(tmp_path: Path) -> None:
     read = Read(page)
     assert HOSTILE[:20] in read.text, "the response of trial 2, the best one"
     assert read.text.count("<script>alert(1)</script>") == 6, "response, label, reason twice, evidence, log"
-    assert (read.tags.count("script"), len(set(read.nonces)), None in read.nonces) == (4, 1, False)
+    assert (read.tags.count("script"), len(set(read.nonces)), None in read.nonces) == (5, 1, False)
     assert "img" not in read.tags and read.handlers == [] and read.fetched == []
     assert "⟨U+202E⟩" in read.text and "\u202e" not in page and "\x1b" not in page
     assert "default-src 'none'" in page and len(page.encode()) < 6e6
@@ -296,7 +297,7 @@ def test_it_opens_from_a_file_without_a_network_and_draws_its_charts(
         visit.page.context.set_offline(True)
         visit.page.goto(path.as_uri())
         drawn = visit.page.locator(".chart .js-plotly-plot, .chart.js-plotly-plot")
-        expect(drawn).to_have_count(3)
+        expect(drawn).to_have_count(4)
         expect(visit.page.locator(".chart .scatterlayer .trace path").first).to_be_attached()
         wide = visit.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert (visit.errors, wide) == ([], 0)

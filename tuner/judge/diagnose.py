@@ -346,8 +346,13 @@ def reward_hacked(course: Course) -> Diagnosis | None:
 
 def hacked(course: Course) -> Finding:
     """Return whether a trial's reward is hacked, by its curves and those on fresh seeds."""
-    finding, *fresh = (hacking.check(0, steps, math.inf) for steps in (course.steps, *course.fresh))
+    finding, *fresh = hacking_findings(course)
     return hacking.on_fresh_seeds(finding, fresh)
+
+
+def hacking_findings(course: Course) -> list[Finding]:
+    """Return the findings of a trial's own curves and of those on fresh seeds, whatever their KL."""
+    return [hacking.check(0, steps, math.inf) for steps in (course.steps, *course.fresh)]
 
 
 def stable_but_slow(course: Course) -> Diagnosis | None:

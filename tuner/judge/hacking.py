@@ -50,6 +50,8 @@ class Symptom:
     numbers: str = ""
     text: str = ""
     """The numbers in a clause."""
+    way: float = 0.0
+    """Share of the way from the start to the limit that it went; over 1: it is worse, where reward rises."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _symptoms(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
         is_over = SIGNS["kl_end"].is_broken(kls[-1], kl_budget)
         side = "over" if is_over else "within"
         text = f"KL ends at {measured(kls[-1])} {KL_UNIT}, {side} the budget of {kl_budget:g}"
-        yield Symptom("KL", is_over, measured(kls[-1]), text)
+        yield Symptom("KL", is_over, measured(kls[-1]), text, kls[-1] / kl_budget)
     else:
         yield Symptom("KL", None)
     for name, metrics in {"length": LENGTH, "repetition": REPETITION, "entropy": ENTROPY}.items():
@@ -131,17 +133,22 @@ def _symptoms(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
             case "length":
                 grows = SIGNS["longer"].is_broken(last / first)
                 shrinks = SIGNS["shorter"].is_broken(last / first)
-                is_worse = grows or shrinks
+                is_worse, way = grows or shrinks, max(_way("longer", last / first), _way("shorter", last / first))
                 verb = "grows" if grows else "shrinks" if shrinks else verb
                 digits, unit = ".0f", " tokens"
             case "repetition":
-                is_worse = SIGNS["repeats"].is_broken(last - first)
+                is_worse, way = SIGNS["repeats"].is_broken(last - first), _way("repeats", last - first, 0.0)
                 digits, unit = ".0%", ""
             case _:
-                is_worse = SIGNS["narrows"].is_broken(last, first)
+                is_worse, way = SIGNS["narrows"].is_broken(last, first), _way("narrows", last / first)
                 digits, unit = ".2f", " nats/token"
         numbers = [f"{end:{digits}}" for end in ends]
-        yield Symptom(name, is_worse, " → ".join(numbers), f"{name} {verb} from {' to '.join(numbers)}{unit}")
+        yield Symptom(name, is_worse, " → ".join(numbers), f"{name} {verb} from {' to '.join(numbers)}{unit}", way)
+
+
+def _way(sign: str, value: float, start: float = 1.0) -> float:
+    """Return the share of the way from `start` to a sign's limit at which a reading is; 0: on the other side."""
+    return max(0.0, (value - start) / (SIGNS[sign].limit - start))
 
 
 def _first_and_last(steps: Sequence[Step], names: tuple[str, str]) -> tuple[float, float] | None:

@@ -261,6 +261,12 @@ class Trials(Database):
         query = query.order_by(table.c.trial_id, table.c.step)
         return self._read(lambda connection: [tuple(row) for row in connection.execute(query)])
 
+    def highest(self, trial_ids: Iterable[int], metric: str) -> dict[int, float]:
+        """Return the highest finite reading of a metric by trial id; a trial without one is left out."""
+        column, trial = schema.steps.c[METRICS[metric].column], schema.steps.c.trial_id
+        query = select(trial, func.max(column)).where(trial.in_(list(trial_ids)), column.is_not(None)).group_by(trial)
+        return self._read(lambda connection: {number: float(top) for number, top in connection.execute(query)})
+
     def own_metrics(self, trial_id: int) -> dict[int, dict[str, float]]:
         """Return the metrics that a task reported beyond the declared ones, by step and name."""
         table = schema.steps
