@@ -6,10 +6,10 @@ answer states; of a trial that none confirmed it is its value, the best evaluati
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ppo_core.output import NOTHING, counted, fixed, measured, plus_minus
 from tuner.confirm.result import Confirmed, confirmations
-from tuner.judge import results
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
 
@@ -58,6 +58,18 @@ class Headline:
         return measured(self.kl) if places is None else fixed(self.kl, places)
 
 
+def headline_data(headline: Headline | None) -> dict[str, Any]:
+    """Return a study's answer with its number for JSON; None: it has none."""
+    if headline is None:
+        return dict.fromkeys(("answer", "reward", "kl", "reward_is"))
+    return {
+        "answer": headline.trial.number,
+        "reward": headline.reward,
+        "kl": headline.kl,
+        "reward_is": headline.label,
+    }
+
+
 def headlines(store: Store, view: StudyView, rows: Iterable[TrialRow] | None = None) -> dict[int, Headline]:
     """Return the trials' numbers under the view's KL budget, by the trial's number.
 
@@ -66,9 +78,8 @@ def headlines(store: Store, view: StudyView, rows: Iterable[TrialRow] | None = N
         view: The study; a confirmation holds for its own KL budget alone.
         rows: Trials of it, valued as they are to be shown; None: those of the search.
     """
-    is_own = view.spec.kl_budget == results.as_view(view.row, ()).spec.kl_budget
     fresh: dict[int, Confirmed] = {}
-    for run in confirmations(store, view) if is_own else ():  # shortest runs first, so the longest ones stay
+    for run in confirmations(store, view) if view.is_own_budget else ():  # from the shortest runs to the longest
         if run.choice is not None:
             fresh |= {one.trial.number: one for one in run.read}
     return {row.number: Headline(row, fresh.get(row.number)) for row in (view.trials if rows is None else rows)}
