@@ -43,10 +43,13 @@ SUMMARY = {
     "kl_budget": "in nats per response",
     "created_at": "a time",
     "finished_at": "a time; null: it has not finished",
-    "answer": "of `list` alone: the number of the answer's trial; null: there is none",
-    "reward": "of `list` alone: its reward, on fresh seeds where it was confirmed",
-    "kl": "of `list` alone: its KL, in nats per response",
-    "reward_is": "of `list` alone: what these are: `mean of 5 fresh seeds`, `best in budget, one seed`",
+}
+LISTED = {
+    **SUMMARY,
+    "answer": "the number of the answer's trial; null: there is none",
+    "reward": "its reward, on fresh seeds where it was confirmed",
+    "kl": "its KL, in nats per response",
+    "reward_is": "what these are, such as `mean of 5 fresh seeds` or `best in budget, one seed`",
 }
 TRIAL = {
     "number": "from 0, in the order of their making",
@@ -249,7 +252,7 @@ TRAINING = {
     "hub": "null, or where it was pushed",
 }
 OBJECTS: Mapping[str, Mapping[str, str]] = {
-    "summary": SUMMARY,
+    "summary": LISTED,
     "study": STUDY,
     "trial": TRIAL,
     "reason": REASON,

@@ -35,7 +35,7 @@ ACTOR = "actor_rollout_ref.actor"
 def of(**values: HyperValue) -> LaunchConfig:
     """Return a configuration of the reviews task with some values changed."""
     config = arguments.layered(REVIEWS.reference, values)
-    return LaunchConfig(trial_row(3), config, ("Trial 3.",), 10.0, None, Readings())
+    return LaunchConfig(trial_row(3), config, ("Trial 3.",), 10.0, Readings())
 
 
 def export(config: LaunchConfig, target: str) -> tuple[str, dict[str, Any], dict[str, str]]:

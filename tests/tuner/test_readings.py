@@ -88,28 +88,29 @@ task = "task.toml"
 device = "cpu"
 threads = 1
 [kl]
-budget = 1.4
+budget = 1.05
 limit = 15.0
 [fixed]
 total_episodes = 320
 batch_size = 32
-eval_every_episodes = 160
+eval_every_episodes = 288
 kl_coef = 0.05
 [[trial]]
-learning_rate = 4e-4
+learning_rate = 3e-4
 [[trial]]
 learning_rate = 2e-3
 use_peft = true
 value_model = "separate"
 [[trial]]
-learning_rate = 8e-4
+learning_rate = 5e-3
+use_peft = true
 """
 
 
 @pytest.mark.slow
 def test_the_command_gives_what_its_study_read(ppo_tuner: Invoke, own_folder: Path) -> None:
     """Of three configurations' runs on a fresh seed: a plain one, one of adapters and a critic of its own, and one
-    whose best checkpoint was evaluated since its KL was near the budget.
+    whose best checkpoint is not its last; some of their evaluations are extra ones, near the budget.
     """
     assert ppo_tuner("new-task", "sums")[0] == 0
     study = own_folder / "sums" / "study.toml"
@@ -136,8 +137,7 @@ def test_the_command_gives_what_its_study_read(ppo_tuner: Invoke, own_folder: Pa
         ppo_trainer(PPOConfig.from_dict(row.config), data["task"], device="cpu", resume_from=kept).save_model("kept")
         names = [path.name for path in model.glob("*.safetensors")]
         assert names and all((model / name).read_bytes() == Path("kept", name).read_bytes() for name in names)
-    early = {number for number, (row, _) in runs.items() if row.value_step not in (5, 10)}
-    assert early, "one is between two regular evaluations"
+    assert any(row.value_step != 10 for row, _ in runs.values()) and any(len(each) > 3 for each in steps.values())
 
 
 # The reading on the test prompts

@@ -461,7 +461,7 @@ def test_a_limit_that_nobody_states_follows_a_budget_that_may_change() -> None:
 
 def test_trials_are_made_for_the_studys_first_budget_whatever_it_is_now() -> None:
     def now(budget: float) -> StudySpec:
-        return spec(search={"learning_rate": "advised"}, task=OTHER_TASK_PATH, kl={"budget": budget})
+        return spec(search={"learning_rate": "advised"}, kl={"budget": budget})
 
     old = now(6.0)
     by_file, by_order = now(9.0).continuing(old), old.with_keys({"kl": {"budget": 9.0}}, "set")
