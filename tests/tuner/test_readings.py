@@ -123,7 +123,6 @@ def test_the_command_gives_what_its_study_read(ppo_tuner: Invoke, own_folder: Pa
         steps = {row.parent: [one["step"] for one in evaluations_of(store, row)] for row in view.confirming}
         words = {trial.number: launch_of(store, view, trial) for trial in view.trials}
         folder = view.row.folder
-    print({k: (v[0].value_step, v[0].value, v[0].kl, v[1]) for k, v in runs.items()}, steps)
     assert set(runs) == {0, 1, 2}
     for number, (row, test) in runs.items():
         assert test is not None and number is not None
