@@ -246,7 +246,7 @@ TRAINING = {
     "output": "the run's folder",
     "model": "the folder of the trained model",
     "best_model": "the folder of the best checkpoint's model; null: the end is the best",
-    "ending": "`kl_budget`, `note`, `best` and `kl_course`",
+    "ending": "`kl_budget`, `note`, `best`, `kl_course` and `test`, its reading on the test prompts",
     "config": "all hyperparameters by name",
     "steps": "a list of `step`, `episode` and the metrics by name",
     "hub": "null, or where it was pushed",
