@@ -12,7 +12,7 @@ COMMANDS: Mapping[str, str] = {
     "train": "a training",
     "estimate": "an estimate",
     "doctor": "a list of findings",
-    "list": "a list of listed studies; of a study that cannot be read `name`, `state` (`not readable`) and `error` alone",
+    "list": "a list of listed studies; of one that cannot be read `name`, `state` (`not readable`) and `error` alone",
     "show": "a study with its `answer`, lists `front` of front points and `orders`; of one trial a trial's detail",
     "compare": "a comparison",
     "best": "a best trial",
