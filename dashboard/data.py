@@ -23,7 +23,6 @@ from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import without_secrets
 from ppo_core.report import TokenReadings
 from tuner.confirm.plan import always_confirmed
-from tuner.control import forks
 from tuner.environment import to_copy
 from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
@@ -419,11 +418,6 @@ def last_sign(view: StudyView) -> float:
     ended = [row.ended_at for row in view.trials if row.ended_at is not None]
     known = [view.row.lease_renewed_at, view.row.finished_at, view.row.paused_at, *ended]
     return max([view.row.created_at, *(at for at in known if at is not None)])
-
-
-def train_again(study: str, trial: TrialRow, episode: int) -> str:
-    """Return the command that trains a trial again up to `episode`, and saves the model."""
-    return command(forks.train_again(study, trial, episode))
 
 
 def go_on(study: str, trial: TrialRow, episode: int) -> str:

@@ -12,7 +12,7 @@ COMMANDS: Mapping[str, str] = {
     "train": "a training",
     "estimate": "an estimate",
     "doctor": "a list of findings",
-    "list": "a list of summaries; of a study that cannot be read `name`, `state` (`not readable`) and `error` alone",
+    "list": "a list of listed studies; of one that cannot be read `name`, `state` (`not readable`) and `error` alone",
     "show": "a study with its `answer`, lists `front` of front points and `orders`; of one trial a trial's detail",
     "compare": "a comparison",
     "best": "a best trial",
@@ -43,6 +43,13 @@ SUMMARY = {
     "kl_budget": "in nats per response",
     "created_at": "a time",
     "finished_at": "a time; null: it has not finished",
+}
+LISTED = {
+    **SUMMARY,
+    "answer": "the number of the answer's trial; null: there is none",
+    "reward": "its reward, on fresh seeds where it was confirmed",
+    "kl": "its KL, in nats per response",
+    "reward_is": "what these are, such as `mean of 5 fresh seeds` or `best in budget, one seed`",
 }
 TRIAL = {
     "number": "from 0, in the order of their making",
@@ -247,13 +254,14 @@ TRAINING = {
     "output": "the run's folder",
     "model": "the folder of the trained model",
     "best_model": "the folder of the best checkpoint's model; null: the end is the best",
-    "ending": "`kl_budget`, `note`, `best` and `kl_course`",
+    "ending": "`kl_budget`, `note`, `best`, `kl_course` and `test`, its reading on the test prompts",
     "config": "all hyperparameters by name",
     "steps": "a list of `step`, `episode` and the metrics by name",
     "hub": "null, or where it was pushed",
 }
 OBJECTS: Mapping[str, Mapping[str, str]] = {
     "summary": SUMMARY,
+    "listed study": LISTED,
     "study": STUDY,
     "trial": TRIAL,
     "reason": REASON,

@@ -30,6 +30,9 @@ class Reason(Protocol):
 class Guard(Protocol):
     """Judges every step of a run in order; `tuner.judge.guard` has one."""
 
+    is_near_budget: bool
+    """True if the policy of the step that was checked last is to be evaluated now, for it may be the best in budget."""
+
     def check(self, report: StepReport, config: PPOConfig) -> Reason | None:
         """Return the reason to end the run after a step of the stage with this config, or None."""
         ...

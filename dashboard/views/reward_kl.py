@@ -14,7 +14,7 @@ from dashboard.views.answer import what_to_launch
 from ppo_core.output import counted, decimals, measured, plus_minus
 from tuner.confirm.result import Confirmed
 from tuner.control import forks
-from tuner.judge.answer import of_study
+from tuner.judge.answer import launch_of, of_study
 from tuner.judge.best import RULE, is_sound
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
@@ -46,7 +46,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         if answer is not None and answer.number != best.trial:
             common.heading("What to launch")
             what_to_launch(answer)
-        _checkpoint(snapshot, best, evaluated, confirmed)
+        _checkpoint(store, snapshot, best, evaluated, confirmed)
 
 
 def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
@@ -91,7 +91,9 @@ def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | No
     return analysis.checkpoint_of(evaluated, best.number, best.value_step)
 
 
-def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, confirmed: Sequence[Confirmed]) -> None:
+def _checkpoint(
+    store: Store, snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, confirmed: Sequence[Confirmed]
+) -> None:
     """Draw the search's best checkpoint, how to get it, and how much luck may be in it."""
     study = snapshot.view.row
     kept = forks.find(snapshot.view.row, best.trial, best.step)
@@ -120,7 +122,7 @@ def _checkpoint(snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, c
         common.show_commands(data.go_on(study.name, trial, best.episode))
     else:
         st.text(f"Not kept here: {kept.why_not}. To train its model again, from the same seed:")
-        common.show_commands(data.train_again(study.name, trial, best.episode))
+        common.show_commands(data.command(launch_of(store, snapshot.view, trial)))
 
 
 def _figure(

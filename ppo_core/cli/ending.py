@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppo_core.config.kl_budget import is_within, kl_excursion
+from ppo_core.config.kl_budget import Rank, is_within, kl_excursion, rank
 from ppo_core.output import KL_UNIT, plus_minus, short
+from ppo_core.report import SplitReading
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,11 @@ class Ending:
     note: str | None = None
     """One line on a problem of the trained policy, or None."""
     best: EvalReading | None = None
-    """Evaluation of a kept checkpoint that is better than the end, and whose model is also saved; or None."""
+    """Evaluation of the best checkpoint, whose model is also saved; None: the end is the best, or none is in budget."""
     kl_course: str | None = None
     """One line on when KL left the budget or came back; None: it never left."""
+    test: SplitReading | None = None
+    """The result on the test prompts of the best checkpoint, else of the end; None: not evaluated."""
 
 
 def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step: int | None) -> Ending:
@@ -85,12 +88,11 @@ def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step:
     best = next((reading for reading in readings if reading.step == checkpoint_step), None)
     within = end.is_within(kl_budget) and math.isfinite(end.reward)
     wrong = [*_budget_problem(end, kl_budget), *_fall(start, end)]
-    margin = 0.0 if wrong else _error(best or end, end)
-    if best is not None and within and best.reward <= end.reward + margin:
+    if best is not None and within and _rank(end) <= _rank(best):
         best = None
-    if best is None and not wrong:
-        return Ending(kl_budget, kl_course=kl_course)
-    return Ending(kl_budget, _note(wrong, start, end, best, within), best, kl_course)
+    is_worse = best is not None and best.reward > end.reward + _error(best, end)
+    note = _note(wrong, start, end, best, within) if wrong or is_worse else None
+    return Ending(kl_budget, note, best, kl_course)
 
 
 def _kl_course(readings: Sequence[EvalReading], kl_budget: float) -> str | None:
@@ -130,6 +132,10 @@ def _note(wrong: Sequence[str], start: EvalReading, end: EvalReading, best: Eval
     lower = f", which is also below the start's {_reward(start)}" if _fall(start, best) else ""
     better = f"the best within the budget is that of episode {best.episode}: {best.text}{lower}"
     return f"the trained policy is not the best of this run: {problem}; {better}"
+
+
+def _rank(reading: EvalReading) -> Rank:
+    return rank(reading.reward, reading.kl, reading.step)
 
 
 def _error(one: EvalReading, other: EvalReading) -> float:

@@ -56,7 +56,7 @@ class Start:
     stages: tuple[Stage, ...]
     """Stages before `values` take effect, if the trial is a fork."""
     guard: Mapping[str, Any]
-    """The study's KL limit (`limit`, in nats per response) and `[guard]` table (`rules`)."""
+    """The study's KL limit and first budget (`limit`, `budget`, in nats per response) and `[guard]` table (`rules`)."""
     digests: Mapping[str, str]
     """Digest of each part of the task, as the study found it."""
 

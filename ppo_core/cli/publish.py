@@ -104,9 +104,9 @@ def _reading(step: Mapping[str, Any], name: str) -> str:
 def _warnings(model: Path, run: Run, ending: Ending) -> list[str]:
     """Return the run's result for this model, in words."""
     warnings = []
-    if ending.note is not None and model == run.best_model:
-        warnings.append("This model is from the best checkpoint within the KL budget. "
-                        f"About the run's last model: {ending.note}.")  # fmt: skip
+    if model == run.best_model:
+        about = "" if ending.note is None else f" About the run's last model: {ending.note}."
+        warnings.append(f"This model is from the best checkpoint within the KL budget.{about}")
     elif ending.note is not None:
         warnings.append(f"Warning: {ending.note}.")
     if ending.kl_course is not None:

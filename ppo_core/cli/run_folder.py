@@ -8,7 +8,7 @@ samples.jsonl      one line per sample of each evaluation
 checkpoints/       while it runs
 trackers/          files of trackers that write on this machine
 model/             the trained model
-best_model/        the best checkpoint's model, where the end is worse or over the KL budget
+best_model/        the model of the best checkpoint within the KL budget, unless that is the end
 """
 
 import json
@@ -117,7 +117,8 @@ class Run:
     stages: tuple[Stage, ...] = ()
     """Stages before `config` takes effect, if the trial is a fork. Empty: it holds from the start."""
     guard: Mapping[str, Any] = field(default_factory=dict)
-    """A study's KL limit (`limit`, in nats per response) and `[guard]` table (`rules`); empty: not from a study."""
+    """A study's KL limit and first budget (`limit`, `budget`, in nats per response) and `[guard]` table (`rules`);
+    empty: not from a study."""
 
     @property
     def configs(self) -> list[PPOConfig]:
@@ -146,7 +147,7 @@ class Run:
 
     @property
     def best_model(self) -> Path:
-        """The folder of the best checkpoint's model; there only where the end is worse (see `Ending.best`)."""
+        """The folder of the best checkpoint's model; not there where the end is the best (see `Ending.best`)."""
         return self.output / BEST_MODEL
 
     @property

@@ -35,7 +35,7 @@ from ppo_core.distributed import rank_zero
 from ppo_core.drive import Guard, Hooks, Reason, drive
 from ppo_core.errors import NotFiniteError, OutOfMemory, PPOTunerError
 from ppo_core.metrics import OF_SAMPLED_POLICY
-from ppo_core.output import KL_UNIT, params_line, plain, short
+from ppo_core.output import KL_UNIT, counted, params_line, plain, plus_minus, short
 from ppo_core.report import (
     AgreementWatch,
     NextMove,
@@ -205,11 +205,15 @@ class _Session(Hooks):
             if launched.rank() == 0:
                 print(f"{self.program.name}: {self._stopped}; to resume: {self._resume_command}", file=sys.stderr)
             return EXIT_INTERRUPTED
-        self._save_model(staged.trainer, self.run.model)
-        del staged  # free it before another trainer is loaded
-        ending, kept = rank_zero.on_rank_zero(self._judged)
-        if ending.best is not None:
-            self._save_model(self._make_trainer(self.run.config, kept), self.run.best_model)
+        trainer = staged.trainer
+        self._save_model(trainer, self.run.model)
+        judged, kept = rank_zero.on_rank_zero(self._judged)
+        if judged.best is not None:
+            del staged, trainer  # free it before another one is loaded
+            trainer = self._make_trainer(self.run.config, kept)
+            self._save_model(trainer, self.run.best_model)
+        tested = getattr(trainer, "tested", None)
+        ending = replace(judged, test=None if tested is None else tested())
         rank_zero.on_rank_zero(lambda: self._finish(ending, as_json))
         return EXIT_OK if self._reason is None else EXIT_ERROR
 
@@ -259,9 +263,12 @@ class _Session(Hooks):
         self._reason = None if self._guard is None else self._guard.check(report, config)
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
-        """Record and print a step, and return the run's next move; its last step is evaluated first."""
+        """Record and print a step, and return the run's next move; its last one, or one that the guard asks for, is
+        evaluated first.
+        """
         ends = report.step == self.run.last_step or self._reason is not None
-        if ends and not (report.is_evaluation or is_again or first_not_finite(report)):
+        is_due = ends or (self._guard is not None and self._guard.is_near_budget)
+        if is_due and not (report.is_evaluation or is_again or first_not_finite(report)):
             return NextMove.EVALUATE
         self._stopped = rank_zero.first_from_any_rank(self.stop.why)
         rank_zero.on_rank_zero(lambda: self._record(report))
@@ -343,7 +350,10 @@ class _Session(Hooks):
         if ending.best is not None:
             up_to = [step for step in steps if step["step"] <= ending.best.step]
             publish.write_card(run.best_model, run, self._task, self._assets, up_to, ending)
-            self._print(f"saved the model of episode {ending.best.episode} in {run.best_model}")
+            self._print(f"saved the model of episode {ending.best.episode}, the best, in {run.best_model}")
+        if (test := ending.test) is not None:
+            reward, kl = plus_minus(test.reward, test.reward_se), plus_minus(test.kl, test.kl_se)
+            self._print(f"on {counted(test.prompts, 'test prompt')}: reward {reward}, KL {kl} {KL_UNIT}")
         run_folder.write(run, ending)
         shutil.rmtree(run.checkpoints, ignore_errors=True)
         pushed = None

@@ -99,7 +99,7 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     links = [link.proto.label for link in app.get("page_link")]
     assert links[:4] == ["Open trial 9", "Open trial 6", "Open trial 8", "Open trial 10"]
     commands = [code.value for code in app.code]
-    assert f"ppo-tuner train --from reviews 9 --stop_at_episode 1152 --storage sqlite:///{built}" in commands
+    assert f"ppo-tuner train --from reviews 9 --storage sqlite:///{built}" in commands
     assert table_of_trials(app)["number"].tolist() == [9, 7, 6, 11, 5, 10, 12, 4, 3, 2, 0, 1, 8, 13], "by value"
     notes = table_of_trials(app).set_index("number")["note"]
     assert {number: note for number, note in notes.items() if note} == {

@@ -40,7 +40,7 @@ def test_the_best_checkpoint_is_told_under_the_studys_own_budget(built: Path, mo
     bought = app.dataframe[0].value.set_index("within")
     assert bought.loc[10, ["reward", "trial", "step"]].tolist() == ["1.739 ± 0.035", 9, 18]
     assert bought.index.tolist() == [2.5, 5, 7.5, 10, 20]
-    assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} 9 --stop_at_episode 1152 --storage sqlite:///{built}"]
+    assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} 9 --storage sqlite:///{built}"]
     assert len(app.get("plotly_chart")) == 1
     assert any("Trial 9 itself ends over the budget, at a KL of 11.9" in text for text in shown.texts(app))
 

@@ -19,11 +19,12 @@ def step(number: int, reward: float, kl: float, se: float = 0.1) -> dict[str, fl
     ("middle", "end", "kept", "note", "best"),
     [
         ((2.0, 1.0), (2.1, 3.0), 1, None, None),
-        ((2.1, 1.0), (2.0, 3.0), 1, None, None),  # within a standard error
+        ((2.1, 1.0), (2.0, 3.0), 1, None, 1),  # chosen as a study would, and within a standard error
+        ((2.0, 1.0), (2.0, 3.0), 1, None, 1),  # of equal rewards the lower KL
         ((2.2, 1.0), (2.0, 3.0), 1, "its reward of 2.00 ± 0.10 is below that of an earlier checkpoint", 1),
         ((1.2, 1.0), (2.0, 5.1), 1, "its KL of 5.10 nats/response is over the budget of 5", 1),
         ((1.2, 6.0), (2.0, 5.1), None, "over the budget of 5; no checkpoint was within the budget", None),
-        ((0.8, 1.0), (0.75, 1.0), 1, None, None),  # within two standard errors of the start
+        ((0.8, 1.0), (0.75, 1.0), 1, None, 1),  # within two standard errors of the start
         ((0.8, 1.0), (0.7, 1.0), 1, "its reward of 0.70 ± 0.10 is below the start's 1.00 ± 0.10", 1),
         ((0.6, 1.0), (0.7, 1.0), 1, "is below the start's 1.00 ± 0.10; no better checkpoint was kept", None),
         ((0.6, 1.0), (0.7, 9.0), 1, "KL 1.00 nats/response, which is also below the start's 1.00 ± 0.10", 1),

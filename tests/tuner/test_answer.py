@@ -168,22 +168,19 @@ def test_a_confirming_run_that_a_person_stopped_is_left_out(confirmed: Path) -> 
 # The command
 
 
-def test_the_command_stops_at_the_checkpoint_that_was_read(store: Store, view: StudyView) -> None:
+def test_the_command_runs_whole_wherever_the_checkpoint_lies(store: Store, view: StudyView) -> None:
     best = view.best()
     assert best is not None and best.value_step == 8 and best.end_kl == pytest.approx(11.53, abs=0.01)
     whole = ("train", "--from", NAME, str(best.number))
-    at = (*whole, "--stop_at_episode", "128")
     rests = {"status": Status.PAUSED, "episodes": 144}
     pruned = {"status": Status.PRUNED, "reason": Reason("kl_limit", "KL 21 over 15"), "episodes": 144}
-    within = {"end_kl": 9.7, "end_kl_se": 0.25}
-    last = within | {"value_step": 10}
-    for changes, words in (({}, at), (rests, at), (pruned, at), (within, at), (last, whole)):
+    for changes in ({}, rests, pruned, {"end_kl": 9.7, "end_kl_se": 0.25, "value_step": 10}):
         found = answer.of_study(store, only(view, **changes))
-        assert found is not None and found.launch == words
-        assert answer.launch_of(store, view, found.trial) == words, "one rule for every trial"
+        assert found is not None and found.launch == whole
+        assert answer.launch_of(store, view, found.trial) == whole, "one rule for every trial"
     roomy = replace(view, spec=replace(view.spec, kl_budget=13.0))
     found = answer.of_study(store, roomy)
-    assert found is not None and found.launch == (*at, "--kl_budget", "13")
+    assert found is not None and found.launch == (*whole, "--kl_budget", "13")
 
 
 def test_a_test_kl_over_the_budget_is_said(store: Store, view: StudyView, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,15 +193,15 @@ def test_a_test_kl_over_the_budget_is_said(store: Store, view: StudyView, monkey
     assert told is not None and told.doubt == "On the test prompts its KL is 9.90 + 0.25, over 10 nats/response."
 
 
-def test_the_command_stops_at_the_last_checkpoint_where_runs_end_over_the_budget(confirmed: Path) -> None:
-    found = of(confirmed)
-    one = found.confirmed
-    assert one is not None
-    whole = ["train", "--from", NAME, str(found.number)]
-    some = replace(one, episodes={6: 96, 7: 48, 8: 0})
-    assert answer._launch_confirmed(NAME, replace(some, ends_within=0)) == [*whole, "--stop_at_episode", "96"]
-    assert answer._launch_confirmed(NAME, replace(some, ends_within=3)) == whole
-    assert answer._launch_confirmed(NAME, replace(some, ends_within=2, episodes={6: 160})) == whole
+def test_the_command_has_the_length_that_was_confirmed(confirmed: Path) -> None:
+    with opened(confirmed) as store:
+        view = results.read_study(store, NAME)
+        longer = [replace(row, config={**row.config, "total_episodes": 320}) for row in view.confirming]
+        found = answer.of_study(store, replace(view, confirming=tuple(longer)))
+        other = next(row for row in view.trials if all(run.parent != row.number for run in view.confirming))
+        assert found is not None and found.confirmed is not None
+        assert found.launch == ("train", "--from", NAME, str(found.number), "--total_episodes", "320")
+        assert answer.launch_of(store, view, other) == ("train", "--from", NAME, str(other.number))
 
 
 # The places that print it

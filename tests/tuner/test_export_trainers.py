@@ -36,7 +36,7 @@ ACTOR = "actor_rollout_ref.actor"
 def of(**values: HyperValue) -> LaunchConfig:
     """Return a configuration of the reviews task with some values changed."""
     config = arguments.layered(REVIEWS.reference, values)
-    return LaunchConfig(trial_row(3), config, ("Trial 3.",), 10.0, None, Readings())
+    return LaunchConfig(trial_row(3), config, ("Trial 3.",), 10.0, Readings())
 
 
 def export(config: LaunchConfig, target: str) -> tuple[str, dict[str, Any], dict[str, str]]:
@@ -356,7 +356,9 @@ def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tm
     ]
     assert found.facts[-1] == "The same here: ppo-tuner train --from made 2"
     other = launch_config(with_store, view, 0)
-    assert other is not None and other.facts[1].startswith("Eval reward 1.000 ± 0.030, eval KL 4.00 ± 0.20")
+    assert other is not None and other.facts[1].startswith(
+        "Reward 1.000 ± 0.030 at KL 4.00 nats/response, best in budget, one seed"
+    )
     assert found.readings == Readings(kl_coef=0.05)
     running = launch_config(with_store, view, 7)
     assert running is not None and running.facts[1].startswith("It has no value yet (status ")

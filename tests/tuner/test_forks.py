@@ -201,7 +201,7 @@ def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> Non
 
 def trial_spec(folder: Path, config: dict[str, Any], trainer: str = "factory", **changes: Any) -> TrialSpec:
     spec = TrialSpec(
-        0, config, "quick", f"{quick_trainer.__name__}:{trainer}", "cpu", 1, folder, GuardSettings(15.0), 10.0
+        0, config, "quick", f"{quick_trainer.__name__}:{trainer}", "cpu", 1, folder, GuardSettings(15.0), 10.0, 10.0
     )
     return replace(spec, **changes)
 

@@ -53,7 +53,7 @@ def test_every_command_with_json_has_its_shape() -> None:
 
 
 def test_studies(said: Callable[..., Any], enriched: str) -> None:
-    assert keys(said("list")[0]) == keys(shapes.SUMMARY)
+    assert keys(said("list")[0]) == keys(shapes.LISTED)
     study = said("show", enriched)
     assert keys(study) == keys(shapes.STUDY) | {"front", "orders", "answer"}
     assert keys(study["answer"]) == keys(shapes.ANSWER)

@@ -13,6 +13,7 @@ from ppo_core.report import StepReport
 from tests.tuner.trial_rows import trial_row
 from tuner.cli import render
 from tuner.confirm.result import Interval, places_of
+from tuner.judge.headline import Headline
 
 UNITS: tuple[tuple[float, float], ...] = ((1, 0), (0.01, 0), (2**-7, 0), (100, 0), (1, 1000), (100, 1000), (1e-4, -40))
 """Factor and offset of a reward; that of one's own task is 1 and 0."""
@@ -96,16 +97,17 @@ def _cells(table: Any, column: str) -> list[str]:
 def test_the_terminals_tables_tell_trials_apart(factor: float, offset: float) -> None:
     trials = [
         replace(
-            trial_row(number), value=offset + factor * reward, value_se=factor * SE, kl=factor * 3 * reward,
+            trial_row(number), value_step=1, value=offset + factor * reward, value_se=factor * SE, kl=factor * 3 * reward,
             end_reward=offset + factor * (reward - 0.03), end_kl=factor * 4 * reward,
         )
         for number, reward in enumerate(REWARDS)
     ]  # fmt: skip
-    table = render.trials_table(trials, {})
-    for column in ("value", "eval KL", "last reward"):
+    numbers = [Headline(trial, None) for trial in trials]
+    table = render.trials_table(numbers, {})
+    for column in ("reward", "KL\n", "KL at"):
         assert len(set(_cells(table, column))) == len(trials), column
-    lines = [render.trial_line(trial) for trial in trials]
-    for part in ("best in budget ", "last ", "KL "):
+    lines = [render.trial_line(number) for number in numbers]
+    for part in ("best in budget, one seed ", "KL "):
         assert len({line.split(part)[1].split()[0] for line in lines}) == len(trials), part
 
 

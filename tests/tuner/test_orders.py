@@ -186,6 +186,31 @@ def test_another_kl_budget_judges_all_trials_anew(tmp_path: Path) -> None:
     assert [row.end_kl for row in before] == [row.end_kl for row in after], "where they end is the same"
 
 
+@pytest.mark.parametrize("by", ["order", "file"])
+def test_after_another_kl_budget_trials_go_on_as_those_before(tmp_path: Path, by: str) -> None:
+    """Targets, guard and extra evaluations are those of the first budget; which checkpoints count is the new one's."""
+    table: dict[str, Any] = {"trials": 2, "kl": {"budget": 4.0, "limit": 15.0}}
+    run(tmp_path, quick_spec(**table))
+    table |= {"trials": 4}
+    if by == "order":
+        placed(tmp_path, "set", changes={"kl_budget": 9.0})
+    else:
+        table |= {"kl": {"budget": 9.0, "limit": 15.0}}
+    _, events = run(tmp_path, quick_spec(**table))
+    assert settings(tmp_path) == (4, 9.0)
+    assert [row.config["kl_target"] for row in rows(tmp_path)] == pytest.approx([3.2] * 4)
+    told = notes(events)
+    if by == "order":
+        with opened(tmp_path) as store:
+            told = [order.outcome or "" for order in store.orders(store.study(NAME))]
+    assert any("first KL budget, 4" in line for line in told)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(whole, quick_spec(trials=4, kl={"budget": 4.0, "limit": 15.0}))
+    assert curves(whole) == curves(tmp_path), "each step and each evaluation"
+    assert [row.value for row in rows(whole)] != [row.value for row in rows(tmp_path)]
+
+
 def test_what_a_running_trial_ran_is_not_counted_as_spent_after_another_kl_budget(tmp_path: Path) -> None:
     change = {(1, 4): lambda store: place(store, "set", changes={"kl_budget": 2.0})}
     _, events = run_with(tmp_path, change)

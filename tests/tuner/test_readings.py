@@ -3,9 +3,9 @@
 import json
 import math
 import random
-import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from tests.tuner.quick_study import NAME, controller, curves, opened, quick_spec
 from tuner.control import forks
 from tuner.control.events import Event, ReadingAgain, ReadingOnTest, StudyWarned
 from tuner.judge import results
-from tuner.judge.answer import of_study
+from tuner.judge.answer import launch_of, of_study
 from tuner.judge.results import StudyView
-from tuner.judge.scoring import MOST_ON_FRONT, kept_of_front
-from tuner.store import OnTest, Store, TrialRow
+from tuner.judge.scoring import MOST_ON_FRONT, evaluations_of, kept_of_front
+from tuner.store import DEFAULT_STORAGE, OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
 
 
@@ -83,25 +83,61 @@ def test_the_answer_is_the_checkpoint_that_the_value_was_read_at(view: StudyView
     assert answer.kept.path == finished.absolute() / "runs" / NAME / str(number) / f"step-{step:06d}"
 
 
+THREE = """
+name = "sums"
+task = "task.toml"
+device = "cpu"
+threads = 1
+[kl]
+budget = 1.05
+limit = 15.0
+[fixed]
+total_episodes = 320
+batch_size = 32
+eval_every_episodes = 288
+kl_coef = 0.05
+[[trial]]
+learning_rate = 3e-4
+[[trial]]
+learning_rate = 2e-3
+use_peft = true
+value_model = "separate"
+[[trial]]
+learning_rate = 5e-3
+use_peft = true
+"""
+
+
 @pytest.mark.slow
-def test_the_command_makes_the_very_same_model_again(ppo_tuner: Invoke, own_folder: Path) -> None:
-    """Of a real trial, at a step between two regular evaluations: it was evaluated since its KL was near the budget."""
+def test_the_command_gives_what_its_study_read(ppo_tuner: Invoke, own_folder: Path) -> None:
+    """Of three configurations' runs on a fresh seed: a plain one, one of adapters and a critic of its own, and one
+    whose best checkpoint is not its last; some of their evaluations are extra ones, near the budget.
+    """
     assert ppo_tuner("new-task", "sums")[0] == 0
     study = own_folder / "sums" / "study.toml"
-    lines = [line for line in study.read_text().splitlines() if not line.startswith(("budget", "trials"))]
-    kl = "\n[kl]\nbudget = 0.73\nlimit = 15.0\n[fixed]\ntotal_episodes = 640\neval_every_episodes = 640\nkl_coef = 0.05\n"
-    study.write_text('trials = 1\ndevice = "cpu"\nthreads = 1\n' + "\n".join(lines) + kl)
+    study.write_text(THREE)
     assert ppo_tuner("run", str(study))[0] == 0
-    answer = json.loads(ppo_tuner("best", "sums", "--json")[1])
-    assert answer["checkpoint"]["episode"] not in (0, 640)
-    words = shlex.split(answer["checkpoint"]["again"])[1:]
-    data = json.loads(ppo_tuner(*words, "--output", "again", "--json")[1])
-    last = data["steps"][-1]
-    assert (last["step"], last["eval/reward"], last["eval/kl"]) == (answer["value_step"], answer["value"], answer["kl"])
-    config = PPOConfig.from_dict(answer["config"])
-    ppo_trainer(config, data["task"], device="cpu", resume_from=answer["checkpoint"]["path"]).save_model("saved")
-    weights = [(own_folder / name / "model.safetensors").read_bytes() for name in ("again/model", "saved")]
-    assert weights[0] == weights[1]
+    assert ppo_tuner("confirm", "sums", "--seeds", "1")[0] == 0
+    with closing(Store.open(DEFAULT_STORAGE)) as store:
+        view = results.read_study(store, "sums")
+        runs = {row.parent: (row, store.on_test(row.id, row.value_step or 0)) for row in view.confirming}
+        steps = {row.parent: [one["step"] for one in evaluations_of(store, row)] for row in view.confirming}
+        words = {trial.number: launch_of(store, view, trial) for trial in view.trials}
+        folder = view.row.folder
+    assert set(runs) == {0, 1, 2}
+    for number, (row, test) in runs.items():
+        assert test is not None and number is not None
+        data = json.loads(ppo_tuner(*words[number], "--seed", str(row.seed), "--output", f"{number}", "--json")[1])
+        assert [step["step"] for step in data["steps"] if "eval/reward" in step] == steps[number]
+        assert data["ending"]["test"] == {name: getattr(test, name) for name in data["ending"]["test"]}
+        best = data["ending"]["best"]
+        assert (data["steps"][-1] if best is None else best)["step"] == row.value_step == test.step
+        model = Path(data["best_model"] or data["model"])
+        kept = checkpoint.step_folder(Path(str(folder)) / str(row.number), test.step)
+        ppo_trainer(PPOConfig.from_dict(row.config), data["task"], device="cpu", resume_from=kept).save_model("kept")
+        names = [path.name for path in model.glob("*.safetensors")]
+        assert names and all((model / name).read_bytes() == Path("kept", name).read_bytes() for name in names)
+    assert any(row.value_step != 10 for row, _ in runs.values()) and any(len(each) > 3 for each in steps.values())
 
 
 # The reading on the test prompts

@@ -177,7 +177,7 @@ def test_kl_per_token_is_that_of_the_longest_responses(
     """The budget is of evaluations, here of 1,024 tokens, the limit of training, of 512 unless a study fixes others."""
     study = spec(task=LONG_TASK_PATH, kl=kl, fixed=fixed)
     assert (study.kl_budget, study.kl_limit) == (budget, limit)
-    assert study.to_dict()["kl"] == {"budget": budget, "limit": limit}
+    assert study.to_dict()["kl"] == {"budget": budget, "first_budget": budget, "limit": limit}
     assert StudySpec.from_dict(study.to_dict(), "stored") == study
 
 
@@ -335,7 +335,6 @@ def test_trials_keep_their_own_pace_where_the_study_sets_neither_a_rate_nor_beta
     study = spec(search={"lam": "advised"}, kl={"budget": 6.0, "limit": 15.0})
     assert study.keeps_kl_step
     assert beta(study) == (0.05, pytest.approx(6.0 * KL_TARGET), "kl_step")
-    assert beta(study.with_keys({"kl": {"budget": 4.0}}, "set")) == (0.05, pytest.approx(4.0 * KL_TARGET), "kl_step")
     assert study.config({}).learning_rate == 2e-4, "the task's, where the search of the rate begins"
 
 
@@ -453,10 +452,28 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
 
 
 def test_a_limit_that_nobody_states_follows_a_budget_that_may_change() -> None:
-    changes = spec(kl={"budget": 8}).changes_to(spec(kl={"budget": 6}))
+    old = spec(kl={"budget": 6})
+    changes = spec(kl={"budget": 8}).continuing(old).changes_to(old)
     assert (changes.allowed, changes.refused) == (["kl.budget: 8.0, was 6.0"], [])
     stated = spec(kl={"budget": 8, "limit": 15}).changes_to(spec(kl={"budget": 6, "limit": 16}))
     assert [line.partition(":")[0] for line in stated.refused] == ["kl.limit"]
+
+
+def test_trials_are_made_for_the_studys_first_budget_whatever_it_is_now() -> None:
+    def now(budget: float) -> StudySpec:
+        return spec(search={"learning_rate": "advised"}, kl={"budget": budget})
+
+    old = now(6.0)
+    by_file, by_order = now(9.0).continuing(old), old.with_keys({"kl": {"budget": 9.0}}, "set")
+    for study in (by_file, by_order, StudySpec.from_dict(json.loads(json.dumps(by_file.to_dict())), "stored")):
+        assert (study.kl_budget, study.first_budget, study.kl_limit) == (9.0, 6.0, 15.0)
+        assert beta(study) == beta(old) and beta(old)[1] == pytest.approx(6.0 * KL_TARGET)
+        assert study.budget_changed in study.notes and "first KL budget, 6" in study.budget_changed
+        assert study.changes_to(old).refused == []
+    back = now(6.0).continuing(by_file)
+    assert (back, back.budget_changed, old.budget_changed) == (old, "", "")
+    with pytest.raises(ConfigError, match="limit = 15 is below budget = 16"):
+        now(16.0).continuing(old)
 
 
 def test_the_default_budget_is_noted_per_token_where_responses_are_long() -> None:

@@ -16,8 +16,9 @@ from tuner.confirm.plan import Plan, missing
 from tuner.environment import to_copy
 from tuner.judge.answer import Answer, Badge, of_study
 from tuner.judge.diagnose import course_of, hacked, reward_hacked
+from tuner.judge.headline import ONE_SEED, UNTRAINED, headlines
 from tuner.judge.results import read_study, under_budget
-from tuner.judge.scoring import judged
+from tuner.judge.scoring import judged, judged_again
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Status
@@ -56,6 +57,8 @@ class Made:
     is_running: bool = False
     has_baseline: bool = False
     """True: trial 1 is the user's present configuration."""
+    budget: float = 6.0
+    """The KL budget at the end; 6 before."""
 
 
 STUDIES = {
@@ -75,6 +78,8 @@ STUDIES = {
     ),
     "baseline wins": Made((1.00, 2.00, 1.50), {0: around(1.0), 1: around(2.0), 2: around(1.5)}, has_baseline=True),
     "baseline on one seed": Made((1.00, 1.50, 2.00), has_baseline=True),
+    "changed": Made((1.00, 2.00), {0: around(1.0), 1: around(2.0)}, budget=4.5),
+    "changed to less": Made((1.00, 2.00), {0: around(1.0), 1: around(2.0)}, budget=3.0),
 }  # fmt: skip
 ON_FRESH = "On 5 fresh seeds: reward "
 WIN = "Launch trial 1: +1.000 [0.972, 1.028] over the reference."
@@ -135,6 +140,14 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         "Best in budget, one seed: eval reward 1.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response.",
         "The highest of many values on one seed is partly luck: confirm it. confirm ten",
         "train --from ten 0",
+    ),
+    "changed": (
+        Badge.CONFIRMED,
+        WIN,
+        f"{ON_FRESH}2.000 [1.984, 2.016] at KL 4.000 [3.984, 4.016] of 4.5 nats/response (trials aim at the first "
+        "budget, 6); 0 of 5 broke (at most 45%).",
+        "",
+        "train --from ten 1",
     ),
     "running": (
         Badge.ONE_SEED,
@@ -221,6 +234,12 @@ def make(path: Path, made: Made) -> None:
             params = {"learning_rate": 1e-4 * (number + 1)}
             new = NewTrial(new_number, Origin.SAMPLED, spec.config(params).to_dict(), params, 1)
             add(store, lease, store.add_trial(lease, new), spec, values[number], made.kl, 20)
+        now = spec.with_keys({"kl": {"budget": made.budget}}, "made")
+        if now != spec:
+            store.update_study(lease, judged_again(store, store.trials(store.study(NAME)), now), spec=now.to_dict())
+            for run in read_study(store, NAME).confirming:  # as the next run of the study would read them
+                if run.value_step == 0:
+                    store.add_test_reading(lease, run.id, 0, SplitReading(64, 0.25, 0.03, 0.0, 0.0), None)
         if not made.is_running:
             store.set_finished(lease)
         store.release(lease)
@@ -277,12 +296,15 @@ def test_every_place_prints_the_same_answer(
         assert {to_copy(words) + where for words in (found.remedy, found.launch) if words} <= set(shown.codes(app))
 
 
-def test_a_study_with_nothing_in_its_budget_has_no_answer_and_no_command(path: Path, ppo_tuner: Invoke) -> None:
-    make(path, STUDIES["none"])
+@pytest.mark.parametrize("name", ["none", "changed to less"])
+def test_a_study_with_nothing_in_its_budget_has_no_answer_and_no_command(
+    path: Path, name: str, ppo_tuner: Invoke
+) -> None:
+    make(path, STUDIES[name])
     assert of(path) is None
     status, out, err = ppo_tuner("best", NAME)
     assert status == 1 and out == "" and "train --from" not in err
-    assert "train --from" not in ppo_tuner("run", NAME)[1]
+    assert "train --from" not in ppo_tuner("show", NAME)[1]
 
 
 def test_under_another_budget_nothing_is_confirmed(path: Path) -> None:
@@ -292,6 +314,22 @@ def test_under_another_budget_nothing_is_confirmed(path: Path) -> None:
     assert found.doubt == "Nothing is confirmed for this KL budget."
     assert found.launch == ("train", "--from", NAME, "1", "--kl_budget", "5")
     assert of(path, 1.0) is None
+
+
+def test_a_trials_one_number_is_that_of_the_answer(path: Path) -> None:
+    make(path, STUDIES["newer"])
+    found = of(path)
+    assert found is not None
+    with closing(Store.open(f"sqlite:///{path}")) as store:
+        view = read_study(store, NAME)
+        numbers, under = (headlines(store, each) for each in (view, under_budget(store, view, 5.0)))
+        low = headlines(store, under_budget(store, view, 1.0))
+    assert numbers[1].label == "mean of 5 fresh seeds" and numbers[1].text() == "2.000 [1.984, 2.016]"
+    assert f"reward {numbers[1].text()} at KL" in found.evidence
+    assert (numbers[0].reward, numbers[0].kl) == (pytest.approx(1.0), pytest.approx(4.0))
+    assert (numbers[12].label, numbers[12].text()) == (ONE_SEED, "2.001 ± 0.030")
+    assert (under[1].label, under[1].reward) == (ONE_SEED, 2.0), "what is confirmed holds for the study's budget"
+    assert (low[1].label, low[1].reward, low[1].text()) == (UNTRAINED, None, "-")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ OVER_THE_LIMIT = 8.89e-4
 def trial_spec(folder: Path, trainer: str = "factory", learning_rate: float = 1e-4, **changes: Any) -> TrialSpec:
     study = quick_spec()
     config = study.config({"learning_rate": learning_rate, "cliprange": 0.2}).to_dict()
-    spec = TrialSpec(0, config, study.task, f"{MODULE}:{trainer}", "auto", 1, folder, study.guard, study.kl_budget)
+    spec = TrialSpec(0, config, study.task, f"{MODULE}:{trainer}", "auto", 1, folder, study.guard, 10.0, 10.0)
     return replace(spec, **changes)
 
 

@@ -18,6 +18,7 @@ from ppo_core.output import KL_UNIT, NOTHING, plus_minus
 from tuner.cli import render, storage
 from tuner.confirm.result import Confirmation, places_of, runs_text
 from tuner.judge import diagnose as diagnoses
+from tuner.judge.headline import headlines
 from tuner.judge.results import read_study
 
 if TYPE_CHECKING:  # its libraries take a second to load
@@ -74,13 +75,14 @@ def diagnose(args: argparse.Namespace) -> int:
         if not trial.episodes and not trial.has_failed:
             raise StudyError(f"trial {trial.number} has made no step yet, so there is nothing to diagnose")
         findings = diagnoses.diagnose(diagnoses.course_of(store, trial, view))
+        numbers = headlines(store, view, (*view.trials, trial))
     commands = [storage.command(diagnoses.try_it(view.spec, trial, finding), store) for finding in findings]
     if args.json:
         pairs = zip(findings, commands, strict=True)
         print(output.dumps([diagnoses.diagnosis_data(trial, finding, command) for finding, command in pairs]))
         return EXIT_OK
     out = output.console()
-    out.print(render.trial_line(trial), soft_wrap=True)
+    out.print(render.trial_line(numbers[trial.number]), soft_wrap=True)
     for (finding, is_repeat), command in zip(diagnoses.with_repeats(findings), commands, strict=True):
         out.print(f"{finding.rule}. {finding.finding}", style="bold", soft_wrap=True)
         earlier = diagnoses.tried(view.trials, trial, finding, view.spec)
@@ -88,7 +90,7 @@ def diagnose(args: argparse.Namespace) -> int:
             out.print(f"  The same change: {finding.advice}.")
         elif earlier is not None:
             change = f"{finding.name} = {output.short(earlier.config[finding.name])}"
-            out.print(f"  Tried already, with {change}: {render.trial_line(earlier)}", soft_wrap=True)
+            out.print(f"  Tried already, with {change}: {render.trial_line(numbers[earlier.number])}", soft_wrap=True)
         else:
             out.print(f"  Try {finding.advice}:\n  {command}", soft_wrap=True)
     if not findings:

@@ -39,6 +39,7 @@ from tuner.control.events import (
 from tuner.environment import to_copy
 from tuner.files.disk import search_line
 from tuner.judge.best import Rank, best_rank
+from tuner.judge.headline import Headline
 from tuner.judge.scoring import Tally
 from tuner.store import OrderState, TrialRow
 from tuner.study.spec import StudySpec
@@ -256,7 +257,7 @@ class StudyProgress:
     def _say_trial(self, row: TrialRow, count: str = "") -> None:
         """Print a trial's line, cut to a terminal's width: `show` has all of it."""
         is_terminal = self._out.is_terminal
-        text = Text(count + render.trial_line(row), style=render.STYLES[row.status])
+        text = Text(count + render.trial_line(Headline(row, None)), style=render.STYLES[row.status])
         self._out.print(text, soft_wrap=not is_terminal, no_wrap=is_terminal, overflow="ellipsis")
 
     def say(self, line: str) -> None:

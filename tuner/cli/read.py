@@ -11,7 +11,8 @@ from tuner.confirm.result import confirmations
 from tuner.control import forks
 from tuner.files import trial_log
 from tuner.judge import results
-from tuner.judge.answer import of_study
+from tuner.judge.answer import decided, headline_of, of_study
+from tuner.judge.headline import headline_data, headlines
 from tuner.judge.paired import over
 from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import with_running
@@ -28,7 +29,8 @@ def studies(args: argparse.Namespace) -> int:
     with storage.opened(args.storage) as store:
         for row in store.studies():
             try:
-                rows.append(results.study_summary(read_study(store, row.name)))
+                view = read_study(store, row.name)
+                rows.append(results.study_summary(view) | headline_data(headline_of(store, view)))
             except ConfigError as error:
                 rows.append({"name": row.name, "state": results.UNREADABLE, "error": str(error)})
     if args.json:
@@ -90,7 +92,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     (trial,) = with_running(store, [trial], view.spec)
     title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
     out.print(render.config_table(trial, view, title))
-    out.print(render.outcome_line(trial, results.value_kl(store, trial)), style="bold")
+    out.print(render.outcome_line(headlines(store, view, [trial])[trial.number]), style="bold")
     folder = study_folder.own_folder(view.row)
     process = None if folder is None else trial_log.ran_as(folder / str(trial.number))
     if process is not None:
@@ -124,23 +126,22 @@ def compare(args: argparse.Namespace) -> int:
             print(output.dumps(results.comparison_data(store, view, trials)))
             return EXIT_OK
         differences = [over(store, trials[0], trial) for trial in trials[1:]]
-        confirmed = confirmations(store, view)
+        numbers_of, done = headlines(store, view, trials), decided(confirmations(store, view))
     out = output.console()
     differing = results.differences(trials)
-    for table in render.comparison_tables(view, trials, differing):
+    for table in render.comparison_tables(view, numbers_of, differing):
         out.print(table)
     if not differing:
         out.print("Their configurations are equal.")
     first = trials[0].number
     out.print(
-        f"Differences in value from trial {first}, the first one listed (+: better than trial {first}; -: worse):"
+        f"Differences in reward from trial {first}, the first one listed (+: better than trial {first}; -: worse):"
     )
+    of = {} if done is None else {one.trial.number: one for one in done.read}
     for trial, difference in zip(trials[1:], differences, strict=True):
-        out.print(render.difference_line(trials[0], trial, difference), soft_wrap=True)
-    for confirmation in confirmed:
-        line = render.fresh_seeds_line(confirmation, numbers)
-        if line is not None:
-            out.print(line, soft_wrap=True)
+        one = of.get(trial.number)
+        lead = None if done is None or one is None else done.lead(one, of.get(first))
+        out.print(render.difference_line(trials[0], trial, difference, lead), soft_wrap=True)
     return EXIT_OK
 
 

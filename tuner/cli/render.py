@@ -34,10 +34,10 @@ from ppo_core.output import (
     reward_texts,
     short,
 )
-from tuner.confirm.result import Confirmation
+from tuner.confirm.result import Interval
 from tuner.control.forks import ValueCheckpoint
 from tuner.environment import shortened
-from tuner.judge.best import is_reread
+from tuner.judge.headline import Headline
 from tuner.judge.paired import Difference
 from tuner.judge.results import FrontPoint, Measured, Source, StudyView, value_sources
 from tuner.judge.rules import RULES
@@ -70,17 +70,14 @@ SOURCES: Mapping[Source, tuple[str, str]] = {
 """Text and style of each source of a value."""
 
 
-def trial_line(trial: TrialRow) -> str:
-    """Return one line on a trial: number, status, its best reward within the KL budget, its last reward and KL,
-    seconds, reason, label, and its values.
-    """
-    is_past_best = trial.end_reward is not None and trial.end_reward != trial.value
+def trial_line(headline: Headline) -> str:
+    """Return one line on a trial: number, status, reward and KL, seconds, reason, label, and its values."""
+    trial = headline.trial
     parts = (
         f"trial {trial.number:>3}",
         f"{trial.shown_status:<9}",
-        f"best in budget {plus_minus(trial.value, trial.value_se):<13} at KL {measured(trial.kl):>5}",
+        _number(headline),
         f"{trial.seconds:>5.0f} s",
-        f"last {_last_evaluation(trial, ' at KL ')}" if is_past_best else "",
         _reason(trial),
         _marked_label(trial),
         lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params),
@@ -88,18 +85,17 @@ def trial_line(trial: TrialRow) -> str:
     return "  ".join(filter(None, parts))
 
 
-def _last_evaluation(trial: TrialRow, joint: str, places: tuple[int, int] | None = None) -> str:
-    """Return the reward and KL of a trial's last evaluation, within the KL budget or not."""
-    if trial.end_kl is None:
-        return NOTHING
-    reward, kl = places or places_of([trial])
-    return f"{fixed(trial.end_reward, reward)}{joint}{fixed(trial.end_kl, kl)}"
+def _number(headline: Headline) -> str:
+    """`best in budget, one seed 1.823 ± 0.051 at KL  5.02`."""
+    if headline.reward is None:
+        return headline.label
+    return f"{headline.label} {headline.text():<13} at KL {headline.kl_text():>5}"
 
 
-def places_of(trials: Sequence[TrialRow]) -> tuple[int, int]:
+def _places_of(numbers: Sequence[Headline]) -> tuple[int, int]:
     """Return the decimals of these trials' rewards and of their KLs."""
-    rewards = decimals([trial.value for trial in trials], [trial.value_se for trial in trials])
-    return rewards, decimals(kl for trial in trials for kl in (trial.kl, trial.end_kl))
+    rewards = decimals([each.reward for each in numbers], [each.trial.value_se for each in numbers])
+    return rewards, decimals(kl for each in numbers for kl in (each.kl, each.trial.end_kl))
 
 
 def at_kl(kl: Measured | None) -> str:
@@ -116,16 +112,14 @@ def study_line(view: StudyView) -> str:
     )
 
 
-def outcome_line(trial: TrialRow, kl: Measured | None) -> str:
+def outcome_line(headline: Headline) -> str:
     """Return one line on a trial's outcome so far."""
+    trial = headline.trial
     total = short(trial.config.get("total_episodes"))
     parts = (
         trial.shown_status,
-        f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at_kl(kl)}",
-        f"read again {plus_minus(trial.reread_reward, trial.value_se)} at KL {measured(trial.reread_kl)}"
-        if is_reread(trial)
-        else "",
-        "" if trial.end_kl is None else f"last evaluation {_last_evaluation(trial, ' at KL ')}",
+        _number(headline),
+        "" if trial.end_kl is None else f"KL at its end {measured(trial.end_kl)}",
         f"{trial.episodes} of {total} episodes",
         f"{trial.seconds:.0f} s",
         f"{trial.attempts} attempts" if trial.attempts > 1 else "",
@@ -187,22 +181,25 @@ def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()
     return table
 
 
-def trials_table(trials: Sequence[TrialRow], marks: Mapping[int, str]) -> Table:
-    """Return the table of trials: value, KL, status and reason; `marks` by number replaces the reason."""
-    numbers = ("value ± SE\nreward", f"eval KL\n{KL_UNIT}", "last reward\nand KL", "episodes", "seconds")
-    table = new_table("trial", "status", *numbers, "reason", title="Trials", right=("trial", *numbers))
-    reward, kl = places_of(trials)
-    for trial in trials:
+def trials_table(numbers: Sequence[Headline], marks: Mapping[int, str]) -> Table:
+    """Return the table of trials: reward, KL, status and reason; `marks` by number replaces the reason."""
+    columns = ("reward", f"KL\n{KL_UNIT}", "KL at\nits end", "episodes", "seconds")
+    table = new_table("trial", "status", *columns, "reason", title="Trials", right=("trial", *columns))
+    reward, kl = _places_of(numbers)
+    for each in numbers:
+        trial = each.trial
         table.add_row(
             f"* {trial.number}" if trial.number in marks else str(trial.number),
             _status(trial),
-            plus_minus(trial.value, trial.value_se, reward),
-            fixed(trial.kl, kl),
-            _last_evaluation(trial, ", ", (reward, kl)),
+            each.text(reward),
+            each.kl_text(kl),
+            fixed(trial.end_kl, kl),
             str(trial.episodes),
             f"{trial.seconds:.0f}",
             marks.get(trial.number) or _reason(trial),
         )
+    table.caption = f"Reward and KL: {' or '.join(dict.fromkeys(each.label for each in numbers))}."
+    table.caption_justify = "left"
     return table
 
 
@@ -313,68 +310,59 @@ def reference_legend(view: StudyView) -> str | None:
 
 
 def comparison_tables(
-    view: StudyView, trials: Sequence[TrialRow], differing: Mapping[str, Sequence[HyperValue]]
+    view: StudyView, numbers: Mapping[int, Headline], differing: Mapping[str, Sequence[HyperValue]]
 ) -> list[Table]:
     """Return the trials' outcomes and their differing values, one column per trial."""
-    numbers = [f"trial {trial.number}" for trial in trials]
-    outcomes = new_table("outcome", *numbers, title="Outcomes", right=numbers)
+    names = [f"trial {number}" for number in numbers]
+    outcomes = new_table("outcome", *names, title="Outcomes", right=names)
     within = {None: NOTHING, True: "yes", False: "no"}
-    reward, kl = places_of(trials)
+    reward, kl = _places_of(list(numbers.values()))
     rows: Mapping[str, Callable[[TrialRow], str | Text]] = {
         "label": _marked_label,
         "status": _status,
-        "best within the KL budget ± SE (reward)": lambda trial: plus_minus(trial.value, trial.value_se, reward),
-        f"KL there ({KL_UNIT})": lambda trial: fixed(trial.kl, kl),
-        "last eval reward": lambda trial: fixed(trial.end_reward, reward),
-        f"its KL ({KL_UNIT})": lambda trial: fixed(trial.end_kl, kl),
+        "reward": lambda trial: numbers[trial.number].text(reward),
+        "which is": lambda trial: numbers[trial.number].label,
+        f"KL ({KL_UNIT})": lambda trial: numbers[trial.number].kl_text(kl),
+        f"KL at its end ({KL_UNIT})": lambda trial: fixed(trial.end_kl, kl),
         f"ends within {short(view.spec.kl_budget)} {KL_UNIT}": lambda trial: within[ends_within(trial, view.spec)],
         "episodes": lambda trial: str(trial.episodes),
         "seconds": lambda trial: f"{trial.seconds:.0f}",
         "reason": _reason,
     }
     for name, text in rows.items():
-        cells = [text(trial) for trial in trials]
+        cells = [text(each.trial) for each in numbers.values()]
         if any(cells):
             outcomes.add_row(name, *cells)
-    values = new_table("hyperparameter", *numbers, title="Differing values", right=numbers)
+    values = new_table("hyperparameter", *names, title="Differing values", right=names)
     for name, row in differing.items():
         values.add_row(name, *(short(value, 6) for value in row))
     return [outcomes, values]
 
 
-def difference_line(base: TrialRow, other: TrialRow, difference: Difference | None) -> str:
-    """Return one line on the value of `other` less that of `base`."""
+def difference_line(base: TrialRow, other: TrialRow, difference: Difference | None, lead: Interval | None) -> str:
+    """Return one line on the reward of `other` less that of `base`: on fresh seeds if known, which is `lead`."""
     names = f"Trial {other.number} minus trial {base.number}"
+    if lead is not None:
+        return f"{names}: {lead.signed} reward on {counted(lead.n, 'fresh seed')}."
     if difference is None:
         return f"{names}: one of them has no trained checkpoint within the KL budget."
     reward = plus_minus(difference.mean, difference.se, signed=True)
     return f"{names}: {reward} reward, {difference.verdict}."
 
 
-def fresh_seeds_line(confirmation: Confirmation, numbers: Sequence[int]) -> str | None:
-    """Return one line on the results of these trials' configurations on fresh seeds; None: none was read."""
-    results = [
-        f"{one.label} {one.reward.text} at a KL of {one.kl.text}"
-        for one in confirmation.configurations
-        if one.trial.number in numbers and one.reward is not None and one.kl is not None
-    ]
-    episodes = f"{confirmation.total_episodes:,} episodes each"
-    return f"On fresh seeds, {episodes}, which say more: {'; '.join(results)}." if results else None
-
-
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of `list` from its JSON objects."""
-    headers = ("trials\nended", "best in\nthe search", "its value\nreward", f"its KL\n{KL_UNIT}")
-    table = new_table("study", "task", "state", *headers, right=headers)
+    headers = ("trials\nended", "its\ntrial", "reward", f"KL\n{KL_UNIT}")
+    table = new_table("study", "task", "state", *headers, "which is", right=headers)
     for view in views:
         ended, total = view["finished"], view["trials"]
         count = str(ended)
         if total is not None:
             count = f"{ended}/{total}" if ended <= total else f"{ended} ({total} asked)"
-        best = NOTHING if view["best"] is None else str(view["best"])
-        value, kl = view["best_value"], measured(view["best_kl"])
-        value = fixed(value, decimals([value], [view["best_value_se"]]))  # in its own task's unit
-        table.add_row(plain(view["name"]), plain(view["task"]), view["state"], count, best, value, kl)
+        answer = NOTHING if view["answer"] is None else str(view["answer"])
+        reward = fixed(view["reward"], decimals([view["reward"]], [view["best_value_se"]]))  # in its own task's unit
+        cells = (count, answer, reward, measured(view["kl"]), view["reward_is"] or NOTHING)
+        table.add_row(plain(view["name"]), plain(view["task"]), view["state"], *cells)
     return table
 
 

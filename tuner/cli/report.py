@@ -12,8 +12,9 @@ from tuner.cli.storage import command
 from tuner.confirm.result import confirmations, longest_read
 from tuner.control import forks
 from tuner.environment import to_copy
-from tuner.judge.answer import Answer, answer_data, of_study
+from tuner.judge.answer import Answer, answer_data, launch_of, of_study
 from tuner.judge.best import is_sound, ranked
+from tuner.judge.headline import headlines
 from tuner.judge.paired import improvement
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
 from tuner.judge.scoring import with_running
@@ -30,18 +31,16 @@ unended ones.
 def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | None, *, is_all: bool = False) -> None:
     """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL.
 
-    The trial to launch and the best of the search are marked. The tables of a large study list only some trials (see
+    The answer is marked. The tables of a large study list only some trials (see
     `MOST_LISTED`), unless `is_all`.
     """
     if not view.trials:
         out.print("No trial has started yet.")
         return
     listed = with_running(store, view.trials if is_all else _listed(view), view.spec)
-    best = view.best()
-    marks = {} if best is None else {best.number: "best in the search"}
-    if answer is not None:
-        marks[answer.number] = "to launch"
-    out.print(render.trials_table(listed, marks))
+    mark = "to launch" if view.state == "finished" else "leads"
+    marks = {} if answer is None else {answer.number: mark if answer.confirmed is None else "to launch"}
+    out.print(render.trials_table(list(headlines(store, view, listed).values()), marks))
     width = out.width if out.width >= output.PIPE_WIDTH else render.READABLE_WIDTH
     for table in render.params_tables(listed, view.spec, width):
         out.print(table)
@@ -55,7 +54,6 @@ def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | N
     pruned = kl_prunings(view.trials)
     if pruned:
         out.print(render.prunings_line(pruned, len(view.trials)))
-        out.print("Value and eval KL of a pruned trial are those of its best checkpoint within the KL budget.")
     out.print(spent(store, view).text)
     if view.confirming:
         runs = output.counted(len(view.confirming), "confirming run")
@@ -114,12 +112,8 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
     trial = answer.trial
     title = f"Within {output.short(answer.kl_budget)} {output.KL_UNIT}: {answer.name} ({answer.badge})"
     out.print(render.config_table(trial, view, title))
-    duration = f"in {trial.seconds:.0f} s"
-    if answer.confirmed is not None:
-        reward = "unknown" if answer.reward is None else output.plus_minus(answer.reward.mean, answer.reward.se)
-        out.print(f"Its run in the search: eval reward {reward}{render.at_kl(answer.kl)}, {duration}.")
-    else:
-        out.print(f"It ran {duration}, evaluations included.")
+    out.print(f"In the search it ran for {trial.seconds:.0f} s, evaluations included.")
+    if answer.confirmed is None:
         before, better = baseline(store, trial), improvement(store, trial)
         if before is not None and better is not None:
             out.print(
@@ -171,7 +165,7 @@ def checkpoint_data(store: Store, view: StudyView, trial: TrialRow) -> dict[str,
         "episode": checkpoint.episode,
         "path": None if path is None else str(path.absolute()),
         "why_not": checkpoint.kept.why_not or None,
-        "again": command(checkpoint.again, store),
+        "again": command(launch_of(store, view, trial), store),
     }
 
 

@@ -29,11 +29,13 @@ from tuner.study.status import Role
 
 
 def _guard(run: Run, kl_budget: float) -> Guard:
-    """Return the guard of a run: its study's, or with the default rules, as a study of the task would have it."""
+    """Return the guard of a run: its study's, whatever budget its best checkpoint has, or with the default rules, as a
+    study of the task would have it.
+    """
     default = get_task(run.task).kl_limit if run.kl_budget is None else KL_LIMIT * kl_budget
     extra = {} if run.resume_from is None else checkpoint.read_manifest(run.resume_from)["extra"]
     settings = GuardSettings.from_dict(run.guard.get("rules", {}), run.guard.get("limit", default), "guard")
-    return Guard(settings, kl_budget, extra)
+    return Guard(settings, run.guard.get("budget", kl_budget), extra)
 
 
 PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]), _guard)
@@ -96,7 +98,7 @@ def _start(given_storage: str | None, study: str, number: str) -> Start:
         device=spec.device,
         origin=origin,
         stages=stages,
-        guard={"limit": spec.kl_limit, "rules": spec.guard.to_dict()},
+        guard={"limit": spec.kl_limit, "budget": spec.first_budget, "rules": spec.guard.to_dict()},
         digests=view.row.digests or {},
     )
 

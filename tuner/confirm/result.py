@@ -299,13 +299,14 @@ class Confirmation:
     @property
     def choice(self) -> Confirmed | None:
         """The configuration to launch: the best, if it beats the reference, that broke in a run, or there is none, else
-        the reference; None: not whole, or too few seeds.
+        the reference; None: not whole, too few seeds, or all of its runs broke.
         """
         best, reference = self.best, self.reference
         if best is None or not self.is_whole or self.seeds < LEAST_SEEDS:
             return None
         is_best = reference is None or bool(reference.lost) or beats(best, reference, best.over_reference)
-        return best if is_best else reference
+        chosen = best if is_best or reference is None else reference
+        return chosen if chosen.readings.sound else None
 
     @property
     def is_decided(self) -> bool:
@@ -343,6 +344,8 @@ class Confirmation:
             left = sum(len(one.open) for one in self.configurations)
             if left:
                 return f"Nothing yet: {left} of the confirming runs {'is' if left == 1 else 'are'} not read."
+            if self.seeds >= LEAST_SEEDS:
+                return "Nothing to launch: no confirming run has a sound checkpoint within the KL budget."
             return f"Nothing yet: {counted(self.seeds, 'fresh seed')} ran, and {LEAST_SEEDS} are needed."
         if choice.is_reference:
             why = "nothing else was confirmed"

@@ -357,6 +357,7 @@ class TrialLoop:
                 folder=study.trial_folder(row.number),
                 guard=study.spec.guard,
                 kl_budget=study.spec.kl_budget,
+                first_budget=study.spec.first_budget,
                 resume_from=resume_from,
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 fork_step=row.fork_step,

@@ -175,32 +175,12 @@ class ValueCheckpoint:
     step: int
     episode: int
     kept: Kept
-    again: list[str]
-    """The command that recreates it, as words without the storage's flags, which the printer adds."""
 
 
 def value_checkpoint(store: Store, study: StudyRow, trial: TrialRow) -> ValueCheckpoint | None:
     """Return the checkpoint that a trial's value comes from; None: it has no value."""
     for row in store.steps([trial.id], ("eval/reward",), evaluations_only=True):
         if row["step"] == trial.value_step:
-            step, episode = int(row["step"]), int(row["episode"])
-            again = train_again(study.name, trial, episode)
-            return ValueCheckpoint(step, episode, find(study, trial.number, step), again)
+            step = int(row["step"])
+            return ValueCheckpoint(step, int(row["episode"]), find(study, trial.number, step))
     return None
-
-
-def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:
-    """Return the command, without the storage's flags, that trains a trial again up to `episode` and keeps the model.
-
-    All schedules are unchanged; the same seed, threads and device give the same run.
-    """
-    is_end = episode >= PPOConfig.from_dict(trial.config).whole_episodes()
-    return ["train", "--from", study, str(trial.number), *([] if is_end else [STOP, str(episode)])]
-
-
-STOP = "--stop_at_episode"
-
-
-def stop_of(words: Sequence[str]) -> int | None:
-    """Return the episode at which a `train` command stops, or None for its end."""
-    return int(words[list(words).index(STOP) + 1]) if STOP in words else None

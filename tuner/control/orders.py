@@ -235,7 +235,8 @@ class OrderDesk:
         def effect(connection: Connection) -> str:
             connection.execute(update(table).where(table.c.id == study.row.id).values(**values))
             write_judgements(connection, judged_anew)
-            return ", ".join(f"{name} is now {value:g}" for name, value in changes.items())
+            said = ", ".join(f"{name} is now {value:g}" for name, value in changes.items())
+            return f"{said}. {spec.budget_changed}" if "kl_budget" in changes and spec.budget_changed else said
 
         study.store.decide(study.lease, order, effect)
         study.spec = spec

@@ -104,6 +104,7 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, from_file: bool) 
     stored = None
     if study.rows:
         stored = StudySpec.from_stored(study.row.spec, f'study "{study.row.name}" in the store')
+        study.spec = study.spec.continuing(stored)
     ran = sum(row.origin is Origin.LISTED for row in counting_trials(study.rows))
     changes = SpecChanges() if stored is None else study.spec.changes_to(stored)
     study.spec, notes, refused = _settle_starts(study.store, study.spec, stored, ran)

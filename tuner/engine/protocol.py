@@ -112,6 +112,8 @@ class TrialSpec(TrialJob):
     guard: GuardSettings
     kl_budget: float
     """Limit on the best checkpoint's eval KL, in nats per response."""
+    first_budget: float
+    """The KL budget that guard and extra evaluations follow (see `StudySpec`), in nats per response."""
     resume_from: Path | None = None
     """The checkpoint to resume from; None: from the start."""
     checkpoint_seconds: float = WorkerSettings.checkpoint_seconds

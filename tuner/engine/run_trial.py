@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,9 @@ from ppo_core.errors import ConfigError, PPOTunerError, is_outage, nearest
 from ppo_core.report import NextMove, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.protocol import Ended, Left, Phase, Read, ReadCheckpoint, Split, Stepped, TrialJob, TrialSpec
-from tuner.judge.guard import Guard, WatchState, watch
+from tuner.judge.guard import Guard
 from tuner.study.status import Reason
 
-WATCH = "extra_evaluations"
-"""Key in a checkpoint's `extra` of the KL budget watch's state."""
 LONGEST_STEP = "longest_step"
 """Key in a checkpoint's `extra` of the trial's longest step so far, in seconds."""
 OWN_FRONT = 3
@@ -48,22 +46,20 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
 
 
 class _Trial(Hooks):
-    """A trial in progress: its guard, its watch on the KL budget, its clock, and the controller that is asked."""
+    """A trial in progress: its guard, its clock, and the controller that is asked."""
 
     def __init__(self, spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None]) -> None:
         self._last_report = time.perf_counter()
         extra = {} if spec.resume_from is None else checkpoint.verify(spec.resume_from)["extra"]
-        self._spec, self._ask, self._enter = spec, ask, enter
-        self._guard = Guard(spec.guard, spec.kl_budget, extra)
-        self._watched = WatchState(**extra.get(WATCH, {}))
+        self._ask, self._enter = ask, enter
+        self._guard = Guard(spec.guard, spec.first_budget, extra)
         self._longest_step = extra.get(LONGEST_STEP, 0.0)
         self._reason: Reason | None = None
-        self._is_near = self.has_raised = False
+        self.has_raised = False
 
     def check(self, report: StepReport, config: PPOConfig) -> None:
-        """Fold guard and watch over a step."""
+        """Fold the guard over a step."""
         self._reason = self._guard.check(report, config)
-        self._watched, self._is_near = watch(self._watched, report, self._spec.kl_budget, config.eval_interval)
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
         """Ask the controller."""
@@ -74,7 +70,7 @@ class _Trial(Hooks):
             self._last_report - before,  # saving and waiting included
             self._longest_step,
             self._reason,
-            is_near_budget=self._is_near and not is_again,
+            is_near_budget=self._guard.is_near_budget and not is_again,
             is_again=is_again,
         )
         return on_rank_zero(lambda: self._ask(message))
@@ -86,9 +82,8 @@ class _Trial(Hooks):
         return report
 
     def extra(self, *, ends_stage: bool) -> dict[str, Any]:
-        """Return the state of guard, watch and clock."""
-        guard = self._guard.extra(ends_stage=ends_stage)
-        return {**guard, WATCH: asdict(self._watched), LONGEST_STEP: self._longest_step}
+        """Return the state of guard and clock."""
+        return {**self._guard.extra(ends_stage=ends_stage), LONGEST_STEP: self._longest_step}
 
     def enter(self, *, saving: bool) -> None:
         """Tell the controller, whose time limits differ."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from ppo_core import __version__
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.output import KL_UNIT, plus_minus, short
+from ppo_core.output import KL_UNIT, short
 from tuner.control import forks
 from tuner.control.forks import ValueCheckpoint
 from tuner.environment import to_copy
 from tuner.judge import results
 from tuner.judge.answer import Answer, launch_of, of_study
+from tuner.judge.headline import headlines
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
 from tuner.study.status import Role
@@ -44,8 +45,6 @@ class LaunchConfig:
     """Lines on its origin and results."""
     kl_budget: float
     """The study's, in nats per response."""
-    stop_at_episode: int | None
-    """Episode to stop at, that of the checkpoint; None: the run's end."""
     readings: Readings
     """Readings of a run of this length."""
 
@@ -69,13 +68,11 @@ def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchCo
         values["total_episodes"] = answer.confirmed.length
     config = PPOConfig.from_dict(values, f'trial {trial.number} of study "{view.row.name}"')
     checkpoint = forks.value_checkpoint(store, view.row, trial)
-    launch = launch_of(store, view, trial) if answer is None else answer.launch
     return LaunchConfig(
         trial,
         config,
         tuple(_facts(store, view, trial, config, answer, checkpoint)),
         view.spec.kl_budget,
-        forks.stop_of(launch),
         _readings(store, _run(view, trial, config)),
     )
 
@@ -89,22 +86,24 @@ def _facts(
     checkpoint: ValueCheckpoint | None,
 ) -> Iterator[str]:
     yield f'Study "{view.row.name}", task {view.spec.task}, trial {trial.number}, by PPO Tuner {__version__}.'
-    has_value = trial.value is not None and math.isfinite(trial.value)
+    has_value, whole = trial.value is not None and math.isfinite(trial.value), config.whole_episodes()
     if answer is not None:
         yield from filter(None, (answer.decision, answer.evidence, answer.gained, answer.doubt))
     else:
-        kl = results.value_kl(store, trial)
-        kl_text = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"
-        result = f"Eval reward {plus_minus(trial.value, trial.value_se)}, eval KL {kl_text}"
+        number = headlines(store, view, [trial])[trial.number]
+        result = f"Reward {number.text()} at KL {number.kl_text()} {KL_UNIT}, {number.label}"
         if not has_value:
             result = f"It has no value yet (status {trial.shown_status})"
         yield f"{result}; the KL budget is {short(view.spec.kl_budget)} {KL_UNIT}."
     if has_value and (answer is None or answer.confirmed is None):
         yield from _checkpoint_facts(store, view, trial, config, checkpoint)
-    if answer is not None:
-        yield f"The same here: {to_copy(answer.launch)}"
-    elif has_value and checkpoint is not None and 0 < checkpoint.episode < config.whole_episodes():
-        yield f"The same here: {to_copy(checkpoint.again)}"
+    elif answer is not None and answer.confirmed is not None and max(answer.confirmed.episodes.values()) < whole:
+        yield (
+            f"Its runs' best checkpoints, which were read, came before their end of {whole} episodes: evaluate on the "
+            "way, and keep the best one within the KL budget."
+        )
+    if has_value or answer is not None:
+        yield f"The same here: {to_copy(launch_of(store, view, trial))}"
     if trial.role is Role.FORK:
         yield (
             f"It is a fork: it resumed from a checkpoint of trial {trial.parent} (step {trial.fork_step}). This file "

@@ -189,8 +189,6 @@ def write(launch: LaunchConfig, name: str, task: str) -> ConfigFile:
     table = target.table
     if table is None:
         content = {"task": task, "kl_budget": launch.kl_budget, **launch.config.to_dict()}
-        if launch.stop_at_episode is not None:
-            content["stop_at_episode"] = launch.stop_at_episode
         return ConfigFile(f"{_comments([*launch.facts, *target.launch])}\n{_yaml(content)}")
     (held, on_held), (in_reward, on_reward), (penalties, on_penalties) = (
         turn(launch) for turn in (_held, _in_reward, _penalties_in_reward)

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import KL_UNIT, counted, decimals, fixed, measured, plus_minus, short
 from tuner.confirm.plan import (
@@ -40,6 +39,7 @@ from tuner.control.forks import ValueCheckpoint
 from tuner.judge import results
 from tuner.judge.best import is_reread, standing
 from tuner.judge.diagnose import course_of, hacked
+from tuner.judge.headline import Headline, headlines
 from tuner.judge.paired import improvement, over
 from tuner.judge.results import End, Measured, StudyView
 from tuner.store import OnTest, Store, TrialRow
@@ -104,6 +104,8 @@ class Answer:
     """In nats per response."""
     own_budget: float
     """The study's own, for which a confirmation holds."""
+    first_budget: float
+    """The study's first, which its trials were made for."""
     checkpoint: ValueCheckpoint | None
     """Source of the trial's value; None: it has none."""
     reward: Measured | None
@@ -141,6 +143,8 @@ class Answer:
     def evidence(self) -> str:
         """Its reward and KL in a sentence: on fresh seeds if confirmed, else those of its checkpoint."""
         confirmed, budget = self.confirmed, f"of {short(self.kl_budget)} {KL_UNIT}"
+        if self.kl_budget != self.first_budget:
+            budget += f" (trials aim at the first budget, {short(self.first_budget)})"
         if confirmed is not None and confirmed.reward is not None and confirmed.kl is not None:
             reward, kl = confirmed.reward, confirmed.kl
             return (
@@ -168,7 +172,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     """Return a study's answer under the view's KL budget; None: no trial is within it, and nothing is confirmed."""
     own = StudySpec.from_stored(view.row.spec, f'study "{view.row.name}"')
     runs = confirmations(store, replace(view, spec=own))
-    done, is_own = decided(runs), view.spec.kl_budget == own.kl_budget
+    done, is_own = decided(runs), view.is_own_budget
     confirmed = done.choice if done is not None and is_own else None
     trial = view.best() if confirmed is None else confirmed.trial
     if trial is None:
@@ -188,6 +192,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         trial=trial,
         kl_budget=view.spec.kl_budget,
         own_budget=own.kl_budget,
+        first_budget=own.first_budget,
         checkpoint=forks.value_checkpoint(store, view.row, trial),
         reward=None if stands is None else Measured(stands.reward, trial.value_se),
         kl=Measured(stands.kl, trial.reread_kl_se) if stands and is_reread(trial) else results.value_kl(store, trial),
@@ -200,7 +205,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         gains=tuple(_gains(store, view, trial, confirmed)),
         doubt=doubt,
         remedy=remedy,
-        launch=_launch(store, view, trial, done, is_own=is_own),
+        launch=launch_of(store, view, trial),
     )
 
 
@@ -226,6 +231,13 @@ def _gains(store: Store, view: StudyView, trial: TrialRow, confirmed: Confirmed 
 def decided(runs: list[Confirmation]) -> Confirmation | None:
     """Return the confirmation of the longest runs that chose a configuration, or None."""
     return next((one for one in reversed(runs) if one.choice is not None), None)
+
+
+def headline_of(store: Store, view: StudyView) -> Headline | None:
+    """Return the number of a study's answer under its own KL budget, without all that is said of it."""
+    done = decided(confirmations(store, view))
+    trial = view.best() if done is None or done.choice is None else done.choice.trial
+    return None if trial is None else headlines(store, view, [trial])[trial.number]
 
 
 Doubt = tuple[str, tuple[str, ...]]
@@ -314,35 +326,14 @@ def _confirm(view: StudyView, done: Confirmation, seeds: int, newer: TrialRow | 
 def launch_of(store: Store, view: StudyView, trial: TrialRow) -> tuple[str, ...]:
     """Return the words of the command that trains a trial's configuration under the view's KL budget.
 
-    A confirmed configuration is trained as its runs on fresh seeds were: if not all of them ended within the budget, up
-    to the latest of their best checkpoints, which were the ones read. Any other is trained up to its own best
-    checkpoint.
+    It runs whole, at the length that it was confirmed at if it was. `train` evaluates as the study's runs did, and its
+    `best_model` is the checkpoint that a study would read: with the seed of such a run, the same one.
     """
-    is_own = view.spec.kl_budget == results.as_view(view.row, ()).spec.kl_budget
-    return _launch(store, view, trial, decided(confirmations(store, view)) if is_own else None, is_own=is_own)
-
-
-def _launch(
-    store: Store, view: StudyView, trial: TrialRow, done: Confirmation | None, *, is_own: bool
-) -> tuple[str, ...]:
-    confirmed = () if done is None or not is_own else done.configurations
-    one = next((one for one in confirmed if one.trial.number == trial.number and one.rewards), None)
-    if one is not None:
-        return tuple(_launch_confirmed(view.row.name, one))
-    checkpoint = forks.value_checkpoint(store, view.row, trial)
-    words = ["train", "--from", view.row.name, str(trial.number)] if checkpoint is None else checkpoint.again
-    return (*words, *(() if is_own else ("--kl_budget", short(view.spec.kl_budget, 6))))
-
-
-def _launch_confirmed(study: str, confirmed: Confirmed) -> list[str]:
-    config, words = confirmed.trial.config, ["train", "--from", study, str(confirmed.trial.number)]
-    if config.get("total_episodes") != confirmed.length:
-        words += ["--total_episodes", str(confirmed.length)]
-    if confirmed.ends_within < len(confirmed.rewards):
-        last = max(confirmed.episodes.values())
-        if 0 < last < PPOConfig.from_dict({**config, "total_episodes": confirmed.length}).whole_episodes():
-            words += [forks.STOP, str(last)]
-    return words
+    one = headlines(store, view, [trial])[trial.number].confirmed
+    words = ["train", "--from", view.row.name, str(trial.number)]
+    if one is not None and one.length != trial.config.get("total_episodes"):
+        words += ["--total_episodes", str(one.length)]
+    return (*words, *(() if view.is_own_budget else ("--kl_budget", short(view.spec.kl_budget, 6))))
 
 
 def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from ppo_core.report import KL_GAP, KL_GAP_NOISE, MISMATCH, StepReport, first_no
 from tuner.judge.rules import ENTROPY, IDLE_STEPS, KL, REPETITION, RETURN_STD, ROUNDING, RULES, SIGNS, VALUE_LOSS, Rule
 from tuner.study.status import Reason
 
-GUARD = "guard"
-"""Key in a checkpoint's `extra` of the guard's state."""
+GUARD, WATCH = "guard", "extra_evaluations"
+"""Keys in a checkpoint's `extra` of the guard's state and the watch's."""
 WINDOW = 8
 """Iterations of evidence in a reason: what a person reads at a glance."""
 
@@ -142,24 +142,28 @@ class _Reading(NamedTuple):
 
 
 class Guard:
-    """The guard of one run in progress, as `ppo_core.drive` wants it."""
+    """Guard and watch of one run in progress, as `ppo_core.drive` wants them."""
 
     def __init__(self, settings: GuardSettings, kl_budget: float, extra: Mapping[str, Any]) -> None:
         """Begin, or continue by the `extra` of the checkpoint that the run resumes from."""
         self._settings, self._kl_budget = settings, kl_budget
         self._state = GuardState.from_dict(extra[GUARD]) if GUARD in extra else GuardState()
+        self._watched = WatchState(**extra.get(WATCH, {}))
+        self.is_near_budget = False
+        """True if the policy of the step that was checked last is to be evaluated now."""
 
     def check(self, report: StepReport, config: PPOConfig) -> Reason | None:
         """Return the reason to end the run after a step of the stage with this config, or None."""
-        total = config.whole_episodes()
+        total, interval = config.whole_episodes(), config.eval_interval
         self._state, reason = check_step(self._settings, self._state, report, total, self._kl_budget)
+        self._watched, self.is_near_budget = watch(self._watched, report, self._kl_budget, interval)
         return reason
 
     def extra(self, *, ends_stage: bool) -> dict[str, Any]:
         """Return the state for a checkpoint; at the end of a stage with new patience."""
         if ends_stage:
             self._state = self._state.with_new_patience()
-        return {GUARD: self._state.to_dict()}
+        return {GUARD: self._state.to_dict(), WATCH: asdict(self._watched)}
 
 
 def _remember(state: GuardState, report: StepReport, in_grace: bool, idle: float) -> GuardState:

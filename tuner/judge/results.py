@@ -79,6 +79,11 @@ class StudyView:
     def tally(self) -> Tally:
         return tally((*self.trials, *self.confirming), self.spec)
 
+    @property
+    def is_own_budget(self) -> bool:
+        """True under the study's own KL budget, and not another one (see `under_budget`)."""
+        return bool(self.spec.kl_budget == self.row.spec["kl"]["budget"])
+
     def best(self) -> TrialRow | None:
         """Return the best trial under the study's KL budget (see `tuner.judge.best`), or None."""
         return best_trial(self.trials, self.spec.kl_budget)
@@ -145,7 +150,7 @@ def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
         return result if result.why_not is None else result.why_not
     if checkpoint is None or checkpoint.kept.path is None:
         return "the checkpoint is not kept here"
-    if view.spec.kl_budget != as_view(view.row, ()).spec.kl_budget:
+    if not view.is_own_budget:
         return "only the answer under the study's own KL budget is"
     return "the study is not finished" if view.row.finished_at is None else "the study's next run does that"
 

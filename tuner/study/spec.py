@@ -16,6 +16,7 @@ from ppo_core.data import digest
 from ppo_core.data.task import Task
 from ppo_core.data.task_file import KL_LIMIT, budget_note
 from ppo_core.errors import ConfigError, first_line
+from ppo_core.output import short
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
 from tuner.engine.protocol import WorkerSettings
@@ -93,6 +94,9 @@ class StudySpec:
     """Requested, but not searched because they would have no effect; `notes` says why."""
     kl_budget: float
     """Highest eval KL of a recommended policy, in nats per response."""
+    first_budget: float
+    """The KL budget that trials are made for: the study's as its first trial began. KL targets, β, guard and extra
+    evaluations follow it, so that a budget that changes chooses among trials that ran alike."""
     guard: GuardSettings
     sampler: SamplerSpec
     pruner: str | None = None
@@ -133,7 +137,7 @@ class StudySpec:
         if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
             notes.append('value_learning_rate trains only the value head, because value_model = "shared"')
         length = self.declared.eval_response_length
-        notes += filter(None, (example_note(self.declared), budget_note(self.kl_budget, length)))
+        notes += filter(None, (example_note(self.declared), budget_note(self.kl_budget, length), self.budget_changed))
         notes += trial_tables.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
         for start, other in self.dropped:
@@ -190,13 +194,13 @@ class StudySpec:
         if table.get("kl_coef") == "advised" and not study_file.has_own_beta(task):
             fixed.setdefault("normalize_kl_coef", True)
         listed = trial_tables.read_listed(content, fixed, where)
-        kl_budget, kl_limit = study_file.read_kl(
+        kl_budget, first_budget, kl_limit = study_file.read_kl(
             content.get("kl", {}), task, trial_tables.response_length(task, fixed, table, listed), f"{where}: kl"
         )
-        advised = study_file.advised_ranges(task, fixed, kl_budget)
+        advised = study_file.advised_ranges(task, fixed, first_budget)
         asked = study_file.read_search(table, advised, f"{where}: search")
         listed_names = {name for trial in listed for name in trial.params}
-        pace = study_file.pace({*asked, *listed_names}, fixed, kl_budget, is_listed=bool(listed))
+        pace = study_file.pace({*asked, *listed_names}, fixed, first_budget, is_listed=bool(listed))
         idle = {name: span for name, span in asked.items() if study_file.why_idle(name, asked, {**pace, **fixed})}
         search = {name: span for name, span in asked.items() if name not in idle}
         names = trial_tables.read_warm_starts(content, content["name"], where)
@@ -219,6 +223,7 @@ class StudySpec:
             search=search,
             idle=idle,
             kl_budget=kl_budget,
+            first_budget=first_budget,
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=study_file.read_sampler(content.get("sampler", {}), f"{where}: sampler"),
             pruner=optional("pruner", study_file.read_pruner),
@@ -264,7 +269,7 @@ class StudySpec:
             "trial": [trial.to_dict() for trial in self.listed],
             "start": [start.to_dict() for start in self.starts],
             "warm_start": list(self.warm_start),
-            "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
+            "kl": {"budget": self.kl_budget, "first_budget": self.first_budget, "limit": self.kl_limit},
             "guard": self.guard.to_dict(),
             "workers": self.workers.to_dict(),
         }
@@ -394,11 +399,30 @@ class StudySpec:
             origins[name] = "task" if name in reference else "study" if is_ours else "TRL"
         return origins
 
+    def continuing(self, old: "StudySpec") -> "StudySpec":
+        """Return this study, just read, with its trials made for the KL budget that those of `old`, as stored, are.
+
+        Raises:
+            ConfigError: the new budget is over the KL limit.
+        """
+        kl = {"first_budget": old.first_budget}
+        if all(spec.kl_limit == KL_LIMIT * spec.first_budget for spec in (old, self)):
+            kl["limit"] = old.kl_limit
+        return self if old.first_budget == self.first_budget else self.with_keys({"kl": kl}, f'study "{self.name}"')
+
+    @property
+    def budget_changed(self) -> str:
+        """A sentence on a KL budget other than the first; empty: it is the same."""
+        if self.kl_budget == self.first_budget:
+            return ""
+        return (
+            f"Trials are still made for the study's first KL budget, {short(self.first_budget)}: to aim at "
+            f"{short(self.kl_budget)}, start another study."
+        )
+
     def changes_to(self, old: "StudySpec") -> SpecChanges:
         """Return the changes from `old`, the stored spec of the same name."""
         before, after = old._must_stay(), self._must_stay()
-        if all(spec.kl_limit == KL_LIMIT * spec.kl_budget for spec in (old, self)):
-            after["kl.limit"] = before["kl.limit"]  # it follows the budget, which may change
         allowed = _changes(old._may_change(), self._may_change())
         of_task = digest.changes(digest.declared(old.declared), digest.declared(self.declared))
         refused = [*_changes(before, after), *of_task, *trial_tables.changes(old.listed, self.listed)]
@@ -451,14 +475,14 @@ class StudySpec:
 
     @property
     def _relative_beta(self) -> float:
-        """The usual β for the KL budget, in spreads of the scores per nat."""
-        return study_file.BETA * study_file.beta_of_best(1.0, self.kl_budget)
+        """The usual β for the first KL budget, in spreads of the scores per nat."""
+        return study_file.BETA * study_file.beta_of_best(1.0, self.first_budget)
 
     def _reference_value(self, name: str) -> HyperValue:
         task = self.declared
         value = task.reference.get(name, HYPERPARAMETERS[name].default)
         if name == "kl_target" and value is None:
-            return KL_TARGET * self.kl_budget
+            return KL_TARGET * self.first_budget
         if name == "kl_coef" and self.fixed.get("normalize_kl_coef"):
             return self._relative_beta
         if name == "kl_step" and value is None:

@@ -66,8 +66,10 @@ TOP_LEVEL: Mapping[str, str] = {
 KL: Mapping[str, str] = {
     "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
     "limit": "training KL at which the guard ends a trial, in nats per response; unless set the task's, or where "
-    f"`budget` is set {KL_LIMIT:g} times it",
+    f"`budget` is set {KL_LIMIT:g} times `first_budget`",
     "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
+    "first_budget": "the budget that trials are made for, in nats per response; `budget` unless set, and the first one "
+    "of a study whose budget has changed",
     "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
 }
 """Keys of the [kl] table."""
@@ -146,8 +148,8 @@ def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) ->
     return value
 
 
-def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float]:
-    """Return the KL budget and limit in nats per response: the [kl] table's over the task's.
+def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float, float]:
+    """Return KL budget, first budget and limit in nats per response: the [kl] table's over the task's.
 
     The task's limit belongs to the task's budget: beside one of the study's own it is KL_LIMIT times that.
 
@@ -162,11 +164,12 @@ def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[
     values = checks.table(value, where)
     checks.require_known(values, KL, f"{where}.")
     budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
+    first = _nats(values, "first_budget", budget, task.eval_response_length, where)
     is_tasks = not values.keys() & {"budget", f"budget{PER_TOKEN}"}
-    limit = _nats(values, "limit", task.kl_limit if is_tasks else KL_LIMIT * budget, length, where)
+    limit = _nats(values, "limit", task.kl_limit if is_tasks else KL_LIMIT * first, length, where)
     if limit < budget:
         raise ConfigError(f"{where}: limit = {limit:g} is below budget = {budget:g}, so good trials would be stopped")
-    return budget, limit
+    return budget, first, limit
 
 
 def _nats(values: Mapping[str, Any], name: str, default: float, length: int | None, where: str) -> float:
