@@ -209,9 +209,10 @@ REWARD_KEYS = {
     "weight": "its weight in the sum",
     "chat_template_kwargs": "of a model's chat template, over those of the prompts",
     "append_eos": "whether a model reads its EOS after a response that ended by itself",
-    "timeout, retries": "of a request to a URL: 30 s, and 2 more attempts; of a function's call: 300 s, then the "
-    "samples are tried one by one; then a study [waits](running.md#when-something-fails). Keep their product under "
-    "what a step may take (`[workers]`)",
+    "timeout": "seconds: of a request to a URL 30, of a function's call 300, and then as many again to find the sample "
+    "that takes so long, or to score the batch once more",
+    "retries": "further attempts of a request to a URL, 2 unless given; then a study "
+    "[waits](running.md#when-something-fails). Keep all attempts under what a step may take (`[workers]`)",
     "batch_size": "responses in a request to a URL",
     "concurrency": "requests to a URL at a time",
 }
