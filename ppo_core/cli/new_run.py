@@ -166,8 +166,10 @@ def resolve(plan: RunPlan, progress: OnProgress) -> Run:
     if plan.parts is not None:
         Path(run.task).write_text(_task_file(plan.parts, run.config), encoding="utf-8")
     task = get_task(run.task)
-    if plan.digests and (changed := digest.changes(plan.digests, digest.digests(task, task.prepare(progress)))):
-        raise TaskError(f"the task is not what the trial was trained on: {'; '.join(changed)}")
+    if plan.digests:
+        now = digest.digests(task, task.prepare(progress), [run.config.value_model_path])
+        if changed := digest.changes(plan.digests, now):
+            raise TaskError(f"the task is not what the trial was trained on: {'; '.join(changed)}")
     config, save_every_episodes = _config(plan, task, progress)
     return replace(
         run,

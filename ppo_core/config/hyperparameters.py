@@ -30,6 +30,8 @@ MOST_KL_STEP = 0.1
 """Highest default of kl_step."""
 LEAST_LAM = 0.95
 """Lowest default of lam: TRL's."""
+REWARD_MODEL = "reward_model"
+"""Value of value_model_path for a critic that begins as the task's reward model."""
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
