@@ -222,7 +222,7 @@ PROMPT_KEYS = {
     "column": "unless given the first of prompt, query, question, instruction, text and messages that is there",
     "system": "a message for chats without one",
     "chat_template_kwargs": "a table that chat templates are given, such as `enable_thinking`; its `strftime_now` is "
-    "the date that they print, 2024-07-26 unless given (`train` with `--prompts` states today's in its task.toml)",
+    "the date that they print, 2024-07-26 unless given",
     "max_prompt_tokens": "512; longer rows are left out, and counted",
     "seed": "of the random splits",
     "eval": "what trials are judged on, all of it at each evaluation: the split called validation, else 256 rows, at "
