@@ -32,7 +32,7 @@ from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 from ppo_core.output import without_secrets
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 """Raised with every change of the tables; stores of other versions are refused."""
 
 metadata = MetaData()
