@@ -209,9 +209,10 @@ REWARD_KEYS = {
     "weight": "its weight in the sum",
     "chat_template_kwargs": "of a model's chat template, over those of the prompts",
     "append_eos": "whether a model reads its EOS after a response that ended by itself",
-    "timeout, retries": "of a request to a URL: 30 s, and 2 more attempts; of a function's call: 300 s, then the "
-    "samples are tried one by one; then a study [waits](running.md#when-something-fails). Keep their product under "
-    "what a step may take (`[workers]`)",
+    "timeout": "seconds: of a request to a URL 30, of a function's call 300, and then as many again to find the sample "
+    "that takes so long, or to score the batch once more",
+    "retries": "further attempts of a request to a URL, 2 unless given; then a study "
+    "[waits](running.md#when-something-fails). Keep all attempts under what a step may take (`[workers]`)",
     "batch_size": "responses in a request to a URL",
     "concurrency": "requests to a URL at a time",
 }
@@ -221,7 +222,7 @@ PROMPT_KEYS = {
     "column": "unless given the first of prompt, query, question, instruction, text and messages that is there",
     "system": "a message for chats without one",
     "chat_template_kwargs": "a table that chat templates are given, such as `enable_thinking`; its `strftime_now` is "
-    "the date that they print, 2024-07-26 unless given (`train` with `--prompts` states today's in its task.toml)",
+    "the date that they print, 2024-07-26 unless given",
     "max_prompt_tokens": "512; longer rows are left out, and counted",
     "seed": "of the random splits",
     "eval": "what trials are judged on, all of it at each evaluation: the split called validation, else 256 rows, at "

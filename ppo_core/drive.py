@@ -42,23 +42,23 @@ class Guard(Protocol):
         ...
 
 
-class Hooks:
+class Hooks(Protocol):
     """Steps that the driver of a run adds to the loop."""
 
     def check(self, report: StepReport, config: PPOConfig) -> None:
         """Judge a step of the stage with this config, once."""
-        raise NotImplementedError
+        ...
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
         """Report a step and return the next move, the same in all processes.
 
         `seconds` is what the step took. `is_again`: it is the last one, after EVALUATE, which took `seconds`.
         """
-        raise NotImplementedError
+        ...
 
     def extra(self, *, ends_stage: bool) -> Mapping[str, Any]:
         """Return what the checkpoint after a step holds in addition, as JSON; `ends_stage`: other values follow."""
-        raise NotImplementedError
+        ...
 
     def evaluated(self, trainer: Trainer, report: StepReport) -> StepReport:
         """Return the step's report with an evaluation, if there can be one."""
@@ -66,6 +66,7 @@ class Hooks:
 
     def enter(self, *, saving: bool) -> None:
         """Note that a checkpoint is about to be saved, or after that the next step to be made."""
+        return
 
 
 def drive(staged: StagedTrainer, keeper: CheckpointKeeper, hooks: Hooks) -> NextMove:

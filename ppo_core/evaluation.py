@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.algorithm.advantages import gae
-from ppo_core.algorithm.experience import mean_of_all, part_metrics, read_policy, repetition
+from ppo_core.algorithm.experience import mean_of_all, part_metrics, read_policy, repetition, rounding_kl
 from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.algorithm.scores import raw_token_scores
 from ppo_core.config.hyperparameters import LEAST_LAM
@@ -37,14 +37,17 @@ class Evaluation:
     readings: EvalReadings
 
 
-def evaluate(state: RunState, models: TaskModels, generator: Generator, *, with_values: bool) -> Evaluation:
+def evaluate(
+    state: RunState, models: TaskModels, generator: Generator, *, with_values: bool, with_rounding: bool = False
+) -> Evaluation:
     """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors.
 
     Temperature and length are the task's; stop tokens and texts are the run's, since they define a response.
-    `with_values` adds the critic's readings to the samples.
+    `with_values` adds the critic's readings to the samples; `with_rounding` adds what bfloat16 alone shows as KL.
     """
     key = Key(models.task.eval_seed, Purpose.EVALUATION, 0)
-    return _evaluate(state, models, generator, models.prompts.eval, key, with_values=with_values)
+    prompts = models.prompts.eval
+    return _evaluate(state, models, generator, prompts, key, with_values=with_values, with_rounding=with_rounding)
 
 
 def evaluate_again(state: RunState, models: TaskModels, generator: Generator) -> SplitReading:
@@ -70,7 +73,14 @@ def _read(
 
 
 def _evaluate(
-    state: RunState, models: TaskModels, generator: Generator, prompts: Sequence[Prompt], key: Key, *, with_values: bool
+    state: RunState,
+    models: TaskModels,
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    key: Key,
+    *,
+    with_values: bool,
+    with_rounding: bool = False,
 ) -> Evaluation:
     config, task, world = state.config, models.task, state.world
     sampling = replace(
@@ -93,6 +103,7 @@ def _evaluate(
         task.eval_temperature,
         state.chunks.scoring,
         with_values=with_values,
+        float32=state.network.bf16 and config.evaluates_in_float32,
     )
     scored = together(world, lambda: models.score(rollouts))
     totals = world.gather_objects([float(total) for total in scored.totals[:count]])
@@ -109,6 +120,11 @@ def _evaluate(
         "eval/length": sum(lengths) / len(lengths),
         "eval/repetition": mean_of_all(repetition(rollouts.sequences)[:count], world),
     }
+    if with_rounding and state.network.bf16:
+        found = rounding_kl(
+            state.network, models.reference, rollouts.sequences, task.eval_temperature, state.chunks.scoring
+        )
+        metrics["eval/kl_rounding"] = mean_of_all(found.double().tolist()[:count], world)
     parts = {name: values[:count] for name, values in scored.parts.items()}
     readings = EvalReadings(tuple(totals), tuple(kls), tuple(int(length) for length in lengths))
     texts = models.token_texts(rollouts.sequences)[: min(count, max(0, SAMPLES_KEPT - first))]

@@ -116,6 +116,14 @@ _DECLARED = (
     Metric("eval/reward_se", "Eval reward SE", "Standard error of eval/reward over the prompts.", "reward"),
     Metric("eval/kl", "Eval KL", "Exact KL of the policy from the reference on the eval prompts.", _NATS, "lower"),
     Metric("eval/kl_se", "Eval KL SE", "Standard error of eval/kl over the prompts.", _NATS),
+    Metric(
+        "eval/kl_rounding",
+        "KL of rounding",
+        "KL of the reference from itself, rounded otherwise in bfloat16, on step 0's responses: what rounding alone adds to "
+        "the training KL, and to the eval KL where it is not read in float32.",
+        _NATS,
+        "lower",
+    ),
     Metric("eval/entropy", "Eval entropy", "Mean entropy of the policy on the eval prompts.", _TOKEN),
     Metric("eval/length", "Eval response length", "Mean response length on the eval prompts.", "tokens"),
     Metric("eval/repetition", "Eval repetition", _REPEATED, "share", "lower"),

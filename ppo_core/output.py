@@ -196,6 +196,21 @@ def report_line(report: StepReport, last: int) -> str:
     return "  ".join(parts)
 
 
+MUCH_ROUNDING = 0.1
+"""Share of the KL budget from which on what rounding shows is warned of."""
+
+
+def rounding_line(report: StepReport, kl_budget: float) -> str | None:
+    """Return a line on the KL that rounding alone shows, beside the budget; None of a step that has not measured it."""
+    kl = report.metrics.get("eval/kl_rounding")
+    if kl is None:
+        return None
+    is_much = kl >= MUCH_ROUNDING * kl_budget
+    advice = "; the training KL holds as much, so set bf16 = false, shorter responses or a larger kl_budget"
+    text = f"rounding in bfloat16 shows a KL of {short(kl)} {KL_UNIT}, {kl / kl_budget:.1%} of the KL budget"
+    return f"warning: {text}{advice}" if is_much else text
+
+
 def reward_texts(rewards: Sequence[float | None], parts: Sequence[Mapping[str, float | None]]) -> list[str]:
     """Return the rewards of samples, each with its parts if it has several: `0.25 (helpful 0.50, brief -1.00)`.
 

@@ -22,7 +22,7 @@ from ppo_core.algorithm.returns import ReturnStatistics
 from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.data.digest import changes
+from ppo_core.data.digest import changes, of_value_models
 from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World, run_on_rank_zero, together
 from ppo_core.errors import CheckpointError
@@ -118,7 +118,7 @@ class RunState:
             Chunks.of(config, world, network),
             world,
             lam=config.lam,
-            digests=models.digests,
+            digests={**models.digests, **of_value_models([config.value_model_path])},
         )
 
     @property

@@ -260,18 +260,21 @@ class PPOTrainer:
     def _baseline(self) -> StepReport:
         """Return step 0, shared by runs of the same task whose SFT policy computes alike."""
         config, bf16, baselines = self.config, self.network.bf16, self.models.baseline
-        key = (torch.get_num_threads(), bf16, config.stop_token, config.stop_token_id, config.stop_strings)
+        stops = (config.stop_token, config.stop_token_id, config.stop_strings)
+        key = (torch.get_num_threads(), bf16, config.evaluates_in_float32, *stops)
         if key not in baselines:
-            report = self.evaluated(StepReport(step=0, episode=0, metrics={}), with_values=False)
+            report = self.evaluated(StepReport(step=0, episode=0, metrics={}), with_values=False, with_rounding=True)
             _require_no_kl(report, models=self.models, bf16=bf16)
             baselines[key] = report
         return baselines[key]
 
-    def evaluated(self, report: StepReport, *, with_values: bool = True) -> StepReport:
-        """Return the step's report with an evaluation of the current policy, critic included on request."""
+    def evaluated(self, report: StepReport, *, with_values: bool = True, with_rounding: bool = False) -> StepReport:
+        """Return the step's report with an evaluation of the current policy (see `ppo_core.evaluation.evaluate`)."""
         seconds: dict[str, float] = {}
         with _timed(seconds, "evaluate"), sharding.gathered(self.network):
-            evaluation = evaluate(self.state, self.models, self.generator, with_values=with_values)
+            evaluation = evaluate(
+                self.state, self.models, self.generator, with_values=with_values, with_rounding=with_rounding
+            )
         metrics = report.metrics | evaluation.metrics | seconds
         return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
 

@@ -45,8 +45,7 @@ def masked_whiten(values: Tensor, mask: Tensor, *, world: World, shift_mean: boo
     mean = masked_mean(values, mask, world)
     least = NO_SPREAD * masked_mean(values**2, mask, world)
     variance = masked_var(values, mask, world) + least
-    scale = torch.where(variance == 0, 0.0, torch.rsqrt(variance) * (variance / variance))
-    whitened = (values - mean if shift_mean else values) * scale
+    whitened = _divided(values - mean if shift_mean else values, variance.sqrt())
     return torch.where(mask > 0, whitened, 0.0)
 
 
@@ -93,7 +92,12 @@ def grpo(rewards: Tensor, group: int, world: World) -> Tensor:
     centred = _centred(rewards, group)
     spread = masked_mean(centred**2, torch.ones_like(centred), world).sqrt()
     divisor = centred.std(-1, keepdim=True) + GRPO_EPSILON * spread
-    return torch.where(divisor == 0, 0.0, centred / divisor * (divisor / divisor)).flatten()
+    return _divided(centred, divisor).flatten()
+
+
+def _divided(values: Tensor, spread: Tensor) -> Tensor:
+    """Return the values over their spread, 0 where that is 0; one that overflowed gives NaN."""
+    return torch.where(spread == 0, 0.0, values / spread * (spread / spread))
 
 
 def _centred(rewards: Tensor, group: int) -> Tensor:

@@ -19,6 +19,7 @@ from ppo_core.distributed.world import World
 from ppo_core.metrics import REPETITION_WINDOW
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic, LanguageHead, PolicyReading, compare, response_states
+from ppo_core.models.rounding import in_float32, rounded_otherwise
 from ppo_core.sampling.generation import Rollouts
 from ppo_core.sampling.sequences import Sequences
 
@@ -95,8 +96,12 @@ def read_policy(
     chunk: ChunkRows,
     *,
     with_values: bool = True,
+    float32: bool = False,
 ) -> PolicyReading:
-    """Return all readings with one pass of each trunk, some rows of similar length at a time."""
+    """Return all readings with one pass of each trunk, some rows of similar length at a time.
+
+    `float32`: networks that share their frozen weights compute in float32, whatever these are held in.
+    """
     ref_head = LanguageHead.of(reference)
     order = sequences.by_length()
 
@@ -112,8 +117,30 @@ def read_policy(
         parts = [read(sequences.rows(index)) for index in order.split(rows)]
         return PolicyReading(*(torch.cat(column)[order.argsort()] for column in zip(*parts, strict=True)))
 
-    with network.precision():
+    models = [model for model in (network.policy, network.critic, reference) if model is not None]
+    with in_float32(models) if float32 else network.precision():
         return chunk.run(attempt, most=len(order))
+
+
+@torch.no_grad()
+def rounding_kl(
+    network: ActorCritic, reference: PreTrainedModel, sequences: Sequences, temperature: float, chunk: ChunkRows
+) -> Tensor:
+    """Return KL(reference ‖ reference rounded otherwise) in nats per response [B], as passes in bfloat16 compute."""
+    head = LanguageHead.of(reference)
+    embeddings = reference.get_input_embeddings()
+
+    def attempt(rows: int) -> Tensor:
+        found = []
+        for part in map(sequences.rows, torch.arange(len(sequences.ids)).split(rows)):
+            states = response_states(reference, part)
+            with rounded_otherwise(embeddings):
+                others = response_states(reference, part)
+            found.append(compare((head, states), (head, others), part, temperature).kl_exact.sum(-1))
+        return torch.cat(found)
+
+    with network.precision():
+        return chunk.run(attempt, most=len(sequences.ids))
 
 
 def token_kl(config: PPOConfig, reading: PolicyReading, mask: Tensor) -> Tensor:

@@ -36,13 +36,12 @@ of an update leaves a wanted range is rsl_rl's (Rudin et al. 2022, arXiv 2109.11
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ppo_core.algorithm.experience import Experience
 from ppo_core.algorithm.kl_controller import LEAST_KL
@@ -51,6 +50,7 @@ from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic, response_states, token_readings
+from ppo_core.models.rounding import rounded_otherwise
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +79,6 @@ FLOORS = 2.0
 """Least wanted step, in times the floor of rounding."""
 RESOLVED = 0.2
 """Least step that a reading can tell from none, in times the floor."""
-LAST_PLACE = 2.0**-8
-"""Relative size of bfloat16's last place, at most."""
 
 
 @torch.no_grad()
@@ -118,21 +116,8 @@ def rounding_floor(
     """
     if not network.bf16:
         return 0.0
-    with _rounded_otherwise(network.policy.get_input_embeddings()):
+    with rounded_otherwise(network.policy.get_input_embeddings()):
         return read_kl_step(network, experience, temperature, chunk, world)
-
-
-@contextmanager
-def _rounded_otherwise(embeddings: nn.Module) -> Iterator[None]:
-    def change(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        signs = 1 - 2 * (torch.arange(output.shape[-1], device=output.device) % 2)
-        return (output.float() * (1 + LAST_PLACE * signs)).to(output.dtype)
-
-    handle = embeddings.register_forward_hook(change)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @dataclass

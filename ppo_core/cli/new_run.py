@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from ppo_core.config.stages import Stage, require_reached
 from ppo_core.data import digest
 from ppo_core.data.lookup import require_reachable
 from ppo_core.data.parts import reward_kind, reward_name
-from ppo_core.data.prompts import NOW
 from ppo_core.data.task import OnProgress, Task
 from ppo_core.data.task_file import Preparation, get_task, read_table
 from ppo_core.distributed import launch as launched
@@ -166,8 +164,10 @@ def resolve(plan: RunPlan, progress: OnProgress) -> Run:
     if plan.parts is not None:
         Path(run.task).write_text(_task_file(plan.parts, run.config), encoding="utf-8")
     task = get_task(run.task)
-    if plan.digests and (changed := digest.changes(plan.digests, digest.digests(task, task.prepare(progress)))):
-        raise TaskError(f"the task is not what the trial was trained on: {'; '.join(changed)}")
+    if plan.digests:
+        now = digest.digests(task, task.prepare(progress), [run.config.value_model_path])
+        if changed := digest.changes(plan.digests, now):
+            raise TaskError(f"the task is not what the trial was trained on: {'; '.join(changed)}")
     config, save_every_episodes = _config(plan, task, progress)
     return replace(
         run,
@@ -230,7 +230,7 @@ def _task_file(parts: Preparation, config: PPOConfig) -> str:
     for part in parts.rewards:
         lines += ["", "[[reward]]", *(f"{key} = {_toml(getattr(part, key))}" for key in ("name", "kind", "where"))]
     source = dataclasses.asdict(parts.prompts)
-    lines += ["", "[prompts]", *(f"{key} = {_toml(value)}" for key, value in source.items() if value is not None)]
+    lines += ["", "[prompts]", *(f"{key} = {_toml(value)}" for key, value in source.items() if value not in (None, {}))]
     lines += ["", "[eval]", *(f"{key} = {_toml(getattr(config, key))}" for key in ("response_length", "temperature"))]
     return "\n".join(lines) + "\n"
 
@@ -252,13 +252,10 @@ def _parts_table(settings: Settings) -> Mapping[str, Any]:
         counts[name] += 1
         rewards.append({"where": where} if counts[name] == 1 else {"where": where, "name": f"{name}_{counts[name]}"})
     column = {} if settings.prompt_column is None else {"column": settings.prompt_column}
-    today = {"chat_template_kwargs": {NOW: date.today().isoformat()}}
-    prompts = {"path": settings.prompts, **column, **(settings.prompt_splits or {}), **today}
+    prompts = {"path": settings.prompts, **column, **(settings.prompt_splits or {})}
     return {"policy": settings.policy, "reward": rewards, "prompts": prompts}
 
 
-def _toml(value: str | int | float | Mapping[str, Any]) -> str:
-    """Return a text, a number or a table of them as TOML: JSON's escapes are TOML's, except for DEL."""
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_toml(key)} = {_toml(inner)}' for key, inner in value.items())} }}"
+def _toml(value: str | int | float) -> str:
+    """Return a text or a number as TOML: JSON's escapes are TOML's, except for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

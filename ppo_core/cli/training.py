@@ -313,6 +313,8 @@ class _Session(Hooks):
             self.out.print(output.samples_table(report))
         if len(reports) == FIRST_TIMED and (left := time_left(run.config, reports, last)) is not None:
             self._print(left)
+        if (about_rounding := output.rounding_line(report, self._kl_budget)) is not None:
+            self._print(about_rounding)
         for line in self._agreement.warnings(report):
             self._print(f"warning: {line}")
         bad = first_not_finite(report)

@@ -12,15 +12,12 @@ from typing import Any
 from ppo_core.cli.arguments import SETTINGS, Settings, hyperparameter, texts
 from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue
-from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.config.hyperparameters import HYPERPARAMETERS, REWARD_MODEL, PPOConfig
 from ppo_core.errors import ConfigError, located, nearest
 
 # The fields are those of TRL 1.12's PPOConfig, ModelConfig and ScriptArguments, and of transformers'
 # TrainingArguments (versions 4.56 to 5.23), which PPOConfig inherits. Each is in exactly one of the tables TRANSLATED,
 # WARNED and IGNORED, or else a hyperparameter of ours by the same name, which is taken as it is.
-
-REWARD_MODEL = "reward_model"
-"""Value of value_model_path for a critic that starts as the reward model."""
 
 DEFAULTS: Mapping[str, HyperValue] = {
     "learning_rate": 3e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_mini_batches": 1,

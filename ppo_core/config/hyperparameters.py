@@ -30,6 +30,8 @@ MOST_KL_STEP = 0.1
 """Highest default of kl_step."""
 LEAST_LAM = 0.95
 """Lowest default of lam: TRL's."""
+REWARD_MODEL = "reward_model"
+"""Value of value_model_path for a critic that begins as the task's reward model."""
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
@@ -330,7 +332,9 @@ class PPOConfig:
         fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
     bf16: bool | None = hyper(None, "bfloat16",
         "Forward and backward passes in bfloat16. Trained weights stay in float32; frozen ones are held in bfloat16. "
-        "Losses, log-softmax, KL and values are in float32 always. Unset: on a GPU that computes in it.",
+        "Losses, log-softmax and values are in float32 always; with LoRA the eval KL is read in float32, too, unless "
+        "load_in_4bit, lora_modules_to_save or flash attention rules it out. Any other KL holds what rounding shows "
+        "(eval/kl_rounding at step 0). Unset: on a GPU that computes in it.",
         source="transformers TrainingArguments",
         fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
     attn_implementation: str | None = hyper(None, "Attention",
@@ -447,6 +451,12 @@ class PPOConfig:
         assert self.kl_target is not None
         share = default_kl_step(self.num_iterations(world_size) - self.critic_warmup)
         return (share if self.kl_step is None else self.kl_step) * self.kl_target
+
+    @property
+    def evaluates_in_float32(self) -> bool:
+        """True if evaluations read in float32 what passes in bfloat16 do: from frozen weights, a layer at a time."""
+        rules_out = self.load_in_4bit or self.lora_modules_to_save is not None
+        return self.use_peft and not rules_out and "flash" not in (self.attn_implementation or "")
 
     @property
     def has_critic(self) -> bool:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ppo_core.config.declare import HyperValue
+from ppo_core.config.hyperparameters import REWARD_MODEL
 from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES
 from ppo_core.data.task import Prompt, RewardPart, Task, TaskAssets
 from ppo_core.output import without_secrets
@@ -21,16 +23,25 @@ _FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py")
 """Suffixes of a saved model's files: weights, configuration, tokenizer, its own code."""
 _SETTINGS = ("weight", "append_eos", "chat_template_kwargs")
 """Fields of a reward's part that change its scores."""
+_VALUE_MODEL = "value_model_path "
+"""Begins the name of a model that a critic begins as; runs without it are of the same task."""
 
 
-def digests(task: Task, assets: TaskAssets) -> dict[str, str]:
-    """Return the digest of each part of a prepared task: policy, rewards, splits, and what it declares."""
+def digests(task: Task, assets: TaskAssets, value_models: Iterable[HyperValue] = ()) -> dict[str, str]:
+    """Return the digest of each part of a prepared task, and of its runs' `value_models`."""
     return {
         "policy": _of_model(assets.policy),
         **{f"reward {part.name}": _of_reward(part) for part in assets.rewards},
         **{f"prompts.{name}": _of_prompts(getattr(assets.prompts, name)) for name in ("train", "eval", "test")},
         **declared(task),
+        **of_value_models(value_models),
     }
+
+
+def of_value_models(paths: Iterable[HyperValue]) -> dict[str, str]:
+    """Return the digests of runs' models by value_model_path, where that names a model of its own."""
+    own = [path for path in dict.fromkeys(paths) if isinstance(path, str) and path != REWARD_MODEL]
+    return {f"{_VALUE_MODEL}{path}": _of_model(path) for path in own}
 
 
 def declared(task: Task) -> dict[str, str]:
@@ -46,6 +57,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         f"{part}: {now.get(part, 'none')}, was {before.get(part, 'none')}"
         for part in {**before, **now}
         if now.get(part) != before.get(part)
+        and not (part.startswith(_VALUE_MODEL) and None in (before.get(part), now.get(part)))
     ]
 
 

@@ -92,10 +92,10 @@ class RewardPart:
     """A sequence-classification model's path or hub id; `package.module:function` or `file.py:function`; a URL."""
     weight: float = 1.0
     timeout: float | None = None
-    """Seconds that an HTTP request, or a function's call with a batch, may take; None: see TIMEOUTS."""
+    """Seconds that an HTTP request, or a function's call with a batch, may take; None: see TIMEOUTS. After a call that
+    took longer, the function has as long again to show which sample does, or to answer."""
     retries: int = 2
-    """Retries of a failed HTTP request, or of a call that takes longer although no sample does by itself: in a study,
-    an outage is found before a step counts as hung."""
+    """Retries of a failed HTTP request: in a study, an outage is found before a step counts as hung."""
     batch_size: int = 64
     """Responses per HTTP request."""
     concurrency: int = 4

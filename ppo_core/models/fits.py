@@ -16,13 +16,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import REWARD_MODEL, PPOConfig
 from ppo_core.data.task import Task, TaskAssets
 from ppo_core.errors import ConfigError, OutOfMemory
 from ppo_core.models.load import resolve_device
 from ppo_core.models.memory import Room, room
 from ppo_core.models.networks import (
-    REWARD_MODEL,
     base_of,
     build_network,
     computes_in_bf16,

@@ -28,7 +28,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ppo_core.algorithm.randomness import Purpose, generator
 from ppo_core.config.checks import listed
-from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import REWARD_MODEL, PPOConfig
 from ppo_core.errors import ConfigError, first_line, nearest
 from ppo_core.models import quantized
 from ppo_core.models.policy import ActorCritic, SavePolicy
@@ -234,8 +234,6 @@ def frozen_dtype(config: PPOConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if config.use_peft and computes_in_bf16(config, device) else torch.float32
 
 
-REWARD_MODEL = "reward_model"
-"""Value of `value_model_path` to begin the critic as the task's reward model."""
 CAUSAL_LM = "CAUSAL_LM"
 """peft's task type of a model with a language head."""
 

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ppo_core.data.task import Prompt, RewardPart, Scored
@@ -68,7 +70,14 @@ class WeightedSum:
         if not responses:
             return Scored([], {part.name: [] for part, _ in self.parts})
         batch = Batch(prompts, responses, tokens, ended)
-        answers = [(part, scorer(batch)) for part, scorer in self.parts]
+        with ExitStack() as running:
+            begun = [
+                running.enter_context(scorer.begun(batch))
+                if isinstance(scorer, FunctionReward)
+                else partial(scorer, batch)
+                for _, scorer in self.parts
+            ]
+            answers = [(part, scores()) for (part, _), scores in zip(self.parts, begun, strict=True)]
         weighted = [[part.weight * answer.scores[row] for part, answer in answers] for row in range(len(batch))]
         totals = [math.fsum(scores) if all(map(is_finite, scores)) else math.nan for scores in weighted]
         dense = any(answer.dense is not None for _, answer in answers)

@@ -10,27 +10,28 @@ Arguments are passed by name, and only those that the signature asks for:
     any other   that column of the dataset: a list of B values, None where a row lacks it
 
 A function with `**kwargs` is given all of them. It returns one number per response; or, to reward token by token,
-one list per response with one number per token. Lists, arrays and tensors will do. An `async def` is awaited, and so
-are, all together, the items of a list.
+one list per response with one number per token. Lists, arrays and tensors will do. An `async def` is awaited, those of
+all parts together, and so are the items of a list.
 """
 
 import asyncio
+import ctypes
 import functools
 import inspect
 import logging
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import wait
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from threading import Event, Thread, current_thread, main_thread
+from threading import Thread, current_thread, main_thread
 from types import FunctionType
 from typing import Any
 
 from ppo_core.data.lookup import attribute_hint, import_file, import_module, importable, not_found
 from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, RewardOutage, TaskError, nearest, raised_at
-from ppo_core.output import counted
 from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
 
 logger = logging.getLogger(__name__)
@@ -45,36 +46,50 @@ class _TimeUp(BaseException):
     """A call takes too long. No Exception: rewards catch those of a sample that they cannot judge."""
 
 
+class _TimerEvent(ctypes.Structure):
+    """C's `sigevent`: a signal to the process, where `notify` is 0."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 48),
+    )
+
+
+_LIBC = ctypes.CDLL(None)
+
+
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise _TimeUp in what is done inside after that time, and again each time that it passes.
 
-    A signal does it, which also ends a wait, and leaves the alarm to the user; only the main thread can be interrupted.
+    A signal of a timer of the system (of Linux; elsewhere nothing is limited) does it, which also ends a wait, or C
+    code that lets no other thread run, such as `re`'s; the alarm is left to the user. Only the main thread can be
+    interrupted.
     """
-    thread, done = current_thread(), Event()
-    if thread is not main_thread():
+    timer, event = ctypes.c_void_p(), _TimerEvent(signal=signal.SIGVTALRM)
+    can = current_thread() is main_thread() and hasattr(_LIBC, "timer_create")
+    if not can or _LIBC.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
         yield
         return
 
     def end(*_: object) -> None:
-        raise _TimeUp
+        if not is_done:
+            raise _TimeUp
 
-    def watch() -> None:
-        while not done.wait(seconds):
-            assert thread.ident is not None
-            signal.pthread_kill(thread.ident, signal.SIGVTALRM)
-
+    is_done = False
     before = signal.signal(signal.SIGVTALRM, end)
-    watcher = Thread(target=watch, daemon=True)
-    watcher.start()
+    every = divmod(round(seconds * 1e9), 10**9)
+    _LIBC.timer_settime(timer, 0, (ctypes.c_long * 4)(*every, *every), None)
     try:
-        yield
-    finally:
-        done.set()
         try:
-            watcher.join()  # its signal ends a process that does not handle it
+            yield
         finally:
-            signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
+            is_done = True
+    finally:
+        _LIBC.timer_delete(timer)  # first: its signal ends a process that does not handle it
+        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
 
 
 @functools.cache
@@ -91,24 +106,15 @@ def _leave_blocked_loop() -> None:
         _event_loop.cache_clear()
 
 
-def _awaited(raw: Any) -> Any:
+def _waits(raw: Any) -> bool:
+    return inspect.isawaitable(raw) or (isinstance(raw, list | tuple) and any(map(inspect.isawaitable, raw)))
+
+
+async def _settled(raw: Any) -> Any:
     """Return an answer, awaited if need be; so are the items of a list, together."""
-
-    async def settled(value: Any) -> Any:
-        return await value if inspect.isawaitable(value) else value
-
-    async def all_settled() -> Any:
-        answer = await settled(raw)
-        return await asyncio.gather(*map(settled, answer)) if isinstance(answer, list | tuple) else answer
-
-    waits = inspect.isawaitable(raw) or (isinstance(raw, list | tuple) and any(map(inspect.isawaitable, raw)))
-    if not waits:
-        return raw
-    future = asyncio.run_coroutine_threadsafe(all_settled(), _event_loop())
-    try:
-        return future.result()
-    finally:
-        future.cancel()
+    while _waits(raw):
+        raw = await (raw if inspect.isawaitable(raw) else asyncio.gather(*map(_settled, raw)))
+    return raw
 
 
 class FunctionReward:
@@ -129,6 +135,8 @@ class FunctionReward:
         self.function = load_function(part)
         self.columns = () if columns is None else tuple(columns)
         self._parameters = _parameters(self.function, self.who)
+        functions = self.function, getattr(self.function, "__call__", None)  # noqa: B004
+        self._is_async = any(map(inspect.iscoroutinefunction, functions))
         place = part.where.rpartition(":")[0]
         self._folder = Path(place).expanduser().resolve().parent if place.endswith(FILE_SUFFIX) else None
         complaint = None if columns is None else self._lacking((*ALWAYS, *columns))
@@ -136,36 +144,70 @@ class FunctionReward:
             raise TaskError(complaint)
 
     def __call__(self, batch: Batch) -> PartScores:
-        """Score the batch.
+        """Score the batch; errors as of `begun`'s scores."""
+        with self.begun(batch) as scores:
+            return scores()
 
-        Raises:
-            RewardOutage: the function takes longer than its timeout.
+    @contextmanager
+    def begun(self, batch: Batch) -> Iterator[Callable[[], PartScores]]:
+        """Begin to score the batch, if the function is an `async def`; yield what returns the scores.
+
+        Raises (and so does what is yielded):
+            RewardOutage: the function takes longer than its timeout. The sample is looked for, and where none alone
+                takes so long the batch is scored again, as long again in all.
             RewardError: the function has an argument that is not a column, raises, or does not return numbers.
         """
         complaint = self._lacking((*ALWAYS, *batch.columns(self.columns)))
         if complaint:
             raise RewardError(complaint)
-        seconds, attempts = self.part.seconds, self.part.retries + 1
-        for attempt in range(1, attempts + 1):
-            try:
-                with _time_limit(seconds):
-                    raw = self._call(batch)
-            except Exception as error:
-                where = f"at {raised_at(error)}; on {self._blamed(batch, self._culprit(batch))}"
-                raise RewardError(f"{self.who} raised {one_line(error)} {where}") from error
-            except _TimeUp:
-                culprit = self._culprit(batch)
-                problem = f"{self.who} gave no answer within {seconds:g} s; on {self._blamed(batch, culprit)}"
-                if culprit is not None:
-                    raise RewardOutage(problem) from None
-                logger.warning("%s (attempt %d of %d)", problem, attempt, attempts)
-            else:
-                return read_answer(raw, batch, self.who, tokenwise=True)
-        raise RewardOutage(f"{problem}, after {counted(attempts, 'attempt')}")
+        begun = asyncio.run_coroutine_threadsafe(self._begin(batch), _event_loop()) if self._is_async else None
+        try:
+            yield lambda: read_answer(self._answer(batch, begun), batch, self.who, tokenwise=True)
+        finally:
+            if begun is not None:
+                begun.cancel()
+
+    def _answer(self, batch: Batch, begun: "Future[Any] | None") -> Any:
+        try:
+            with _time_limit(self.part.seconds):
+                return self._call(batch) if begun is None else begun.result()
+        except Exception as error:
+            where = f"at {raised_at(error)}; on {self._blamed(batch, self._culprit(batch))}"
+            raise RewardError(f"{self.who} raised {one_line(error)} {where}") from error
+        except _TimeUp:
+            problem = f"{self.who} gave no answer within {self.part.seconds:g} s"
+        if begun is not None:
+            begun.cancel()
+        row: int | None = 0
+        _leave_blocked_loop()
+        try:
+            with _time_limit(self.part.seconds):
+                for row in range(len(batch)):
+                    self._call(batch.rows(row, row + 1))
+                row = None
+                logger.warning("%s; on %s; once again", problem, self._blamed(batch, row))
+                return self._call(batch)
+        except (Exception, _TimeUp) as error:
+            cause = error if isinstance(error, Exception) else None
+            raise RewardOutage(f"{problem}; on {self._blamed(batch, row)}") from cause
+
+    async def _begin(self, batch: Batch) -> Any:
+        with self._neighbours():
+            return await _settled(self.function(**self._arguments(batch)))
 
     def _call(self, batch: Batch) -> Any:
-        with nullcontext() if self._folder is None else importable(self._folder):
-            return _awaited(self.function(**self._arguments(batch)))
+        with self._neighbours():
+            raw = self.function(**self._arguments(batch))
+            if not _waits(raw):
+                return raw
+            future = asyncio.run_coroutine_threadsafe(_settled(raw), _event_loop())
+            try:
+                return future.result()
+            finally:
+                future.cancel()
+
+    def _neighbours(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._folder is None else importable(self._folder)
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:
         asked = {parameter.name for parameter in self._parameters}

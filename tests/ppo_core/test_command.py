@@ -83,7 +83,8 @@ def test_a_task_given_by_its_parts(run: Command, folder: Path) -> None:
     assert not torch.equal(
         model.transformer.wte.weight, AutoModelForCausalLM.from_pretrained("policy").transformer.wte.weight
     )
-    # The task is written beside the run: it may be trained again by its path.
+    # The task is written beside the run: it may be trained again by its path, and is the same on any day.
+    assert "strftime_now" not in (folder / "out" / "task.toml").read_text()
     status, stdout, _ = run("--task", "out/task.toml", *SMALL, "--total_episodes", "8", "--device", "cpu", "--json")
     data = json.loads(stdout)
     assert status == 0 and data["config"]["total_episodes"] == 8

@@ -1,7 +1,7 @@
 """What a task consists of: each part has a digest of its own, which changes with it alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ def made(tmp_path: Path) -> Callable[..., dict[str, str]]:
     )
     assets = TaskAssets(str(tmp_path / "policy"), rewards, Prompts(ROWS, ROWS[:2], ROWS[:1]))
 
-    def make(task: Task = TINY_TASK, **changed: Any) -> dict[str, str]:
-        return digests(task, replace(assets, **changed))
+    def make(task: Task = TINY_TASK, value_models: Sequence[str | None] = (), **changed: Any) -> dict[str, str]:
+        return digests(task, replace(assets, **changed), value_models)
 
     make.assets = assets  # type: ignore[attr-defined]
     return make
@@ -87,6 +87,15 @@ def test_each_part_changes_alone(made: Any, tmp_path: Path) -> None:
     assert changed(now, made(task)) == ["eval.seed", "reference.lam"]
 
 
+def test_a_value_model_counts_where_both_have_it(made: Any, tmp_path: Path) -> None:
+    judge = str(tmp_path / "judge")
+    before = made(value_models=["reward_model", None, judge])
+    assert made(value_models=[judge]) == before
+    assert changed(before, made()) == changed(made(), before) == []
+    scaled(tmp_path / "judge")
+    assert changed(before, made(value_models=[judge])) == ["reward judge", f"value_model_path {judge}"]
+
+
 def test_an_adapter_stands_on_its_base(made: Any, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -121,3 +130,17 @@ def test_a_checkpoint_continues_with_what_it_began_with(tiny: TaskModels, tmp_pa
     grown = replace(tiny, digests={"policy": "a", "prompts.train": "400 rows, c"})
     with pytest.raises(CheckpointError, match=r"prompts.train: 400 rows, c, was 153 rows, b; undo"):
         PPOTrainer(config, grown, world=ONE_PROCESS).restore(tmp_path / "step-000000")
+
+
+@pytest.mark.parametrize("peft", [False, True])
+def test_a_checkpoint_continues_with_its_own_value_model(tiny: TaskModels, tmp_path: Path, peft: bool) -> None:
+    tiny.reference.save_pretrained(tmp_path / "critic")
+    values = {"value_model": "separate", "value_model_path": str(tmp_path / "critic"), "use_peft": peft}
+    config = PPOConfig.from_dict(
+        {"total_episodes": 16, "batch_size": 8, "mini_batch_size": 8, "response_length": 4, **values}
+    )
+    PPOTrainer(config, tiny, world=ONE_PROCESS).save(tmp_path / "step-000000")
+    PPOTrainer(config, tiny, world=ONE_PROCESS).restore(tmp_path / "step-000000")
+    scaled(tmp_path / "critic")
+    with pytest.raises(CheckpointError, match=rf"value_model_path {tmp_path}/critic: "):
+        PPOTrainer(config, tiny, world=ONE_PROCESS).restore(tmp_path / "step-000000")

@@ -1,5 +1,6 @@
 """Rewards by Python functions: what they are given, what they may return, and whom their errors blame."""
 
+import asyncio
 import itertools
 import logging
 import signal
@@ -133,6 +134,33 @@ def test_an_async_function_and_a_list_of_coroutines_are_awaited_together(write: 
             assert reward(PROMPTS, RESPONSES, TOKENS, ENDED).totals == [2.0, 1.0, 0.0]
 
 
+def test_async_functions_of_several_parts_are_awaited_together(write: Write) -> None:
+    """Each waits for the other: one after the other they would wait for ever."""
+    here, there = (
+        write(
+            "import asyncio\n"
+            f"from {__name__} import MEETING\n"
+            f"async def call(responses):\n"
+            f"    MEETING[{mine!r}].set()\n"
+            f"    await MEETING[{other!r}].wait()\n"
+            "    return [len(response) for response in responses]\n"
+            "class Called:\n"
+            "    async def __call__(self, responses):\n"
+            "        return await call(responses)\n"
+            "called = Called()\n",
+            name,
+        )
+        for mine, other, name in (("here", "there", "call"), ("there", "here", "called"))
+    )
+    for event in MEETING.values():
+        event.clear()
+    parts = [replace(here, timeout=5.0), replace(there, name="other", weight=2.0)]
+    assert load_reward(parts, CPU)(PROMPTS, RESPONSES, TOKENS, ENDED).totals == [6.0, 3.0, 0.0]
+
+
+MEETING = {"here": asyncio.Event(), "there": asyncio.Event()}
+
+
 def test_what_an_async_function_raises_names_the_sample(write: Write) -> None:
     part = write("async def score(responses):\n    return [int(response) for response in responses]")
     with pytest.raises(RewardError) as caught:
@@ -144,6 +172,7 @@ def test_what_an_async_function_raises_names_the_sample(write: Write) -> None:
 # --- how long it may take
 
 WAITS = {
+    "a pattern": "import re\ndef wait():\n    re.match(r'(a+)+$', 'a' * 40 + 'b')\n",  # lets no other thread run
     "a loop": "def wait():\n    while True:\n        try:\n            pass\n        except Exception:\n            pass\n",
     "a lock": "import threading\ndef wait():\n    threading.Event().wait()\n",
     "a process": "import subprocess\ndef wait():\n    subprocess.run(['sleep', '1000'])\n",
@@ -178,7 +207,22 @@ def test_a_call_that_hangs_once_is_repeated(write: Write, caplog: pytest.LogCapt
         # The whole, each of the three samples, the whole again.
         assert score(replace(part, timeout=1.0)).totals == [3, 1, 1]
     [told] = caplog.messages
-    assert "3 samples together" in told and "attempt 1 of 3" in told
+    assert "3 samples together" in told
+
+
+def test_a_batch_that_hangs_as_a_whole_is_scored_twice_at_most(write: Write, tmp_path: Path) -> None:
+    part = write(
+        "import pathlib, threading\ndef score(responses):\n"
+        f"    with pathlib.Path({str(tmp_path / 'calls')!r}).open('a') as calls:\n"
+        "        print(len(responses), file=calls)\n"
+        "    if len(responses) > 1:\n"
+        "        threading.Event().wait()\n"
+        "    return [1]"
+    )
+    with pytest.raises(RewardOutage) as caught:
+        score(replace(part, timeout=1.0, retries=9))
+    assert "3 samples together but on none of them alone" in str(caught.value)
+    assert (tmp_path / "calls").read_text().split() == ["3", "1", "1", "1", "3"]
 
 
 def test_a_reward_that_limits_its_own_time_keeps_its_alarm_and_has_a_limit_beside_it(write: Write) -> None:

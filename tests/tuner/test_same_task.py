@@ -62,6 +62,21 @@ def test_each_changed_part_is_refused_and_named(begun: Path) -> None:
     assert run(begun, spec, workers=1)[0] and len(rows(begun)) == 2
 
 
+def test_a_changed_value_model_is_refused(begun: Path) -> None:
+    critic = begun / "critic"
+    critic.mkdir()
+    for file, text in (("config.json", "{}"), ("model.safetensors", "weights")):
+        (critic / file).write_text(text)
+    fixed = {"value_model": "separate", "value_model_path": str(critic)}
+    before, more = (quick_spec(task=f"{__name__}:TASK", name="critics", trials=n, fixed=fixed) for n in (1, 2))
+    assert run(begun, before, workers=1)[0]
+    (critic / "model.safetensors").write_text("others")
+    with pytest.raises(ConfigError, match=rf"changed: value_model_path {critic}: "):
+        run(begun, more, workers=1)
+    (critic / "model.safetensors").write_text("weights")
+    assert run(begun, more, workers=1)[0]
+
+
 def test_another_reference_is_refused(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(TASK, reference={**TASK.reference, "learning_rate": 2e-4}, eval_seed=1)
     monkeypatch.setattr(f"{__name__}.TASK", other)

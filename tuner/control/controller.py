@@ -209,7 +209,10 @@ class TrialLoop:
         is_known = spec.trainer == PPO_TRAINER and not spec.shards_weights  # else its memory is not known
         configs = tuple(config.to_dict() for config in spec.configs_of_one_process().values()) if is_known else ()
         most = most_kept(spec, max(1, self._engine.free))
-        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device, most))
+        to_come = [config.to_dict() for config in spec.extreme_configs().values()]
+        trials = [*(row.config for row in self._study.rows), *to_come]
+        value_models = tuple(dict.fromkeys(config.get("value_model_path") for config in trials))
+        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device, most, value_models))
         while not self._is_stopping():
             for _, message in self._messages():
                 if isinstance(message, Prepared):

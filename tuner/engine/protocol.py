@@ -84,6 +84,8 @@ class PrepareTask:
     device: str = "auto"
     checkpoints: int = 0
     """Most checkpoints that the study keeps: their size is reported, too."""
+    value_models: tuple[HyperValue, ...] = ()
+    """Each `value_model_path` of the study's trials."""
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def _prepare(job: PrepareTask, controller: ControllerPipe) -> Prepared:
             sizes = (one, job.checkpoints * one, shutil.disk_usage(existing(job.folder)).free)
             each, most, free = map(checkpoint.size, sizes)
             controller.emit(Progress(f"checkpoints of {each}, up to {most} in all; {free} are free", 1.0))
-    return Prepared(digests(task, assets))
+    return Prepared(digests(task, assets, job.value_models))
 
 
 _NOTICE_SECONDS = 2.0
