@@ -105,7 +105,8 @@ def _timed(staged: StagedTrainer) -> Iterator[tuple[StepReport, float]]:
     steps = iter(staged)
     while True:
         began = time.perf_counter()
-        report = next(steps, None)
-        if report is None:
+        try:
+            report = next(steps)
+        except StopIteration:
             return
         yield report, time.perf_counter() - began

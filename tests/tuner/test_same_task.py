@@ -88,7 +88,7 @@ def test_a_refused_run_stores_nothing(begun: Path) -> None:
         (begun / "prompts").write_text("a b c d e")
         order = store.place_order(before, "set", None, {"changes": {"trials": 5}})
         spec = quick_spec(task=f"{__name__}:TASK", trials=None, budget=9.0, kl={"budget": 5.0, "limit": 15.0})
-        with pytest.raises(ConfigError, match="prompts.train"):
+        with pytest.raises(ConfigError, match="its task has changed: prompts"):
             run(begun, spec, workers=3, budget=4.0)
         assert replace(store.study(NAME), lease_token=0, read_at=0.0) == before
         (begun / "prompts").write_text("a b c d")

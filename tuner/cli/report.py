@@ -14,7 +14,6 @@ from tuner.control import forks
 from tuner.environment import to_copy
 from tuner.judge.answer import Answer, answer_data, of_study
 from tuner.judge.best import best_rank, is_sound
-from tuner.judge.paired import improvement
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
 from tuner.judge.scoring import with_running
 from tuner.search.choose import why_early
@@ -106,7 +105,8 @@ def print_recommendation(out: Console, store: Store, answer: Answer) -> None:
     if answer.doubt:
         remedy = f" {command(answer.remedy, store)}" if answer.remedy else ""
         out.print(f"{answer.doubt}{remedy}", soft_wrap=True)
-    out.print(f"Launch: {command(answer.launch, store)}", soft_wrap=True)
+    if answer.has_learned:
+        out.print(f"Launch: {command(answer.launch, store)}", soft_wrap=True)
 
 
 def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) -> None:
@@ -120,10 +120,10 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
         out.print(f"Its run in the search: eval reward {reward}{render.at_kl(answer.kl)}, {duration}.")
     else:
         out.print(f"It ran {duration}, evaluations included.")
-        before, better = baseline(store, trial), improvement(store, trial)
+        before, better = baseline(store, trial), answer.gain
         if before is not None and better is not None:
             out.print(
-                f"Improvement on the SFT baseline: {output.plus_minus(better.mean, better.se, signed=True)} reward "
+                f"Improvement on the SFT baseline: {better.text} reward "
                 f"(baseline {output.plus_minus(before.mean, before.se)}; ± is one standard error, {better.basis})."
             )
     if answer.checkpoint is not None:

@@ -29,7 +29,6 @@ from tuner.exchange.trackers import SEVERAL_AT_ONCE, StudyTrackers
 from tuner.judge import results
 from tuner.judge.answer import Answer, of_study
 from tuner.judge.results import StudyView, read_study
-from tuner.judge.scoring import tally
 from tuner.search.worth import ends_early
 from tuner.store import Store
 from tuner.study import study_file
@@ -159,7 +158,7 @@ def _confirmed_by_rest(view: StudyView) -> Plan | None:
     """Return the confirmation that the rest of a search's budget pays for, if it ended early and that is enough."""
     if view.spec.budget is None or not ends_early(view.spec, view.trials):
         return None
-    seeds = int((view.spec.budget - tally(view.trials, view.spec).spent) / 2)  # of the best and the reference
+    seeds = int((view.spec.budget - view.tally.spent) / 2)  # of the best and the reference
     return Plan(top=1, seeds=min(seeds, DEFAULT_SEEDS)) if seeds >= LEAST_SEEDS else None
 
 

@@ -12,13 +12,15 @@ from typing import Any
 
 from ppo_core import checkpoint
 from ppo_core.checkpoint import CheckpointKeeper, require_room
+from ppo_core.config import checks
+from ppo_core.config.checks import Bounds
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed.rank_zero import on_rank_zero
 from ppo_core.drive import Hooks, drive
-from ppo_core.errors import ConfigError, PPOTunerError, is_outage, nearest
+from ppo_core.errors import ConfigError, PPOTunerError, is_outage, located, nearest
 from ppo_core.report import NextMove, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.protocol import Ended, Left, Phase, Read, ReadTest, Stepped, TrialJob, TrialSpec
@@ -31,6 +33,10 @@ LONGEST_STEP = "longest_step"
 """Key in a checkpoint's `extra` of the trial's longest step so far, in seconds."""
 OWN_FRONT = 3
 """Number of checkpoints that a running trial keeps because they are best under other KL budgets."""
+MOST = 2**31 - 1
+"""Highest step and episode: databases hold no larger ones."""
+MOST_METRIC = 3.4e38
+"""Largest number that a metric may have: float32 holds no larger ones, and with much larger ones sums overflow."""
 Ask = Callable[[Stepped], NextMove]
 
 
@@ -44,6 +50,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     config = PPOConfig.from_dict(spec.config)
     staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
     move = drive(staged, _make_keeper(spec, staged.trainer), trial)
+    trial.require_a_step()
     return Left() if move is NextMove.LEAVE else Ended(is_worker_spent=trial.has_raised)
 
 
@@ -57,13 +64,24 @@ class _Trial(Hooks):
         self._guard = Guard(spec.guard, spec.kl_budget, extra)
         self._watched = WatchState(**extra.get(WATCH, {}))
         self._longest_step = extra.get(LONGEST_STEP, 0.0)
+        self._reached: tuple[int, int] | None = None  # step and episode
+        if spec.resume_from is not None:
+            self._reached = checkpoint.step_of(spec.resume_from), extra[checkpoint.EPISODE]
         self._reason: Reason | None = None
         self._is_near = self.has_raised = False
 
     def check(self, report: StepReport, config: PPOConfig) -> None:
-        """Fold guard and watch over a step."""
+        """Fold guard and watch over a step, if it can follow the one before."""
+        with located(f'trainer "{self._spec.trainer}": '):
+            require_next(report, self._reached, config)
+        self._reached = report.step, report.episode
         self._reason = self._guard.check(report, config)
         self._watched, self._is_near = watch(self._watched, report, self._spec.kl_budget, config.eval_interval)
+
+    def require_a_step(self) -> None:
+        """Raise ConfigError if the trainer ended before its first report."""
+        if self._reached is None:
+            raise ConfigError(f'trainer "{self._spec.trainer}" made no step; expected a StepReport per iteration')
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
         """Ask the controller."""
@@ -93,6 +111,33 @@ class _Trial(Hooks):
     def enter(self, *, saving: bool) -> None:
         """Tell the controller, whose time limits differ."""
         self._enter(Phase.SAVING if saving else Phase.STEPPING)
+
+
+def require_next(report: StepReport, before: tuple[int, int] | None, config: PPOConfig) -> None:
+    """Raise ConfigError unless a report of any trainer can follow the step and episode `before` in a run of `config`.
+
+    A study counts what a trial costs, and how far it is, in its steps and episodes: they grow, up to the run's end.
+    """
+    if not isinstance(report, StepReport):
+        raise ConfigError(f"it yielded {type(report).__name__}; expected a StepReport per iteration")
+    last_step, last_episode = (-1, -1) if before is None else before
+    checks.whole(report.step, Bounds(last_step + 1, MOST), "step")
+    checks.whole(report.episode, Bounds(last_episode + 1, MOST), f"episode of step {report.step}")
+    if last_episode >= config.whole_episodes():
+        raise ConfigError(f"step {report.step} is not allowed: the run's {config.whole_episodes()} episodes were over")
+    for name, value in report.metrics.items():
+        if not _is_number(value):
+            what = f"metric {name} of step {report.step} = {value!r:.80}"
+            raise ConfigError(f"{what} is not allowed; expected a number of at most {MOST_METRIC:g}")
+
+
+def _is_number(value: object) -> bool:
+    """Return True for a number that float32 holds, infinities and NaN among them: of those the guard decides."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, ArithmeticError, RuntimeError):
+        return False
+    return not isinstance(value, str) and not MOST_METRIC < abs(number) < math.inf
 
 
 def read_test(job: ReadTest) -> Read:

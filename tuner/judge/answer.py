@@ -30,6 +30,7 @@ from tuner.control import forks
 from tuner.control.forks import ValueCheckpoint
 from tuner.judge import results
 from tuner.judge.diagnose import course_of, hacked
+from tuner.judge.paired import Difference, improvement
 from tuner.judge.results import End, Measured, StudyView
 from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
@@ -71,6 +72,10 @@ class Answer:
     """Source of the trial's value; None: it has none."""
     kl: Measured | None
     """Eval KL of that checkpoint, in nats per response."""
+    gain: Difference | None
+    """The trial's value over the SFT policy; None: not known."""
+    has_learned: bool
+    """False if the study is finished, nothing is confirmed and the gain is no more than noise: nothing to launch."""
     end: End
     test: OnTest | str
     """The checkpoint's result on the test prompts, or why there is none."""
@@ -108,7 +113,8 @@ class Answer:
             )
         at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {budget}"
         value = plus_minus(self.trial.value, self.trial.value_se)
-        return f"Best in budget, one seed: eval reward {value}{at_kl}."
+        over = "" if self.gain is None else f"; {self.gain.text} over the SFT policy"
+        return f"Best in budget, one seed: eval reward {value}{at_kl}{over}."
 
 
 def _name(trial: TrialRow) -> str:
@@ -125,6 +131,8 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     trial = view.best() if confirmed is None else confirmed.trial
     if trial is None:
         return None
+    gain = improvement(store, trial)
+    has_learned = confirmed is not None or view.state != "finished" or gain is None or gain.is_gain
     if done is not None and confirmed is not None:
         badge, decision = Badge.CONFIRMED if done.is_decided else Badge.TIE, done.verdict
         doubts = _of_confirmed(store, view, done, confirmed)
@@ -132,7 +140,12 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         badge, decision = Badge.ONE_SEED, f"Launch {_name(trial)}, which is not confirmed."
         if view.state != "finished":
             decision = f"Nothing yet: {_name(trial)} leads."
+        elif not has_learned:
+            decision = f"Launch nothing: {_name(trial)}, the best, gained nothing over the SFT policy."
         doubts = _of_one_seed(store, view, trial, longest_read(runs) if is_own else None, is_own=is_own)
+        if not has_learned:
+            text = "Its gain is within its noise. Look at its curves, its samples, and what to change:"
+            doubts = iter([(text, ("diagnose", view.row.name, str(trial.number)))])
     doubt, remedy = next(doubts, ("", ()))
     return Answer(
         study=view.row.name,
@@ -141,6 +154,8 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         own_budget=own.kl_budget,
         checkpoint=forks.value_checkpoint(store, view.row, trial),
         kl=results.value_kl(store, trial),
+        gain=gain,
+        has_learned=has_learned,
         end=results.end_of(store, trial, view.spec),
         test=results.on_test(store, view, trial),
         badge=badge,
@@ -297,6 +312,7 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "badge": answer.badge.value,
         "reward": answer.trial.value,
         "reward_se": answer.trial.value_se,
+        **results.with_error("improvement", answer.gain),
         **results.with_error("kl", answer.kl),
         "step": None if checkpoint is None else checkpoint.step,
         "episode": None if checkpoint is None else checkpoint.episode,
@@ -309,5 +325,6 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "certainty": answer.evidence,
         "cautions": [answer.doubt] if answer.doubt else [],
         "remedy": remedy,
+        "has_learned": answer.has_learned,
         "launch": launch,
     }
