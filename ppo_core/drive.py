@@ -42,8 +42,8 @@ class Guard(Protocol):
 class Hooks:
     """Steps that the driver of a run adds to the loop."""
 
-    def check(self, report: StepReport, config: PPOConfig) -> None:
-        """Judge a step of the stage with this config, once."""
+    def check(self, report: StepReport, config: PPOConfig) -> StepReport:
+        """Judge a step of the stage with this config, once; return its report as the run takes it."""
         raise NotImplementedError
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
@@ -75,7 +75,7 @@ def drive(staged: StagedTrainer, keeper: CheckpointKeeper, hooks: Hooks) -> Next
         CheckpointError: a checkpoint that is due cannot be written.
     """
     for report, seconds in _timed(staged):
-        hooks.check(report, staged.config)
+        report = hooks.check(report, staged.config)
         move = hooks.ask(report, seconds)
         if move is NextMove.EVALUATE:
             began = time.perf_counter()

@@ -112,6 +112,8 @@ def test_confirm_and_train_from_find_the_same_task(begun: Path, ppo_tuner: Invok
     (begun / WEIGHTS).write_text("others")
     with pytest.raises(ConfigError, match="changed: policy: "):
         run(begun, spec, workers=1, plan=Plan(top=1, seeds=2))
+    with opened(begun) as store:
+        assert store.study(NAME).finished_at is not None
     status, _, stderr = ppo_tuner("train", "--from", NAME, "0", "--storage", str(begun / "store.db"), "--device", "cpu")
     assert status == 2 and ": policy: " in stderr, stderr
     assert len(rows(begun)) == 3

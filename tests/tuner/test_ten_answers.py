@@ -141,7 +141,7 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         Badge.ONE_SEED,
         "Launch nothing: ",
         "Best in budget, one seed: eval reward 0.330 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response; +0.080 ± 0.042 over ",
-        "Its gain is within its noise. Look at its curves, its samples, and what to change: diagnose ten 1",
+        "That is within its noise. See its samples, and what to change: diagnose ten 1",
         "train --from ten 1",
     ),
 }

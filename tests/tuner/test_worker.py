@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,7 +101,8 @@ def test_where_there_is_no_room_for_it_a_trial_that_is_stopped_ends_all_the_same
     [
         (lambda report: None, "NoneType"),
         (lambda report: replace(report, step=0), "step"),
-        (lambda report: replace(report, step=7.0), "step"),
+        (lambda report: replace(report, step=7.5), "step"),
+        (lambda report: replace(report, samples=("text",)), "samples"),
         (lambda report: replace(report, episode=0), "episode"),
         (lambda report: replace(report, episode=-16 * report.step), "episode"),
         (lambda report: replace(report, episode=10**25), "episode"),
@@ -125,6 +127,25 @@ def test_a_report_that_cannot_follow_the_last_one_ends_its_trial(
     with pytest.raises(ConfigError, match=f'"{MODULE}:factory": .*{key}'):
         run_trial(trial_spec(tmp_path), script)
     assert [report.step for report in script.reports] == list(range(7)) and saved_steps(tmp_path)[-1] == "step-000006"
+
+
+def test_numbers_of_numpy_and_torch_are_taken_as_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = QuickTrainer.advance
+
+    def odd(self: QuickTrainer) -> StepReport:
+        report = advance(self)
+        metrics = {name: torch.tensor(value) for name, value in report.metrics.items()}
+        samples = tuple(replace(each, reward=np.float32(0.5), length=torch.tensor(2)) for each in report.samples)
+        return StepReport(np.int64(report.step), torch.tensor(report.episode), metrics, samples)
+
+    monkeypatch.setattr(QuickTrainer, "advance", odd)
+    script = Script()
+    assert run_trial(trial_spec(tmp_path), script) == Ended()
+    assert [(type(one.step), type(one.episode)) for one in script.reports] == [(int, int)] * 11
+    assert {type(value) for one in script.reports for value in one.metrics.values()} == {float}
+    (sample,) = script.reports[3].samples
+    assert (type(sample.reward), sample.reward, type(sample.length)) == (float, 0.5, int)
+    assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000010"
 
 
 def test_a_trainer_that_never_steps_or_never_ends_ends_its_trial(

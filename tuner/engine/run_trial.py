@@ -1,11 +1,13 @@
 """Run one trial in a worker, until it ends or the controller stops it; see `ppo_core.drive`."""
 
 import math
+import operator
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from ppo_core.distributed import launch as launched
 from ppo_core.distributed.rank_zero import on_rank_zero
 from ppo_core.drive import Hooks, drive
 from ppo_core.errors import ConfigError, PPOTunerError, is_outage, located, nearest
-from ppo_core.report import NextMove, StepReport, Trainer
+from ppo_core.report import NextMove, Sample, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.protocol import Ended, Left, Phase, Read, ReadTest, Stepped, TrialJob, TrialSpec
 from tuner.judge.guard import Guard, WatchState, watch
@@ -70,13 +72,15 @@ class _Trial(Hooks):
         self._reason: Reason | None = None
         self._is_near = self.has_raised = False
 
-    def check(self, report: StepReport, config: PPOConfig) -> None:
-        """Fold guard and watch over a step, if it can follow the one before."""
+    def check(self, report: StepReport, config: PPOConfig) -> StepReport:
+        """Fold guard and watch over a step, if it can follow the one before; return it in Python's numbers."""
+        report = plain(report)
         with located(f'trainer "{self._spec.trainer}": '):
             require_next(report, self._reached, config)
         self._reached = report.step, report.episode
         self._reason = self._guard.check(report, config)
         self._watched, self._is_near = watch(self._watched, report, self._spec.kl_budget, config.eval_interval)
+        return report
 
     def require_a_step(self) -> None:
         """Raise ConfigError if the trainer ended before its first report."""
@@ -101,6 +105,9 @@ class _Trial(Hooks):
         """Return the report with an evaluation, or unchanged if the policy cannot be evaluated."""
         report, has_raised = with_evaluation(trainer, report)
         self.has_raised |= has_raised
+        report = plain(report)
+        with located(f'trainer "{self._spec.trainer}": '):
+            require_numbers(report)
         return report
 
     def extra(self, *, ends_stage: bool) -> dict[str, Any]:
@@ -125,19 +132,33 @@ def require_next(report: StepReport, before: tuple[int, int] | None, config: PPO
     checks.whole(report.episode, Bounds(last_episode + 1, MOST), f"episode of step {report.step}")
     if last_episode >= config.whole_episodes():
         raise ConfigError(f"step {report.step} is not allowed: the run's {config.whole_episodes()} episodes were over")
+    require_numbers(report)
+
+
+def require_numbers(report: StepReport) -> None:
+    """Raise ConfigError for a metric that is not a number, NaN and infinity aside, of which the guard decides."""
     for name, value in report.metrics.items():
-        if not _is_number(value):
+        if not isinstance(value, int | float) or MOST_METRIC < abs(value) < math.inf:
             what = f"metric {name} of step {report.step} = {value!r:.80}"
             raise ConfigError(f"{what} is not allowed; expected a number of at most {MOST_METRIC:g}")
+    if not all(isinstance(sample, Sample) for sample in report.samples):
+        raise ConfigError(f"samples of step {report.step} = {report.samples!r:.80} is not allowed; expected Samples")
 
 
-def _is_number(value: object) -> bool:
-    """Return True for a number that float32 holds, infinities and NaN among them: of those the guard decides."""
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, ArithmeticError, RuntimeError):
-        return False
-    return not isinstance(value, str) and not MOST_METRIC < abs(number) < math.inf
+def plain(value: Any) -> Any:
+    """Return a report, or a part of one, in Python's numbers: JSON and databases take none of numpy or torch."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: plain(getattr(value, each.name)) for each in fields(value)})
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(plain, value))
+    if value is None or isinstance(value, str | bool):
+        return value
+    for convert in (operator.index, float):
+        with suppress(TypeError, ValueError, ArithmeticError, RuntimeError):
+            return convert(value)
+    return value
 
 
 def read_test(job: ReadTest) -> Read:

@@ -144,7 +144,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
             decision = f"Launch nothing: {_name(trial)}, the best, gained nothing over the SFT policy."
         doubts = _of_one_seed(store, view, trial, longest_read(runs) if is_own else None, is_own=is_own)
         if not has_learned:
-            text = "Its gain is within its noise. Look at its curves, its samples, and what to change:"
+            text = "That is within its noise. See its samples, and what to change:"
             doubts = iter([(text, ("diagnose", view.row.name, str(trial.number)))])
     doubt, remedy = next(doubts, ("", ()))
     return Answer(
