@@ -17,7 +17,7 @@ from ppo_core.errors import ConfigError, StoreError, StudyError
 from tuner.cli import evidence, report, storage
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
-from tuner.confirm.plan import DEFAULT_SEEDS, Plan, candidates
+from tuner.confirm.plan import DEFAULT_SEEDS, Plan, candidates, missing
 from tuner.confirm.result import LEAST_SEEDS, Confirmation, confirmation_data, confirmations
 from tuner.control.events import StudyStopped
 from tuner.control.run import run_study
@@ -140,7 +140,8 @@ def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Pl
         with storage.opened(args.storage) as store:
             view = read_study(store, spec.name)
         plan = plan or _confirmed_by_rest(view)
-        if plan is not None and candidates((*view.trials, *view.confirming), view.spec):
+        rows = sorted((*view.trials, *view.confirming), key=lambda row: row.number)
+        if plan is not None and candidates(rows, view.spec) and missing(rows, view.spec, plan):
             stopped = _train(view.spec, args, plan=plan)
     with storage.opened(args.storage) as store:
         view = read_study(store, spec.name)
