@@ -166,8 +166,8 @@ class OrderDesk:
     def pending(self) -> list[Order]:
         """Return the orders to decide; another setting is decided once this run's own are stored."""
         waiting = self._study.store.orders(self._study.row, OrderState.WAITING)
-        held = {"set"} if self._study.unstored is not None else ()
-        return [order for order in waiting if order.id not in self._forking and order.kind not in held]
+        is_early = self._study.unstored is not None
+        return [o for o in waiting if o.id not in self._forking and not (is_early and o.kind == "set")]
 
     def decide(self, order: Order) -> None:
         """Carry out or refuse an order; a fork is decided once its checkpoint has been copied."""

@@ -91,7 +91,7 @@ def _check(engine: Engine, create: bool) -> None:
             except (OSError, SQLAlchemyError):
                 for each in missing:
                     with suppress(OSError):
-                        each.rmdir() if each.is_dir() else each.unlink(missing_ok=True)
+                        (each.rmdir if each.is_dir() else each.unlink)()
                 raise
         elif path is None or path.exists():
             raise StoreError(f"{where} is not a PPO Tuner store; name another place")
