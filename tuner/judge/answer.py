@@ -75,7 +75,7 @@ class Answer:
     gain: Difference | None
     """The trial's value over the SFT policy; None: not known."""
     has_learned: bool
-    """False if the study is finished, nothing is confirmed and the gain is no more than noise: nothing to launch."""
+    """False if the study is finished without confirming runs, and the gain is no more than noise: nothing to launch."""
     end: End
     test: OnTest | str
     """The checkpoint's result on the test prompts, or why there is none."""
@@ -132,7 +132,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     if trial is None:
         return None
     gain = improvement(store, trial)
-    has_learned = confirmed is not None or view.state != "finished" or gain is None or gain.is_gain
+    has_learned = bool(runs) or view.state != "finished" or gain is None or gain.is_gain
     if done is not None and confirmed is not None:
         badge, decision = Badge.CONFIRMED if done.is_decided else Badge.TIE, done.verdict
         doubts = _of_confirmed(store, view, done, confirmed)
