@@ -141,6 +141,8 @@ ANSWER = {
     "badge": "`one seed`, `confirmed` or `a tie`",
     "reward": "eval reward of its best checkpoint within the KL budget; of one that was read twice, the mean",
     "reward_se": "its standard error over the eval prompts",
+    "improvement": "reward less the SFT policy's in the search, paired on the eval prompts; null: not known",
+    "improvement_se": "its standard error",
     "kl": "eval KL of that checkpoint likewise, in nats per response",
     "kl_se": "its standard error",
     "step": "of that checkpoint; null: there is none",
@@ -157,6 +159,7 @@ ANSWER = {
     "difference's `mean` with `se` over the prompts, or with `low` and `high` over fresh seeds",
     "cautions": "a list of at most one sentence: a doubt that could change the decision",
     "remedy": "the command that settles the doubt; null: there is none",
+    "has_learned": "false: nothing is confirmed, and the best trial's improvement is no more than noise",
     "launch": "the command that launches it",
 }
 BEST = {

@@ -45,8 +45,8 @@ class Guard(Protocol):
 class Hooks(Protocol):
     """Steps that the driver of a run adds to the loop."""
 
-    def check(self, report: StepReport, config: PPOConfig) -> None:
-        """Judge a step of the stage with this config, once."""
+    def check(self, report: StepReport, config: PPOConfig) -> StepReport:
+        """Judge a step of the stage with this config, once; return its report as the run takes it."""
         ...
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
@@ -79,7 +79,7 @@ def drive(staged: StagedTrainer, keeper: CheckpointKeeper, hooks: Hooks) -> Next
         CheckpointError: a checkpoint that is due cannot be written.
     """
     for report, seconds in _timed(staged):
-        hooks.check(report, staged.config)
+        report = hooks.check(report, staged.config)
         move = hooks.ask(report, seconds)
         if move is NextMove.EVALUATE:
             began = time.perf_counter()
@@ -109,7 +109,8 @@ def _timed(staged: StagedTrainer) -> Iterator[tuple[StepReport, float]]:
     steps = iter(staged)
     while True:
         began = time.perf_counter()
-        report = next(steps, None)
-        if report is None:
+        try:
+            report = next(steps)
+        except StopIteration:
             return
         yield report, time.perf_counter() - began

@@ -196,11 +196,12 @@ def _sentences(answer: Answer) -> None:
 
 
 def _commands(answer: Answer) -> None:
-    """Draw the command that settles the doubt, if any, and the one that launches the answer."""
+    """Draw the command that settles the doubt, if any, and the one that launches the answer, if it gained anything."""
+    launch = {"Launch": data.command(answer.launch)} if answer.has_learned else {}
     if answer.remedy:
-        common.show_captioned({"Settle the doubt": data.command(answer.remedy), "Launch": data.command(answer.launch)})
+        common.show_captioned({"Settle the doubt": data.command(answer.remedy), **launch})
     else:
-        common.show_commands(data.command(answer.launch))
+        common.show_commands(*launch.values())
 
 
 _COLOURS: Mapping[Badge, Literal["green", "blue", "orange"]] = {

@@ -258,9 +258,10 @@ class _Session(Hooks):
         finally:
             self._track(Tracker.finish)
 
-    def check(self, report: StepReport, config: PPOConfig) -> None:
+    def check(self, report: StepReport, config: PPOConfig) -> StepReport:
         """Judge a step by the program's guard, if it has one."""
         self._reason = None if self._guard is None else self._guard.check(report, config)
+        return report
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
         """Record and print a step, and return the run's next move; its last one, or one that the guard asks for, is

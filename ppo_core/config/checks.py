@@ -78,7 +78,7 @@ def read_text(path: Path, what: str) -> str:
         ConfigError: it cannot be read; the message names the file.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except FileNotFoundError:
         raise ConfigError(f"{what} {not_found(path)}") from None
     except OSError as error:

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from ppo_core.config.checks import Bounds, convert, number, one_of, require_known, whole
 from ppo_core.errors import ConfigError, located, nearest
 
+MOST_CHOICES = 32
+"""Most values of a list that is searched: a study checks all pairs of two lists."""
 Scale = Literal["linear", "log", "log2", "log_from_1"]
 HyperValue = float | int | bool | str | None
 
@@ -166,12 +168,15 @@ def read_choices(hyper: Hyperparameter, values: Sequence[object], where: str) ->
     """Return the list `values` as choices of `hyper`, in the field's type and in their order; `where` names it.
 
     Raises:
-        ConfigError: a value is not allowed, there are fewer than two, or one is repeated.
+        ConfigError: a value is not allowed, there are too few or too many, or one is repeated.
     """
     with located(where.removesuffix(hyper.name)):
         read = tuple(hyper.coerce(value) for value in values)
     if len(read) < 2 or len(set(read)) < len(read):
         raise ConfigError(f"{where} = {values!r} is not allowed; expected at least two values, each once")
+    if len(read) > MOST_CHOICES:
+        instead = "; for more write a range" if hyper.kind in (int, float) else ""
+        raise ConfigError(f"{where}: {len(read)} values are not allowed; expected at most {MOST_CHOICES}{instead}")
     return Choices(read)
 
 

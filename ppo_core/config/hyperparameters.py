@@ -26,6 +26,9 @@ ZIEGLER = "Ziegler et al. 2019, arXiv 1909.08593"
 COUNTED = "episodes, and with them the place in the order of prompts, are counted in rollout batches of its size"
 ADAPTERS = "it decides which weights are trained, and so what the checkpoint holds"
 SCALE = "the trained adapters are scaled by it, so the policy would jump"
+FEW_ITERATIONS = 20
+"""Iterations from which on recorded runs that keep their pace hold their KL: nine in ten with 20 and 25, one in three
+with 10 (docs/benchmarks.md)."""
 MOST_KL_STEP = 0.1
 """Highest default of kl_step."""
 LEAST_LAM = 0.95
@@ -621,7 +624,7 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
 
 
 def cautions(config: PPOConfig) -> list[str]:
-    """Return warnings on allowed values that will have hardly any effect, one line each."""
+    """Return warnings on allowed values that will have hardly any effect or not reach their aim, one line each."""
     lines = []
     for name in ("kl_coef", "kl_step"):
         value, why = getattr(config, name), inert(name, config.to_dict())
@@ -636,6 +639,11 @@ def cautions(config: PPOConfig) -> list[str]:
             f"by at most {20 * config.total_episodes / config.horizon:.2g}% towards kl_target"
         )
     sizes = config.batch_sizes(world_size=1) if config.gradient_accumulation_steps is None else None
+    if sizes is not None and config.keeps_kl_step and config.num_iterations() < FEW_ITERATIONS:
+        lines.append(
+            f"a run of {config.num_iterations()} iterations may end far below its kl_target: give it {FEW_ITERATIONS} "
+            f"or more, by more total_episodes ({config.total_episodes}) or a smaller batch_size ({sizes.batch_size})"
+        )
     if sizes is not None and config.num_ppo_epochs == 1 and sizes.num_mini_batches == 1:
         lines.append("with one PPO epoch and one mini-batch the ratio is always 1, so cliprange does nothing")
     if config.use_kl_loss and config.kl_estimator == "k1":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import REWARD_MODEL
-from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES
+from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES, user_path
 from ppo_core.data.task import Prompt, RewardPart, Task, TaskAssets
 from ppo_core.output import without_secrets
 from ppo_core.rewards.function import FILE_SUFFIX, load_function
@@ -101,7 +101,7 @@ def _of_function(part: RewardPart) -> str:
     if not str(place).endswith(FILE_SUFFIX):
         load_function(part)
         place = inspect.getsourcefile(sys.modules[str(place)])
-    return part.where if place is None else _of_file(Path(place).expanduser())
+    return part.where if place is None else _of_file(user_path(place))
 
 
 def _of_prompts(prompts: Iterable[Prompt]) -> str:

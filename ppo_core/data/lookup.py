@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 from ppo_core.errors import PPOTunerError, TaskError, first_line, nearest
+
+
+def user_path(text: str) -> Path:
+    """Return a path with `~` as the user's folder; where there is no such user, it is a name like any other."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def not_found(path: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 
 from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
-from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES, not_found
+from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES, not_found, user_path
 from ppo_core.data.prompt_files import READERS, is_data_file
 from ppo_core.data.prompts import check_template_kwargs
 from ppo_core.data.task import BUILT_IN, RewardKind, RewardPart
@@ -89,7 +89,7 @@ def file_place(value: str, folder: Path, where: str) -> str:
 
 def _local(text: str, folder: Path, where: str, *, is_path: bool) -> Path | None:
     """Return the absolute path if it exists, or None for a hub id; `is_path`: it cannot be a hub id."""
-    path = (folder / Path(text).expanduser()).absolute()
+    path = (folder / user_path(text)).absolute()
     if path.exists():
         return path
     first, slash, _ = text.partition("/")

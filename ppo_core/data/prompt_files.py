@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from ppo_core.data.lookup import HUB_ID, not_found
+from ppo_core.data.lookup import HUB_ID, not_found, user_path
 from ppo_core.data.prompts import (
     PROMPT_COLUMNS,
     NoPromptError,
@@ -230,7 +230,7 @@ def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]
         TaskError: there is no such file, folder or dataset, or it cannot be read.
     """
     files = [Path(choice) for choice in (source.eval, source.test) if is_data_file(choice)]  # type: ignore[arg-type]
-    path = Path(source.path).expanduser()
+    path = user_path(source.path)
     splits: Mapping[str, Split]
     notes: tuple[str, ...] = ()
     if path.is_dir() and ((path / "dataset_dict.json").exists() or (path / "state.json").exists()):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue, read_range, require_numeric, require_searchable
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
-from ppo_core.data.lookup import attribute_hint, import_file, not_found, require_reachable
+from ppo_core.data.lookup import attribute_hint, import_file, not_found, require_reachable, user_path
 from ppo_core.data.parts import TASK_PREFIX, data_place, policy_place, read_reward, reference_to, split_place
 from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource
@@ -257,7 +257,7 @@ def read_task(name: str) -> Task:
     Raises:
         TaskError: there is none, or a key or value is not allowed; the message names file and key.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     file = _in_folder(path) if path.is_dir() else path
     if file.suffix not in SUFFIXES:
         if not path.exists():

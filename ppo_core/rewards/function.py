@@ -24,12 +24,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from types import FunctionType
 from typing import Any
 
-from ppo_core.data.lookup import attribute_hint, import_file, import_module, importable, not_found
+from ppo_core.data.lookup import attribute_hint, import_file, import_module, importable, not_found, user_path
 from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, RewardOutage, TaskError, nearest, raised_at
 from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
@@ -138,7 +137,7 @@ class FunctionReward:
         functions = self.function, getattr(self.function, "__call__", None)  # noqa: B004
         self._is_async = any(map(inspect.iscoroutinefunction, functions))
         place = part.where.rpartition(":")[0]
-        self._folder = Path(place).expanduser().resolve().parent if place.endswith(FILE_SUFFIX) else None
+        self._folder = user_path(place).resolve().parent if place.endswith(FILE_SUFFIX) else None
         complaint = None if columns is None else self._lacking((*ALWAYS, *columns))
         if complaint:
             raise TaskError(complaint)
@@ -274,7 +273,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
         raise TaskError(f"{who}: {part.where} is not a function such as my_package.rewards:score or rewards.py:score")
     try:
         if place.endswith(FILE_SUFFIX):
-            path = Path(place).expanduser().resolve()
+            path = user_path(place).resolve()
             if not path.is_file():
                 raise TaskError(f"{who}: file {not_found(path)}")
             module = import_file(path)

@@ -129,6 +129,11 @@ def test_what_will_hardly_do_anything_is_told() -> None:
     assert line.startswith("kl_target does nothing with kl_coef = 0")
     (line,) = cautions(PPOConfig(batch_size=64, num_ppo_epochs=1))
     assert "cliprange does nothing" in line
+    own_pace = {"lr_controller": "kl_step", "kl_target": 6.0, "batch_size": 64, "mini_batch_size": 16}
+    (line,) = cautions(PPOConfig(total_episodes=19 * 64, **own_pace))
+    assert "19 iterations" in line and "kl_target" in line and "batch_size (64)" in line
+    assert cautions(PPOConfig(total_episodes=19 * 64 + 1, **own_pace)) == []
+    assert cautions(PPOConfig(total_episodes=64, kl_target=6.0, batch_size=64, mini_batch_size=16, kl_horizon=64)) == []
 
 
 def test_inert_dimensions() -> None:

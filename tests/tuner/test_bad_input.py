@@ -1,5 +1,6 @@
 """Bad input of every class to every command: one line that says what is wrong, and nothing is changed."""
 
+import codecs
 import functools
 import shlex
 import sqlite3
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from ppo_core import checkpoint
+from ppo_core.tasks import skeleton
 from tests.tuner import made_study
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
@@ -249,6 +251,10 @@ STUDY_FAULTS: list[tuple[str, str, str]] = [
     ("trials = 8", 'trials = 8\ntrainer = "mine"', "trainer = 'mine' | module:function"),
     ("trials = 8", 'trials = 8\ndevice = "gpu"', "device = 'gpu' | auto or cpu"),
     ("trials = 8", "trials = 8\nthreads = 0", "threads = 0 | a whole number in [1, 1024]"),
+    ("trials = 8", "trials = 8\ndeclared = 5", "declared: unknown key"),
+    ("trials = 8", "trials = 8\ndeclared = { kl_budget = 5.0 }", "declared: unknown key"),
+    ('task = "reviews"', 'task = "~nobody-here/x.toml"', "task: | nobody-here/x.toml not found"),
+    (RANGE, f"learning_rate = {[n / 1e6 for n in range(1, 34)]}", "search.learning_rate: 33 values | 32 | range"),
     ("trials = 8", "trials = 8\ngpus_per_trial = true", "gpus_per_trial = True | a whole number"),
     ("trials = 8", 'trials = 8\nstrategy = "full"', "strategy: unknown key"),
     ("trials = 8", f"budget = 1{'0' * 400}", "budget = 1000 | a number over 0"),
@@ -399,6 +405,16 @@ def test_a_fault_in_a_study_file_is_one_line_that_names_the_file_and_the_key(
     assert error.startswith(f"bad.toml: {key}") or (error.startswith("bad.toml: ") and f": {key}" in error), error
     assert all(text in error for text in others), error
     assert (status, stdout, list(tmp_path.iterdir())) == (2, "", [tmp_path / "bad.toml"])
+
+
+def test_a_study_file_may_begin_with_a_byte_order_mark_and_name_a_task_below_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    skeleton.write(tmp_path / "home" / "mine", skeleton.DEFAULT_POLICY)
+    text = changed(('task = "reviews"', 'task = "~/mine"'))
+    (tmp_path / "s.toml").write_bytes(codecs.BOM_UTF8 + text.encode())
+    assert StudySpec.load(tmp_path / "s.toml").task == str(tmp_path / "home" / "mine" / "task.toml")
 
 
 def test_every_command_has_cases() -> None:

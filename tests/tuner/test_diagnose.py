@@ -136,8 +136,11 @@ def test_kl_that_stays_at_0_asks_for_a_lower_beta_or_a_higher_rate() -> None:
     )
     assert change(only(steps(**flat))) == ("learning_rate", 6e-4)
     assert change(only(steps(**flat), kl_coef=0.3, kl_target=8.0)) == ("learning_rate", 6e-4), "β adapts by itself"
-    assert only(steps(**flat)).rule == "KL stuck at 0"
+    assert only(steps(**flat)).rule == "KL budget unused"
     assert found(steps(12, **flat)) == [], "too early to say"
+    moved = only(steps(**dict.fromkeys(flat, lambda share: 0.9)))
+    assert "0.9 nats" in moved.finding.replace("0.900", "0.9") and "9% of the budget of 10" in moved.finding
+    assert "hardly moved" in only(steps(**flat)).finding
 
 
 def test_large_updates_ask_for_fewer_epochs_and_then_for_a_tighter_clip_or_where_many_are_clipped_a_lower_rate() -> (

@@ -352,7 +352,8 @@ def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tm
     assert first.startswith('Study "made", task reviews, trial 2, by PPO Tuner 0.')
     assert told == [
         "Nothing yet: trial 2 leads.",
-        "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 9.00 ± 0.20 of 10 nats/response.",
+        "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 9.00 ± 0.20 of 10 nats/response; +1.750 ± 0.040 over "
+        "the SFT policy.",
     ]
     assert found.facts[-1] == "The same here: ppo-tuner train --from made 2"
     other = launch_config(with_store, view, 0)

@@ -88,6 +88,12 @@ def versioned_store(path: Path, version: str) -> None:
         ("postgresql://u:secret@127.0.0.1:1/db?nothing=1", 'invalid connection option "nothing"'),
         ("postgresql://u:secret@nohost.invalid/db", "nohost.invalid"),
         ("sqlite:///{folder}", "is a folder; name a file in it"),
+        ("sqlite:/x.db", "is not a database URL"),
+        ("sqlite:x.db", "is not a database URL"),
+        ("sqlite:///file::memory:?uri=true", "names no file"),
+        ("sqlite:///file:x?mode=memory&cache=shared&uri=true", "names no file"),
+        ("{folder}/new/deep/" + "x" * 300, "File name too long"),
+        ("/dev/null", "/dev/null is not a regular file"),
         ("sqlite:////proc/nothing/store.db", "cannot use the store /proc/nothing: "),
         ("sqlite:///{folder}/lr?seed=1.db", r"what follows its \? is not allowed; a file with \? in its name"),
         ("sqlite:///{folder}/lr?timeout=x.db", r"what follows its \? is not allowed; a file with \? in its name"),
@@ -106,6 +112,7 @@ def test_a_url_that_cannot_be_a_store_is_refused_in_one_line_without_its_passwor
         assert "secret" not in str(chained) and "s%65cret" not in str(chained)
         chained = chained.__cause__ or (None if chained.__suppress_context__ else chained.__context__)
     assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_refuses_a_wrong_database_and_a_wrong_user(tmp_path: Path) -> None:

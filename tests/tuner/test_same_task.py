@@ -9,10 +9,12 @@ import pytest
 from ppo_core.data.task import OnProgress, Prompts, RewardPart, TaskAssets
 from ppo_core.errors import ConfigError
 from tests.tuner.invoke import Invoke
-from tests.tuner.quick_study import NAME, quick_spec, rows, run
+from tests.tuner.quick_study import NAME, opened, quick_spec, rows, run
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.quick_trainer import TASK as QUICK
 from tuner.confirm.plan import Plan
+from tuner.control.events import StudyWarned, TrialStarted
+from tuner.store import OrderState
 
 WEIGHTS = "policy/model.safetensors"
 
@@ -77,6 +79,41 @@ def test_a_changed_value_model_is_refused(begun: Path) -> None:
     assert run(begun, more, workers=1)[0]
 
 
+def test_a_finished_study_says_what_has_changed_and_is_read_as_before(begun: Path) -> None:
+    spec = quick_spec(task=f"{__name__}:TASK", trials=1)
+
+    def warned() -> list[str]:
+        finished, events = run(begun, spec, workers=1)
+        assert finished and not any(isinstance(event, TrialStarted) for event in events)
+        return [event.message for event in events if isinstance(event, StudyWarned)]
+
+    assert warned() == []
+    (begun / "weight").write_text("100")
+    (line,) = warned()
+    assert "reward mine" in line and "policy" not in line and '"quick"' in line
+    (begun / "weight").unlink()
+    (line,) = warned()
+    assert '"quick"' in line and "No such file" in line
+
+
+def test_a_refused_run_stores_nothing(begun: Path) -> None:
+    """Neither the values of its flags and file, nor that the study is unfinished, nor those of an order's settings."""
+    with opened(begun) as store:
+        before = replace(store.study(NAME), lease_token=0, read_at=0.0)
+        (begun / "prompts").write_text("a b c d e")
+        order = store.place_order(before, "set", None, {"changes": {"trials": 5}})
+        spec = quick_spec(task=f"{__name__}:TASK", trials=None, budget=9.0, kl={"budget": 5.0, "limit": 15.0})
+        with pytest.raises(ConfigError, match="its task has changed: prompts"):
+            run(begun, spec, workers=3, budget=4.0)
+        assert replace(store.study(NAME), lease_token=0, read_at=0.0) == before
+        (begun / "prompts").write_text("a b c d")
+        assert store.order(order.id).state is OrderState.WAITING
+        assert run(begun, quick_spec(task=f"{__name__}:TASK", trials=2), workers=3)[0]
+        after = store.study(NAME)
+        assert (after.workers, after.spec["trials"], store.order(order.id).state) == (3, 5, OrderState.DONE)
+    assert len(rows(begun)) == 5
+
+
 def test_another_reference_is_refused(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(TASK, reference={**TASK.reference, "learning_rate": 2e-4}, eval_seed=1)
     monkeypatch.setattr(f"{__name__}.TASK", other)
@@ -90,6 +127,8 @@ def test_confirm_and_train_from_find_the_same_task(begun: Path, ppo_tuner: Invok
     (begun / WEIGHTS).write_text("others")
     with pytest.raises(ConfigError, match="changed: policy: "):
         run(begun, spec, workers=1, plan=Plan(top=1, seeds=2))
+    with opened(begun) as store:
+        assert store.study(NAME).finished_at is not None
     status, _, stderr = ppo_tuner("train", "--from", NAME, "0", "--storage", str(begun / "store.db"), "--device", "cpu")
     assert status == 2 and ": policy: " in stderr, stderr
     assert len(rows(begun)) == 3

@@ -80,6 +80,7 @@ STUDIES = {
     "baseline on one seed": Made((1.00, 1.50, 2.00), has_baseline=True),
     "changed": Made((1.00, 2.00), {0: around(1.0), 1: around(2.0)}, budget=4.5),
     "changed to less": Made((1.00, 2.00), {0: around(1.0), 1: around(2.0)}, budget=3.0),
+    "nothing learned": Made((0.26, 0.33)),
 }  # fmt: skip
 ON_FRESH = "On 5 fresh seeds: reward "
 WIN = "Launch trial 1: +1.000 [0.972, 1.028] over the reference."
@@ -137,7 +138,7 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
     "one trial": (
         Badge.ONE_SEED,
         "Launch trial 0, the reference, which is not confirmed.",
-        "Best in budget, one seed: eval reward 1.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response.",
+        "Best in budget, one seed: eval reward 1.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response; +0.750 ± 0.042 over the SFT policy.",
         "The highest of many values on one seed is partly luck: confirm it. confirm ten",
         "train --from ten 0",
     ),
@@ -152,7 +153,7 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
     "running": (
         Badge.ONE_SEED,
         "Nothing yet: trial 1 leads.",
-        "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response.",
+        "Best in budget, one seed: eval reward 2.000 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response; +1.750 ± 0.042 over the SFT policy.",
         "The search is not finished. run ten",
         "train --from ten 1",
     ),
@@ -176,6 +177,13 @@ TOLD: Mapping[str, tuple[Badge, str, str, str, str]] = {
         "Best in budget, one seed: ",
         "The highest of many values on one seed is partly luck: confirm it. confirm ten",
         "train --from ten 2",
+    ),
+    "nothing learned": (
+        Badge.ONE_SEED,
+        "Launch nothing: ",
+        "Best in budget, one seed: eval reward 0.330 ± 0.030 at KL 4.00 ± 0.10 of 6 nats/response; +0.080 ± 0.042 over ",
+        "That is within its noise. See its samples, and what to change: diagnose ten 1",
+        "train --from ten 1",
     ),
 }
 GAINED: Mapping[str, str] = {
@@ -270,6 +278,8 @@ def test_every_place_prints_the_same_answer(
     assert " ".join(found.launch) == launch and found.gained == GAINED.get(name, "")
 
     remedy = [to_copy(found.remedy)] if found.remedy else []
+    assert found.has_learned == (name != "nothing learned")
+    commands = (found.remedy, found.launch) if found.has_learned else (found.remedy,)
     lines = list(filter(None, [found.decision, found.evidence, found.gained, " ".join([found.doubt, *remedy]).strip()]))
     assert len(" ".join([*lines, "Launch:", to_copy(found.launch)]).split()) <= WORDS
     places = {"best": ["best", NAME], "show": ["show", NAME]}
@@ -280,7 +290,9 @@ def test_every_place_prints_the_same_answer(
     for place, words in places.items():
         printed = ppo_tuner(*words)[1].splitlines()
         at = printed.index(found.decision)
-        assert printed[at : at + len(lines) + 1] == [*lines, f"Launch: {to_copy(found.launch)}"], place
+        assert printed[at : at + len(lines)] == lines, place
+        launches = [line for line in printed[at:] if line.startswith("Launch: ")]
+        assert launches == [f"Launch: {to_copy(words)}" for words in commands[1:]], place
     sentences = list(filter(None, [found.decision, found.evidence, found.gained, found.doubt]))
     exported = " ".join(ppo_tuner("export", NAME, "--to", "yaml")[1].replace("\n#", " ").split())
     assert all(sentence in exported for sentence in sentences)
@@ -293,7 +305,7 @@ def test_every_place_prints_the_same_answer(
         told = shown.texts(app)
         at = told.index(found.decision)
         assert told[at : at + len(sentences)] == sentences, module
-        assert {to_copy(words) + where for words in (found.remedy, found.launch) if words} <= set(shown.codes(app))
+        assert {to_copy(words) + where for words in commands if words} <= set(shown.codes(app))
 
 
 @pytest.mark.parametrize("name", ["none", "changed to less"])

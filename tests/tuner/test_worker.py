@@ -1,13 +1,15 @@
 """One trial as a worker runs it, with the controller's answers played by the test."""
 
+import itertools
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,6 +94,73 @@ def test_where_there_is_no_room_for_it_a_trial_that_is_stopped_ends_all_the_same
     (tmp_path / "full").touch()
     assert run_trial(trial_spec(tmp_path, "cramped"), Script({6: NextMove.STOP})) == Ended()
     assert saved_steps(tmp_path)[-1] == "step-000003"
+
+
+@pytest.mark.parametrize(
+    ("after", "key"),
+    [
+        (lambda report: None, "NoneType"),
+        (lambda report: replace(report, step=0), "step"),
+        (lambda report: replace(report, step=7.5), "step"),
+        (lambda report: replace(report, samples=("text",)), "samples"),
+        (lambda report: replace(report, episode=0), "episode"),
+        (lambda report: replace(report, episode=-16 * report.step), "episode"),
+        (lambda report: replace(report, episode=10**25), "episode"),
+        (lambda report: replace(report, metrics={"mine": "high"}), "mine"),
+        (lambda report: replace(report, metrics={"mine": "0.5"}), "mine"),
+        (lambda report: replace(report, metrics={"mine": None}), "mine"),
+        (lambda report: replace(report, metrics={"mine": 10**400}), "mine"),
+        (lambda report: replace(report, metrics={"mine": -1e300}), "mine"),
+    ],
+)
+def test_a_report_that_cannot_follow_the_last_one_ends_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: Callable[[StepReport], StepReport], key: str
+) -> None:
+    advance = QuickTrainer.advance
+
+    def odd(self: QuickTrainer) -> StepReport:
+        report = advance(self)
+        return after(report) if report.step >= 7 else report
+
+    monkeypatch.setattr(QuickTrainer, "advance", odd)
+    script = Script()
+    with pytest.raises(ConfigError, match=f'"{MODULE}:factory": .*{key}'):
+        run_trial(trial_spec(tmp_path), script)
+    assert [report.step for report in script.reports] == list(range(7)) and saved_steps(tmp_path)[-1] == "step-000006"
+
+
+def test_numbers_of_numpy_and_torch_are_taken_as_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = QuickTrainer.advance
+
+    def odd(self: QuickTrainer) -> StepReport:
+        report = advance(self)
+        metrics = {name: torch.tensor(value) for name, value in report.metrics.items()}
+        samples = tuple(replace(each, reward=np.float32(0.5), length=torch.tensor(2)) for each in report.samples)
+        return StepReport(np.int64(report.step), torch.tensor(report.episode), metrics, samples)
+
+    monkeypatch.setattr(QuickTrainer, "advance", odd)
+    script = Script()
+    assert run_trial(trial_spec(tmp_path), script) == Ended()
+    assert [(type(one.step), type(one.episode)) for one in script.reports] == [(int, int)] * 11
+    assert {type(value) for one in script.reports for value in one.metrics.values()} == {float}
+    (sample,) = script.reports[3].samples
+    assert (type(sample.reward), sample.reward, type(sample.length)) == (float, 0.5, int)
+    assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000010"
+
+
+def test_a_trainer_that_never_steps_or_never_ends_ends_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QuickTrainer, "__iter__", lambda self: (self.advance() for _ in itertools.count()))
+    script = Script()
+    with pytest.raises(ConfigError, match="step 11 is not allowed"):
+        run_trial(trial_spec(tmp_path), script)
+    assert script.reports[-1].step == 10
+    monkeypatch.setattr(QuickTrainer, "__iter__", lambda self: iter(()))
+    with pytest.raises(ConfigError, match="no step"):
+        run_trial(trial_spec(tmp_path / "none"), Script())
+    spec = replace(trial_spec(tmp_path), resume_from=checkpoint.latest(tmp_path))
+    assert run_trial(spec, Script()) == Ended(), "it has been at its end before"
 
 
 def test_a_checkpoint_is_read_on_the_test_prompts_or_it_is_said_why_not(tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ def test_a_search_ends_where_another_trial_promises_little() -> None:
     assert not ends_early(spec, rows_of(apart)) and isinstance(choose(spec, rows_of(apart), ()), New)
     assert not ends_early(spec, rows_of(alike[:-1])) and LEAST_TRIALS == 6
     assert not ends_early(spec, rows_of(alike, baseline=0.99)), "the best has gained little more than another promises"
-    assert not ends_early(replace(spec, stop_early=False), rows_of(alike))
+    whole = replace(spec, stop_early=False)
+    assert not ends_early(whole, rows_of(alike))
+    (line,) = spec.changes_to(whole).allowed
+    assert "--whole-budget" in line and line.endswith(": no, was yes")
 
 
 @pytest.mark.parametrize("factor", [2.0**-7, 0.01, 100.0, 2.0**7])

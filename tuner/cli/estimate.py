@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,7 +20,8 @@ from ppo_core.cli.arguments import HyperparameterParser, hyperparameters_of, lay
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK, refuse_unknown
 from ppo_core.cli.training import seconds_left
 from ppo_core.config import checks
-from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.hyperparameters import PPOConfig, cautions
+from ppo_core.data.lookup import user_path
 from ppo_core.data.task import BUILT_IN
 from ppo_core.data.task_file import FOLDER_FILES, get_task
 from ppo_core.errors import ConfigError, OutOfMemory, StoreError, TaskError, nearest
@@ -121,8 +121,8 @@ def estimate(argv: Sequence[str]) -> int:
         print(output.dumps(_data(name, found and found[0], measured, place, space)))
     else:
         _print(out, request, name, measured, place, space)
-        if busy is not None:
-            out.print(busy, soft_wrap=True)
+        for line in filter(None, (*cautions(configs[name]), busy)):
+            out.print(line, soft_wrap=True)
     if space.most > space.free:
         print(
             f"{PROG}: checkpoints of up to {size(space.most)} do not fit into the {size(space.free)} that are free; "
@@ -210,7 +210,7 @@ def build_parser() -> HyperparameterParser:
 
 def _study(what: str, where: str | None) -> StudySpec | None:
     """Return the study of a file, a folder or the store; None: a task is meant."""
-    path = Path(what).expanduser()
+    path = user_path(what)
     if path.is_dir():
         is_study = (path / STUDY_FILE).exists() and not any((path / name).exists() for name in FOLDER_FILES)
         return StudySpec.load(path / STUDY_FILE) if is_study else None

@@ -15,7 +15,6 @@ from tuner.environment import to_copy
 from tuner.judge.answer import Answer, answer_data, launch_of, of_study
 from tuner.judge.best import is_sound, ranked
 from tuner.judge.headline import headlines
-from tuner.judge.paired import improvement
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
 from tuner.judge.scoring import with_running
 from tuner.search.choose import why_early
@@ -104,7 +103,8 @@ def print_recommendation(out: Console, store: Store, answer: Answer) -> None:
     if answer.doubt:
         remedy = f" {command(answer.remedy, store)}" if answer.remedy else ""
         out.print(f"{answer.doubt}{remedy}", soft_wrap=True)
-    out.print(f"Launch: {command(answer.launch, store)}", soft_wrap=True)
+    if answer.has_learned:
+        out.print(f"Launch: {command(answer.launch, store)}", soft_wrap=True)
 
 
 def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) -> None:
@@ -114,10 +114,10 @@ def print_answer(out: Console, store: Store, view: StudyView, answer: Answer) ->
     out.print(render.config_table(trial, view, title))
     out.print(f"In the search it ran for {trial.seconds:.0f} s, evaluations included.")
     if answer.confirmed is None:
-        before, better = baseline(store, trial), improvement(store, trial)
+        before, better = baseline(store, trial), answer.over_sft
         if before is not None and better is not None:
             out.print(
-                f"Improvement on the SFT baseline: {output.plus_minus(better.mean, better.se, signed=True)} reward "
+                f"Improvement on the SFT baseline: {better.text} reward "
                 f"(baseline {output.plus_minus(before.mean, before.se)}; ± is one standard error, {better.basis})."
             )
     if answer.checkpoint is not None:

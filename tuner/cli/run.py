@@ -17,7 +17,7 @@ from ppo_core.errors import ConfigError, StoreError, StudyError
 from tuner.cli import evidence, report, storage
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
-from tuner.confirm.plan import DEFAULT_SEEDS, Plan, always_confirmed, candidates
+from tuner.confirm.plan import DEFAULT_SEEDS, Plan, always_confirmed, candidates, missing
 from tuner.confirm.result import LEAST_SEEDS, Confirmation, confirmation_data, confirmations
 from tuner.control.events import StudyStopped
 from tuner.control.run import run_study
@@ -29,7 +29,6 @@ from tuner.exchange.trackers import SEVERAL_AT_ONCE, StudyTrackers
 from tuner.judge import results
 from tuner.judge.answer import Answer, of_study
 from tuner.judge.results import StudyView, read_study
-from tuner.judge.scoring import tally
 from tuner.search.worth import ends_early
 from tuner.store import Store
 from tuner.study import study_file
@@ -141,7 +140,8 @@ def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Pl
         with storage.opened(args.storage) as store:
             view = read_study(store, spec.name)
         plan = plan or _confirmed_by_rest(view)
-        if plan is not None and candidates((*view.trials, *view.confirming), view.spec):
+        rows = sorted((*view.trials, *view.confirming), key=lambda row: row.number)
+        if plan is not None and candidates(rows, view.spec) and missing(rows, view.spec, plan):
             stopped = _train(view.spec, args, plan=plan)
     with storage.opened(args.storage) as store:
         view = read_study(store, spec.name)
@@ -160,7 +160,7 @@ def _confirmed_by_rest(view: StudyView) -> Plan | None:
     if view.spec.budget is None or not ends_early(view.spec, view.trials):
         return None
     configurations = 1 + len(always_confirmed(view.trials))
-    seeds = int((view.spec.budget - tally(view.trials, view.spec).spent) / configurations)
+    seeds = int((view.spec.budget - view.tally.spent) / configurations)
     return Plan(top=1, seeds=min(seeds, DEFAULT_SEEDS)) if seeds >= LEAST_SEEDS else None
 
 

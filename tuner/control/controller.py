@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +13,7 @@ from pathlib import Path
 from ppo_core import checkpoint
 from ppo_core.cli.command_line import StopRequest
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.digest import changes
-from ppo_core.errors import ConfigError, PPOTunerError, StudyError, TaskError, is_outage
+from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.output import report_line
 from ppo_core.report import NextMove, StepReport
 from tuner.confirm.held_out_readings import HeldOutReadings
@@ -38,7 +37,7 @@ from tuner.control.events import (
 )
 from tuner.control.orders import OrderDesk
 from tuner.control.retry import TrialWatch
-from tuner.control.session import OpenStudy
+from tuner.control.session import OpenStudy, accept
 from tuner.control.trial_ends import TrialEnds
 from tuner.engine.base import Engine, JobId
 from tuner.engine.protocol import (
@@ -216,24 +215,14 @@ class TrialLoop:
         while not self._is_stopping():
             for _, message in self._messages():
                 if isinstance(message, Prepared):
-                    self._require_same_task(message.digests)
+                    accept(self._study, message.digests, finished_at=None, workers=self._limits.workers)
+                    self._obey()
                     return True
                 if isinstance(message, Progress):
                     self._emit(Preparing(message.what, message.share))
                 else:
                     raise self._preparation_error(message)
         return False
-
-    def _require_same_task(self, digests: Mapping[str, str]) -> None:
-        """Store what the study's task consists of; ConfigError if its trials have found something else."""
-        study = self._study
-        changed = changes(study.row.digests, digests) if study.rows and study.row.digests else []
-        if changed:
-            raise ConfigError(
-                f'study "{study.row.name}" has trials already, and its task has changed: {"; ".join(changed)}; '
-                "give the study another name"
-            )
-        study.store.update_study(study.lease, digests=dict(digests))
 
     def _preparation_error(self, message: Message) -> PPOTunerError:
         what = f'task "{self._study.spec.task}" could not be prepared'

@@ -160,9 +160,10 @@ class OrderDesk:
         """Ids of fork orders whose checkpoint is being copied."""
 
     def pending(self) -> list[Order]:
-        """Return the orders to decide."""
+        """Return the orders to decide; another setting is decided once this run's own are stored."""
         waiting = self._study.store.orders(self._study.row, OrderState.WAITING)
-        return [order for order in waiting if order.id not in self._forking]
+        is_early = self._study.unstored is not None
+        return [o for o in waiting if o.id not in self._forking and not (is_early and o.kind == "set")]
 
     def decide(self, order: Order) -> None:
         """Carry out or refuse an order; a fork is decided once its checkpoint has been copied."""

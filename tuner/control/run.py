@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 
 from ppo_core.cli.command_line import INTERRUPTED, StopRequest, stop_requests
-from ppo_core.errors import ConfigError, StudyError
+from ppo_core.data.digest import digests
+from ppo_core.data.task_file import get_task
+from ppo_core.errors import ConfigError, StudyError, first_line
 from tuner.confirm.held_out_readings import due_readings, why_unread
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.control.controller import TrialLoop
 from tuner.control.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.control.retry import StoreRetry
-from tuner.control.session import OpenStudy, changed_spec, open_study, reconcile
+from tuner.control.session import OpenStudy, accept, changed_spec, changed_task, open_study, reconcile
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.gpu import mps_line
 from tuner.engine.local import LocalEngine, threads_per_worker
@@ -125,13 +127,12 @@ def run_study(
                 progress = replace(progress, confirming=progress.confirming + len(wanted))
             best = best_trial(study.rows, study.spec.kl_budget)
             on_event(StudyStarted(study.spec, progress, tuple(notes), best))
-            return _run_held(study, partial(make_engine, needs), count, stop, limits, on_event, plan)
+            return _run_held(study, partial(make_engine, needs), stop, limits, on_event, plan)
 
 
 def _run_held(
     study: OpenStudy,
     make_engine: Callable[[], Engine],
-    workers: int,
     stop: StopRequest,
     limits: Limits,
     emit: Emit,
@@ -140,9 +141,8 @@ def _run_held(
     """Run the rest of a study that this process holds; return True if it finished."""
     why: str | None = None
     is_due = plan is not None or not is_finished(study.spec, study.rows) or bool(due_readings(study))
-    finished = not is_due and study.store.set_finished(study.lease)
+    finished = not is_due and _end_again(study, emit)
     while not finished and why is None:  # twice if an order came at the last moment
-        study.store.update_study(study.lease, finished_at=None, workers=workers)
         files = TrialFiles(study)
         try:
             with files.work, ExitStack() as stack:
@@ -162,6 +162,22 @@ def _run_held(
     elif (unread := why_unread(study)) is not None:
         emit(StudyWarned(unread))
     return finished
+
+
+def _end_again(study: OpenStudy, emit: Emit) -> bool:
+    """Store the settings of a study with nothing left to run, say whether its task has changed; see `set_finished`."""
+    accept(study)
+    name = study.spec.name
+    try:
+        task = get_task(study.spec.task)
+        changed = changed_task(study, digests(task, task.prepare(None)))
+    except Exception as error:  # a task is anybody's code, and nothing of it is needed any more
+        emit(StudyWarned(f'whether the task of study "{name}" is still the same is not known: {first_line(error)}'))
+    else:
+        if changed:
+            what = f'the task of study "{name}" has changed since its trials ran: {"; ".join(changed)}'
+            emit(StudyWarned(f"{what}; to tune it as it is now, give the study another name"))
+    return study.store.set_finished(study.lease)
 
 
 def _require_searched(study: OpenStudy) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig, inert
+from ppo_core.data.digest import changes
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
 from tuner.judge.results import read_study
 from tuner.judge.scoring import judged_again
@@ -39,6 +40,8 @@ class OpenStudy:
     """Its trials by number, as the store holds them."""
     last_order: int
     """Highest id of the orders placed before this run; 0: none."""
+    unstored: Mapping[str, Any] | None = None
+    """Columns that this run changes, until `accept` stores them with the spec."""
 
     def trial_folder(self, number: int) -> Path:
         """Return the folder of a trial's checkpoints."""
@@ -88,7 +91,7 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
 
 
 def reconcile(study: OpenStudy, flags: Mapping[str, float], *, from_file: bool) -> Iterator[str]:
-    """Record the given spec and the folder as the study's; yield notes for the user.
+    """Take the given spec and the folder as the study's, which `accept` stores; yield notes for the user.
 
     Args:
         study: The study; its spec becomes that of this run.
@@ -106,20 +109,43 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, from_file: bool) 
         stored = StudySpec.from_stored(study.row.spec, f'study "{study.row.name}" in the store')
         study.spec = study.spec.continuing(stored)
     ran = sum(row.origin is Origin.LISTED for row in counting_trials(study.rows))
-    changes = SpecChanges() if stored is None else study.spec.changes_to(stored)
+    differences = SpecChanges() if stored is None else study.spec.changes_to(stored)
     study.spec, notes, refused = _settle_starts(study.store, study.spec, stored, ran)
-    refused = [*changes.refused, *refused]
+    refused = [*differences.refused, *refused]
     if refused:
         raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(refused)}')
-    yield from (*changes.allowed, *notes)
+    yield from (*differences.allowed, *notes)
     study_folder.claim(study.folder, study.row)  # it may refuse, so nothing is written before
-    has_new_budget = stored is not None and stored.kl_budget != study.spec.kl_budget
+    study.store.update_study(study.lease, folder=str(study.folder.absolute()))
+    study.unstored = {"overrides": record}
+
+
+def accept(study: OpenStudy, digests: Mapping[str, str] | None = None, **values: Any) -> None:
+    """Store the spec as this run has it, with further columns of the study; before, nothing of it is stored.
+
+    `digests` are those of its task (`ppo_core.data.digest`); None: no trial runs.
+
+    Raises:
+        ConfigError: the study's trials ran on another task.
+    """
+    changed = [] if digests is None else changed_task(study, digests)
+    if changed:
+        raise ConfigError(
+            f'study "{study.row.name}" has trials already, and its task has changed: {"; ".join(changed)}; '
+            "give the study another name"
+        )
+    has_new_budget = study.row.spec["kl"]["budget"] != study.spec.kl_budget
     judged = judged_again(study.store, study.rows, study.spec) if has_new_budget else []
-    folder = str(study.folder.absolute())
-    study.store.update_study(study.lease, judged, spec=study.spec.to_dict(), folder=folder, overrides=record)
-    study.row = replace(study.row, overrides=record)
+    values = {**values, **(study.unstored or {}), **({} if digests is None else {"digests": dict(digests)})}
+    study.store.update_study(study.lease, judged, spec=study.spec.to_dict(), **values)
+    study.unstored, study.row = None, study.store.study(study.row.name)
     if judged:
         study.rows = study.store.trials(study.row)
+
+
+def changed_task(study: OpenStudy, digests: Mapping[str, str]) -> list[str]:
+    """Return what differs in a task from that of the study's trials, a line each."""
+    return changes(study.row.digests, digests) if study.rows and study.row.digests else []
 
 
 FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}

@@ -1,25 +1,29 @@
 """Run one trial in a worker, until it ends or the controller stops it; see `ppo_core.drive`."""
 
 import math
+import operator
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ppo_core import checkpoint
 from ppo_core.checkpoint import CheckpointKeeper, require_room
+from ppo_core.config import checks
+from ppo_core.config.checks import Bounds
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed.rank_zero import on_rank_zero
 from ppo_core.drive import Hooks, drive
-from ppo_core.errors import ConfigError, PPOTunerError, is_outage, nearest
-from ppo_core.report import NextMove, StepReport, Trainer
+from ppo_core.errors import ConfigError, PPOTunerError, is_outage, located, nearest
+from ppo_core.report import NextMove, Sample, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.protocol import Ended, Left, Phase, Read, ReadCheckpoint, Split, Stepped, TrialJob, TrialSpec
 from tuner.judge.guard import Guard
@@ -29,6 +33,10 @@ LONGEST_STEP = "longest_step"
 """Key in a checkpoint's `extra` of the trial's longest step so far, in seconds."""
 OWN_FRONT = 3
 """Number of checkpoints that a running trial keeps because they are best under other KL budgets."""
+MOST = 2**31 - 1
+"""Highest step and episode: databases hold no larger ones."""
+MOST_METRIC = 3.4e38
+"""Largest number that a metric may have: float32 holds no larger ones, and with much larger ones sums overflow."""
 Ask = Callable[[Stepped], NextMove]
 
 
@@ -42,6 +50,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     config = PPOConfig.from_dict(spec.config)
     staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
     move = drive(staged, _make_keeper(spec, staged.trainer), trial)
+    trial.require_a_step()
     return Left() if move is NextMove.LEAVE else Ended(is_worker_spent=trial.has_raised)
 
 
@@ -51,15 +60,28 @@ class _Trial(Hooks):
     def __init__(self, spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None]) -> None:
         self._last_report = time.perf_counter()
         extra = {} if spec.resume_from is None else checkpoint.verify(spec.resume_from)["extra"]
-        self._ask, self._enter = ask, enter
+        self._ask, self._enter, self._trainer = ask, enter, spec.trainer
         self._guard = Guard(spec.guard, spec.first_budget, extra)
         self._longest_step = extra.get(LONGEST_STEP, 0.0)
+        self._reached: tuple[int, int] | None = None  # step and episode
+        if spec.resume_from is not None:
+            self._reached = checkpoint.step_of(spec.resume_from), extra[checkpoint.EPISODE]
         self._reason: Reason | None = None
         self.has_raised = False
 
-    def check(self, report: StepReport, config: PPOConfig) -> None:
-        """Fold the guard over a step."""
+    def check(self, report: StepReport, config: PPOConfig) -> StepReport:
+        """Fold the guard over a step, if it can follow the one before; return it in Python's numbers."""
+        report = plain(report)
+        with located(f'trainer "{self._trainer}": '):
+            require_next(report, self._reached, config)
+        self._reached = report.step, report.episode
         self._reason = self._guard.check(report, config)
+        return report
+
+    def require_a_step(self) -> None:
+        """Raise ConfigError if the trainer ended before its first report."""
+        if self._reached is None:
+            raise ConfigError(f'trainer "{self._trainer}" made no step; expected a StepReport per iteration')
 
     def ask(self, report: StepReport, seconds: float, *, is_again: bool = False) -> NextMove:
         """Ask the controller."""
@@ -79,6 +101,9 @@ class _Trial(Hooks):
         """Return the report with an evaluation, or unchanged if the policy cannot be evaluated."""
         report, has_raised = with_evaluation(trainer, report)
         self.has_raised |= has_raised
+        report = plain(report)
+        with located(f'trainer "{self._trainer}": '):
+            require_numbers(report)
         return report
 
     def extra(self, *, ends_stage: bool) -> dict[str, Any]:
@@ -88,6 +113,47 @@ class _Trial(Hooks):
     def enter(self, *, saving: bool) -> None:
         """Tell the controller, whose time limits differ."""
         self._enter(Phase.SAVING if saving else Phase.STEPPING)
+
+
+def require_next(report: StepReport, before: tuple[int, int] | None, config: PPOConfig) -> None:
+    """Raise ConfigError unless a report of any trainer can follow the step and episode `before` in a run of `config`.
+
+    A study counts what a trial costs, and how far it is, in its steps and episodes: they grow, up to the run's end.
+    """
+    if not isinstance(report, StepReport):
+        raise ConfigError(f"it yielded {type(report).__name__}; expected a StepReport per iteration")
+    last_step, last_episode = (-1, -1) if before is None else before
+    checks.whole(report.step, Bounds(last_step + 1, MOST), "step")
+    checks.whole(report.episode, Bounds(last_episode + 1, MOST), f"episode of step {report.step}")
+    if last_episode >= config.whole_episodes():
+        raise ConfigError(f"step {report.step} is not allowed: the run's {config.whole_episodes()} episodes were over")
+    require_numbers(report)
+
+
+def require_numbers(report: StepReport) -> None:
+    """Raise ConfigError for a metric that is not a number, NaN and infinity aside, of which the guard decides."""
+    for name, value in report.metrics.items():
+        if not isinstance(value, int | float) or MOST_METRIC < abs(value) < math.inf:
+            what = f"metric {name} of step {report.step} = {value!r:.80}"
+            raise ConfigError(f"{what} is not allowed; expected a number of at most {MOST_METRIC:g}")
+    if not all(isinstance(sample, Sample) for sample in report.samples):
+        raise ConfigError(f"samples of step {report.step} = {report.samples!r:.80} is not allowed; expected Samples")
+
+
+def plain(value: Any) -> Any:
+    """Return a report, or a part of one, in Python's numbers: JSON and databases take none of numpy or torch."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: plain(getattr(value, each.name)) for each in fields(value)})
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(plain, value))
+    if value is None or isinstance(value, str | bool):
+        return value
+    for convert in (operator.index, float):
+        with suppress(TypeError, ValueError, ArithmeticError, RuntimeError):
+            return convert(value)
+    return value
 
 
 READERS: Mapping[Split, str] = {"eval": "evaluated_again", "test": "tested"}

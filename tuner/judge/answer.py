@@ -40,7 +40,7 @@ from tuner.judge import results
 from tuner.judge.best import is_reread, standing
 from tuner.judge.diagnose import course_of, hacked
 from tuner.judge.headline import Headline, headlines
-from tuner.judge.paired import improvement, over
+from tuner.judge.paired import Difference, improvement, over
 from tuner.judge.results import End, Measured, StudyView
 from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
@@ -112,6 +112,10 @@ class Answer:
     """Eval reward of that checkpoint: of its only reading, or the mean of two."""
     kl: Measured | None
     """Its eval KL likewise, in nats per response."""
+    over_sft: Difference | None
+    """The trial's value over the SFT policy's; None: not known."""
+    has_learned: bool
+    """False if the study is finished without confirming runs, and that is no more than noise: nothing to launch."""
     end: End
     test: OnTest | str
     """The checkpoint's result on the test prompts, or why there is none."""
@@ -154,7 +158,8 @@ class Answer:
         at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {budget}"
         value = "unknown" if self.reward is None else plus_minus(self.reward.mean, self.reward.se)
         twice = ", read twice" if is_reread(self.trial) else ""
-        return f"Best in budget, one seed{twice}: eval reward {value}{at_kl}."
+        over_sft = "" if self.over_sft is None else f"; {self.over_sft.text} over the SFT policy"
+        return f"Best in budget, one seed{twice}: eval reward {value}{at_kl}{over_sft}."
 
     @property
     def gained(self) -> str:
@@ -177,6 +182,8 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     trial = view.best() if confirmed is None else confirmed.trial
     if trial is None:
         return None
+    over_sft = improvement(store, trial)
+    has_learned = bool(runs) or view.state != "finished" or over_sft is None or over_sft.is_gain
     if done is not None and confirmed is not None:
         badge, decision = Badge.CONFIRMED if done.is_decided else Badge.TIE, done.verdict
         doubts = _of_confirmed(store, view, done, confirmed)
@@ -184,7 +191,12 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         badge, decision = Badge.ONE_SEED, f"Launch {_name(trial)}, which is not confirmed."
         if view.state != "finished":
             decision = f"Nothing yet: {_name(trial)} leads."
+        elif not has_learned:
+            decision = f"Launch nothing: {_name(trial)}, the best, gained nothing over the SFT policy."
         doubts = _of_one_seed(store, view, trial, longest_read(runs) if is_own else None, is_own=is_own)
+        if not has_learned:
+            text = "That is within its noise. See its samples, and what to change:"
+            doubts = iter([(text, ("diagnose", view.row.name, str(trial.number)))])
     doubt, remedy = next(doubts, ("", ()))
     stands = standing(trial)
     return Answer(
@@ -196,6 +208,8 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         checkpoint=forks.value_checkpoint(store, view.row, trial),
         reward=None if stands is None else Measured(stands.reward, trial.value_se),
         kl=Measured(stands.kl, trial.reread_kl_se) if stands and is_reread(trial) else results.value_kl(store, trial),
+        over_sft=over_sft,
+        has_learned=has_learned,
         end=results.end_of(store, trial, view.spec),
         test=results.on_test(store, view, trial),
         badge=badge,
@@ -357,6 +371,7 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "kl_budget": answer.kl_budget,
         "badge": answer.badge.value,
         **results.with_error("reward", answer.reward),
+        **results.with_error("improvement", answer.over_sft),
         **results.with_error("kl", answer.kl),
         "step": None if checkpoint is None else checkpoint.step,
         "episode": None if checkpoint is None else checkpoint.episode,
@@ -370,5 +385,6 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         "gains": [asdict(gain) for gain in answer.gains],
         "cautions": [answer.doubt] if answer.doubt else [],
         "remedy": remedy,
+        "has_learned": answer.has_learned,
         "launch": launch,
     }

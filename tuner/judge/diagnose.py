@@ -27,6 +27,7 @@ from tuner.judge.rules import (
     LENGTH,
     RETURN_STD,
     RETURNS,
+    ROUNDING,
     RULES,
     SIGNS,
     STRAIGHT,
@@ -287,15 +288,14 @@ def kl_too_high(course: Course) -> Diagnosis | None:
 
 
 def kl_stuck(course: Course) -> Diagnosis | None:
-    """KL that stays near 0 for half of the episodes or more, or for which the guard ended the trial."""
+    """KL that stays far under the budget for half of the episodes or more, or for which the guard ended the trial."""
     sign, highest = SIGNS["kl_stuck"], course.highest_kl
     is_stuck = course.share >= 0.5 and sign.is_broken(highest, course.spec.kl_budget)
     if course.blame != "idle" and not is_stuck:
         return None
-    text = (
-        f"KL never rose above {measured(highest)} {KL_UNIT} in {course.share:.0%} of the episodes: "
-        "the policy hardly moved."
-    )
+    used = highest / course.spec.kl_budget
+    how = f"{used:.0%} of the budget of {course.spec.kl_budget:g}" if used > ROUNDING else "the policy hardly moved"
+    text = f"KL never rose above {measured(highest)} {KL_UNIT} in {course.share:.0%} of the episodes: {how}."
     best, coef = study_file.beta_of_best(course.spread, course.spec.kl_budget), course.checked.kl_coef
     coef *= course.spread if course.checked.normalize_kl_coef else 1.0
     # β comes last where it adapts: it has come down by itself, and another target gains nothing.

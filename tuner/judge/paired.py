@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ppo_core.output import plus_minus
 from tuner.judge.scoring import evaluations_of, is_finite
 from tuner.store import Store, TrialRow
 
@@ -29,6 +30,16 @@ class Difference:
     """Standard error over the prompts, or None if unknown."""
     prompts: int
     """Number of paired eval prompts; 0: unpaired, and the standard error adds both variances."""
+
+    @property
+    def is_gain(self) -> bool:
+        """True if it is over 0, and by more than its noise where that is known."""
+        return self.mean > ERRORS * (self.se or 0.0)
+
+    @property
+    def text(self) -> str:
+        """The difference with its standard error."""
+        return plus_minus(self.mean, self.se, signed=True)
 
     @property
     def verdict(self) -> str:

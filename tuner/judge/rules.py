@@ -224,7 +224,7 @@ _HEALTH = (
 _COURSE = (
     Rule("kl_early", "KL too high", f"KL of the rollouts, within the first {EARLY:.0%} of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
     Rule("kl_end", "KL too high", "KL at the end.", "eval/kl", 1.0, _LESS_KL, _BUDGET),
-    Rule("kl_stuck", "KL stuck at 0", "The highest KL in half of the episodes or more. Where a fixed β holds even the best policy under the budget, β comes first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
+    Rule("kl_stuck", "KL budget unused", "The highest KL in half of the episodes or more. Where a fixed β holds even the best policy under the budget, β comes first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
     Rule(
         "kl_step_low", "KL step not reached",
         "Median of the last third of the run. The first learning rate is too far below the right one for so short a "

@@ -5,6 +5,7 @@ that first checks the lease's token, so a controller that lost its lease can wri
 """
 
 import socket
+from contextlib import suppress
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -81,10 +82,17 @@ def _check(engine: Engine, create: bool) -> None:
     where, version, path = schema.redacted(engine.url), connect.found_version(engine), connect.file_of(engine.url)
     if version is None:
         if create:
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch()
-            connect.create(engine)
+            missing = [] if path is None else [each for each in (path, *path.parents) if not each.exists()]
+            try:
+                if path is not None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.touch()
+                connect.create(engine)
+            except (OSError, SQLAlchemyError):
+                for each in missing:
+                    with suppress(OSError):
+                        (each.rmdir if each.is_dir() else each.unlink)()
+                raise
         elif path is None or path.exists():
             raise StoreError(f"{where} is not a PPO Tuner store; name another place")
         else:

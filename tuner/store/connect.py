@@ -71,7 +71,7 @@ def found_version(engine: Engine) -> int | None:
     """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing.
 
     Raises:
-        StoreError: it is a folder, damaged or not a store.
+        StoreError: it is a folder or a device, damaged or not a store.
         SQLAlchemyError: it cannot be read.
     """
     path, where = file_of(engine.url), redacted(engine.url)
@@ -79,6 +79,8 @@ def found_version(engine: Engine) -> int | None:
         return None
     if path is not None and path.is_dir():
         raise StoreError(f"the store {path} is a folder; name a file in it, such as {path / 'ppo-tuner.db'}")
+    if path is not None and not path.is_file():  # a pipe would be waited for without end
+        raise StoreError(f"the store {path} is not a regular file; name another place")
     with engine.connect() as connection:
         tables = inspect(connection).get_table_names()
         if not tables:

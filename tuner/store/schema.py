@@ -212,7 +212,7 @@ Index("ppo_orders_by_state", orders.c.study_id, orders.c.state)
 Index("ppo_steps_by_time", steps.c.at)
 
 
-_URL = re.compile("[^/]+://")
+_URL, _ALMOST_URL = re.compile("[^/]+://"), re.compile("(sqlite|postgresql)[^/]*:(?!//)")
 
 
 def parse_url(storage: str) -> URL:
@@ -222,6 +222,8 @@ def parse_url(storage: str) -> URL:
         StoreError: it is not a URL, or that of a database that is not supported; no password is in the message.
     """
     try:
+        if _ALMOST_URL.match(storage):
+            raise ValueError(storage)
         url = make_url(storage) if _URL.match(storage) else URL.create("sqlite", database=storage)
     except (ArgumentError, ValueError):
         # Not chained: SQLAlchemy's message may quote a part of the password.
@@ -230,7 +232,9 @@ def parse_url(storage: str) -> URL:
     backend = url.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise StoreError(f'storage "{redacted(url)}": {backend} is not supported; use sqlite or postgresql')
-    if backend == "sqlite" and url.database in (None, "", ":memory:"):
+    if backend == "sqlite" and (
+        url.database in (None, "", ":memory:", "file::memory:") or url.query.get("mode") == "memory"
+    ):
         raise StoreError(f"storage {storage} names no file; write sqlite:///runs/ppo-tuner.db")
     if backend == "sqlite":
         url = url.set(database=os.path.expanduser(str(url.database)))  # noqa: PTH111 (an unknown user is no error)

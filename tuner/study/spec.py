@@ -170,6 +170,7 @@ class StudySpec:
             tune = f"run its study: {to_copy(['run', str(study)])}, or " if study.is_file() else ""
             once = to_copy(["train", "--task", str(path)])
             raise ConfigError(f"{path} is a task, not a study; {tune}train once: {once}")
+        checks.require_known(content, study_file.TOP_LEVEL, f"{path}: ")  # a file declares nothing for its task
         return cls.from_dict(content, str(path))
 
     @classmethod
@@ -435,10 +436,8 @@ class StudySpec:
                 f"search.{name}": self.search[name].text if name in self.search else "not searched"
                 for name in HYPERPARAMETERS
             },
-            **{
-                key: getattr(self, key)
-                for key in ("trials", "budget", "stop_early", "device", "threads", "gpus_per_trial")
-            },
+            **{key: getattr(self, key) for key in ("trials", "budget", "device", "threads", "gpus_per_trial")},
+            "spends its whole budget (--whole-budget, stop_early = false)": "no" if self.stop_early else "yes",
             "kl.budget": self.kl_budget,
             **{f"workers.{key}": f"{value:g}" for key, value in self.workers.to_dict().items()},
             "sampler": f"{self.sampler.name} after {self.sampler.startup_trials} trials",

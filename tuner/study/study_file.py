@@ -30,6 +30,7 @@ from ppo_core.config.hyperparameters import (
     inert,
     require_name,
 )
+from ppo_core.data.lookup import user_path
 from ppo_core.data.task import BUILT_IN, Task
 from ppo_core.data.task_file import KL_LIMIT, get_task, is_task_path, read_table, stated_name
 from ppo_core.data.task_file import read_task as read_task_file
@@ -338,7 +339,7 @@ def read_task(value: object, where: str) -> Task:
             return task if _states(file, task) else replace(task, name=stated_name(value, file.parent))
         name = checks.text(value, f"{where}: task", "a string in quotes, or a [task] table")
         is_path = name not in BUILT_IN and is_task_path(name, file.parent)
-        return get_task(str(file.parent / name) if is_path else name)
+        return get_task(str(file.parent / user_path(name)) if is_path else name)
     except TaskError as error:
         message = str(error)
         raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
