@@ -3,8 +3,6 @@
 A task given by its parts (policy, reward, prompts) becomes a task file that says the same. Never imports torch.
 """
 
-import dataclasses
-import json
 import re
 import time
 import uuid
@@ -16,6 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from ppo_core.cli import arguments, trackers, trl
 from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings
@@ -29,7 +29,7 @@ from ppo_core.data.lookup import require_reachable
 from ppo_core.data.parts import reward_kind, reward_name
 from ppo_core.data.prompts import NOW
 from ppo_core.data.task import OnProgress, Task
-from ppo_core.data.task_file import Preparation, get_task, read_table
+from ppo_core.data.task_file import Preparation, as_table, get_task, read_table
 from ppo_core.distributed import launch as launched
 from ppo_core.errors import TaskError
 from ppo_core.report import require_device
@@ -226,13 +226,8 @@ def _checked_parts(settings: Settings, prefix: str) -> Preparation:
 
 def _task_file(parts: Preparation, config: PPOConfig) -> str:
     """Return the TOML text of a task of these parts; evaluations sample like the run of `config`."""
-    lines = ['doc = "Given by its parts on the command line."', f"policy = {_toml(parts.policy)}"]
-    for part in parts.rewards:
-        lines += ["", "[[reward]]", *(f"{key} = {_toml(getattr(part, key))}" for key in ("name", "kind", "where"))]
-    source = dataclasses.asdict(parts.prompts)
-    lines += ["", "[prompts]", *(f"{key} = {_toml(value)}" for key, value in source.items() if value is not None)]
-    lines += ["", "[eval]", *(f"{key} = {_toml(getattr(config, key))}" for key in ("response_length", "temperature"))]
-    return "\n".join(lines) + "\n"
+    evaluation = {key: getattr(config, key) for key in ("response_length", "temperature")}
+    return tomli_w.dumps({"doc": "Given by its parts on the command line.", **as_table(parts), "eval": evaluation})
 
 
 @contextmanager
@@ -255,10 +250,3 @@ def _parts_table(settings: Settings) -> Mapping[str, Any]:
     today = {"chat_template_kwargs": {NOW: date.today().isoformat()}}
     prompts = {"path": settings.prompts, **column, **(settings.prompt_splits or {}), **today}
     return {"policy": settings.policy, "reward": rewards, "prompts": prompts}
-
-
-def _toml(value: str | int | float | Mapping[str, Any]) -> str:
-    """Return a text, a number or a table of them as TOML: JSON's escapes are TOML's, except for DEL."""
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_toml(key)} = {_toml(inner)}' for key, inner in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -2,9 +2,12 @@
 
 import json
 import re
+import tomllib
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.rates import CRITIC, count_weights, usual_rate
 from ppo_core.data.parts import TASK_PREFIX, policy_place
@@ -40,10 +43,25 @@ def write(folder: Path, policy: str = DEFAULT_POLICY) -> list[str]:
     values = {"name": folder.name, "folder": folder.as_posix(), "policy": _toml(place), **_suited(place)}
     folder.mkdir(exist_ok=True)
     for name in _TEMPLATES:
-        text = (resources.files(__package__) / name).read_text(encoding="utf-8")
+        text = _template(name)
         (folder / name).write_text(text.format(**values) if name in _FILLED else text, encoding="utf-8")
     (folder / PROMPTS_FILE).write_text("".join(_rows()), encoding="utf-8")
     return sorted(item.name for item in folder.iterdir())
+
+
+def reference(policy: str) -> dict[str, HyperValue]:
+    """Return the hyperparameters that `write` states for the size of a policy, by its absolute path or hub id."""
+    text = _template("task.toml").format(policy=_toml(policy), **_suited(policy))
+    return dict(tomllib.loads(text)["reference"])
+
+
+def search() -> dict[str, Any]:
+    """Return the [search] table of the study that `write` writes."""
+    return dict(tomllib.loads(_template("study.toml").format(name="any"))["search"])
+
+
+def _template(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
 def example_note(task: Task) -> str | None:
@@ -51,7 +69,7 @@ def example_note(task: Task) -> str | None:
     prepare = task.prepare
     if not isinstance(prepare, Preparation) or prepare.policy == DEFAULT_POLICY:
         return None
-    reward = (resources.files(__package__) / "reward.py").read_text(encoding="utf-8")
+    reward = _template("reward.py")
     functions = [part.where.rpartition(":")[0] for part in prepare.rewards if part.kind == "function"]
     places = [(Path(place), reward) for place in functions] + [(Path(prepare.prompts.path), "".join(_rows()))]
     unchanged = [path.name for path, example in places if path.is_file() and path.read_bytes() == example.encode()]
