@@ -66,7 +66,9 @@ def console(stream: IO[str] | None = None, *, outlives_reader: bool = False) -> 
     """
     file = stream or sys.stdout
     width = None if file.isatty() else PIPE_WIDTH
-    out = _Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    out = _Console(
+        file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False, force_jupyter=False
+    )
     out.outlives_reader = outlives_reader
     return out
 

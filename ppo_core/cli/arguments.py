@@ -227,10 +227,16 @@ _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_
 def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
     """Merge `layers` over the declared defaults, later ones over earlier ones.
 
-    A layer that states a size in one way replaces earlier layers' values for the other way.
-
     Raises:
         ConfigError: the values together are not allowed.
+    """
+    return PPOConfig.from_dict(merged(*layers))
+
+
+def merged(*layers: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+    """Merge `layers`, later ones over earlier ones.
+
+    A layer that states a size in one way replaces earlier layers' values for the other way.
     """
     values: dict[str, HyperValue] = {}
     for layer in layers:
@@ -238,7 +244,7 @@ def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
             if value is not None and name in _OTHER_WAY:
                 values.pop(_OTHER_WAY[name], None)
         values |= layer
-    return PPOConfig.from_dict(values)
+    return values
 
 
 def read_config(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:

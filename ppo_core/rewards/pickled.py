@@ -64,7 +64,7 @@ def source_of(function: Callable[..., Any]) -> str:
     if own is not function and found:
         for name, value in getattr(function, "__dict__", {}).items():
             _collect(name, value, own.__module__, found)
-    return "\n".join(found.values())
+    return "\n".join(filter(None, found.values()))
 
 
 def _collect(name: str, value: object, module: str, found: dict[str, str]) -> None:
@@ -72,6 +72,7 @@ def _collect(name: str, value: object, module: str, found: dict[str, str]) -> No
         return
     if isinstance(value, FunctionType | type) and value.__module__ == module:
         functions = [value] if isinstance(value, FunctionType) else list(_methods(value))
+        found[name] = ""
         with suppress(OSError, TypeError):  # typed where Python keeps no source
             found[name] = "\n".join(textwrap.dedent(inspect.getsource(each)) for each in functions)
         for each in functions:

@@ -1,6 +1,7 @@
 """Write a new task's folder: a working example to adapt."""
 
 import json
+import math
 import re
 import tomllib
 from importlib import resources
@@ -49,10 +50,16 @@ def write(folder: Path, policy: str = DEFAULT_POLICY) -> list[str]:
     return sorted(item.name for item in folder.iterdir())
 
 
-def reference(policy: str) -> dict[str, HyperValue]:
-    """Return the hyperparameters that `write` states for the size of a policy, by its absolute path or hub id."""
+def reference(policy: str, batch_size: object = None) -> dict[str, HyperValue]:
+    """Return the hyperparameters that `write` states for the size of a policy, by its absolute path or hub id.
+
+    The mini-batch is made to divide another `batch_size`.
+    """
     text = _template("task.toml").format(policy=_toml(policy), **_suited(policy))
-    return dict(tomllib.loads(text)["reference"])
+    values = dict(tomllib.loads(text)["reference"])
+    if isinstance(batch_size, int):
+        values["mini_batch_size"] = math.gcd(batch_size, values["mini_batch_size"])
+    return values
 
 
 def search() -> dict[str, Any]:
