@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -58,32 +59,36 @@ def source_of(function: Callable[..., Any]) -> str:
 
     Empty: no source is known, as of what a library made.
     """
-    found: dict[str, str] = {}
+    found: dict[int | str, str] = {}
+    if isinstance(function, partial):
+        _collect("args", [function.args, function.keywords], "", found)
+        function = function.func
     own = function if isinstance(function, FunctionType) else type(function)
     _collect(own.__qualname__, own, own.__module__, found)
-    if own is not function and found:
+    if own is not function:
         for name, value in getattr(function, "__dict__", {}).items():
             _collect(name, value, own.__module__, found)
-    return "\n".join(filter(None, found.values()))
+    return "\n".join(filter(None, found.values())) if found.get(id(own)) else ""
 
 
-def _collect(name: str, value: object, module: str, found: dict[str, str]) -> None:
-    if name in found:
+def _collect(name: str, value: object, module: str, found: dict[int | str, str]) -> None:
+    """Add a value's source to those found, by its identity, or that of a plain value by its name."""
+    key = id(value) if isinstance(value, FunctionType | type) else name
+    if key in found:
         return
-    if isinstance(value, FunctionType | type) and value.__module__ == module:
-        functions = [value] if isinstance(value, FunctionType) else list(_methods(value))
-        found[name] = ""
+    if isinstance(value, FunctionType) and value.__module__ == module:
+        found[key] = ""
         with suppress(OSError, TypeError):  # typed where Python keeps no source
-            found[name] = "\n".join(textwrap.dedent(inspect.getsource(each)) for each in functions)
-        for each in functions:
-            for other, used in _used(each):
-                _collect(other, used, module, found)
+            found[key] = textwrap.dedent(inspect.getsource(value))
+        for other, used in _used(value):
+            _collect(other, used, module, found)
+    elif isinstance(value, type) and value.__module__ == module:
+        found[key] = f"class {name}\n"
+        for other, used in [*((base.__name__, base) for base in value.__bases__), *vars(value).items()]:
+            if isinstance(used, FunctionType) or not other.startswith("__"):  # as the line that it begins in
+                _collect(f"{name}.{other}", used, module, found)
     elif (text := _text(value)) is not None:
-        found[name] = f"{name} = {text}\n"
-
-
-def _methods(kind: type) -> Iterator[FunctionType]:
-    return (value for value in vars(kind).values() if isinstance(value, FunctionType))
+        found[key] = f"{name} = {text}\n"
 
 
 def _used(function: FunctionType) -> Iterator[tuple[str, object]]:
@@ -91,6 +96,8 @@ def _used(function: FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # not filled yet
             yield name, cell.cell_contents
+    if function.__defaults__ or function.__kwdefaults__:
+        yield f"defaults of {function.__qualname__}", [function.__defaults__, function.__kwdefaults__]
     for name in sorted(_names(function.__code__)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
