@@ -87,8 +87,9 @@ def test_any_callable_can_be_sent(tmp_path: Path) -> None:
     for function in scored.values():
         (part,) = read_reward(pickled.write(function, tmp_path, "reward"), tmp_path, "reward")
         assert FunctionReward(part)(BATCH).scores == [10.0, 10.0]
-    with pytest.raises(ConfigError, match="reward"):
-        pickled.write(lambda responses, lock=tmp_path.joinpath("x").open("w"): [], tmp_path, "reward")
+    file = (tmp_path / "x").open("w")
+    with file, pytest.raises(ConfigError, match="reward"):
+        pickled.write(lambda responses: [file.fileno() for _ in responses], tmp_path, "reward")
 
 
 class Trap:
