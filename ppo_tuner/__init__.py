@@ -3,7 +3,7 @@
 from ppo_core import __version__
 from ppo_core.errors import ConfigError, PPOTunerError, StudyError, TaskError
 from ppo_tuner.study import Answer, Study, tune
-from ppo_tuner.training import TrainedRun
+from ppo_tuner.training import TrainedRun, train
 
 __all__ = [
     "Answer",
@@ -14,5 +14,6 @@ __all__ = [
     "TaskError",
     "TrainedRun",
     "__version__",
+    "train",
     "tune",
 ]

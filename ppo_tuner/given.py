@@ -34,6 +34,15 @@ SPLITS = ("eval_prompts", "test_prompts")
 """Keys of a task file that may hold what `prompts` may."""
 
 
+def require_task(parts: Mapping[str, Any], task: object) -> None:
+    """Raise ConfigError unless a call gives either a task, or all parts of one."""
+    missing = [key for key, value in parts.items() if value is None]
+    if task is not None and len(missing) < len(parts):
+        raise ConfigError("task is given beside parts of one; a task has its own policy, reward and prompts")
+    if task is None and missing:
+        raise ConfigError(f"{', '.join(missing)} is missing; give policy, reward and prompts, or a task")
+
+
 def task_text(
     folder: Path,
     *,

@@ -196,7 +196,9 @@ class Study:
         if total_episodes is not None and forks.STOP in words:  # an episode of the answer's own length
             at = words.index(forks.STOP)
             del words[at : at + 2]
-        return launched(self.name, [*words, *flags(total_episodes=total_episodes, **flags_of_train)], flags_of_train)
+        output = flags_of_train.pop("output", None)
+        words += flags(total_episodes=total_episodes, **flags_of_train)
+        return launched(f"{self.name}-{found.number}" if output is None else Path(output), words)
 
     def export(self, to: str, output: str | os.PathLike[str] | None = None, *, force: bool = False) -> str:
         """Return the configuration to launch as the text of another trainer's file.
@@ -282,11 +284,9 @@ def tune(
     hyperparameters = {key: more[key] for key in HYPERPARAMETERS if key in more and key != "seed"}
     of_task = {key: more[key] for key in _TASK_KEYS if key in more}
     parts = {"policy": policy, "reward": reward, "prompts": prompts}
-    missing = [key for key, value in parts.items() if value is None]
-    if task is not None and (len(missing) < len(parts) or of_task or tokenizer is not None):
-        raise ConfigError("task is given beside parts of one; a task has its own policy, reward and prompts")
-    if task is None and missing:
-        raise ConfigError(f"{', '.join(missing)} is missing; tune needs policy, reward and prompts, or a task")
+    given.require_task(parts, task)
+    if task is not None and of_task:
+        raise ConfigError(f"{', '.join(of_task)} is given beside a task, which has its own")
     name = matching(name or (_name_of(policy, reward) if task is None else Path(task).stem), NAME, "name")
     where = None if storage is None else os.fspath(storage)
     content = {

@@ -201,6 +201,16 @@ def reward_name(place: str, kind: RewardKind) -> str:
     return re.sub(r"[^\w.-]", "_", name)[:60] or kind
 
 
+def named_rewards(places: Sequence[str]) -> list[dict[str, str]]:
+    """Return rewards as tables, of which the later ones of a name are numbered: `score`, `score_2`."""
+    tables, counts = [], Counter[str]()
+    for where in places:
+        name = reward_name(where, reward_kind(where))
+        counts[name] += 1
+        tables.append({"where": where} if counts[name] == 1 else {"where": where, "name": f"{name}_{counts[name]}"})
+    return tables
+
+
 def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
     """Raise ConfigError if a function cannot be imported or a URL is invalid; nothing is called or unpickled."""
     place = part.where.rpartition(":")[0]

@@ -48,7 +48,7 @@ def test_a_script_is_interrupted_killed_and_resumed_and_the_command_line_confirm
         os.kill(script.pid, signal.SIGINT)
         _, stderr = script.communicate()
         assert script.returncode == -signal.SIGINT
-        assert stderr.splitlines()[-1].startswith("KeyboardInterrupt: interrupted: 1/2 trials ended")
+        assert stderr.splitlines()[-1].startswith("KeyboardInterrupt: interrupted: 1 of 2 trials ended")
     with spawned(command, **options) as script:
         list(lines_until(script, "checkpoints of"))
         script.kill()
