@@ -48,7 +48,7 @@ _RUN_FLAGS = ("workers", "gpus", "trials_per_gpu", "engine", "timeout", "checkpo
 """Flags of `ppo-tuner run` that are keywords here."""
 _TASK_KEYS = ("doc", "eval", *given.SPLITS)
 """Keys of a task file that are keywords here, beside its policy, reward and prompts."""
-_STUDY_KEYS = tuple(key for key in TOP_LEVEL if key not in ("kl", "workers"))
+_STUDY_KEYS = tuple(key for key in TOP_LEVEL if key != "workers")
 
 
 @dataclass(frozen=True)
@@ -293,12 +293,12 @@ def tune(
         "name": name,
         "task": "" if task is None else os.fspath(task),
         "budget": budget,
-        "kl": {key: value for key, value in (("budget", kl_budget), ("limit", more.get("kl_limit"))) if value},
         "search": search,
         "workers": more.get("worker_settings"),
         **{key: more[key] for key in _STUDY_KEYS if key in more},
+        "kl": {**more.get("kl", {}), **_given(budget=kl_budget, limit=more.get("kl_limit"))},
     }
-    content = {key: value for key, value in content.items() if value is not None}
+    content = _given(**content)
     if "trial" not in content:
         content.setdefault("search", skeleton.search())
     if task is not None:
@@ -368,6 +368,10 @@ def _called(part: Any) -> str:
     name = getattr(part, "name_or_path", None) or getattr(part, "__name__", None) or part
     text = str(name) if isinstance(name, str | os.PathLike) else type(part).__name__
     return re.sub(r"[^A-Za-z0-9._-]+", "-", re.split(r"[:/]", text.rstrip("/"))[-1]).strip("-._") or "unnamed"
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _require_known(keywords: Mapping[str, Any], allowed: Sequence[str]) -> None:

@@ -133,6 +133,7 @@ def test_a_stop_in_advance_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: 
         ({"task": "reviews", "budget": 1, "name": "a/b"}, "name"),
         ({"task": "reviews"}, "budget"),
         ({"task": "reviews", "budget": 1, "workers": 0}, "workers"),
+        ({"task": "reviews", "budget": 1, "kl_budget": 0}, "kl.budget"),
         ({"task": "reviews", "budget": 1, "search": {"lamda": "advised"}}, "lam"),
         ({"task": "reviews", "budget": 1, "fixed": {"lam": 3}}, "lam"),
     ],
