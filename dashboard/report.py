@@ -78,21 +78,38 @@ def _template() -> Template:
     return environment.get_template("report.html.jinja")
 
 
-def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str, tuple[go.Figure, str]]:
-    """Return figures by title, each with a sentence on it: the front, curves of the main trials, and what mattered."""
+def reward_against_kl(store: Store, view: StudyView, trial: TrialRow | None) -> tuple[go.Figure, str] | None:
+    """Return the figure of all evaluations with the recommended trial's checkpoint, and a sentence on it.
+
+    None: nothing was evaluated yet.
+    """
     evaluated = analysis.evaluations(StepCache(analysis.EVALUATED, evaluations_only=True).read(store, view.trials))
     if evaluated.empty:
-        return {}
-    snapshot, spec, checkpoint = Snapshot.of(view), view.spec, None
-    chosen = highlighted(snapshot, ())
+        return None
+    snapshot, checkpoint = Snapshot.of(view), None
+    chosen = _chosen(snapshot, trial)
     if trial is not None and trial.value_step is not None:
-        chosen = tuple(dict.fromkeys([*chosen, trial.number]))
         checkpoint = analysis.checkpoint_of(evaluated, trial.number, trial.value_step)
-    front = figures.trajectories(
-        evaluated, snapshot.trials, analysis.front(evaluated), spec=spec, chosen=chosen, best=checkpoint,
+    figure = figures.trajectories(
+        evaluated, snapshot.trials, analysis.front(evaluated), spec=view.spec, chosen=chosen, best=checkpoint,
         star="recommended checkpoint",
     )  # fmt: skip
-    figure_by_title = {"Reward against KL": (front, sentences.of_front(evaluated, spec.kl_budget))}
+    return figure, sentences.of_front(evaluated, view.spec.kl_budget)
+
+
+def _chosen(snapshot: Snapshot, trial: TrialRow | None) -> tuple[int, ...]:
+    """Return the main trials, the recommended one among them."""
+    also = [] if trial is None or trial.value_step is None else [trial.number]
+    return tuple(dict.fromkeys([*highlighted(snapshot, ()), *also]))
+
+
+def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str, tuple[go.Figure, str]]:
+    """Return figures by title, each with a sentence on it: the front, curves of the main trials, and what mattered."""
+    front = reward_against_kl(store, view, trial)
+    if front is None:
+        return {}
+    spec, chosen = view.spec, _chosen(Snapshot.of(view), trial)
+    figure_by_title = {"Reward against KL": front}
     steps = StepCache(CURVES).read(store, [row for row in view.trials if row.number in chosen])
     for metric in CURVES:
         curves = figures.aligned(steps, metric, chosen, spec)

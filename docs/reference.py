@@ -13,12 +13,14 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import ppo_tuner as pt
 from docs import json_shapes
 from ppo_core.cli import trl
 from ppo_core.config.declare import Hyperparameter
@@ -56,6 +58,7 @@ def text() -> str:
         *_json(),
         *_tables(),
         *_trl(),
+        *_python(),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -295,6 +298,53 @@ def _trl() -> Iterator[str]:
     )
     yield _table(("field", "harmless", "instead"), rows)
     yield "Ignored, without effect here or in TRL's PPO: " + ", ".join(f"`{field}`" for field in trl.IGNORED) + "."
+
+
+def _python() -> Iterator[str]:
+    yield "## Python"
+    yield "What `import ppo_tuner as pt` has. [From Python](python.md) shows it at work."
+    errors = [
+        name for name in pt.__all__ if isinstance(getattr(pt, name), type) and issubclass(getattr(pt, name), Exception)
+    ]
+    for name in (name for name in pt.__all__ if name not in errors and not name.startswith("_")):
+        yield from _public(name, getattr(pt, name))
+    yield "Errors, whose message is one line:"
+    yield _table(("name", "raised when"), ((f"`{name}`", _first_line(getattr(pt, name))) for name in errors))
+
+
+def _public(name: str, value: object) -> Iterator[str]:
+    """Yield a public name with its first line, and a table of its arguments or members."""
+    yield f"**`pt.{name}`**: {_first_line(value)}"
+    if isinstance(value, type):
+        members = {key: one for key, one in vars(value).items() if not key.startswith("_") and inspect.getdoc(one)}
+        fields = [] if not is_dataclass(value) else _field_docs(value)
+        rows = [(f"`{key}`", _first_line(one)) for key, one in members.items() if isinstance(one, property)]
+        calls = [(f"`{key}()`", _first_line(one)) for key, one in members.items() if inspect.isfunction(one)]
+        yield _table(("member", "meaning"), [*fields, *rows, *calls])
+        return
+    section = (inspect.getdoc(value) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    lines = textwrap.dedent(section).replace("\n    ", " ").splitlines()
+    yield _table(
+        ("argument", "meaning"), ((f"`{key}`", does) for key, _, does in (line.partition(": ") for line in lines))
+    )
+
+
+def _first_line(value: object) -> str:
+    return (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _field_docs(kind: type) -> list[tuple[str, str]]:
+    """Return a dataclass's fields with the docstrings below them."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    pairs = zip(definition.body, definition.body[1:], strict=False)
+    return [
+        (f"`{ast.unparse(one.target)}`", str(following.value.value))
+        for one, following in pairs
+        if isinstance(one, ast.AnnAssign)
+        and isinstance(following, ast.Expr)
+        and isinstance(following.value, ast.Constant)
+    ]
 
 
 def _states() -> Iterator[str]:

@@ -66,7 +66,9 @@ def console(stream: IO[str] | None = None, *, outlives_reader: bool = False) -> 
     """
     file = stream or sys.stdout
     width = None if file.isatty() else PIPE_WIDTH
-    out = _Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    out = _Console(
+        file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False, force_jupyter=False
+    )
     out.outlives_reader = outlives_reader
     return out
 
@@ -239,13 +241,30 @@ def samples_table(report: StepReport) -> Table:
     shown = report.samples[:SAMPLES_SHOWN]
     rewards = reward_texts([sample.reward for sample in shown], [sample.parts for sample in shown])
     for sample, reward in zip(shown, rewards, strict=True):
-        prompt, response = sample.prompt, sample.response.strip()
-        if len(prompt) > _PROMPT_END:
-            prompt = f"…{prompt[-_PROMPT_END:]}"
-        if len(response) > _RESPONSE_BEGIN:
-            response = f"{response[:_RESPONSE_BEGIN]}…"
-        table.add_row(plain(prompt), plain(response), reward)
+        table.add_row(_prompt_end(sample.prompt), _response_begin(sample.response), reward)
     return table
+
+
+def pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
+    """Return a table of two samples of one prompt, as `samples.jsonl` holds them: the SFT policy's, a trained one's."""
+    title = f"In answer to: {_prompt_end(before['prompt'])}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("policy", "response", "reward"):
+        table.add_column(name, overflow="fold")
+    samples = {"SFT": before, "trained": after}
+    rewards = reward_texts([each["reward"] for each in samples.values()], [each["parts"] for each in samples.values()])
+    for (name, sample), reward in zip(samples.items(), rewards, strict=True):
+        table.add_row(name, _response_begin(sample["response"]), reward)
+    return table
+
+
+def _prompt_end(prompt: str) -> str:
+    return plain(f"…{prompt[-_PROMPT_END:]}" if len(prompt) > _PROMPT_END else prompt)
+
+
+def _response_begin(response: str) -> str:
+    text = response.strip()
+    return plain(f"{text[:_RESPONSE_BEGIN]}…" if len(text) > _RESPONSE_BEGIN else text)
 
 
 def dumps(data: object, indent: int | None = 2) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-RANK = {"ppo_core": 0, "tuner": 1, "dashboard": 2}
+RANK = {"ppo_core": 0, "tuner": 1, "dashboard": 2, "ppo_tuner": 3}
 TORCH_FREE = ["ppo_core", "ppo_core.metrics", "ppo_core.data.task", "ppo_core.tasks.reviews", "ppo_core.checkpoint", "ppo_core.data.prompts", "ppo_core.__main__", "ppo_core.cli.arguments",
-              "tuner.cli.main", "tuner.control.controller", "tuner.store", "dashboard.data", "dashboard.figures", "dashboard.report", "tuner.search.importance", "dashboard.data"]  # fmt: skip
+              "tuner.cli.main", "tuner.control.controller", "tuner.store", "dashboard.data", "dashboard.figures", "dashboard.report", "tuner.search.importance", "dashboard.data", "ppo_tuner"]  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:

@@ -19,6 +19,7 @@ from ppo_core.cli.run_folder import HubRepo
 from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.config.kl_budget import KL_TARGET
 from ppo_core.data.task import BUILT_IN
 from ppo_core.errors import ConfigError, located, nearest
 from ppo_core.output import short
@@ -150,9 +151,15 @@ class RunParser(HyperparameterParser):
 
 DESCRIPTION = (
     "Train once with PPO. Each value comes from its flag, else from {starts}, else from the task's reference, which "
-    "replaces the defaults below for its size, else from its default. A run with kl_target but no "
-    "learning_rate has lr_controller = kl_step. Flags may be written with _ or -."
+    "replaces the defaults below for its size, else from its default. A run with kl_target or --kl_budget but no "
+    "learning_rate has lr_controller = kl_step, and with a budget alone a kl_target of {share:g} of it. Flags may be "
+    "written with _ or -."
 )
+
+
+def description(starts: str) -> str:
+    """Return the description of a command that trains once; `starts` are the flags that a configuration comes from."""
+    return DESCRIPTION.format(starts=starts, share=KL_TARGET)
 
 
 def core_parser() -> RunParser:
@@ -161,7 +168,7 @@ def core_parser() -> RunParser:
         "python -m ppo_core",
         "python -m ppo_core [--task TASK | --policy MODEL --reward R --prompts DATA] [--config FILE] [--output DIR] "
         "[--HYPERPARAMETER X ...]",
-        DESCRIPTION.format(starts="--config"),
+        description("--config"),
     )
 
 
@@ -227,10 +234,16 @@ _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_
 def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
     """Merge `layers` over the declared defaults, later ones over earlier ones.
 
-    A layer that states a size in one way replaces earlier layers' values for the other way.
-
     Raises:
         ConfigError: the values together are not allowed.
+    """
+    return PPOConfig.from_dict(merged(*layers))
+
+
+def merged(*layers: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+    """Merge `layers`, later ones over earlier ones.
+
+    A layer that states a size in one way replaces earlier layers' values for the other way.
     """
     values: dict[str, HyperValue] = {}
     for layer in layers:
@@ -238,7 +251,7 @@ def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
             if value is not None and name in _OTHER_WAY:
                 values.pop(_OTHER_WAY[name], None)
         values |= layer
-    return PPOConfig.from_dict(values)
+    return values
 
 
 def read_config(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:

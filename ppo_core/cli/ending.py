@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppo_core.config.kl_budget import Rank, is_within, kl_excursion, rank
-from ppo_core.output import KL_UNIT, plus_minus, short
+from rich import box
+from rich.table import Table
+
+from ppo_core.config.kl_budget import Point, Rank, bound, front, is_within, kl_excursion, rank, thinned
+from ppo_core.output import KL_UNIT, measured, plus_minus, short
 from ppo_core.report import SplitReading
 
 
@@ -70,6 +73,59 @@ class Ending:
     """One line on when KL left the budget or came back; None: it never left."""
     test: SplitReading | None = None
     """The result on the test prompts of the best checkpoint, else of the end; None: not evaluated."""
+
+
+FRONT_SHOWN = 5
+"""Most checkpoints of a run's front that are shown."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run reached within its KL budget, and on its way there."""
+
+    reading: EvalReading
+    """That of the model to use: the best checkpoint's, else the end's."""
+    start: EvalReading
+    """The SFT policy's."""
+    front: tuple[EvalReading, ...]
+    """The evaluations that were best for some budget up to the run's, by rising KL."""
+    kl_budget: float
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return (
+            f"reached: {self.reading.text} of {short(self.kl_budget)}, at episode {self.reading.episode}; the SFT "
+            f"policy: reward {_reward(self.start)}"
+        )
+
+    @property
+    def front_table(self) -> Table:
+        """What smaller KL budgets would have given."""
+        title = "What a KL budget would have given, by this run's evaluations"
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name in ("KL budget from", "eval reward", "eval KL", "episode"):
+            table.add_column(name, justify="right")
+        for each in self.front:
+            lowest = measured(bound(each.kl, each.kl_se))
+            table.add_row(lowest, _reward(each), plus_minus(each.kl, each.kl_se), str(each.episode))
+        return table
+
+
+def outcome(steps: Sequence[Mapping[str, Any]], ending: Ending) -> Outcome | None:
+    """Return what a run of these lines reached; None: nothing was evaluated."""
+    readings = {each["step"]: EvalReading.of(each) for each in steps if "eval/reward" in each}
+    if not readings:
+        return None
+    points = [Point(each.reward, bound(each.kl, each.kl_se), 0, step) for step, each in readings.items()]
+    within = thinned([point for point in front(points) if point.bound <= ending.kl_budget], FRONT_SHOWN)
+    first, last = min(readings), max(readings)
+    return Outcome(
+        reading=ending.best or readings[last],
+        start=readings[first],
+        front=tuple(readings[point.step] for point in within),
+        kl_budget=ending.kl_budget,
+    )
 
 
 def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step: int | None) -> Ending:

@@ -3,18 +3,17 @@
 A task given by its parts (policy, reward, prompts) becomes a task file that says the same. Never imports torch.
 """
 
-import dataclasses
-import json
 import re
 import time
 import uuid
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from ppo_core.cli import arguments, trackers, trl
 from ppo_core.cli.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings
@@ -22,15 +21,17 @@ from ppo_core.cli.run_folder import TASK_FILE, HubRepo, Run, RunOrigin
 from ppo_core.cli.trl import TrlFile
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.kl_budget import KL_TARGET
 from ppo_core.config.stages import Stage, require_reached
 from ppo_core.data import digest
 from ppo_core.data.lookup import require_reachable
-from ppo_core.data.parts import reward_kind, reward_name
+from ppo_core.data.parts import named_rewards
 from ppo_core.data.task import OnProgress, Task
-from ppo_core.data.task_file import Preparation, get_task, read_table
+from ppo_core.data.task_file import Preparation, as_table, get_task, read_table
 from ppo_core.distributed import launch as launched
 from ppo_core.errors import TaskError
 from ppo_core.report import require_device
+from ppo_core.tasks import skeleton
 
 RUNS_FOLDER = Path("runs") / "train"
 """Default parent of runs' folders."""
@@ -92,7 +93,11 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
     parts = _checked_parts(settings, prefix) if settings.inline else None
     report_to = trackers.resolve(settings.report_to or ())
     flags = arguments.hyperparameters_of(vars(args))
-    base_values = {**_own_pace({**base_values, **flags}), **base_values}
+    kl_budget = settings.kl_budget if start is None and trl_file is None else None
+    pace = _own_pace({**base_values, **flags}, kl_budget)
+    if parts is not None and "kl_target" in pace:  # so no number but the budget is needed
+        pace = {**skeleton.reference(parts.policy, flags.get("batch_size", base_values.get("batch_size"))), **pace}
+    base_values = arguments.merged(pace, base_values)
     task = settings.task or DEFAULT_TASK
     reference = {} if parts is not None else get_task(task).reference
     config = arguments.layered(reference, base_values, flags)
@@ -129,12 +134,19 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
     return RunPlan(run=run, parts=parts, base_values=base_values, flags=flags, trl=trl_file, digests=digests, repo=repo)
 
 
-def _own_pace(given: Mapping[str, HyperValue]) -> Mapping[str, HyperValue]:
-    """Return what lets a run keep its own pace, over the reference, if it is given a KL target but no rate."""
+def _own_pace(given: Mapping[str, HyperValue], kl_budget: float | None) -> Mapping[str, HyperValue]:
+    """Return what lets a run keep its own pace, over the reference, if it is given a KL target or budget but no rate.
+
+    Args:
+        given: Hyperparameters of the flags, and of the file or trial.
+        kl_budget: That of the flags or the file, in nats per response; None: it decides nothing here.
+    """
     sets_rate = bool({"learning_rate", "lr_controller"} & given.keys()) or given.get("kl_controller") == "adaptive"
-    if given.get("kl_target") is None or sets_rate:
+    is_by_budget = kl_budget is not None and not {"kl_target", "kl_coef"} & given.keys()
+    if sets_rate or not (is_by_budget or given.get("kl_target") is not None):
         return {}
-    return {"lr_controller": "kl_step", "kl_coef": PPOConfig.kl_coef}  # a reference's β would do nothing
+    target = {"kl_target": KL_TARGET * kl_budget} if kl_budget is not None and is_by_budget else {}
+    return {"lr_controller": "kl_step", "kl_coef": PPOConfig.kl_coef, **target}  # a reference's β would do nothing
 
 
 _NOT_COUNTED_AS_CHANGES = ("total_episodes", "seed")
@@ -226,13 +238,8 @@ def _checked_parts(settings: Settings, prefix: str) -> Preparation:
 
 def _task_file(parts: Preparation, config: PPOConfig) -> str:
     """Return the TOML text of a task of these parts; evaluations sample like the run of `config`."""
-    lines = ['doc = "Given by its parts on the command line."', f"policy = {_toml(parts.policy)}"]
-    for part in parts.rewards:
-        lines += ["", "[[reward]]", *(f"{key} = {_toml(getattr(part, key))}" for key in ("name", "kind", "where"))]
-    source = dataclasses.asdict(parts.prompts)
-    lines += ["", "[prompts]", *(f"{key} = {_toml(value)}" for key, value in source.items() if value not in (None, {}))]
-    lines += ["", "[eval]", *(f"{key} = {_toml(getattr(config, key))}" for key in ("response_length", "temperature"))]
-    return "\n".join(lines) + "\n"
+    evaluation = {key: getattr(config, key) for key in ("response_length", "temperature")}
+    return tomli_w.dumps({"doc": "Given by its parts on the command line.", **as_table(parts), "eval": evaluation})
 
 
 @contextmanager
@@ -246,16 +253,7 @@ def in_words_of_flags(file: str) -> Iterator[None]:
 
 
 def _parts_table(settings: Settings) -> Mapping[str, Any]:
-    rewards, counts = [], Counter[str]()
-    for where in settings.reward or ():
-        name = reward_name(where, reward_kind(where))
-        counts[name] += 1
-        rewards.append({"where": where} if counts[name] == 1 else {"where": where, "name": f"{name}_{counts[name]}"})
+    rewards = named_rewards(settings.reward or ())
     column = {} if settings.prompt_column is None else {"column": settings.prompt_column}
     prompts = {"path": settings.prompts, **column, **(settings.prompt_splits or {})}
     return {"policy": settings.policy, "reward": rewards, "prompts": prompts}
-
-
-def _toml(value: str | int | float) -> str:
-    """Return a text or a number as TOML: JSON's escapes are TOML's, except for DEL."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -248,6 +248,16 @@ def recorded(run: Run) -> Sequence[dict[str, Any]]:
     return [json.loads(line) for line in run.steps.read_text(encoding="utf-8").splitlines()]
 
 
+def sample_pair(run: Run, step: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return what the SFT policy and the one of a step answered to the first eval prompt, or None."""
+    path = run.output / SAMPLES_FILE
+    if step == 0 or not path.exists():
+        return None
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    first = {line["step"]: line for line in reversed(lines)}
+    return (first[0], first[step]) if {0, step} <= first.keys() else None
+
+
 def _stored(folder: Path) -> dict[str, Any]:
     path = folder / RUN_FILE
     wanted = {"finished", *(field.name for field in fields(Run))} - set(_NOT_STORED)

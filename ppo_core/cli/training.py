@@ -22,7 +22,7 @@ from ppo_core.checkpoint import CheckpointKeeper
 from ppo_core.cli import new_run, publish, run_folder
 from ppo_core.cli.arguments import refuse_flags
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, StopRequest, stop_requests
-from ppo_core.cli.ending import Ending, judge
+from ppo_core.cli.ending import Ending, judge, outcome
 from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import Run
 from ppo_core.cli.trackers import Tracker
@@ -130,6 +130,8 @@ class Program:
     """The command line of the program with these arguments."""
     guard: Callable[[Run, float], Guard] | None = None
     """Returns the guard of a run with a KL budget; None: the program has none, and only ends what is not finite."""
+    further: Callable[[Run], str | None] = lambda run: None
+    """Returns the command that looks for a better configuration than a run's, if there is one."""
 
 
 def train(args: Namespace, argv: Sequence[str], program: Program, start: Start | None = None) -> int:
@@ -354,6 +356,7 @@ class _Session(Hooks):
             up_to = [step for step in steps if step["step"] <= ending.best.step]
             publish.write_card(run.best_model, run, self._task, self._assets, up_to, ending)
             self._print(f"saved the model of episode {ending.best.episode}, the best, in {run.best_model}")
+        self._print_outcome(steps, ending)
         if (test := ending.test) is not None:
             reward, kl = plus_minus(test.reward, test.reward_se), plus_minus(test.kl, test.kl_se)
             self._print(f"on {counted(test.prompts, 'test prompt')}: reward {reward}, KL {kl} {KL_UNIT}")
@@ -365,6 +368,20 @@ class _Session(Hooks):
         finally:
             if as_json:
                 print(output.dumps(_result_dict(run, self._reports, ending) | {"hub": pushed}))
+
+    def _print_outcome(self, steps: Sequence[Mapping[str, Any]], ending: Ending) -> None:
+        """Print what the run reached, what smaller KL budgets would have given, a sample, and where to look further."""
+        chosen = outcome(steps, ending)
+        if chosen is None:
+            return
+        self._print(chosen.text)
+        if len(chosen.front) > 1:
+            self.out.print(chosen.front_table)
+        pair = run_folder.sample_pair(self.run, chosen.reading.step)
+        if pair is not None:
+            self.out.print(output.pair_table(*pair))
+        if (command := self.program.further(self.run)) is not None:
+            self._print(f"a study that looks for more: {command}")
 
     def _push(self, ending: Ending) -> str | None:
         """Push the better of the models if requested, and return its repository's address."""

@@ -7,6 +7,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+KL_TARGET = 0.8
+"""KL target of what keeps its own pace, as a share of the KL budget, unless study, task or flags have one."""
+
 Rank = tuple[float, float, int]
 """Sort key of evaluations, best first; see `rank`."""
 

@@ -1,7 +1,7 @@
 """Digests of a task's parts: what resumes or confirms must find the same ones. Never imports torch.
 
 Of a model the files are read, or from a hub the commit is named; of a Python function its module's file, not what that
-imports; of prompts every row. What is short is stated itself.
+imports, or of a pickled one its source; of prompts every row. What is short is stated itself.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES, user_path
 from ppo_core.data.task import Prompt, RewardPart, Task, TaskAssets
 from ppo_core.output import without_secrets
 from ppo_core.rewards.function import FILE_SUFFIX, load_function
+from ppo_core.rewards.pickled import PICKLE_SUFFIX, source_file
 
 _FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py")
 """Suffixes of a saved model's files: weights, configuration, tokenizer, its own code."""
@@ -30,7 +31,7 @@ _VALUE_MODEL = "value_model_path "
 def digests(task: Task, assets: TaskAssets, value_models: Iterable[HyperValue] = ()) -> dict[str, str]:
     """Return the digest of each part of a prepared task, and of its runs' `value_models`."""
     return {
-        "policy": _of_model(assets.policy),
+        "policy": of_model(assets.policy),
         **{f"reward {part.name}": _of_reward(part) for part in assets.rewards},
         **{f"prompts.{name}": _of_prompts(getattr(assets.prompts, name)) for name in ("train", "eval", "test")},
         **declared(task),
@@ -41,7 +42,7 @@ def digests(task: Task, assets: TaskAssets, value_models: Iterable[HyperValue] =
 def of_value_models(paths: Iterable[HyperValue]) -> dict[str, str]:
     """Return the digests of runs' models by value_model_path, where that names a model of its own."""
     own = [path for path in dict.fromkeys(paths) if isinstance(path, str) and path != REWARD_MODEL]
-    return {f"{_VALUE_MODEL}{path}": _of_model(path) for path in own}
+    return {f"{_VALUE_MODEL}{path}": of_model(path) for path in own}
 
 
 def declared(task: Task) -> dict[str, str]:
@@ -61,7 +62,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _of_model(model: str) -> str:
+def of_model(model: str) -> str:
     """Return the digest of a model's files, those of an adapter's base included; of one on a hub, its commit."""
     folder = Path(model)
     if not any((folder / name).exists() for name in MODEL_CONFIG_FILES):
@@ -70,7 +71,7 @@ def _of_model(model: str) -> str:
     found = _sha256(f"{path.name} {_of_file(path)}" for path in files)
     adapter = folder / "adapter_config.json"
     base = json.loads(adapter.read_bytes()).get("base_model_name_or_path") if adapter.exists() else None
-    return found if base is None else f"{found} on {_of_model(base)}"
+    return found if base is None else f"{found} on {of_model(base)}"
 
 
 def _commit(model: str) -> str:
@@ -88,7 +89,7 @@ def _commit(model: str) -> str:
 def _of_reward(part: RewardPart) -> str:
     source = without_secrets(part.where)
     if part.kind != "http":
-        source = _of_model(source) if part.kind == "model" else _of_function(part)
+        source = of_model(source) if part.kind == "model" else _of_function(part)
     given = {name: getattr(part, name) for name in _SETTINGS if getattr(part, name) != getattr(_PLAIN, name)}
     return ", ".join([source, *(f"{name} {json.dumps(value)}" for name, value in given.items())])
 
@@ -98,7 +99,9 @@ _PLAIN = RewardPart("", "model", "")
 
 def _of_function(part: RewardPart) -> str:
     place: str | None = part.where.rpartition(":")[0]
-    if not str(place).endswith(FILE_SUFFIX):
+    if str(place).endswith(PICKLE_SUFFIX):
+        place = str(source_file(Path(str(place))))
+    elif not str(place).endswith(FILE_SUFFIX):
         load_function(part)
         place = inspect.getsourcefile(sys.modules[str(place)])
     return part.where if place is None else _of_file(user_path(place))

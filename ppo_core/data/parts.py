@@ -20,7 +20,8 @@ from ppo_core.data.prompts import check_template_kwargs
 from ppo_core.data.task import BUILT_IN, RewardKind, RewardPart
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.rewards.endpoint import EndpointReward
-from ppo_core.rewards.function import load_function
+from ppo_core.rewards.function import FILE_SUFFIX, load_function
+from ppo_core.rewards.pickled import PICKLE_SUFFIX
 
 TASK_PREFIX = "task:"
 """`task:NAME` as a policy is the SFT policy of the built-in task NAME."""
@@ -187,7 +188,7 @@ def _place(text: str, kind: RewardKind, folder: Path, where: str) -> str:
     if kind == "model":
         return model_place(text, folder, where)
     module, _, function = text.rpartition(":")
-    if kind == "function" and module.endswith(".py"):
+    if kind == "function" and module.endswith((FILE_SUFFIX, PICKLE_SUFFIX)):
         return f"{file_place(module, folder, where)}:{function}"
     return text
 
@@ -200,10 +201,21 @@ def reward_name(place: str, kind: RewardKind) -> str:
     return re.sub(r"[^\w.-]", "_", name)[:60] or kind
 
 
+def named_rewards(places: Sequence[str]) -> list[dict[str, str]]:
+    """Return rewards as tables, of which the later ones of a name are numbered: `score`, `score_2`."""
+    tables, counts = [], Counter[str]()
+    for where in places:
+        name = reward_name(where, reward_kind(where))
+        counts[name] += 1
+        tables.append({"where": where} if counts[name] == 1 else {"where": where, "name": f"{name}_{counts[name]}"})
+    return tables
+
+
 def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
-    """Raise ConfigError if a function cannot be imported or a URL is invalid; nothing is called."""
-    if running is not None and part.where.rpartition(":")[0] == str(running):
-        return
+    """Raise ConfigError if a function cannot be imported or a URL is invalid; nothing is called or unpickled."""
+    place = part.where.rpartition(":")[0]
+    if place.endswith(PICKLE_SUFFIX) or (running is not None and place == str(running)):
+        return  # loaded by what trains, and by nothing that reads
     try:
         if part.kind == "function":
             load_function(part)

@@ -89,7 +89,8 @@ class RewardPart:
     """Its name in metrics (`reward/<name>`), samples and errors."""
     kind: RewardKind
     where: str
-    """A sequence-classification model's path or hub id; `package.module:function` or `file.py:function`; a URL."""
+    """A sequence-classification model's path or hub id; `package.module:function`, `file.py:function` or
+    `file.pkl:function`; a URL."""
     weight: float = 1.0
     timeout: float | None = None
     """Seconds that an HTTP request, or a function's call with a batch, may take; None: see TIMEOUTS. After a call that

@@ -22,7 +22,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_
 from ppo_core.data.lookup import attribute_hint, import_file, not_found, require_reachable, user_path
 from ppo_core.data.parts import TASK_PREFIX, data_place, policy_place, read_reward, reference_to, split_place
 from ppo_core.data.prompt_files import is_data_file, read_prompts
-from ppo_core.data.prompts import PromptSource
+from ppo_core.data.prompts import PromptSource, plain
 from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest
 from ppo_core.output import KL_UNIT, short, without_secrets
@@ -80,6 +80,22 @@ class Preparation:
                 f"a folder that holds a model and its tokenizer, the id of one on a hub that can be reached, or "
                 f'"{TASK_PREFIX}NAME" of a built-in task'
             ) from error
+
+
+def as_table(parts: Preparation) -> dict[str, Any]:
+    """Return the keys of a task file that states these parts, without what is a default."""
+    return {
+        "policy": parts.policy,
+        "reward": [
+            {"name": part.name, "kind": part.kind, **_changed(part, RewardPart(part.name, part.kind, ""))}
+            for part in parts.rewards
+        ],
+        "prompts": _changed(parts.prompts, PromptSource(".")),
+    }
+
+
+def _changed(value: RewardPart | PromptSource, default: RewardPart | PromptSource) -> dict[str, Any]:
+    return {name: plain(given) for name, given in vars(value).items() if given != getattr(default, name)}
 
 
 KEYS = ("policy", "reward", "prompts", "eval_prompts", "test_prompts", "doc", "kl_budget", "kl_limit", "eval",

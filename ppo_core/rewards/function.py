@@ -1,4 +1,4 @@
-"""Rewards by a Python function: `package.module:function` or `path/to/file.py:function`.
+"""Rewards by a Python function: `package.module:function`, `path/to/file.py:function` or `path/to/file.pkl:function`.
 
 Arguments are passed by name, and only those that the signature asks for:
 
@@ -26,11 +26,12 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Thread, current_thread, main_thread
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 from ppo_core.data.lookup import attribute_hint, import_file, import_module, importable, not_found, user_path
 from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, RewardOutage, TaskError, nearest, raised_at
+from ppo_core.rewards import pickled
 from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
 
 logger = logging.getLogger(__name__)
@@ -272,10 +273,12 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
     if not place or not name:
         raise TaskError(f"{who}: {part.where} is not a function such as my_package.rewards:score or rewards.py:score")
     try:
-        if place.endswith(FILE_SUFFIX):
+        if place.endswith((FILE_SUFFIX, pickled.PICKLE_SUFFIX)):
             path = user_path(place).resolve()
             if not path.is_file():
                 raise TaskError(f"{who}: file {not_found(path)}")
+            if path.suffix == pickled.PICKLE_SUFFIX:
+                return cast(Callable[..., Any], pickled.load(path))
             module = import_file(path)
         else:
             module, _ = import_module(part.where, f"{who}: function", TaskError)

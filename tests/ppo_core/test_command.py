@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2ForSequenceClassification
 
@@ -23,8 +24,10 @@ from ppo_core.cli import new_run, publish
 from ppo_core.cli.arguments import core_parser
 from ppo_core.cli.ending import Ending
 from ppo_core.cli.run_folder import Run
+from ppo_core.config.rates import usual_rate
 from ppo_core.data import lookup
 from ppo_core.data.task import Prompts, RewardPart, TaskAssets
+from ppo_core.data.task_file import get_task
 from ppo_core.errors import TaskError
 from ppo_core.sampling.generation import Rollouts, TransformersGenerator
 from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
@@ -195,12 +198,41 @@ def test_with_a_kl_target_but_no_rate_the_run_finds_its_own(run: Command, folder
         ("--kl_target 2 --kl_controller adaptive", "schedule"),
         ("--kl_target 2 --config rate.toml", "schedule"),
         ("--kl_target 2 --config trl.yaml", "schedule"),
+        ("--kl_budget 2", "kl_step"),
+        ("--config budget.toml", "kl_step"),
+        ("--kl_budget 2 --learning_rate 1e-3", "schedule"),
+        ("--kl_budget 2 --kl_coef 0.1", "schedule"),
+        ("--kl_budget 2 --kl_target none", "schedule"),
+        ("--kl_budget 2 --config trl.yaml", "schedule"),
     ],
 )
 def test_a_rate_that_is_given_is_followed(folder: Path, flags: str, controller: str) -> None:
     (folder / "rate.toml").write_text("learning_rate = 1e-3\n")
+    (folder / "budget.toml").write_text("kl_budget = 2.0\n")
     (folder / "trl.yaml").write_text("dataset_name: prompts.jsonl\ntotal_episodes: 64\n")
     assert planned(*PARTS, *flags.split()).lr_controller == controller
+
+
+def test_a_kl_budget_is_all_the_numbers_that_a_run_needs(run: Command, folder: Path) -> None:
+    alone = planned(*PARTS, "--kl_budget", "5")
+    assert (alone.kl_target, alone.kl_coef, alone.total_episodes, alone.batch_size) == (4.0, 0.05, 2048, 64)
+    weights = sum(tensor.numel() for tensor in load_file(folder / "policy" / "model.safetensors").values())
+    assert alone.learning_rate == usual_rate(weights) and alone.value_learning_rate == 5 * usual_rate(weights)
+    assert (
+        planned("--task", "reviews", "--kl_budget", "5").learning_rate == get_task("reviews").reference["learning_rate"]
+    )
+    flags = ("--total_episodes", "64", "--batch_size", "8", "--response_length", "6", "--num_mini_batches", "2")
+    status, stdout, _ = run(*PARTS, "--kl_budget", "5", *flags, "--output", "out")
+    assert status == 0
+    stored = json.loads((folder / "out" / "run.json").read_text())
+    assert (stored["kl_budget"], stored["config"]["kl_target"], stored["config"]["num_mini_batches"]) == (5, 4.0, 2)
+    evaluations = [line for line in steps(folder / "out") if "eval/reward" in line]
+    chosen = stored["ending"]["best"] or evaluations[-1]
+    assert f"of 5, at episode {chosen['episode']}; the SFT policy: reward" in stdout
+    samples = [json.loads(line) for line in (folder / "out" / "samples.jsonl").read_text().splitlines()]
+    table = stdout[stdout.index("In answer to: ") :]
+    shown = [each for each in samples if each["step"] in (0, chosen["step"]) and each["prompt"] == samples[0]["prompt"]]
+    assert len(shown) == 2 and all(each["response"].strip() in table for each in shown)
 
 
 def planned(*argv: str) -> PPOConfig:

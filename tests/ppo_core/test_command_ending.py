@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ppo_core.cli.ending import judge
+from ppo_core.cli.ending import judge, outcome
 from ppo_core.output import dumps
 
 
@@ -41,6 +41,17 @@ def test_how_a_run_ended(
     assert (ending.best and ending.best.step) == best
     assert ending.note is None if note is None else ending.note is not None and note in ending.note
     json.dumps(asdict(ending))
+
+
+def test_the_outcome_has_what_smaller_budgets_would_have_given() -> None:
+    kls = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0]
+    rewards = [1.0, 1.5, 1.4, 2.0, 2.1, 2.2, 2.3, 3.0]  # step 2 is below the one before it
+    steps = [step(i, reward, kl) for i, (reward, kl) in enumerate(zip(rewards, kls, strict=True))]
+    found = outcome(steps, judge(steps, 7.0, 6))
+    assert found is not None and found.reading.step == 6 and found.start.step == 0
+    assert [each.step for each in found.front] == [1, 3, 4, 5, 6], "at most five, none over the budget"
+    assert found.front_table.row_count == 5 and "reward 2.30 ± 0.10" in found.text
+    assert outcome([{"step": 1}], judge([], 7.0, None)) is None
 
 
 def test_the_budget_holds_with_the_standard_error_of_the_kl() -> None:

@@ -1,6 +1,7 @@
 """A task of one's own: written by `new-task`, named or stated by a study file, and trained on as it is."""
 
 import json
+import shlex
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.rates import count_weights, usual_rate
-from ppo_core.data.task_file import get_task
+from ppo_core.data.task_file import Preparation, get_task
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
 from ppo_core.models.load import load_task
@@ -88,6 +89,66 @@ def test_a_policy_of_ones_own_has_its_room_and_is_told_of_the_examples(ppo_tuner
     assert ppo_tuner("train", "--task", "mine", *flags, "--output", "b")[1].count(said[1]) == 1
     (own_folder / "mine" / "reward.py").write_text("def exact(responses):\n    return [0.0 for _ in responses]\n")
     assert example_note(get_task("mine")) is None
+
+
+def test_ones_own_parts_are_named_and_nothing_is_copied(ppo_tuner: Invoke, own_folder: Path) -> None:
+    for part in small_policy():
+        part.save_pretrained(own_folder / "policy")
+    (own_folder / "rewards.py").write_text(
+        "def score(responses):\n    return [0.0 for _ in responses]\ndef length(responses):\n    return map(len, responses)\n"
+    )
+    (own_folder / "data.jsonl").write_text("".join(f'{{"text": "w{i}"}}\n' for i in range(40)))
+    parts = ("--policy", "policy", "--reward", "rewards.py:score", "--prompts", "data.jsonl")
+    assert ppo_tuner("new-task", "one", *parts)[0] == 0
+    more = ("--reward", "rewards.py:length", "--prompt_column", "text", "--kl_budget", "6")
+    status, stdout, _ = ppo_tuner("new-task", "mine", *parts, *more)
+    assert status == 0 and "first:" not in stdout
+    assert sorted(path.name for path in (own_folder / "mine").iterdir()) == ["study.toml", "task.toml"]
+    study, task = StudySpec.load(own_folder / "mine" / "study.toml"), get_task("mine")
+    assert (study.kl_budget, study.kl_limit, study.keeps_kl_step) == (6.0, 15.0, True)
+    assert isinstance(task.prepare, Preparation) and task.prepare.prompts.column == "text"
+    assert [part.where for part in task.prepare.rewards] == [
+        f"{own_folder}/rewards.py:score", f"{own_folder}/rewards.py:length",
+    ]  # fmt: skip
+    assert ppo_tuner("new-task", "half", "--reward", "rewards.py:score")[0] == 2 and not (own_folder / "half").exists()
+
+
+def test_a_run_by_its_parts_ends_with_the_study_that_looks_further(ppo_tuner: Invoke, own_folder: Path) -> None:
+    for part in small_policy():
+        part.save_pretrained(own_folder / "policy")
+    (own_folder / "rewards.py").write_text(
+        "def score(responses):\n    return [float(len(text)) for text in responses]\n"
+    )
+    (own_folder / "data.jsonl").write_text("".join(f'{{"prompt": "w{i}"}}\n' for i in range(40)))
+    flags = (
+        "--total_episodes",
+        "8",
+        "--batch_size",
+        "8",
+        "--response_length",
+        "4",
+        "--device",
+        "cpu",
+        "--output",
+        "out",
+    )
+    status, stdout, stderr = ppo_tuner(
+        "train",
+        "--policy",
+        "policy",
+        "--reward",
+        "rewards.py:score",
+        "--prompts",
+        "data.jsonl",
+        "--kl_budget",
+        "6",
+        *flags,
+    )
+    assert status == 0, stderr
+    (line,) = (line for line in stdout.splitlines() if line.startswith("a study that looks for more: "))
+    first, second = (shlex.split(each)[1:] for each in line.partition(": ")[2].split(" && "))
+    assert ppo_tuner(*first)[0] == 0 and second[0] == "run"
+    assert StudySpec.load(own_folder / second[1] / "study.toml").kl_budget == 6.0
 
 
 def test_usual_rates_are_the_published_ones_within_a_factor_of_two() -> None:

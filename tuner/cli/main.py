@@ -68,7 +68,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "new-task": Command(
             "write a folder with a working task of your own to start from",
             "train:new_task",
-            "The folder holds a task that runs unchanged: policy, reward and prompts, and a study of it.",
+            "The folder holds a task that runs unchanged: policy, reward and prompts, and a study of it. --reward and "
+            "--prompts of your own are named where they are.",
         ),
         "estimate": Command(
             "run one iteration of a run or a study and say its memory, time and disk",
@@ -249,6 +250,10 @@ def build_parser() -> tuple[Parser, dict[str, _CommandParser]]:
         str,
         "the SFT policy's folder or hub id (default: the policy of the built-in task arithmetic)",
     )
+    new_task.add_argument("--reward", metavar="R", action="append", help="as of `train`, with --prompts: your own")
+    new_task.value("--prompts", "DATA", str, "as of `train`, with --reward: your own; unset: the example, sums")
+    new_task.value("--prompt_column", "C", str, "the prompts' column (default: found by its name)")
+    new_task.value("--kl_budget", "NATS", positive, "in nats per response (default: 10)")
     for name in ("list", "show", "compare", "best", "diagnose", "importance", *ORDER_KINDS, "doctor"):
         commands[name].switch("--json", "print JSON on stdout")
     for name in COMMANDS.keys() - {"import-config", "train", "new-task", "estimate"}:

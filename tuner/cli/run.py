@@ -86,7 +86,7 @@ def confirm(args: argparse.Namespace) -> int:
     if args.show:
         return _show_confirmed(args)
     plan = Plan(args.top, args.seeds, args.total_episodes)
-    stopped = _train(spec, args, plan=plan)
+    stopped = run_rest(spec, args, plan=plan)
     with storage.opened(args.storage) as store:
         view = read_study(store, spec.name)
         answer = of_study(store, view)
@@ -133,26 +133,44 @@ def _confirmed_data(store: Store, confirmation: Confirmation, name: str, answer:
 
 def _run(spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Plan | None = None) -> int:
     """Run the study, and what confirms it, with its progress shown; print its outcome, and return the exit status."""
-    if args.whole_budget:
-        spec = replace(spec, stop_early=False)
-    stopped = _train(spec, args, from_file=from_file)
-    if stopped is None:
-        with storage.opened(args.storage) as store:
-            view = read_study(store, spec.name)
-        plan = plan or _confirmed_by_rest(view)
-        rows = sorted((*view.trials, *view.confirming), key=lambda row: row.number)
-        if plan is not None and candidates(rows, view.spec) and missing(rows, view.spec, plan):
-            stopped = _train(view.spec, args, plan=plan)
+    stopped, is_confirmed = run_whole(spec, args, from_file=from_file, plan=plan)
     with storage.opened(args.storage) as store:
         view = read_study(store, spec.name)
         if args.json:
             answer = report.answer_json(store, of_study(store, view))
             print(output.dumps(results.study_data(view) | {"answer": answer}))
         elif view.state == "finished":
-            report.print_end(output.console(), store, view, is_confirmed=plan is not None)
+            report.print_end(output.console(), store, view, is_confirmed=is_confirmed)
     if stopped is None:
         return EXIT_ERROR if report.all_failed(view) else EXIT_OK
     return _announce_stop(stopped, spec.name, args.typed, store)
+
+
+def run_whole(
+    spec: StudySpec, args: argparse.Namespace, *, from_file: bool, plan: Plan | None = None
+) -> tuple[StudyStopped | None, bool]:
+    """Run the study, and what confirms it, with its progress shown.
+
+    Args:
+        spec: The study.
+        args: The flags of `run`.
+        from_file: False if the spec is the stored one.
+        plan: The confirmation; None: the one that the rest of the budget pays for, if any.
+
+    Returns:
+        The event with which it stopped early, if it did, and True if a confirmation was due.
+    """
+    if args.whole_budget:
+        spec = replace(spec, stop_early=False)
+    stopped = run_rest(spec, args, from_file=from_file)
+    if stopped is None:
+        with storage.opened(args.storage) as store:
+            view = read_study(store, spec.name)
+        plan = plan or _confirmed_by_rest(view)
+        rows = sorted((*view.trials, *view.confirming), key=lambda row: row.number)
+        if plan is not None and candidates(rows, view.spec) and missing(rows, view.spec, plan):
+            stopped = run_rest(view.spec, args, plan=plan)
+    return stopped, plan is not None
 
 
 def _confirmed_by_rest(view: StudyView) -> Plan | None:
@@ -164,7 +182,7 @@ def _confirmed_by_rest(view: StudyView) -> Plan | None:
     return Plan(top=1, seeds=min(seeds, DEFAULT_SEEDS)) if seeds >= LEAST_SEEDS else None
 
 
-def _train(
+def run_rest(
     spec: StudySpec, args: argparse.Namespace, *, from_file: bool = False, plan: Plan | None = None
 ) -> StudyStopped | None:
     """Run the rest of a study with its progress shown; return the event with which it stopped early, if it did."""

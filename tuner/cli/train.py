@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ppo_core import checkpoint
 from ppo_core.cli import training
-from ppo_core.cli.arguments import DESCRIPTION, RunParser
+from ppo_core.cli.arguments import RunParser, description
 from ppo_core.cli.command_line import EXIT_OK, refuse_unknown
 from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import ConfirmedReading, Run, RunOrigin
 from ppo_core.cli.training import Program
-from ppo_core.data.task_file import KL_LIMIT, get_task
+from ppo_core.data.task_file import KL_LIMIT, Preparation, get_task
 from ppo_core.distributed import rank_zero
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError
 from ppo_core.tasks import skeleton
@@ -38,7 +38,29 @@ def _guard(run: Run, kl_budget: float) -> Guard:
     return Guard(settings, run.guard.get("budget", kl_budget), extra)
 
 
-PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]), _guard)
+def _further(run: Run) -> str | None:
+    """Return the commands of a study of the run's task, or None: it comes from a study, or its task is not a file."""
+    file = Path(get_task(run.task).name)
+    if run.origin is not None or file.suffix != ".toml":
+        return None
+    if file.with_name(STUDY_FILE).exists():
+        return to_copy(["run", str(file.with_name(STUDY_FILE))])
+    parts = get_task(run.task).prepare
+    if not isinstance(parts, Preparation) or file.parent != run.output.resolve():
+        return None
+    name = f"{run.output.resolve().name}-study"
+    words = ["new-task", name, "--policy", parts.policy]
+    for part in parts.rewards:
+        words += ["--reward", part.where]
+    words += ["--prompts", parts.prompts.path]
+    if parts.prompts.column is not None:
+        words += ["--prompt_column", parts.prompts.column]
+    if run.kl_budget is not None:
+        words += ["--kl_budget", f"{run.kl_budget:g}"]
+    return f"{to_copy(words)} && {to_copy(['run', name])}"
+
+
+PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]), _guard, _further)
 
 
 def train(argv: Sequence[str]) -> int:
@@ -63,7 +85,7 @@ def build_parser() -> RunParser:
         f"{PROG} train",
         f"{PROG} train [--task TASK | --policy MODEL --reward R --prompts DATA] [--config FILE | --from STUDY TRIAL] "
         "[--output DIR] [--HYPERPARAMETER X ...]",
-        DESCRIPTION.format(starts="--config or --from"),
+        description("--config or --from"),
     )
     parser.starts.add_argument(
         "--from",
@@ -140,7 +162,14 @@ def new_task(args: argparse.Namespace) -> int:
     """Write a task's folder, and say what to run next."""
     folder = Path(args.name)
     try:
-        names = skeleton.write(folder, args.policy or skeleton.DEFAULT_POLICY)
+        names = skeleton.write(
+            folder,
+            args.policy or skeleton.DEFAULT_POLICY,
+            rewards=args.reward or (),
+            prompts=args.prompts,
+            prompt_column=args.prompt_column,
+            kl_budget=args.kl_budget,
+        )
     except PPOTunerError:
         raise
     except OSError as error:  # it names a generated file

@@ -12,6 +12,7 @@ from ppo_core.config.batch_sizes import DEFAULT_BATCH_SIZE
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import Choices, Dimension, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions, default_lam
+from ppo_core.config.kl_budget import KL_TARGET
 from ppo_core.data import digest
 from ppo_core.data.task import Task
 from ppo_core.data.task_file import KL_LIMIT, budget_note
@@ -33,9 +34,6 @@ THREADS = Bounds(1, 1024)
 
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "gamma", "vf_coef", "kl_coef")
 """Hyperparameters that do not depend on model size, whose defaults are TRL's."""
-
-KL_TARGET = 0.8
-"""KL target of trials that keep their own pace, as a share of the KL budget, unless the study or the task has one."""
 
 _PLAIN_KEYS = (
     "name",

@@ -1,0 +1,155 @@
+"""A study from a plain script: interrupted, killed, resumed, and confirmed by the command line; and bad calls."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ppo_tuner as pt
+from tests.processes import spawned
+from tests.tuner.invoke import process
+from tests.tuner.quick_run import NAME, TRAINER
+from tuner.store import Store
+from tuner.study.status import Role, Status
+
+SCRIPT = Path(__file__).with_name("plain.py")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder of its own, with the default storage in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PPO_TUNER_STORAGE", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def lines_until(script: "subprocess.Popen[str]", wanted: str) -> Iterator[str]:
+    """Yield the script's lines up to the wanted one."""
+    assert script.stdout is not None
+    for line in script.stdout:
+        yield line
+        if wanted in line:
+            return
+    raise AssertionError(f"the script ended before it said {wanted!r}")
+
+
+def test_a_script_is_interrupted_killed_and_resumed_and_the_command_line_confirms_it(tiny_folder: Path) -> None:
+    command = [sys.executable, str(SCRIPT), str(tiny_folder), "32"]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with spawned(command, **options) as script:
+        list(lines_until(script, "[1/2]"))
+        os.kill(script.pid, signal.SIGINT)
+        _, stderr = script.communicate()
+        assert script.returncode == -signal.SIGINT
+        assert stderr.splitlines()[-1].startswith("KeyboardInterrupt: interrupted: 1 of 2 trials ended")
+    with spawned(command, **options) as script:
+        list(lines_until(script, "checkpoints of"))
+        script.kill()
+    other = subprocess.run([*command[:-1], "48"], capture_output=True, text=True)
+    assert other.returncode == 1 and "reference.total_episodes: 48, was 32" in other.stderr.splitlines()[-1]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    study = pt.Study("plain")
+    assert study.state == "finished" and str(study.answer) in done.stdout
+    assert list(study.trials["status"]) == [Status.COMPLETED] * 2
+    # Another program, without the script's module, loads the reward by its file.
+    confirmed = process("confirm", "plain", "--seeds", "2", "--workers", "2")
+    assert confirmed.returncode == 0, confirmed.stderr
+    store = Store.open()
+    runs = [row for row in store.trials(store.study("plain")) if row.role is Role.CONFIRM]
+    store.close()
+    assert len(runs) >= 2 and {row.status for row in runs} == {Status.COMPLETED}
+    answer = study.confirm(seeds=3, workers=2)
+    assert answer == study.answer and answer.evidence.startswith("On 3 fresh seeds")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> pt.Study:
+    """A finished study of the quick trainer."""
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    return pt.tune(task=NAME, trainer=TRAINER, name="quick", kl_budget=4, kl_limit=60, trials=3, search=SEARCH)
+
+
+SEARCH = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}, "kl_coef": "advised"}
+
+
+def test_a_study_tells_its_answer_its_trials_and_its_figure(quick: pt.Study, own_folder: Path) -> None:
+    answer = quick.answer
+    assert answer.trial in quick.trials.index and answer.command.startswith(
+        f"ppo-tuner train --from quick {answer.trial}"
+    )
+    assert (
+        answer.config is not None
+        and answer.config["learning_rate"] == quick.trials["params_learning_rate"][answer.trial]
+    )
+    assert quick.trials["value"].max() == quick.trials["value"][answer.trial]
+    html = answer._repr_html_()
+    assert "<code>" in html and answer.evidence in html and answer.evidence in repr(quick)
+    figure = quick.plot_reward_kl()
+    assert figure.layout.yaxis.title.text and len(figure.data) > 1
+    text = quick.export("yaml", own_folder / "config.yaml")
+    assert text == (own_folder / "config.yaml").read_text() and "learning_rate" in text
+
+
+def test_the_same_call_resumes_and_another_one_says_what_changed(
+    quick: pt.Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call: dict[str, Any] = {
+        "task": NAME,
+        "trainer": TRAINER,
+        "name": "quick",
+        "kl_limit": 60,
+        "trials": 3,
+        "search": SEARCH,
+    }
+    before = quick.trials
+    assert pt.tune(kl_budget=4, **call).trials.equals(before)
+    capsys.readouterr()
+    pt.tune(kl_budget=3, **call)
+    assert "kl.budget: 3.0, was 4.0" in capsys.readouterr().out
+    with pytest.raises(pt.ConfigError, match="seed: 7, was 0; give the study another name"):
+        pt.tune(kl_budget=3, seed=7, **call)
+
+
+def test_a_stop_in_advance_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    study = pt.tune(task=NAME, trainer=TRAINER, name="short", kl_limit=60, trials=3, search=SEARCH, timeout=0.001)
+    assert study.state == "unfinished" and "run this again to resume" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("call", "key"),
+    [
+        ({}, "policy, reward, prompts"),
+        ({"task": "reviews", "reward": "x"}, "task"),
+        ({"task": "reviews", "bugdet": 3}, 'did you mean "budget"'),
+        ({"task": "reviews", "budget": 1, "name": "a/b"}, "name"),
+        ({"task": "reviews"}, "budget"),
+        ({"task": "reviews", "budget": 1, "workers": 0}, "workers"),
+        ({"task": "reviews", "budget": 1, "kl_budget": 0}, "kl.budget"),
+        ({"task": "reviews", "budget": 1, "search": {"lamda": "advised"}}, "lam"),
+        ({"task": "reviews", "budget": 1, "fixed": {"lam": 3}}, "lam"),
+    ],
+)
+def test_a_bad_call_is_one_line_and_leaves_nothing(own_folder: Path, call: dict[str, Any], key: str) -> None:
+    with pytest.raises(pt.ConfigError, match=key) as caught:
+        pt.tune(**call)
+    assert "\n" not in str(caught.value) and not list(own_folder.iterdir())
+
+
+def test_a_study_that_is_not_there_is_refused(quick: pt.Study) -> None:
+    with pytest.raises(pt.StudyError, match="quick"):
+        pt.Study("quik")
+
+
+def test_the_public_names_are_few_and_documented() -> None:
+    assert len(pt.__all__) <= 15
+    for name in set(pt.__all__) - {"__version__"}:
+        assert getattr(pt, name).__doc__, name
