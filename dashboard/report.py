@@ -17,11 +17,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dashboard import analysis, data, figures, importance_figures, safe_text, sentences, style
+from dashboard import analysis, data, figures, importance_figures, safe_text, style
 from dashboard.data import Snapshot, StepCache
-from dashboard.views.answer import changed_settings
 from dashboard.views.common import highlighted
 from dashboard.views.confirm import table as confirmed_table
+from dashboard.views.settings import changed_settings
 from ppo_core import __version__, output
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
@@ -78,7 +78,9 @@ def _template() -> Template:
 
 
 def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str, tuple[go.Figure, str]]:
-    """Return figures by title, each with a sentence on it: the front, curves of the main trials, and what mattered."""
+    """Return figures by title, each with a sentence on it or none: trajectories, curves of the main trials, and what
+    mattered.
+    """
     evaluated = analysis.evaluations(StepCache(analysis.EVALUATED, evaluations_only=True).read(store, view.trials))
     if evaluated.empty:
         return {}
@@ -87,11 +89,11 @@ def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str,
     if trial is not None and trial.value_step is not None:
         chosen = tuple(dict.fromkeys([*chosen, trial.number]))
         checkpoint = analysis.checkpoint_of(evaluated, trial.number, trial.value_step)
-    front = figures.trajectories(
-        evaluated, snapshot.trials, analysis.front(evaluated), spec=spec, chosen=chosen, best=checkpoint,
+    trajectories = figures.trajectories(
+        evaluated, snapshot.trials, spec=spec, looks=style.looks(chosen), best=checkpoint,
         star="recommended checkpoint",
     )  # fmt: skip
-    figure_by_title = {"Reward against KL": (front, sentences.of_front(evaluated, spec.kl_budget))}
+    figure_by_title = {"Reward against KL": (trajectories, "")}
     steps = StepCache(CURVES).read(store, [row for row in view.trials if row.number in chosen])
     for metric in CURVES:
         curves = figures.aligned(steps, metric, chosen, spec)

@@ -36,33 +36,29 @@ ORDERS = {"prompt": "By prompt", "reward": "Highest reward", "kl": "Highest KL",
 @common.study_page("A trial writes samples at its first evaluation, before its first update.")
 def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
-    numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), SIDE_BY_SIDE)
+    numbers = common.started(snapshot, chosen or tuple(snapshot.defaults), SIDE_BY_SIDE)
     common.watch(store, snapshot, numbers)
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
     found = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
     findings = [diagnosis.with_fresh_seeds(store, snapshot.view, finding) for finding in found]
-    draw(store, snapshot, numbers, diagnosis.describe_hacking(findings))
+    draw(store, snapshot, numbers)
     _hacking(findings)
 
 
 def _hacking(findings: Sequence[Finding]) -> None:
     """Draw signs of reward hacking, one column per trial as above, with worsened readings marked."""
     common.heading(
-        "Reward hacking: does reward rise while something else worsens?",
-        "A reason to read the samples above, not a proof.",
+        "Does reward rise while something else worsens?",
+        f"A reason to read the samples above, not a proof. {hacking.RULE} Lengths are in tokens.",
     )
     rows = diagnosis.hacking_rows(findings).rename(columns=diagnosis.HACKING_TITLES)
     signs = rows.set_index("trial").T.rename(columns="Trial {}".format).reset_index(names="Sign")
     common.table(signs, "hacking", {"Sign": st.column_config.TextColumn(width=130, pinned=True)}, marked=True)
-    st.caption(f"{hacking.RULE} {diagnosis.HACKING_MEANS}")
 
 
-def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str = "") -> None:
-    """Draw samples of the trials, as many as fit."""
-    common.heading(f"Samples: {verdict}" if verdict else "Samples on the same prompts", _HELP)
-    if len(numbers) > SIDE_BY_SIDE:
-        st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
-        numbers = numbers[:SIDE_BY_SIDE]
+def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
+    """Draw samples of at most `SIDE_BY_SIDE` trials."""
+    common.heading("Samples on the same prompts", _HELP)
     view = snapshot.view
     row_of = {row.number: row for row in view.trials}
     trials = [row_of[number] for number in numbers]
@@ -117,7 +113,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str
                 responses = on_page[on_page["prompt_index"] == index].merge(line, on=["trial", "step"])
                 for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
                     with column:
-                        what = style.status_cell(trial) + (", the one to launch" if number == launch else "")
+                        what = style.status_cell(trial) + (", the answer" if number == launch else "")
                         st.html(style.heading(number, looks[number], what))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
@@ -129,13 +125,13 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str
                             _response(row, *_marked(row, mark, wanted, readings, largest, base), is_last, places)
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
-    matches = f"{len(matching)} of {len(selected)} responses have it. " if wanted else ""
-    st.caption(matches + _highest(selected))
+    if wanted:
+        st.caption(f"{len(matching)} of {len(selected)} responses have it.")
 
 
 _HELP = (
-    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. Reward that rises while the "
-    "text repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible "
+    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the answer and the reference. Reward that rises while "
+    "the text repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible "
     "characters are spelled out as ⟨U+…⟩."
 )
 
@@ -167,17 +163,6 @@ def ordered(samples: pd.DataFrame, order: str) -> list[int]:
         return list(groups.groups)
     measure = groups["reward"].max() - groups["reward"].min() if order == "gap" else groups[order].max()
     return [int(index) for index in measure.sort_values(ascending=False, kind="stable").index]
-
-
-def _highest(samples: pd.DataFrame) -> str:
-    """Name the responses with the highest reward and KL."""
-    texts = []
-    for name, column in (("reward", "reward"), ("KL", "kl")):
-        if samples[column].notna().any():
-            top = samples.loc[samples[column].idxmax()]
-            highest = fixed(top[column], decimals(samples[column]))
-            texts.append(f"Highest {name}: {highest}, trial {top['trial']} on prompt {top['prompt_index']}.")
-    return " ".join(texts)
 
 
 def _choose_step(samples: pd.DataFrame) -> int:
