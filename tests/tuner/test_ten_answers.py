@@ -16,6 +16,7 @@ from tuner.confirm.plan import Plan, missing
 from tuner.environment import to_copy
 from tuner.judge.answer import Answer, Badge, of_study
 from tuner.judge.diagnose import course_of, hacked, reward_hacked
+from tuner.judge.headline import ONE_SEED, UNTRAINED, headlines
 from tuner.judge.results import read_study, under_budget
 from tuner.judge.scoring import judged
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
@@ -254,6 +255,22 @@ def test_under_another_budget_nothing_is_confirmed(path: Path) -> None:
     assert found.doubt == "Nothing is confirmed for this KL budget."
     assert found.launch == ("train", "--from", NAME, "1", "--kl_budget", "5")
     assert of(path, 1.0) is None
+
+
+def test_a_trials_one_number_is_that_of_the_answer(path: Path) -> None:
+    make(path, STUDIES["newer"])
+    found = of(path)
+    assert found is not None
+    with closing(Store.open(f"sqlite:///{path}")) as store:
+        view = read_study(store, NAME)
+        numbers, under = (headlines(store, each) for each in (view, under_budget(store, view, 5.0)))
+        low = headlines(store, under_budget(store, view, 1.0))
+    assert numbers[1].label == "mean of 5 fresh seeds" and numbers[1].text() == "2.000 [1.984, 2.016]"
+    assert f"reward {numbers[1].text()} at KL" in found.evidence
+    assert (numbers[0].reward, numbers[0].kl) == (pytest.approx(1.0), pytest.approx(4.0))
+    assert (numbers[12].label, numbers[12].text()) == (ONE_SEED, "2.001 ± 0.030")
+    assert (under[1].label, under[1].reward) == (ONE_SEED, 2.0), "what is confirmed holds for the study's budget"
+    assert (low[1].label, low[1].reward, low[1].text()) == (UNTRAINED, None, "-")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""A trial's one number: its reward with its KL, the same wherever trials are listed, ranked or compared.
+
+It is the mean on fresh seeds of a whole confirmation (see `tuner.confirm.result`), which is also what the study's
+answer states; of a trial that none confirmed it is its value, the best evaluation within the KL budget on one seed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ppo_core.output import NOTHING, counted, fixed, measured, plus_minus
+from tuner.confirm.result import Confirmed, confirmations
+from tuner.judge import results
+from tuner.judge.results import StudyView
+from tuner.store import Store, TrialRow
+
+ONE_SEED = "best in budget, one seed"
+UNTRAINED = "none trained in budget"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A trial's one number."""
+
+    trial: TrialRow
+    """Valued under the view's KL budget."""
+    confirmed: Confirmed | None
+    """Its runs on fresh seeds; None: no whole confirmation has it."""
+
+    @property
+    def reward(self) -> float | None:
+        """None: no trained checkpoint is within the KL budget."""
+        if self.confirmed is not None and self.confirmed.reward is not None:
+            return self.confirmed.reward.mean
+        return self.trial.value if self.trial.value_step else None
+
+    @property
+    def kl(self) -> float | None:
+        """KL at that reward, in nats per response."""
+        if self.confirmed is not None and self.confirmed.kl is not None:
+            return self.confirmed.kl.mean
+        return self.trial.kl if self.trial.value_step else None
+
+    @property
+    def label(self) -> str:
+        """What the number is: `mean of 5 fresh seeds`, or ONE_SEED, or UNTRAINED."""
+        if self.confirmed is not None:
+            return f"mean of {counted(len(self.confirmed.rewards), 'fresh seed')}"
+        return UNTRAINED if self.reward is None else ONE_SEED
+
+    def text(self, places: int | None = None) -> str:
+        """Return the reward with its 95% interval over seeds, or its standard error: `2.01 [1.96, 2.07]`."""
+        if self.confirmed is not None and self.confirmed.reward is not None:
+            reward = self.confirmed.reward
+            return reward.text if places is None else reward.with_places(places)
+        return NOTHING if self.reward is None else plus_minus(self.reward, self.trial.value_se, places)
+
+    def kl_text(self, places: int | None = None) -> str:
+        return measured(self.kl) if places is None else fixed(self.kl, places)
+
+
+def headlines(store: Store, view: StudyView, rows: Iterable[TrialRow] | None = None) -> dict[int, Headline]:
+    """Return the trials' numbers under the view's KL budget, by the trial's number.
+
+    Args:
+        store: Has the study.
+        view: The study; a confirmation holds for its own KL budget alone.
+        rows: Trials of it, valued as they are to be shown; None: those of the search.
+    """
+    is_own = view.spec.kl_budget == results.as_view(view.row, ()).spec.kl_budget
+    fresh: dict[int, Confirmed] = {}
+    for run in confirmations(store, view) if is_own else ():  # shortest runs first, so the longest ones stay
+        if run.choice is not None:
+            fresh |= {one.trial.number: one for one in run.read}
+    return {row.number: Headline(row, fresh.get(row.number)) for row in (view.trials if rows is None else rows)}
