@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pandas as pd
 import streamlit as st
@@ -21,11 +21,12 @@ from sqlalchemy import URL
 
 from dashboard import safe_text, style
 from ppo_core.errors import PPOTunerError, StoreError
-from ppo_core.output import NOTHING, measured, plus_minus, without_secrets
+from ppo_core.output import without_secrets
 from ppo_core.report import TokenReadings
 from tuner.confirm.result import Confirmation, confirmations
 from tuner.environment import to_copy
 from tuner.judge.answer import decided
+from tuner.judge.headline import Headline
 from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
@@ -145,25 +146,6 @@ def _trial_values(row: TrialRow) -> dict[str, Any]:
     }
 
 
-class Reading(NamedTuple):
-    """A trial's one reward and KL: the means on fresh seeds where it ran on them, else its best in the budget."""
-
-    seeds: int = 0
-    """Fresh seeds; 0: the search's one."""
-    reward: float | None = None
-    """None: no trained checkpoint is within the budget."""
-    kl: float | None = None
-    """Nats per response."""
-    text: str = NOTHING
-    """The reward with its 95% interval on fresh seeds, else ± its standard error over the prompts."""
-    kl_text: str = NOTHING
-
-    @property
-    def basis(self) -> str:
-        """What the numbers are of, in a few words."""
-        return f"mean of {self.seeds} fresh seeds" if self.seeds else "best in budget, one seed"
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """A study and its trials as they stood at one moment."""
@@ -209,15 +191,10 @@ class Snapshot:
         order = [*answer, *reference, *chosen[1:], *others, *self.view.trials]
         return list(dict.fromkeys(row.number for row in order))[:2]
 
-    def reading(self, row: TrialRow) -> Reading:
-        """Return a trial's one reward and KL."""
-        for done in reversed(self.confirmations):
-            for one in done.read:
-                if one.trial.number == row.number and one.reward is not None and one.kl is not None:
-                    return Reading(one.reward.n, one.reward.mean, one.kl.mean, one.reward.text, one.kl.text)
-        if not row.value_step:
-            return Reading()
-        return Reading(0, row.value, row.kl, plus_minus(row.value, row.value_se), measured(row.kl))
+    def headline(self, row: TrialRow) -> Headline:
+        """Return a trial's one reward and KL (see `tuner.judge.headline`)."""
+        read = (one for run in reversed(self.confirmations) if run.choice is not None for one in run.read)
+        return Headline(row, next((one for one in read if one.trial.number == row.number), None))
 
 
 def total(view: StudyView) -> int | None:

@@ -241,7 +241,7 @@ def status_text(view: StudyView, read_at: float) -> str:
     is_stalled = data.shown_state(view) == "stalled"
     silence = f", no sign of life for {duration(data.silence(view) or 0.0)}" if is_stalled else ""
     clock = time.strftime("%H:%M:%S", time.localtime(read_at))
-    return f"{view.tally.text}{silence} · {clock}"
+    return " · ".join(filter(None, ["" if view.state == "finished" else view.tally.text + silence, clock]))
 
 
 def _about(view: StudyView) -> str:
@@ -255,7 +255,7 @@ def _about(view: StudyView) -> str:
             f"Live pages refresh every {REFRESH_SECONDS} s."
         )
     return safe_text.in_markdown(
-        f"Task {spec.task}. {VALUE_IS} "
+        f"Task {spec.task}. {view.tally.text}. {VALUE_IS} "
         f"Read at the time shown. Started {ago(row.created_at)}, last activity {ago(data.last_sign(view))}. "
         f"{controller}"
     )

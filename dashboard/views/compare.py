@@ -92,13 +92,13 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, roles:
         "Reward and KL are means of fresh seeds on the test prompts with 95% intervals where a trial ran on them; "
         f"else of its best in the budget, one seed. {common.VALUE_IS} {analysis.NOISE}",
     )
-    readings = [snapshot.reading(row) for row in rows]
+    headlines = [snapshot.headline(row) for row in rows]
     outcomes = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
-        "Reward": [reading.text for reading in readings],
-        "Eval KL (nats)": [reading.kl_text for reading in readings],
-        "Fresh seeds": [f"{reading.seeds}" for reading in readings],
+        "Reward": [one.text() for one in headlines],
+        "Eval KL (nats)": [one.kl_text() for one in headlines],
+        "These are": [one.label for one in headlines],
         "Reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],

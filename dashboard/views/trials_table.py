@@ -34,12 +34,7 @@ def draw(snapshot: Snapshot, chosen: common.Numbers, to_launch: Answer | None) -
     row.subheader("Trials", anchor=False, help=_HELP, width="content")
     with row:
         trials, filters = _filtered(snapshot)
-    readings = {row.number: snapshot.reading(row) for row in snapshot.view.trials}
-    trials = trials.assign(
-        reward=[readings[number].reward for number in trials["number"]],
-        reward_kl=[readings[number].kl for number in trials["number"]],
-        seeds=[readings[number].seeds for number in trials["number"]],
-    ).astype({"reward": float, "reward_kl": float})
+    trials = with_headlines(snapshot, trials)
     if not snapshot.view.row.is_held:
         trials = trials.sort_values("reward", ascending=False, kind="stable")
     first = to_launch or snapshot.view.best()
@@ -67,6 +62,17 @@ def draw(snapshot: Snapshot, chosen: common.Numbers, to_launch: Answer | None) -
         )  # fmt: skip
 
 
+def with_headlines(snapshot: Snapshot, trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials with each one's `reward`, `reward_kl`, and the fresh `seeds` that these are means of."""
+    rows = {row.number: snapshot.headline(row) for row in snapshot.view.trials}
+    ones = [rows[number] for number in trials["number"]]
+    return trials.assign(
+        reward=[one.reward for one in ones],
+        reward_kl=[one.kl for one in ones],
+        seeds=[0 if one.confirmed is None else len(one.confirmed.rewards) for one in ones],
+    ).astype({"reward": float, "reward_kl": float})
+
+
 _VERSION = "version of the table"
 """Session key: the part of the table's key that changes with a choice made elsewhere."""
 
@@ -78,7 +84,7 @@ def _filtered(snapshot: Snapshot) -> tuple[pd.DataFrame, list[str]]:
     """
     trials, view = snapshot.trials, snapshot.view
     passing = {
-        "ends within the KL budget": [row.number for row in view.trials if ends_within(row, view.spec)],
+        "within budget": [row.number for row in view.trials if ends_within(row, view.spec)],
         "fixed β": [row.number for row in view.trials if row.config.get("kl_target") is None],
         "labelled": [row.number for row in view.trials if row.label],
     }
@@ -87,9 +93,8 @@ def _filtered(snapshot: Snapshot) -> tuple[pd.DataFrame, list[str]]:
     present += [name for name, mask in masks.items() if mask.any() and not (name == "fixed β" and mask.all())]
     if len(present) < 2:
         return trials, []
-    chosen = list(
-        st.pills("Show", present, selection_mode="multi", key="show", bind="query-params", label_visibility="collapsed")
-    )
+    with st.popover("Filter", icon=":material/filter_list:"):
+        chosen = list(st.pills("Show", present, selection_mode="multi", key="show", bind="query-params"))
     statuses = [status for status in Status if status in chosen]
     passes = trials["status"].isin(statuses or list(Status))
     for name in chosen:
