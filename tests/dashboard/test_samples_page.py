@@ -252,8 +252,6 @@ def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pyte
     def verdict(budget: str) -> str:
         app = page("samples", built, monkeypatch, budget=budget, trial=["7"])
         signs = next(one.value for one in app.dataframe if "Sign" in one.value).set_index("Sign")["Trial 7"]
-        is_suspect = shown.subheaders(app)[0].startswith("Samples: reward hacking suspected in trial 7 ")
-        assert is_suspect == (signs["Verdict"] == "▲ suspect"), "the first line says it"
         return f"{signs['Verdict']}, KL {signs['Last eval KL (nats)']}"
 
     assert verdict("10").startswith("✓ no sign, KL 9")
