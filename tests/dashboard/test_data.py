@@ -65,7 +65,7 @@ def test_a_snapshot_counts_and_names_what_to_look_at_first(snapshot: data.Snapsh
     assert snapshot.kl_pruned == [2, 6]
     best = snapshot.view.best()
     assert best is not None and best.number == 9
-    assert snapshot.default_trials == [0, 9, 6]
+    assert snapshot.defaults == [9, 0], "the answer and the reference, and none that was pruned"
 
 
 def test_a_snapshot_of_a_study_with_a_budget_has_no_number_of_trials(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_snapshot_of_a_study_with_a_budget_has_no_number_of_trials(tmp_path: P
     assert (best["value_step"], best["end_kl"]) == (12, pytest.approx(14.51, abs=0.01))
     assert best["kl"] < 10 < best["end_kl"]
     assert bounded.total is None, "its budget bounds it"
-    assert bounded.default_trials == [0, 5, 10]
+    assert bounded.defaults == [5, 0]
 
 
 def test_running_studies_come_first_and_then_the_newest(tmp_path: Path) -> None:
