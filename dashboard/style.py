@@ -59,8 +59,8 @@ SHEET = """<style>
 [data-testid="stMainBlockContainer"] { padding-top: 3.75rem; padding-bottom: 3rem; }
 [data-testid="stMain"] [data-testid="stVerticalBlock"] { gap: 0.75rem; }
 [data-testid="stMain"] h3 { font-size: 1.2rem; padding: 0.5rem 0; }
-[data-testid="stMain"] .st-key-headline h3 { padding: 0; }
 [data-testid="stMetricValue"] { font-size: 1.5rem; }
+[data-testid="stCaptionContainer"] { color: inherit; opacity: 0.75; }
 .response { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
 .response.long { max-height: 15rem; overflow-y: auto; }
 details[open] + .response.long { max-height: none; }

@@ -108,7 +108,8 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     for index in indices:
         with st.container(border=True):
             st.caption(f"Prompt {index}")
-            st.text(safe_text.visible(prompts[index]))
+            with st.container(key=f"said {index}"):
+                st.text(safe_text.visible(prompts[index]))
             for line in lines:
                 responses = on_page[on_page["prompt_index"] == index].merge(line, on=["trial", "step"])
                 for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
@@ -269,12 +270,11 @@ def _places(samples: pd.DataFrame) -> dict[str, int]:
 
 
 def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool, places: Mapping[str, int]) -> None:
-    reward, length = METRICS["eval/reward"].unit, METRICS["eval/length"].unit
     why = ", its last; none trained was within the budget" if is_last else ""
-    at = f"step {row.step:d}, {_episodes(pd.Series([row.episode]))}".removesuffix(", ")
     st.caption(
-        f"**{fixed(row.reward, places['reward'])}** {reward} · KL **{fixed(row.kl, places['kl'])}** nats · "
-        f"**{row.length:d}** {length} · {at}{why}"
+        f"**{fixed(row.reward, places['reward'])}** · KL **{fixed(row.kl, places['kl'])}** · "
+        f"**{row.length:d}** {METRICS['eval/length'].unit} · step {row.step:d}{why}",
+        help=f"Reward, KL in nats, length; {_episodes(pd.Series([row.episode])) or 'episodes not known'}.",
     )
     if len(row.parts) > 1:  # their names are text from outside
         parts = (f"{safe_text.one_line(name)} {fixed(part, places[_PART + name])}" for name, part in row.parts.items())

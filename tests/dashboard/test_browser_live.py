@@ -27,7 +27,7 @@ QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 RUNS = 13
 """The trial that is under way."""
 KL_ENDS = 35 + 50 + 105 + 65 + 75
-"""Where the table's column of KL ends, in pixels: the boxes to tick, and the widths of `dashboard.views.overview`."""
+"""Where the table's column of KL ends, in pixels: the boxes to tick, and the widths of `dashboard.views.trials_table`."""
 VERMILION = (0xD5, 0x5E, 0x00)
 """Its colour, which no other chosen one has."""
 
@@ -62,9 +62,11 @@ def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
     browser: Browser, server: Server, store: Store
 ) -> None:
     with (
-        opened(browser, server, f"curves{QUERY}") as curves,
+        opened(browser, server, f"runs{QUERY}") as curves,
         opened(browser, server, QUERY) as overview,
-        opened(browser, server, f"reward_kl{QUERY}", height=700) as analysis,  # the page is longer than its window
+        opened(
+            browser, server, f"runs{QUERY}&view=Reward+and+KL", height=700
+        ) as analysis,  # the page is longer than its window
     ):
         visits = (curves, overview, analysis)
         _choose_range(curves)
@@ -306,10 +308,10 @@ def _study_by_hand(visit: Visit) -> None:
 
 
 LINKS: dict[str, tuple[str, Callable[[Visit], None], tuple[str, ...]]] = {
-    "curves": (f"curves{QUERY}", _curves_by_hand, ("smooth=0.1", "axis=step", "scale=log", "metric=Policy", "trial=6")),
-    "budget": (f"reward_kl{QUERY}", _budget_by_hand, ("budget=",)),
+    "curves": (f"runs{QUERY}", _curves_by_hand, ("smooth=0.1", "axis=step", "scale=log", "metric=Policy", "trial=6")),
+    "budget": (f"runs{QUERY}&view=Reward+and+KL", _budget_by_hand, ("budget=",)),
     "samples": (f"samples{QUERY}", _samples_by_hand, ("when=before", "mark=advantage", "prompt=3")),
-    "zoom": (f"curves{QUERY}", _zoom_by_hand, ("window=",)),
+    "zoom": (f"runs{QUERY}", _zoom_by_hand, ("window=",)),
     "study": (QUERY, _study_by_hand, ("study=dead", "trial=13")),
 }
 
