@@ -305,13 +305,6 @@ def show_commands(*commands: str) -> None:
         st.code(command, language=None, wrap_lines=True)
 
 
-def show_captioned(commands: Mapping[str, str]) -> None:
-    """Draw commands under what each does."""
-    for caption, command in commands.items():
-        st.caption(caption)
-        show_commands(command)
-
-
 OWN_STUDY = (
     "For a study of your own, copy the built-in one's file, which explains every key; give the study another name, "
     "change what you like, estimate its time, and run it."
