@@ -105,7 +105,7 @@ def picture(rows: Sequence[Row], looks: Mapping[int, style.Look], kl_budget: flo
     """Chart the rows in three panels side by side: means with intervals, dots of seeds, and limits."""
     longer = SIGNS["longer"].limit
     panels = {"Reward − reference": (0.0, ""), "KL": (kl_budget, f"{kl_budget:g}"), "Length ×": (longer, f"{longer:g}")}
-    labels = [row.label for row in rows]
+    labels = [row.label for row in reversed(rows)]  # the axis rises
     chart: Option = {
         "animation": False,
         "tooltip": {"confine": True},
@@ -118,10 +118,12 @@ def picture(rows: Sequence[Row], looks: Mapping[int, style.Look], kl_budget: flo
         chart["grid"].append({"left": f"{17 + 28 * place}%", "width": "24%", "top": 20, "bottom": 42})
         chart["xAxis"].append(
             {"type": "value", "gridIndex": place, "name": title, "nameLocation": "middle", "nameGap": 24, "scale": True,
-             "splitLine": {"show": False}, "splitNumber": 2, **_ends(rows, place, limit)}
+             "splitLine": {"show": False}, "splitNumber": 2,
+             "axisLabel": {"showMinLabel": False, "showMaxLabel": False, "hideOverlap": True},
+             **_ends(rows, place, limit)}
         )  # fmt: skip
         names = {"axisLabel": {"show": place == 0}, "axisTick": {"show": False}, "axisLine": {"show": False}}
-        chart["yAxis"].append({"type": "category", "data": labels, "inverse": True, "gridIndex": place, **names})
+        chart["yAxis"].append({"type": "category", "data": labels, "gridIndex": place, **names})
         at: Option = {"xAxisIndex": place, "yAxisIndex": place}
         for row in rows:
             chart["series"] += [series | at for series in _series(row, place, title, looks[row.number].colour)]
