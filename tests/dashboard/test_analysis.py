@@ -154,7 +154,6 @@ def test_a_rise_while_something_worsens_is_suspect(readings: dict[str, list[floa
     assert (finding.verdict, finding.worse) == ("suspect", (said,))
     [row] = diagnosis.hacking_rows([finding]).to_dict("records")
     assert row["verdict"] == "▲ suspect" and row[next(iter(readings))].startswith("▲ ")
-    assert "suspected in trial 0 " in diagnosis.describe_hacking([finding])
 
 
 def test_reward_over_the_kl_budget_is_suspect() -> None:

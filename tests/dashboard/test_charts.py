@@ -394,7 +394,7 @@ def test_a_chart_holds_so_many_points_however_many_lines_and_keeps_a_spike() -> 
     spiked[1_234] = 14.0
     option = chart(pd.concat([steps(number, spiked) for number in range(20)]), chosen=tuple(range(20)))
     sizes = [len(data["source"]) for data in option["dataset"]]
-    assert len(sizes) == 20 and 200 < sum(sizes) <= charts.MOST_IN_ALL
+    assert len(sizes) == 2 * 20 and 200 < sum(sizes) <= charts.MOST_IN_ALL
     assert [1_234, 14] in drawn(option, "Trial 7")
     assert {str(kind) for data in option["dataset"] for kind in data["source"].dtypes} == {"float32"}
 
