@@ -239,7 +239,7 @@ def curve(
         if value <= top
     ]
     limits += [echarts.limit(value, name, is_below=is_kl) for name, value in (targets or {}).items() if value <= top]
-    vertical: Option = {"name": METRICS[metric].unit or METRICS[metric].label}
+    vertical: Option = {"name": METRICS[metric].title if is_kl else METRICS[metric].unit or METRICS[metric].label}
     if is_kl and evaluations and not chart.is_evaluation:
         line, points = METRICS[metric].label, METRICS["eval/kl"].label
         vertical["name"] = f"{line} (line) and {points} (points), {METRICS[metric].unit}"

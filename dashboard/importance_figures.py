@@ -21,7 +21,7 @@ from tuner.study.space import Search
 from tuner.study.spec import StudySpec
 
 Measure = Literal["value", "end_kl"]
-_OUTCOMES: Mapping[Measure, str] = {"end_kl": "KL at the end", "value": "Value"}
+_OUTCOMES: Mapping[Measure, str] = {"end_kl": "Eval KL at the end", "value": "Best in budget"}
 """Outcomes as axes, with their short names."""
 REWARD_AT_BEST = "Best in budget, one seed"
 KL_AT_END = f"Eval KL at the end ({METRICS['eval/kl'].unit})"

@@ -125,8 +125,8 @@ def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, roles: 
 def _differences(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
     """Draw each trial's reward relative to the first: on fresh seeds where both ran on them, else in the search."""
     base, *others = rows
-    for row in others:
-        st.text(_difference(store, snapshot, base, row))
+    for text in filter(None, (_difference(store, snapshot, base, row) for row in others)):
+        st.text(text)
 
 
 def _difference(store: Store, snapshot: Snapshot, base: TrialRow, row: TrialRow) -> str:

@@ -128,7 +128,7 @@ def _draw_one(curves: ChartData, metric: str, baseline: float | None, height: in
 
 def _echarts(option: Option, key: str, curves: ChartData, height: int, title: str) -> None:
     key = key if curves.drawing.window == WHOLE else f"{key} {curves.drawing.window}"
-    alt = f"{title} over {curves.drawing.axis}, one line per trial"
+    alt = f"{title} over {curves.drawing.axis}; in colour: trials {', '.join(map(str, curves.bright))}"
     st.echarts_chart(option, key=key, height=height, alt=alt, on_select=partial(_zoom, key, curves))
 
 

@@ -62,7 +62,8 @@ def _importance(store: Store, snapshot: Snapshot, ended: pd.DataFrame) -> dict[O
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
     for name in [item.name for item in importances["reward"] if item.is_sure][:MOST_TOLD]:
-        st.text(importance_figures.where_next(ended, name, view.spec.search))
+        if text := importance_figures.where_next(ended, name, view.spec.search):
+            st.text(text)
     return {outcome: [item.name for item in items] for outcome, items in importances.items()}
 
 

@@ -315,7 +315,7 @@ def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) 
 def test_a_hyperparameter_that_no_measured_trial_has_set_is_no_axis() -> None:
     frame = searched({"value": 1.0, "end_kl": 4.0, "params_learning_rate": 1e-4, "params_kl_target": NAN})
     [lines] = importance_figures.parallel(frame, ["learning_rate", "kl_target"], SPEC).data
-    assert [axis["label"] for axis in lines.dimensions][1:] == ["KL at the end", "Value"]
+    assert [axis["label"] for axis in lines.dimensions][1:] == ["Eval KL at the end", "Best in budget"]
 
 
 def test_marking_dims_every_other_trial() -> None:
