@@ -72,18 +72,24 @@ def _live(store: Store, snapshot: Snapshot, number: int) -> None:
     if row.reason is not None:
         st.text(safe_text.visible(row.reason.message))
     common.key_numbers(_key_numbers(snapshot, row))
+    if draw_curves(store, snapshot, number):
+        ppo_health.draw(store, snapshot, [number])
+        incident.draw(store, snapshot, number)
+    _log(snapshot, number)
+
+
+def draw_curves(store: Store, snapshot: Snapshot, number: int) -> bool:
+    """Draw a trial's KL and reward, and its pace if it keeps one; return whether it has a step."""
     curve_charts.apply_pending_zoom()
     drawing = Drawing("episodes", window=curve_charts.window())
     drawn = ChartData.read(store, snapshot, (number,), curve_charts.PACE_READ, drawing, with_others=False)
     if drawn.frame.empty:
         st.info(f"Trial {number} has not reported a step yet.")
-    else:
-        curve_charts.whole_run_button()
-        curve_charts.draw(drawn, CHARTS, height=280)
-        curve_charts.draw_pace(drawn, number, height=200)
-        ppo_health.draw(store, snapshot, [number])
-        incident.draw(store, snapshot, number)
-    _log(snapshot, number)
+        return False
+    curve_charts.whole_run_button()
+    curve_charts.draw(drawn, CHARTS, height=280)
+    curve_charts.draw_pace(drawn, number, height=200)
+    return True
 
 
 def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
