@@ -1,5 +1,6 @@
 """A running study in a real browser: what refreshes, what stays as the reader left it, and that a link shows the same."""
 
+import re
 import sqlite3
 import sys
 import time
@@ -256,7 +257,7 @@ def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Serv
     with opened(browser, server, "") as visit:
         for name, (state, is_live) in words.items():
             visit.open(f"{server.address}/?study={name}")
-            visit.sees(f"{name}: ")
+            expect(visit.page).to_have_title(re.compile(f" {name} - PPO Tuner"))
             read = _last_update(visit)
             if is_live:
                 until(lambda read=read: _last_update(visit) != read)
@@ -265,13 +266,13 @@ def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Serv
                 assert _last_update(visit) == read
             badge = visit.page.locator(".stMarkdownBadge").filter(visible=True).first  # those below are its trials' own
             assert badge.inner_text().split()[1:] == state.split(), name  # behind the name of its icon
-        visit.open(f"{server.address}/reward_kl?study=silent")
+        visit.open(f"{server.address}/runs?study=silent&view=Reward+and+KL")
         visit.sees(", no sign of life for ")
 
 
 def _last_update(visit: Visit) -> str:
     """Return the time that the status line shows."""
-    return visit.page.get_by_text("Updated").first.inner_text().partition("Updated")[2].split()[0]
+    return visit.page.get_by_text(re.compile(r"\d\d:\d\d:\d\d$")).first.inner_text().split()[-1]
 
 
 # The link
