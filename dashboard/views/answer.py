@@ -85,7 +85,7 @@ def _live(
 
 def draw_card(snapshot: Snapshot, answer: Answer) -> None:
     """Draw the decision, what could change it, and the command to run now."""
-    words, cost = answer.remedy if answer.badge is Badge.ONE_SEED else answer.launch, ""
+    words, cost = command_of(snapshot, answer), ""
     if words[:1] == ("confirm",):
         with suppress(ConfigError):
             wanted = missing(snapshot.view.trials, snapshot.view.spec, Plan())
@@ -95,6 +95,15 @@ def draw_card(snapshot: Snapshot, answer: Answer) -> None:
         st.text(answer.doubt)
     if words:
         common.show_commands(data.command(words))
+
+
+def command_of(snapshot: Snapshot, answer: Answer) -> tuple[str, ...]:
+    """Return the words of the command to run now: what settles the doubt on one seed, else the launch; none while the
+    search runs.
+    """
+    if answer.badge is Badge.ONE_SEED and (answer.remedy or snapshot.view.state != "finished"):
+        return answer.remedy
+    return answer.launch
 
 
 def _problems(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card]) -> None:

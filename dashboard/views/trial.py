@@ -24,6 +24,7 @@ from dashboard.views.curve_charts import ChartData
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
 from tuner.files import trial_log
+from tuner.judge.rules import blame_of
 from tuner.store import Store, TrialRow
 
 CHARTS = ("objective/kl_exact", "eval/reward")
@@ -42,8 +43,9 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     settings.draw(snapshot.view, row)
     samples.draw(store, snapshot, (number,))
     compare.lineage(snapshot, [row])
-    common.heading("Go on with it")
-    common.show_commands(*changes.go_on(store, snapshot.view, row))
+    if not blame_of(row.reason):  # else what to change has the commands
+        common.heading("Train it again")
+        common.show_commands(*changes.go_on(store, snapshot.view, row))
 
 
 def _choose(snapshot: Snapshot, chosen: common.Numbers) -> int:

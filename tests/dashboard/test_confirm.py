@@ -19,7 +19,7 @@ from tests.tuner import made_study
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
 from tuner.environment import to_copy
-from tuner.judge.answer import Badge, of_study
+from tuner.judge.answer import of_study
 from tuner.judge.results import read_study, under_budget
 from tuner.store import Store
 
@@ -175,7 +175,6 @@ def test_the_card_has_one_answer_under_any_budget(
     link = {} if budget is None else {"budget": f"{budget:g}"}
     app = page("answer", path, monkeypatch, **link)
     assert app.subheader[0].value == safe_text.in_markdown(found.decision)
-    words = found.remedy if found.badge is Badge.ONE_SEED else found.launch
-    assert shown.codes(app) == ([f"{to_copy(words)} --storage sqlite:///{path}"] if words else [])
+    assert shown.codes(app) == [f"{to_copy(found.launch)} --storage sqlite:///{path}"]
     other = page("runs", path, monkeypatch, **link)
     assert found.decision in [one.proto.label for one in other.get("page_link")]

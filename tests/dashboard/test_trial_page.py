@@ -95,19 +95,11 @@ def test_it_says_how_the_trial_ended_and_how_to_go_on(built: Path, monkeypatch: 
     app = page("trial", built, monkeypatch, n="2")
     assert "Training KL was over 15 nats per response for 3 steps: 29.4 at step 13" in texts(app)
     words = [code.split()[1:3] for code in codes(app)]
-    assert words == [["enqueue", STUDY], ["enqueue", STUDY], ["show", STUDY]], (
-        "no more training of what the guard ended"
-    )
+    assert words == [["enqueue", STUDY]], "one command, and no more training of what the guard ended"
     kl = str(app.get("echarts_chart")[0].proto.spec)
     assert "Guard stops after 3 steps over 15" in kl and "Training KL (line) and Eval KL (points), nats per" in kl
-    told = [one.value for one in app.caption]
-    assert told[-2:] == ["Try the first change", "Show it in a terminal"], "it was not run to its end"
-    reference = page("trial", built, monkeypatch, n="0")
-    again, fork, _ = codes(reference)[-3:]
+    [again] = codes(page("trial", built, monkeypatch, n="0"))
     assert again == f"ppo-tuner train --from {STUDY} 0 --storage sqlite:///{built}"
-    known = "The results above are of runs of 1,920 episodes; how longer runs end is not known, so watch their KL."
-    assert known in [one.value for one in reference.caption]
-    assert fork.startswith(f"ppo-tuner fork {STUDY} 0 --at 1920 ")
     assert {"What moved first", "What to change in trial 2", "Samples on the same prompts"} <= set(subheaders(app))
 
 
