@@ -39,8 +39,8 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     incident = None if steps.empty else _find(snapshot, steps)
     if incident is None:
         return
-    common.heading("What moved first", _RULE)
-    st.text(_text(incident, number, spec))
+    named = " and ".join(METRICS[move.signal.metric].label for move in incident.first)
+    common.heading(f"What moved first: {named or 'nothing'}", f"{_text(incident, number, spec)} {_RULE}")
     if not incident.moves:
         return
     _panels(snapshot, steps, incident, number)

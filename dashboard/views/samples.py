@@ -114,7 +114,7 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
                 responses = on_page[on_page["prompt_index"] == index].merge(line, on=["trial", "step"])
                 for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
                     with column:
-                        what = style.status_cell(trial) + (", the answer" if number == launch else "")
+                        what = "the answer" if number == launch else ""
                         st.html(style.heading(number, looks[number], what))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
@@ -272,9 +272,8 @@ def _places(samples: pd.DataFrame) -> dict[str, int]:
 def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool, places: Mapping[str, int]) -> None:
     why = ", its last; none trained was within the budget" if is_last else ""
     st.caption(
-        f"**{fixed(row.reward, places['reward'])}** · KL **{fixed(row.kl, places['kl'])}** · "
-        f"**{row.length:d}** {METRICS['eval/length'].unit} · step {row.step:d}{why}",
-        help=f"Reward, KL in nats, length; {_episodes(pd.Series([row.episode])) or 'episodes not known'}.",
+        f"**{fixed(row.reward, places['reward'])}** · KL **{fixed(row.kl, places['kl'])}** · step {row.step:d}{why}",
+        help=f"Reward, KL in nats; {row.length:d} {METRICS['eval/length'].unit}, {_episodes(pd.Series([row.episode])) or 'episodes not known'}.",
     )
     if len(row.parts) > 1:  # their names are text from outside
         parts = (f"{safe_text.one_line(name)} {fixed(part, places[_PART + name])}" for name, part in row.parts.items())

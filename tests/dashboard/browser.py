@@ -29,7 +29,7 @@ _WORDS = r"""() => {
     const words = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     for (let text = texts.nextNode(); text; text = texts.nextNode()) {
         const holder = text.parentElement, range = document.createRange();
-        if (!holder || holder.closest(left_out) || !holder.checkVisibility({checkVisibilityCSS: true})) continue;
+        if (!holder || holder.closest(left_out) || getComputedStyle(holder).fontFamily.includes("Material") || !holder.checkVisibility({checkVisibilityCSS: true})) continue;
         range.selectNodeContents(text);
         const box = range.getBoundingClientRect();
         if (box.width < 2 || box.bottom <= 0 || box.top >= innerHeight || box.right <= 0) continue;
