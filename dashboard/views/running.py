@@ -45,21 +45,21 @@ def _card(card: Card, look: style.Look, limit: float, places: int) -> None:
     glyph, colour = HEALTH_MARKS[card.health]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.html(style.heading(card.number, look), width="content")
-        st.badge(f"{glyph} {card.health}", color=colour)
+        usual = None if card.usual is None else f"Usually {card.usual:.1f} s per step."
+        st.badge(f"{glyph} {card.health}", color=colour, help=usual)
     st.progress(card.progress, text=f"{card.progress:.0%} of its episodes")
     st.text(_card_text(card, limit, places))
     trial_link(card.number, f"Open trial {card.number}")
 
 
 def _card_text(card: Card, limit: float, places: int) -> str:
-    kl = "no KL yet" if card.kl is None else f"training KL {measured(card.kl)} of {limit:g} {METRICS['eval/kl'].unit}"
+    kl = "no KL yet" if card.kl is None else f"training KL {measured(card.kl)} of {limit:g} nats"
     reward = "" if card.reward is None else f"eval reward {fixed(card.reward, places)}"
     if card.step is not None:
         progress = f"step {card.step}, last report"
     else:
         progress = "queued" if card.health == "waiting" else "started"
-    usual = "" if card.usual is None else f", usually {card.usual:.1f} s per step"
-    return "\n".join(filter(None, [kl, reward, f"{progress} {duration(card.silent)} ago{usual}"]))
+    return "\n".join(filter(None, [kl, reward, f"{progress} {duration(card.silent)} ago"]))
 
 
 def read_cards(store: Store, snapshot: Snapshot, *, with_confirming: bool = False) -> list[Card]:

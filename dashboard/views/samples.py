@@ -273,7 +273,8 @@ def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool, place
     why = ", its last; none trained was within the budget" if is_last else ""
     st.caption(
         f"**{fixed(row.reward, places['reward'])}** · KL **{fixed(row.kl, places['kl'])}** · step {row.step:d}{why}",
-        help=f"Reward, KL in nats; {row.length:d} {METRICS['eval/length'].unit}, {_episodes(pd.Series([row.episode])) or 'episodes not known'}.",
+        help=f"Reward, KL in nats; {row.length:d} {METRICS['eval/length'].unit}, "
+        f"{_episodes(pd.Series([row.episode])) or 'episodes not known'}.",
     )
     if len(row.parts) > 1:  # their names are text from outside
         parts = (f"{safe_text.one_line(name)} {fixed(part, places[_PART + name])}" for name, part in row.parts.items())
