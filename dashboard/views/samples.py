@@ -16,11 +16,12 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, fixed
 from ppo_core.report import TokenReadings
 from tuner.judge import hacking
-from tuner.judge.answer import of_study
 from tuner.judge.hacking import Finding
 from tuner.store import Store
 from tuner.study.status import Origin
 
+CHOICES = "Evaluations, marks, order"
+"""Label of the popover with these choices."""
 SIDE_BY_SIDE = 4
 """Most trials side by side."""
 PROMPTS_PER_PAGE = 3
@@ -58,7 +59,7 @@ def _hacking(findings: Sequence[Finding]) -> None:
 
 def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     """Draw samples of at most `SIDE_BY_SIDE` trials."""
-    common.heading("Samples on the same prompts", _HELP)
+    common.heading("Samples", _HELP)
     view = snapshot.view
     row_of = {row.number: row for row in view.trials}
     trials = [row_of[number] for number in numbers]
@@ -71,30 +72,27 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     if samples.empty:
         st.info("These trials have no samples: a trial writes some at each evaluation.")
         return
-    controls = st.container(horizontal=True, vertical_alignment="bottom")
-    when = controls.pills(
+    prompts = {int(index): str(text) for index, text in samples.groupby("prompt_index")["prompt"].first().items()}
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        prompt = _choose_prompt(prompts)
+        more = st.popover(CHOICES, icon=":material/tune:")
+    when = more.pills(
         "Evaluations", WHEN, selection_mode="multi", default=[BEST], key="when", bind="query-params", wrap=True,
         help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one behind "
         "the trial's value, or its last one if it has none from training; `at step` is the last one up to a step.",
     )  # fmt: skip
-    prompts = {int(index): str(text) for index, text in samples.groupby("prompt_index")["prompt"].first().items()}
-    with controls:
-        mark = st.selectbox(
-            "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", width=180, key="mark",
-            bind="query-params",
-            help="A token's reading, orange above 0 and blue below; point at a token for all its readings. Or words "
-            "added to another response (underlined) and removed from it (struck through).",
-        )  # fmt: skip
-        prompt = _choose_prompt(prompts)
-        more = st.popover("Find, order", icon=":material/search:")
-        wanted = more.text_input("Find in responses", key="find", bind="query-params")
-        order = more.selectbox("Order", list(ORDERS), key="order", bind="query-params", format_func=ORDERS.__getitem__)
+    mark = more.selectbox(
+        "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", key="mark", bind="query-params",
+        help="A token's reading, orange above 0 and blue below; point at a token for all its readings. Or words added "
+        "to another response (underlined) and removed from it (struck through).",
+    )  # fmt: skip
+    wanted = more.text_input("Find in responses", key="find", bind="query-params")
+    order = more.selectbox("Order", list(ORDERS), key="order", bind="query-params", format_func=ORDERS.__getitem__)
     if not when:
         st.info("Choose at least one evaluation.")
         return
     step = _choose_step(samples) if AT_STEP in when else 0
-    looks, answer = common.looks(snapshot, numbers), of_study(store, view)
-    launch = None if answer is None else answer.number
+    looks = common.looks(snapshot, numbers)
     last = {int(number): int(step) for number, step in samples.groupby("trial")["step"].max().items()}
     lines = _lines(samples, when, {row.number: row.value_step or last.get(row.number) for row in trials}, step)
     selected = samples.merge(pd.concat(lines).drop_duplicates(), on=["trial", "step"])
@@ -107,15 +105,14 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
     tokens, largest = _shading(store, snapshot, on_page, mark) if mark in COLOURED else ({}, 0.0)
     for index in indices:
         with st.container(border=True):
-            st.caption(f"Prompt {index}")
             with st.container(key=f"said {index}"):
+                st.caption(f"Prompt {index}")
                 st.text(safe_text.visible(prompts[index]))
             for line in lines:
                 responses = on_page[on_page["prompt_index"] == index].merge(line, on=["trial", "step"])
                 for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
                     with column:
-                        what = "the answer" if number == launch else ""
-                        st.html(style.heading(number, looks[number], what))
+                        st.html(style.heading(number, looks[number]))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
                             base = None
@@ -228,7 +225,7 @@ def _choose_prompt(prompts: Mapping[int, str]) -> int | None:
         st.session_state["prompt"] = int(linked)
     chosen: int | None = st.selectbox(
         "Prompt", list(prompts), index=None, width=190, key="prompt", persist_state="session",
-        placeholder=f"All {len(prompts)}; type to find one",
+        label_visibility="collapsed", placeholder=f"All {len(prompts)} prompts",
         format_func=lambda index: f"{index}: {safe_text.one_line(prompts.get(index, ''), 90)}",
     )  # fmt: skip
     if chosen is not None:

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image, ImageChops
 from playwright.sync_api import Browser, Locator, TimeoutError, expect
 
+from dashboard.views import samples
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import DRAWINGS, Server, Visit, opened, zoom
@@ -293,8 +294,10 @@ def _budget_by_hand(visit: Visit) -> None:
 
 
 def _samples_by_hand(visit: Visit) -> None:
+    visit.button(samples.CHOICES)
     visit.page.get_by_role("button", name="before training").click()
     visit.choose("Mark", "advantage")
+    visit.page.keyboard.press("Escape")
     visit.page.get_by_role("combobox", name="Prompt").click()
     visit.page.get_by_role("option", name="3:").click()
 
