@@ -21,6 +21,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted, decimals, plus_minus
 from tuner.confirm.result import Confirmed, Interval
+from tuner.judge.headline import ONE_SEED
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
@@ -164,7 +165,7 @@ def reward_against_kl(
         measured,
         "kl",
         "value",
-        f"<br>eval reward %{{y:{_format(measured['value'], measured['value_se'])}}}"
+        f"<br>eval reward %{{y:{_format(measured['value'], measured['value_se'])}}}, {ONE_SEED}"
         f"<br>eval KL %{{x:{_format(measured['kl'])}}} nats per response",
         marker_size=SMALL if is_many else 9,
         marker_color=measured["value"],

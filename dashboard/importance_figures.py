@@ -16,6 +16,7 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals
+from tuner.judge.headline import ONE_SEED
 from tuner.search.importance import Importance
 from tuner.study.space import Search
 from tuner.study.spec import StudySpec
@@ -23,7 +24,7 @@ from tuner.study.spec import StudySpec
 Measure = Literal["value", "end_kl"]
 _OUTCOMES: Mapping[Measure, str] = {"end_kl": "Eval KL at the end", "value": "Best in budget"}
 """Outcomes as axes, with their short names."""
-REWARD_AT_BEST = "Best in budget, one seed"
+REWARD_AT_BEST = ONE_SEED.capitalize()
 KL_AT_END = f"Eval KL at the end ({METRICS['eval/kl'].unit})"
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
 MOST_LINES = 200
