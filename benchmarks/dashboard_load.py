@@ -10,7 +10,6 @@ that one refresh moves while the study runs. `benchmarks/README.md` says what is
 import argparse
 import json
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -152,9 +151,9 @@ def _one_chart(app: Path) -> AbstractContextManager[str]:
 def _ours(browser: Browser, path: Path, study: Study, plain: str) -> tuple[float, Side]:
     """Return what the first chart of the page `plain` takes, and what ours does: one visit to each in turn."""
     serve = partial(server, streamlit_command, "/_stcore/health", {STORAGE_VARIABLE: f"sqlite:///{path}"})
-    cold = _first_visit(browser, serve, "/curves?study=large", _our_chart)
+    cold = _first_visit(browser, serve, "/runs?study=large", _our_chart)
     with serve() as address:
-        link = f"{address}/curves?study=large"
+        link = f"{address}/runs?study=large"
         _timed_visit(browser, link, _our_chart)
         pairs = [[_timed_visit(browser, to, _our_chart) for to in (plain, link)] for _ in range(VISITS)]
         floor, warm = (statistics.median(side) for side in zip(*pairs, strict=True))
@@ -264,7 +263,7 @@ def _choose(page: Page, link: str, label: str, text: str, wait: Callable[[Page],
 
 
 def _in_colour(page: Page) -> None:
-    page.get_by_text(re.compile("^In colour: trial 7+")).wait_for(timeout=LONGEST)
+    page.locator('[aria-label*="in colour: trials 7"]').first.wait_for(timeout=LONGEST)
 
 
 def _entropy(page: Page) -> None:

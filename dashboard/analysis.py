@@ -13,7 +13,6 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import is_within
 from tuner.judge.best import is_eligible
 from tuner.judge.paired import ERRORS
-from tuner.judge.results import differences
 from tuner.judge.rules import RULES
 from tuner.store import TrialRow
 from tuner.study.space import is_number
@@ -22,18 +21,6 @@ from tuner.study.status import PERSON, PRUNER, Role, Status
 
 SAVING = (Status.PRUNED, Status.STOPPED)
 """Statuses of trials that were ended on purpose; the rest of their episodes counts as saved."""
-
-
-@dataclass(frozen=True)
-class Savings:
-    """Time and episodes saved by ending trials early."""
-
-    trials: int
-    episodes: int
-    seconds: float
-    """NaN: no trial has completed, so the pace is unknown."""
-    share: float
-    """Share, 0 to 1, of the full-length episodes of these trials and the completed ones."""
 
 
 def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
@@ -57,14 +44,6 @@ def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
     return early[columns].reset_index(drop=True)
 
 
-def savings(trials: pd.DataFrame) -> Savings:
-    """Return the total savings of ending trials early (see `ended_early`)."""
-    early = ended_early(trials)
-    ended = trials[trials["number"].isin(early["number"]) | (trials["status"] == Status.COMPLETED)]
-    whole, saved = float(ended["total_episodes"].sum()), int(early["episodes_saved"].sum())
-    return Savings(len(early), saved, float(early["seconds_saved"].sum(skipna=False)), saved / whole if whole else 0.0)
-
-
 def by_rule(early: pd.DataFrame) -> pd.DataFrame:
     """Return one row per rule, most trials first: `rule`, `trials`, `share` (median share of episodes run),
     `episodes_saved`, `seconds_saved`.
@@ -86,8 +65,6 @@ def rule_label(rule: str) -> str:
 
 
 BETA, TARGET = "kl_coef", "kl_target"
-MOST_NAMED = 4
-"""Most settings named in a sentence."""
 MOST = 3
 """Number of trials that span a setting: its lowest value, the nearest to the middle, its highest."""
 
@@ -110,27 +87,6 @@ def settings(trials: pd.DataFrame, rows: Sequence[TrialRow]) -> list[str]:
     if len(spanning(rows, BETA)) > 1:
         varied.add(BETA)
     return [name for name in HYPERPARAMETERS if name in varied]
-
-
-def also_differ(rows: Sequence[TrialRow], setting: str) -> str:
-    """Return a sentence on the other settings in which trials differ, largest ratio first; empty if none.
-
-    With adaptive β its target stands for β.
-    """
-    excluded = {"seed", setting, *({BETA, TARGET} if setting in (BETA, TARGET) else ())}
-    others = {name: values for name, values in differences(rows).items() if name not in excluded}
-    names = sorted(others, key=lambda name: -_ratio(others[name]))
-    if not names:
-        return ""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    labels = ", ".join(HYPERPARAMETERS[name].label for name in names[:MOST_NAMED])
-    return f"These trials differ in other settings, too: {labels}{more}."
-
-
-def _ratio(values: Sequence[HyperValue]) -> float:
-    """Return the largest value divided by the smallest; 1 unless all are positive numbers."""
-    numbers = [value for value in values if isinstance(value, int | float) and value > 0]
-    return max(numbers) / min(numbers) if len(numbers) == len(values) else 1.0
 
 
 def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from dashboard.diagnosis import SIGNALS, Incident
 from dashboard.echarts import FAINT, DataSeries, Option, Span
 from ppo_core.config.kl_budget import is_within
 from ppo_core.metrics import METRICS, QUANTILES
-from ppo_core.output import decimals, fixed, measured
+from ppo_core.output import decimals, fixed
 from tuner.judge.rules import KL, KL_STEP, RULES, WANTED_KL_STEP
 from tuner.study.status import Status
 
@@ -148,6 +148,8 @@ MOST_SPREADS = 3
 """Most highlighted trials for which the spread is drawn behind the line."""
 LEAST_IN_BAND = 10
 """Fewer grey trials than these are a line each, also after the band of those that have ended."""
+MOST_PLACES = 120
+"""Most places along a chart at which its tooltip reads the lines."""
 MOST_IN_ALL = 6_000
 """Most points in a chart: a refresh sends them all."""
 KL_METRICS = (KL, "objective/kl", "eval/kl")
@@ -237,7 +239,7 @@ def curve(
         if value <= top
     ]
     limits += [echarts.limit(value, name, is_below=is_kl) for name, value in (targets or {}).items() if value <= top]
-    vertical: Option = {"name": METRICS[metric].unit or METRICS[metric].label}
+    vertical: Option = {"name": METRICS[metric].title if is_kl else METRICS[metric].unit or METRICS[metric].label}
     if is_kl and evaluations and not chart.is_evaluation:
         line, points = METRICS[metric].label, METRICS["eval/kl"].label
         vertical["name"] = f"{line} (line) and {points} (points), {METRICS[metric].unit}"
@@ -250,7 +252,7 @@ def curve(
         echarts.one_panel(
             echarts.axis(AXIS_TITLES[axis], chart.span, pointer=_pointer(axis), is_whole=chart.is_whole),
             vertical,
-            [*_spreads(chart), *behind, *lines.values()],
+            [*_spreads(chart), *behind, *lines.values(), *([] if groups else _nearest(chart))],
             [echarts.limits_alone(limits, shaded), *evaluations, *_ends(chart)],
             right=90 if names or groups else 40,
             numbers=f"%.{chart.places}f",
@@ -393,71 +395,6 @@ class _Chart:
         return x > self.span[0] + 0.7 * (self.span[1] - self.span[0])
 
 
-def describe_ends(points: pd.DataFrame, metric: str, kl_budget: float | None, names: Mapping[Any, str]) -> str:
-    """Describe in a sentence where the lines end; empty if there are none.
-
-    Args:
-        points: As measured (see `points_of`); with a column `se` a KL plus it is compared, else its mean.
-        metric: Its declared name.
-        kl_budget: The budget with which the ends of a KL are compared.
-        names: The name of each line by its `trial`.
-    """
-    lines = points[points["trial"].isin(names)].dropna(subset="y").groupby("trial")
-    last, better, has_se = lines.tail(1).set_index("trial"), METRICS[metric].better, "se" in points
-    ends = last["y"].sort_values(ascending=better != "higher")
-    if ends.empty:
-        return ""
-    over = 0
-    if metric in KL_METRICS and kl_budget is not None:
-        errors = last["se"] if has_se else [None] * len(last)
-        over = sum(not is_within(kl, se, kl_budget) for kl, se in zip(last["y"], errors, strict=True))
-    first, end = names[ends.index[0]].capitalize(), names[ends.index[-1]]
-    is_kl = metric in KL_METRICS
-    start = lines["y"].first().iloc[0]
-    # Of KL the error grows with it: the least one says nothing of the others.
-    places = decimals(ends if len(ends) > 1 else [start, *ends], last["se"] if has_se and not is_kl else ())
-    if len(ends) == 1:
-        mean = "" if has_se else "a mean "
-        budget = f", {mean}{'over' if over else 'within'} the KL budget" if is_kl else ""
-        return f"{first} goes from {fixed(start, places)} to {fixed(ends.iloc[0], places)}{budget}."
-    sides = ("highest", "lowest") if better == "higher" else ("lowest", "highest")
-    best, worst = fixed(ends.iloc[0], places), fixed(ends.iloc[-1], places)
-    text = f"{first} ends {sides[0]}, at {best}; {end} {sides[1]}, at {worst}."
-    if not is_kl:
-        return text
-    return f"{text} {over or 'None'} of {len(ends)} end {'' if has_se else 'with a mean '}over the KL budget."
-
-
-def over_the_axis(
-    frame: pd.DataFrame,
-    trials: pd.DataFrame,
-    metric: str,
-    *,
-    looks: Mapping[int, style.Look],
-    drawing: Drawing,
-    levels: Mapping[str, float],
-) -> str:
-    """Return a sentence on the trials in colour, else on all, that leave the top of a linear KL axis (see `curve`);
-    empty: none does.
-    """
-    if metric not in KL_METRICS or drawing.log_kl:
-        return ""
-    chart = _Chart(frame, metric, drawing, levels, trials, looks)
-    over = chart.shown[chart.shown["measured"] > chart.top]
-    return beyond_text(over[over["trial"].isin(looks)] if looks else over, "measured", chart.top)
-
-
-def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
-    """Return a sentence on the points that lie over the `end` of a KL axis (empty: none); `kl` is their column."""
-    if over.empty:
-        return ""
-    highest, count = over.sort_values(kl).iloc[-1], over["trial"].nunique()
-    return (
-        f"{count} trial{'s exceed' if count > 1 else ' exceeds'} the axis at {end:.3g} nats (highest "
-        f"{measured(highest[kl])}, trial {highest['trial']:.0f}); a log KL axis shows all."
-    )
-
-
 def _labels_below(chart: _Chart) -> dict[str, bool]:
     """Return for each level True if its label, at the right end, has more room below the line."""
     numbers = chart.points.dropna(subset="y")
@@ -501,13 +438,33 @@ def _lines(chart: _Chart, *, with_points: bool) -> tuple[list[DataSeries], dict[
             if len(inherited) > 1:
                 name = f"Trial {number}, inherited"
                 behind.append(echarts.line(inherited, name, look.colour, width=1.5, dash=style.DOTTED))
-        lines[number] = echarts.line(
-            kept, f"Trial {chart.label_of(number)}", look.colour, dash=look.dash,
+        line = echarts.line(
+            kept, f"Trial {chart.label_of(number)}, line", look.colour, dash=look.dash,
             with_points=with_points or len(kept) == 1,
         )  # fmt: skip
+        lines[number] = echarts.without_tooltip(line)
         if number not in marked:  # otherwise its symbol is labelled
             lines[number] = echarts.named_at_end(lines[number], chart.label_of(number), chart.span[1])
     return behind, lines
+
+
+def _nearest(chart: _Chart) -> list[DataSeries]:
+    """Return invisible lines for the tooltip: each trial in colour with its reading at the step nearest to each place.
+
+    ECharts lists the lines that have a point at the pointer's place, so all of these have the same places.
+    """
+    numbers = chart.points[chart.points["trial"].isin(chart.looks)].dropna(subset=["x", "y"]).sort_values("x")
+    places = np.unique(numbers["x"].to_numpy(float))
+    places = places[:: -(-len(places) // MOST_PLACES) or 1]
+    lines = []
+    for number, look in chart.looks.items():
+        known = numbers[numbers["trial"] == number]
+        if known.empty:
+            continue
+        at = np.abs(known["x"].to_numpy(float)[:, None] - places).argmin(axis=0)
+        points = pd.DataFrame({"x": places, "y": known["measured"].to_numpy(float)[at]})
+        lines.append(echarts.unseen(echarts.line(points, f"Trial {chart.label_of(number)}", look.colour)))
+    return lines
 
 
 def _points_per_line(lines: int) -> int:
@@ -538,13 +495,6 @@ def _bands(points: pd.DataFrame, metric: str, groups: Mapping[int, str]) -> dict
     return {
         group: band_edges(points[group_of_point == group], _buckets(metric)) for group in dict.fromkeys(groups.values())
     }
-
-
-def group_means(points: pd.DataFrame, metric: str, groups: Mapping[int, str]) -> pd.DataFrame:
-    """Return the points of each group's mean, as its line is drawn: `trial` is the group's name; `x`, `y`."""
-    bands = _bands(points, metric, groups)
-    means = [band.rename(columns={"mean": "y"}).assign(trial=group) for group, band in bands.items() if len(band)]
-    return pd.concat(means) if means else points.iloc[:0]
 
 
 def _means(chart: _Chart, groups: Mapping[int, str]) -> tuple[list[DataSeries], dict[int, DataSeries]]:

@@ -4,6 +4,7 @@ Trials are named by number everywhere. A refresh reads only trials and steps tha
 Caches are keyed by strings and integers: the store's identity, the study, the metrics.
 """
 
+import math
 import operator
 import os
 import threading
@@ -22,12 +23,14 @@ from dashboard import safe_text, style
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import without_secrets
 from ppo_core.report import TokenReadings
-from tuner.confirm.plan import always_confirmed
+from tuner.confirm.result import Confirmation, confirmations
 from tuner.environment import to_copy
+from tuner.judge.answer import decided
+from tuner.judge.headline import Headline
 from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
-from tuner.study.status import Reason, Role, Status
+from tuner.study.status import Origin, Reason, Role, Status
 
 CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 """Step metrics that the pages draw."""
@@ -153,6 +156,8 @@ class Snapshot:
     `end_reward` and `end_kl` are those of its last evaluation; `shown_status` tells interrupted trials from running
     ones, too; `rule`, `reason` and `stop_step` say why and where it ended early;
     up to `fork_step` a fork's steps are its parent's; `params_*` are the searched values (missing: not searched)."""
+    confirmations: tuple[Confirmation, ...] = ()
+    """By length, of the study's own KL budget; none under another one."""
 
     @classmethod
     def of(cls, view: StudyView) -> "Snapshot":
@@ -175,16 +180,21 @@ class Snapshot:
         return sorted(number for numbers in kl_prunings(self.view.trials).values() for number in numbers)
 
     @property
-    def default_trials(self) -> list[int]:
-        """Trials worth comparing first: all listed ones; else the reference, the baseline, the best, the latest pruned
-        for KL.
-        """
-        rows, best = self.view.trials, self.view.best()
-        if self.view.spec.listed:
-            return [row.number for row in rows]
-        always = [row.number for row in always_confirmed(rows)]
-        picked = [*always, *([best.number] if best else []), *self.kl_pruned[-1:]]
-        return list(dict.fromkeys(picked)) or [row.number for row in rows[:3]]
+    def defaults(self) -> list[int]:
+        """The two trials to look at first: the answer and the reference, or the runner-up if they are one."""
+        done, best = decided(list(self.confirmations)), self.view.best()
+        chosen = [] if done is None else [one.trial for one in (done.choice, done.rival) if one is not None]
+        answer = [best] if best is not None and not chosen else chosen[:1]
+        reference = [row for row in self.view.trials if row.origin is Origin.REFERENCE]
+        sound = [row for row in self.view.trials if row.status not in (Status.PRUNED, Status.FAILED)]
+        others = sorted(sound, key=lambda row: -(row.value if row.value_step and row.value is not None else -math.inf))
+        order = [*answer, *reference, *chosen[1:], *others, *self.view.trials]
+        return list(dict.fromkeys(row.number for row in order))[:2]
+
+    def headline(self, row: TrialRow) -> Headline:
+        """Return a trial's one reward and KL (see `tuner.judge.headline`)."""
+        read = (one for run in reversed(self.confirmations) if run.choice is not None for one in run.read)
+        return Headline(row, next((one for one in read if one.trial.number == row.number), None))
 
 
 def total(view: StudyView) -> int | None:
@@ -252,7 +262,8 @@ def snapshot(store: Store, name: str) -> Snapshot:
     """
     row = store.study(name)
     rows, frame = _trial_cache(_source(store, row)).read(store, row)
-    return Snapshot(as_view(row, rows), frame)
+    study = as_view(row, rows)
+    return Snapshot(study, frame, tuple(confirmations(store, study)) if study.confirming else ())
 
 
 def under_budget(store: Store, snapshot: Snapshot, kl_budget: float) -> Snapshot:
@@ -418,13 +429,3 @@ def last_sign(view: StudyView) -> float:
     ended = [row.ended_at for row in view.trials if row.ended_at is not None]
     known = [view.row.lease_renewed_at, view.row.finished_at, view.row.paused_at, *ended]
     return max([view.row.created_at, *(at for at in known if at is not None)])
-
-
-def go_on(study: str, trial: TrialRow, episode: int) -> str:
-    """Return the command that forks a trial at a kept checkpoint.
-
-    At the trial's last episode it doubles the length; elsewhere the changed value is left to fill in.
-    """
-    total = int(trial.config.get("total_episodes") or 0)
-    changed = f"total_episodes={2 * total}" if episode >= total else "NAME=VALUE"
-    return command(["fork", study, str(trial.number), "--at", str(episode), "--set", changed])

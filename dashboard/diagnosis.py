@@ -189,24 +189,9 @@ def hacking_rows(findings: Sequence[Finding]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trial", "verdict", "reward", "KL", "length", "repetition", "entropy"])
 
 
-def describe_hacking(findings: Sequence[Finding]) -> str:
-    """Describe the table of `hacking_rows` in a line."""
-    suspect = [str(finding.trial) for finding in findings if finding.verdict in ("suspect", "repeated")]
-    if not suspect:
-        return "no sign of reward hacking in these trials"
-    return f"reward hacking suspected in trial {', '.join(suspect)} (see the table below)"
-
-
-HACKING_MEANS = (
-    "Changes are from before training to the mean of the last two evaluations, so that one lucky evaluation does not "
-    "decide; values elsewhere on these pages are of one checkpoint, or of the last evaluation."
-)
-"""A note below the table of `hacking_rows`."""
-
-
 @dataclass(frozen=True)
 class Advice:
-    """A next step."""
+    """Something to do."""
 
     level: Literal["error", "warning", "info"]
     text: str
@@ -215,51 +200,32 @@ class Advice:
     """Words of the `ppo-tuner` command for it, if any."""
 
 
-def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card]) -> list[Advice]:
-    """Return the next steps, the most pressing first. Never empty for a study that has a trial."""
+def problems(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card]) -> list[Advice]:
+    """Return what needs a person, the most pressing first; an answer's own doubt is not repeated."""
     view, name = snapshot.view, snapshot.view.row.name
-    steps = [*_of_state(snapshot), *_of_trials(cards, name)]
+    found = [*_of_state(snapshot, answer), *_of_trials(cards, name)]
     done = [row for row in view.trials if row.status.is_final]
     is_over = view.state == "finished" or (snapshot.total is not None and view.ended >= snapshot.total)
     if done and all(row.status is Status.FAILED for row in done):
-        text = "Every trial that ended has failed; the table of trials has the reasons. Fix the cause, then retry them:"
-        steps.insert(0, Advice("error", text, ("retry", name)))
+        found.insert(0, Advice("error", "Every trial that ended has failed. Fix the cause, then:", ("retry", name)))
     elif is_over and answer is None:
-        text = (
-            f"No checkpoint of any trial was evaluated within the KL budget. Try {SIGNS['kl_end'].change}, or accept a "
-            "higher KL budget:"
-        )
-        steps.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
-    elif view.state == "finished":
-        steps.append(Advice("info", f"{_why_finished(view)} Read samples of the trial to launch."))
-    if not steps:
-        what = "No problem found" if done else "The first trials are running"
-        steps.append(Advice("info", f"{what}: nothing to do."))
-    return steps
+        text = f"Nothing is within the KL budget. Try {SIGNS['kl_end'].change}, or accept a higher one:"
+        found.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
+    elif view.state == "finished" and (early := why_early(view.spec, view.trials)):
+        found.append(Advice("info", early))
+    return found
 
 
-def _why_finished(view: StudyView) -> str:
-    """Say why nothing is left to run."""
-    if early := why_early(view.spec, view.trials):
-        return early
-    tally = view.tally
-    if tally.budget is None:
-        return "All trials have ended."
-    rest = "; the rest is too little for another trial" if tally.budget - tally.spent >= 0.05 else ""
-    return f"The budget is spent: {tally.spent:.1f} of {tally.budget:g} full-length trials{rest}."
-
-
-def _of_state(snapshot: Snapshot) -> list[Advice]:
+def _of_state(snapshot: Snapshot, answer: Answer | None) -> list[Advice]:
     name = snapshot.view.row.name
-    advice: dict[data.Shown, Advice] = {
-        "stalled": Advice(
-            "error", "The controller's process exists but has not responded for over a minute. Check its terminal."
-        ),
-        "paused": Advice("warning", "The study is paused. To resume it:", ("resume", name)),
-        "unfinished": Advice("warning", "No controller runs this study. To resume it:", ("run", name)),
-    }
+    silent = Advice("error", "The controller has not responded for over a minute. Check its terminal.")
+    commands: dict[data.Shown, tuple[str, ...]] = {"paused": ("resume", name), "unfinished": ("run", name)}
     state = data.shown_state(snapshot.view)
-    return [advice[state]] if state in advice else []
+    if state == "stalled":
+        return [silent]
+    if state not in commands or (answer is not None and answer.remedy == commands[state]):
+        return []
+    return [Advice("warning", f"The study is {state}. To resume it:", commands[state])]
 
 
 def _of_trials(cards: Sequence[Card], name: str) -> list[Advice]:
@@ -268,12 +234,10 @@ def _of_trials(cards: Sequence[Card], name: str) -> list[Advice]:
         by_health[card.health].append(str(card.number))
     steps = []
     if stalled := by_health["stalled"]:
-        text = f"No report for far longer than a step takes: trial {', '.join(stalled)}. Check its log:"
+        text = f"Silent for far longer than a step takes: trial {', '.join(stalled)}. Check its log:"
         steps.append(Advice("error", text, ("logs", name, stalled[0])))
     if over := by_health["over the limit"] + by_health["near the limit"]:
-        text = f"Near or over the guard's KL limit: trial {', '.join(over)}. The page Trial has the cause."
-        steps.append(Advice("warning", text))
+        steps.append(Advice("warning", f"Near or over the guard's KL limit: trial {', '.join(over)}."))
     if paused := by_health["paused"]:
-        text = f"Paused by a person: trial {', '.join(paused)}. To resume it:"
-        steps.append(Advice("info", text, ("resume", name, paused[0])))
+        steps.append(Advice("info", f"Paused by a person: trial {', '.join(paused)}.", ("resume", name, paused[0])))
     return steps

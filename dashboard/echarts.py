@@ -187,6 +187,17 @@ def behind(data_series: DataSeries) -> DataSeries:
     return data_series[0], data_series[1] | _UNTOUCHED | {"z": 2}
 
 
+def without_tooltip(data_series: DataSeries) -> DataSeries:
+    """Return a line that the tooltip leaves out."""
+    return data_series[0], data_series[1] | {"tooltip": {"show": False}}
+
+
+def unseen(data_series: DataSeries) -> DataSeries:
+    """Return a line that only the tooltip shows."""
+    hidden = {"lineStyle": {"opacity": 0}, "symbol": "none", "silent": True, "z": 1}
+    return data_series[0], data_series[1] | hidden
+
+
 def named_at_end(data_series: DataSeries, text: str, right: float) -> DataSeries:
     """Return a line with a text at its end; `right` is where the chart ends."""
     source, series = data_series

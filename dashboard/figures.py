@@ -21,12 +21,15 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted, decimals, plus_minus
 from tuner.confirm.result import Confirmed, Interval
+from tuner.judge.headline import ONE_SEED
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 
 GREY = style.NEUTRAL
 FONT = {"color": GREY}
 FAINT = "rgba(128, 128, 128, 0.35)"
+PALE = "rgba(128, 128, 128, 0.30)"
+"""For the trials behind those in colour."""
 FILL = "rgba(128, 128, 128, 0.10)"
 MOST_TRAJECTORIES = 200
 """Most trials drawn as grey lines."""
@@ -162,7 +165,7 @@ def reward_against_kl(
         measured,
         "kl",
         "value",
-        f"<br>eval reward %{{y:{_format(measured['value'], measured['value_se'])}}}"
+        f"<br>eval reward %{{y:{_format(measured['value'], measured['value_se'])}}}, {ONE_SEED}"
         f"<br>eval KL %{{x:{_format(measured['kl'])}}} nats per response",
         marker_size=SMALL if is_many else 9,
         marker_color=measured["value"],
@@ -251,24 +254,22 @@ def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: Stud
 def trajectories(
     evaluated: pd.DataFrame,
     trials: pd.DataFrame,
-    front: pd.DataFrame,
     *,
     spec: StudySpec,
-    chosen: Collection[int],
-    numbered: Collection[int] | None = None,
+    looks: Mapping[int, style.Look],
     best: Checkpoint | None = None,
     confirmed: Sequence[Confirmed] = (),
     star: str = "best checkpoint",
     log_kl: bool = False,
 ) -> go.Figure:
-    """Plot every trial's trajectory over its evaluations, and the front of all evaluations.
+    """Plot every trial's trajectory over its evaluations.
 
-    The `chosen` trials are in colour, those `numbered` (None: all) with their numbers where there is room, the others
-    grey. An early end has the symbol of its status, with the guard's rule in the tooltip. The `best` checkpoint is a
+    The trials of `looks` are in colour and bold, with their numbers where there is room, the others pale grey. An early
+    end has the symbol of its status, with the guard's rule in the tooltip. The `best` checkpoint is a
     star, which `star` names; a diamond is the mean of a `confirmed` one's fresh seeds. The range over the budget is
     shaded.
     """
-    figure, looks = go.Figure(), style.looks(chosen)
+    figure = go.Figure()
     least = LOG_FLOOR * spec.kl_budget
     floor = least if log_kl else -np.inf
     right = _right(evaluated, spec.kl_budget, log_kl, _pruned(trials))
@@ -283,8 +284,6 @@ def trajectories(
         if len(line):
             figure.add_trace(_trajectory(number, look, line))
     _early_ends(figure, points, trials, looks, right)
-    if len(front):
-        figure.add_trace(_front(front["kl"].clip(lower=floor), front))
     _kl_budget(figure, spec.kl_budget, right, log_kl=log_kl)
     if spec.kl_limit <= right and "kl_limit" not in spec.guard.off:
         _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
@@ -305,16 +304,10 @@ def trajectories(
     taken += [] if best is None else [place(best.kl, best.reward)]
     shown = points[points["trial"].isin(looks)]
     shown = shown.assign(x=shown["x"].clip(upper=right))
-    _numbers(figure, shown, looks, looks if numbered is None else numbered, place, taken, log_kl)
+    _numbers(figure, shown, looks, place, taken, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(least), np.log10(right)]} if log_kl else {"range": [0, right]}
     return figure.update_yaxes(range=heights).update_xaxes(**axis)
-
-
-def over_the_axis(evaluated: pd.DataFrame, trials: pd.DataFrame, kl_budget: float) -> str:
-    """Return a sentence on the trials that leave the linear KL axis of `trajectories`; empty: none does."""
-    right = _right(evaluated, kl_budget, False, _pruned(trials))
-    return charts.beyond_text(evaluated[evaluated["kl"] > right], "kl", right)
 
 
 def _others(points: pd.DataFrame) -> go.Scatter:
@@ -324,28 +317,28 @@ def _others(points: pd.DataFrame) -> go.Scatter:
     """
     last = points.groupby("trial", as_index=False).tail(1)
     if len(last) > MOST_TRAJECTORIES:
-        points, look = last, {"mode": "markers", "marker": {"color": FAINT, "size": 4}}
+        points, look = last, {"mode": "markers", "marker": {"color": PALE, "size": 4}}
     else:
         gaps = last.assign(x=np.nan, reward=np.nan, step=np.inf)
         points = pd.concat([points, gaps]).sort_values(["trial", "step"], kind="stable")
-        look = {"mode": "lines", "line": {"color": FAINT, "width": 1}}
-    return go.Scatter(look, x=points["x"], y=points["reward"], hoverinfo="skip", showlegend=False, name="other trials")
+        look = {"mode": "lines+markers", "line": {"color": PALE, "width": 1}, "marker": {"color": PALE, "size": 4}}
+    return go.Scatter(
+        look, x=points["x"], y=points["reward"], customdata=points[["trial", "step"]].to_numpy().tolist(),
+        hovertemplate="<b>Trial %{customdata[0]}</b>, step %{customdata[1]}<extra></extra>", name="other trials",
+        showlegend=False,
+    )  # fmt: skip
 
 
 def _numbers(
     figure: go.Figure,
     points: pd.DataFrame,
     looks: Mapping[int, style.Look],
-    numbered: Collection[int],
     place: Callable[[float, float], np.ndarray],
     taken: Sequence[np.ndarray],
     log_kl: bool,
 ) -> None:
-    """Label the trials `numbered` at their last evaluations, the highest reward first; `place` turns KL and reward into
-    pixels.
-    """
+    """Label trials at their last evaluations, the highest reward first; `place` turns KL and reward into pixels."""
     last = points.groupby("trial").tail(1).sort_values("reward", ascending=False)
-    last = last[last["trial"].isin(numbered)]
     places = label_placing.beside(
         {row.trial: place(row.x, row.reward) for row in last.itertuples()},
         [np.stack([place(row.x, row.reward) for row in line.itertuples()]) for _, line in points.groupby("trial")],
@@ -371,11 +364,11 @@ def _trajectory(number: int, look: style.Look, line: pd.DataFrame) -> go.Scatter
         x=line["x"],
         y=line["reward"],
         mode="lines+markers",
-        line={"color": look.colour, "width": 2, "dash": look.dash.plotly},
-        marker={"color": look.colour, "size": 5},
-        customdata=line[["kl", "step", "episode"]],
-        hovertemplate=f"<b>Trial {number:d}</b>, step %{{customdata[1]}} (%{{customdata[2]:,}} episodes)<br>"
-        f"eval reward %{{y:{reward}}}<br>eval KL %{{customdata[0]:{kl}}} nats per response<extra></extra>",
+        line={"color": look.colour, "width": 3, "dash": look.dash.plotly},
+        marker={"color": look.colour, "size": 6},
+        customdata=line[["trial", "kl", "step", "episode"]].to_numpy().tolist(),
+        hovertemplate=f"<b>Trial {number:d}</b>, step %{{customdata[2]:.0f}} (%{{customdata[3]:,.0f}} episodes)<br>"
+        f"eval reward %{{y:{reward}}}<br>eval KL %{{customdata[1]:{kl}}} nats per response<extra></extra>",
         name=f"trial {number:d}",
         showlegend=False,
     )
@@ -408,7 +401,7 @@ def _early_ends(
         ("trial", "why", "kl", "step"),
         marker_size=is_bright.map({True: 11, False: 8}),
         marker_color=ends["trial"].map(lambda number: looks[number].colour if number in looks else GREY),
-        marker_opacity=is_bright.map({True: 1.0, False: 0.6}),
+        marker_opacity=is_bright.map({True: 1.0, False: 0.3}),
     )
 
 

@@ -14,7 +14,7 @@ from tuner.study.status import Status
 Health = Literal[
     "healthy", "near the limit", "over the limit", "stalled", "starting", "interrupted", "paused", "waiting"
 ]
-READ = (KL, "objective/scores", "eval/reward")
+READ = (KL, "eval/reward")
 """Metrics that a card shows."""
 NEAR = 0.8
 """A KL over this share of the guard's limit is near it."""
@@ -52,8 +52,6 @@ class Card:
     """Nats per response, at its newest step that has one."""
     reward: float | None
     """Eval reward of its last evaluation."""
-    score: float | None
-    """Mean score of its newest rollouts."""
     silent: float
     """Seconds since its last report, or since it began or was queued."""
     usual: float | None
@@ -101,7 +99,6 @@ def _card(row: TrialRow, steps: pd.DataFrame, limit: float, now: float) -> Card:
         step=int(steps["step"].iloc[-1]) if len(steps) else None,
         kl=kl,
         reward=_newest(steps, "eval/reward"),
-        score=_newest(steps, "objective/scores"),
         silent=silent,
         usual=usual,
     )

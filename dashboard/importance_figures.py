@@ -11,15 +11,20 @@ from plotly.subplots import make_subplots
 
 from dashboard import figures, style
 from dashboard.data import PARAMS
+from ppo_core.config.checks import Bounds
+from ppo_core.config.declare import Range
+from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals
+from tuner.judge.headline import ONE_SEED
 from tuner.search.importance import Importance
+from tuner.study.space import Search
 from tuner.study.spec import StudySpec
 
 Measure = Literal["value", "end_kl"]
-_OUTCOMES: Mapping[Measure, str] = {"end_kl": "KL at the end", "value": "Value"}
+_OUTCOMES: Mapping[Measure, str] = {"end_kl": "Eval KL at the end", "value": "Best in budget"}
 """Outcomes as axes, with their short names."""
-REWARD_AT_BEST = "Eval reward of the best checkpoint"
+REWARD_AT_BEST = ONE_SEED.capitalize()
 KL_AT_END = f"Eval KL at the end ({METRICS['eval/kl'].unit})"
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
 MOST_LINES = 200
@@ -31,8 +36,8 @@ BEST = 5
 """Number of best trials compared with all."""
 
 
-def importance_bars(importances: Sequence[Importance]) -> go.Figure:
-    """Plot one bar per hyperparameter, largest on top, with its spread over resamples.
+def importance_bars(importances: Sequence[Importance], title: str = "Share of importance") -> go.Figure:
+    """Plot one bar per hyperparameter, largest on top, with its spread over resamples; `title` is the axis's.
 
     Bars that may be chance are pale.
     """
@@ -58,7 +63,7 @@ def importance_bars(importances: Sequence[Importance]) -> go.Figure:
             "<br>shuffled outcomes reach it: %{customdata[2]:.0%}<extra></extra>",
         )
     )
-    figures.lay_out(figure, x="Share of importance", y="", height=90 + 34 * max(3, len(rows)), showlegend=False)
+    figures.lay_out(figure, x=title, y="", height=90 + 34 * max(3, len(rows)), showlegend=False)
     return figure.update_xaxes(tickformat=".0%", range=[0, 1]).update_yaxes(automargin=True)
 
 
@@ -284,3 +289,38 @@ def _axis(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
         return title | {"type": "category"}
     log = _is_log(numbers_of(values), name, spec)
     return title | {"type": "log" if log else "linear"} | _ticks_of(numbers_of(values), log, FEW_TICKS)
+
+
+AT_AN_END = 0.1
+"""The part of a searched range, on its own scale, that counts as its end."""
+
+
+def where_next(trials: pd.DataFrame, name: str, search: Search) -> str:
+    """Say where the best trials lie along one hyperparameter; if at an end of the searched range that is not the last
+    valid value, to look past it. Empty without such trials, or if it is no number.
+    """
+    points, span = trials.dropna(subset=[PARAMS + name, "value"]), search.get(name)
+    if points.empty or not is_number(points[PARAMS + name]):
+        return ""
+    best = points.nlargest(BEST, "value")
+    text = f"{HYPERPARAMETERS[name].label}: the {len(best)} best lie at {_span(best, name)}."
+    if not isinstance(span, Range):
+        return text
+    middle = numbers_of(best[PARAMS + name]).median()
+    ends = np.array([span.low, min(max(middle, span.low), span.high), span.high])
+    if span.scale == "log_from_1":
+        ends = -np.log(1 - ends)
+    low, middle, high = np.log(ends) if span.is_log else ends
+    share = (middle - low) / (high - low)
+    is_high, valid = share > 0.5, HYPERPARAMETERS[name].valid or Bounds()
+    is_last = span.high >= valid.high if is_high else span.low <= valid.low
+    if is_last or AT_AN_END < share < 1 - AT_AN_END:
+        return f"{text} Look there next."
+    end, way = ("high", "higher") if is_high else ("low", "lower")
+    return f"{text} That is near the {end} end of the searched {span.low:g} to {span.high:g}: look {way} next."
+
+
+def _span(points: pd.DataFrame, name: str) -> str:
+    values = numbers_of(points[PARAMS + name])
+    low, high = number_text(values.min()), number_text(values.max())
+    return low if low == high else f"{low} to {high}"

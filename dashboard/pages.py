@@ -11,17 +11,15 @@ from dashboard.views import common
 # Module in `dashboard.views`, which is also the address (the first page's is /); title; icon. (No docstring below it:
 # Streamlit writes a string that stands alone in this file onto the page.)
 PAGES = (
-    ("overview", "Overview", ":material/dashboard:"),
-    ("curves", "Curves", ":material/monitoring:"),
-    ("trial", "Trial", ":material/looks_one:"),
-    ("reward_kl", "Reward and KL", ":material/scatter_plot:"),
-    ("search", "Search", ":material/travel_explore:"),
+    ("answer", "Answer", ":material/verified:"),
+    ("why", "Why", ":material/travel_explore:"),
+    ("runs", "Runs", ":material/monitoring:"),
     ("samples", "Samples", ":material/chat:"),
-    ("compare", "Compare", ":material/compare_arrows:"),
-    ("confirm", "Confirm", ":material/verified:"),
     ("control", "Control", ":material/tune:"),
     ("studies", "Studies", ":material/stacked_line_chart:"),
 )
+HIDDEN = ("studies",)  # not in the navigation: it is linked below the choice of a study
+WITHOUT_BUDGET = ("control", "studies")  # not about the sidebar's KL budget
 
 
 def main() -> None:
@@ -40,12 +38,15 @@ def main() -> None:
 
     current = st.navigation(
         [
-            st.Page(page_of(module), title=title, icon=icon, url_path=module, default=place == 0)
+            st.Page(
+                page_of(module), title=title, icon=icon, url_path=module, default=place == 0,
+                visibility="hidden" if module in HIDDEN else "visible",
+            )
             for place, (module, title, icon) in enumerate(PAGES)
         ]
-    )
+    )  # fmt: skip
     # Drawn here, not by each page: Streamlit drops a page's own query parameters from links to other pages.
-    choice = common.choose()
+    choice = common.choose(with_budget=current.url_path not in WITHOUT_BUDGET)
     current.run()
 
 

@@ -17,12 +17,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dashboard import analysis, data, figures, importance_figures, safe_text, sentences, style
+from dashboard import analysis, data, figures, importance_figures, safe_text, style
 from dashboard import gauntlet as gauntlet_figure
 from dashboard.data import Snapshot, StepCache
-from dashboard.views.answer import changed_settings
 from dashboard.views.common import highlighted
 from dashboard.views.confirm import table as confirmed_table
+from dashboard.views.settings import changed_settings
 from ppo_core import __version__, output
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
@@ -78,11 +78,8 @@ def _template() -> Template:
     return environment.get_template("report.html.jinja")
 
 
-def reward_against_kl(store: Store, view: StudyView, trial: TrialRow | None) -> tuple[go.Figure, str] | None:
-    """Return the figure of all evaluations with the recommended trial's checkpoint, and a sentence on it.
-
-    None: nothing was evaluated yet.
-    """
+def reward_against_kl(store: Store, view: StudyView, trial: TrialRow | None) -> go.Figure | None:
+    """Return the figure of all evaluations with the recommended trial's checkpoint; None: nothing was evaluated yet."""
     evaluated = analysis.evaluations(StepCache(analysis.EVALUATED, evaluations_only=True).read(store, view.trials))
     if evaluated.empty:
         return None
@@ -90,11 +87,10 @@ def reward_against_kl(store: Store, view: StudyView, trial: TrialRow | None) -> 
     chosen = _chosen(snapshot, trial)
     if trial is not None and trial.value_step is not None:
         checkpoint = analysis.checkpoint_of(evaluated, trial.number, trial.value_step)
-    figure = figures.trajectories(
-        evaluated, snapshot.trials, analysis.front(evaluated), spec=view.spec, chosen=chosen, best=checkpoint,
+    return figures.trajectories(
+        evaluated, snapshot.trials, spec=view.spec, looks=style.looks(chosen), best=checkpoint,
         star="recommended checkpoint",
     )  # fmt: skip
-    return figure, sentences.of_front(evaluated, view.spec.kl_budget)
 
 
 def _chosen(snapshot: Snapshot, trial: TrialRow | None) -> tuple[int, ...]:
@@ -104,12 +100,14 @@ def _chosen(snapshot: Snapshot, trial: TrialRow | None) -> tuple[int, ...]:
 
 
 def _figures(store: Store, view: StudyView, trial: TrialRow | None) -> dict[str, tuple[go.Figure, str]]:
-    """Return figures by title, each with a sentence on it: the front, curves of the main trials, and what mattered."""
-    front = reward_against_kl(store, view, trial)
-    if front is None:
+    """Return figures by title, each with a sentence on it or none: trajectories, curves of the main trials, and what
+    mattered.
+    """
+    trajectories = reward_against_kl(store, view, trial)
+    if trajectories is None:
         return {}
     spec, chosen = view.spec, _chosen(Snapshot.of(view), trial)
-    figure_by_title = {"Reward against KL": front}
+    figure_by_title = {"Reward against KL": (trajectories, "")}
     steps = StepCache(CURVES).read(store, [row for row in view.trials if row.number in chosen])
     for metric in CURVES:
         curves = figures.aligned(steps, metric, chosen, spec)

@@ -59,8 +59,8 @@ SHEET = """<style>
 [data-testid="stMainBlockContainer"] { padding-top: 3.75rem; padding-bottom: 3rem; }
 [data-testid="stMain"] [data-testid="stVerticalBlock"] { gap: 0.75rem; }
 [data-testid="stMain"] h3 { font-size: 1.2rem; padding: 0.5rem 0; }
-[data-testid="stMain"] .st-key-headline h3 { padding: 0; }
 [data-testid="stMetricValue"] { font-size: 1.5rem; }
+[data-testid="stCaptionContainer"] { color: inherit; opacity: 0.75; }
 .response { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
 .response.long { max-height: 15rem; overflow-y: auto; }
 details[open] + .response.long { max-height: none; }
@@ -104,14 +104,19 @@ def ink(colour: str) -> str:
 
 
 def looks(trials: Iterable[int]) -> dict[int, Look]:
-    """Return looks by number: a colour that follows from the number alone, and a dash by which a trial differs from
-    those before it of its colour. The first colour is that of trial 0, the reference, alone.
+    """Return looks by number, the first ones served first: a trial's own colour, which follows from its number, or if
+    that is taken the first free one; where none is free, dashes tell apart those of one colour.
+
+    The first colour is that of trial 0, the reference, alone.
     """
     look_of: dict[int, Look] = {}
+    taken = dict.fromkeys(COLOURS, 0)
     for number in dict.fromkeys(trials):
         own = colour(1 + (number - 1) % (len(COLOURS) - 1)) if number else COLOURS[0]
-        alike = sum(look.colour == own for look in look_of.values())
-        look_of[number] = Look(own, _DASHES[alike % len(_DASHES)])
+        if number and taken[own]:
+            own = min(COLOURS[1:], key=taken.__getitem__)
+        look_of[number] = Look(own, _DASHES[taken[own] % len(_DASHES)])
+        taken[own] += 1
     return dict(sorted(look_of.items()))
 
 

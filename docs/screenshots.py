@@ -24,14 +24,13 @@ from tests.chromium import launch
 
 IMAGES = Path(__file__).parent / "images"
 PAGES = {
-    "overview": ("", ".st-key-all-trials [data-testid=stDataFrame]"),
-    "curves": ("curves", "canvas"),
-    "trial": ("trial", "canvas"),
-    "reward_kl": ("reward_kl", ".js-plotly-plot"),
-    "search": ("search", ".js-plotly-plot"),
+    "answer": ("", ".st-key-all-trials [data-testid=stDataFrame]"),
+    "why": ("why", ".js-plotly-plot"),
+    "curves": ("runs", "canvas"),
+    "reward_kl": ("runs?view=Reward+and+KL", ".js-plotly-plot"),
+    "trial": ("runs?view=One+trial", "canvas"),
+    "compare": ("runs?view=Compare", "[data-testid=stDataFrame]"),
     "samples": ("samples", "[data-testid=stCode], [data-testid=stText]"),
-    "compare": ("compare", "[data-testid=stDataFrame]"),
-    "confirm": ("confirm", ".js-plotly-plot"),
     "control": ("control", "[data-testid=stDataFrame]"),
     "studies": ("studies", "[data-testid=stDataFrame]"),
 }

@@ -151,7 +151,15 @@ class Study:
             drawn = reward_against_kl(store, view, None if found is None else found.trial)
         if drawn is None:
             raise StudyError(f'study "{self.name}" has no evaluation yet')
-        return drawn[0]
+        return drawn
+
+    def gauntlet(self) -> "go.Figure":
+        """Return the dashboard's figure of the gates: which of them stopped each trial, and by how much."""
+        from dashboard.gauntlet import figure
+        from tuner.judge.gauntlet import of_study as gates
+
+        with self._read() as (store, view):
+            return figure(gates(store, view, of_study(store, view)))
 
     def confirm(
         self, seeds: int = DEFAULT_SEEDS, *, top: int | None = None, total_episodes: int | None = None, **settings: Any

@@ -1,260 +1,207 @@
-"""The answer card of the Overview: what to launch, how sure that is, its settings, and its command."""
+"""Answer: what to do and how sure that is, the trials that compete for it, and what they cost."""
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, diagnosis, safe_text
+from dashboard import analysis, charts, data, diagnosis, safe_text
+from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.figures import title_of
 from dashboard.health import Card
-from dashboard.views import common
-from dashboard.views.common import KeyNumber
-from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, short
-from tuner.confirm.result import places_of
-from tuner.judge import results
-from tuner.judge.answer import Answer, Badge
-from tuner.judge.best import RULE
-from tuner.judge.results import StudyView
-from tuner.judge.rules import RULES
-from tuner.store import Store, TrialRow
-from tuner.study.status import Origin, Status
+from dashboard.views import common, confirm, curve_charts, running, settings, trials_table
+from dashboard.views.curve_charts import DEFAULT_METRICS, ChartData
+from ppo_core.errors import ConfigError
+from ppo_core.output import KL_UNIT, measured, plus_minus
+from tuner.confirm.plan import Plan, cost_line, missing
+from tuner.judge.answer import Answer, Badge, of_study
+from tuner.judge.best import best_trial
+from tuner.judge.results import StudyView, spent
+from tuner.judge.scoring import with_running
+from tuner.store import Store
+
+BASELINE_TRIALS = 8
+"""Number of trials read for the SFT policy's evaluation, which is the same in all."""
+CHARTS = DEFAULT_METRICS[:2]
+"""KL and eval reward."""
 
 
-def draw(
-    store: Store,
-    snapshot: Snapshot,
-    answer: Answer | None,
-    baseline: float | None,
-    running: Sequence[Card],
-    leader: TrialRow | None,
+@common.study_page(with_answer=False)
+def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
+    """Draw the page."""
+    is_large = len(snapshot.view.trials) > trials_table.MOST_LIVE
+    first = of_study(store, snapshot.view) if snapshot.view.trials else None
+    common.live(snapshot, partial(_live, chosen=chosen, drawn=snapshot, first=first, is_large=is_large))
+    if is_large:
+        trials_table.draw(snapshot, chosen, first)
+    if first is not None:
+        confirm.draw(snapshot)
+        common.heading(f"Settings of trial {first.number}")
+        settings.draw(snapshot.view, first.trial)
+    if snapshot.view.trials:
+        _cost(store, snapshot, _baseline(store, snapshot))
+        _report(store, snapshot.view.row.name)
+
+
+def _live(
+    store: Store, snapshot: Snapshot, chosen: common.Numbers, drawn: Snapshot, first: Answer | None, is_large: bool
 ) -> None:
-    """Draw the study's answer as a card, and the next steps in it; `leader` leads while there is no answer yet."""
+    """Draw the live part; `drawn` is what the rest of the page is of, and `first` its answer.
+
+    The table of trials is in it unless `is_large`.
+    """
     view = snapshot.view
-    with st.container(border=True, key="answer"):
-        if answer is not None:
-            _headline(view, answer, baseline)
-        left, right = st.columns([3, 2], gap="medium")
-        with left:
-            if answer is None:
-                _title(view)
-                st.info(_no_answer(view, leader))
-            else:
-                _commands(answer)
-                _kept(answer)
+    common.draw_status(view)
+    if not view.trials:
+        text = "The study is recorded, and its first trial has not started: loading a task takes seconds."
+        common.not_started(snapshot, text)
+        return
+    answer = first if snapshot is drawn else of_study(store, view)
+    cards = running.read_cards(store, snapshot)
+    left, right = st.columns([4, 5], gap="medium")
+    with left, st.container(border=True, key="answer"):
+        if answer is None:
+            st.info(_no_answer(store, view))
+        else:
+            draw_card(snapshot, answer)
+    if answer is not None:
         with right:
-            _next_steps(snapshot, answer, running)
-        if answer is not None:
-            st.caption(_changed_text(view, answer.trial))
-            with st.expander("All its settings"):
-                common.table(all_settings(view, answer.trial), key="settings to launch")
-            _others(view, answer.number)
+            confirm.draw_picture(store, snapshot, answer)
+    _problems(snapshot, answer, cards)
+    _curves(store, snapshot, chosen)
+    running.draw(snapshot, cards)
+    if view.row.is_held:
+        running.draw_events(store, snapshot)
+    if not is_large:
+        trials_table.draw(snapshot, chosen, answer)
+    elif (more := snapshot.ended - drawn.ended) > 0 and st.button(
+        f"{more} more trials ended: refresh the table", icon=":material/refresh:"
+    ):
+        st.rerun()
 
 
-def _others(view: StudyView, number: int) -> None:
-    """Draw how the other trials ended, by count; of those that were ended early, with a link to the latest."""
-    ends: dict[str, list[TrialRow]] = {}
-    for row in view.trials:
-        if row.status.is_final and row.number != number:
-            rule = RULES.get(row.reason.rule) if row.reason else None
-            how = f"ended by the guard ({rule.label})" if rule else row.status.value
-            ends.setdefault(how, []).append(row)
-    counts = ", ".join(f"{len(rows)} {how}" for how, rows in ends.items())
-    with st.container(horizontal=True, vertical_alignment="center"):
-        if ends:
-            others, done = len(view.trials) - 1, sum(map(len, ends.values()))
-            so_far = "" if done == others else f", {done} so far"
-            st.caption(f"Of the other {others} trials{so_far}: {counts}.", width="content")
-        for rows in ends.values():
-            if rows[-1].status in (Status.PRUNED, Status.FAILED):
-                common.trial_link(rows[-1].number, f"Open trial {rows[-1].number}")
+def draw_card(snapshot: Snapshot, answer: Answer) -> None:
+    """Draw the decision, what could change it, and the command to run now."""
+    words, cost = command_of(snapshot, answer), ""
+    if words[:1] == ("confirm",):
+        with suppress(ConfigError):
+            wanted = missing(snapshot.view.trials, snapshot.view.spec, Plan())
+            cost = f" {cost_line(wanted, snapshot.view.trials, snapshot.view.row.workers or 1)}."
+    common.heading(safe_text.in_markdown(answer.decision), f"{answer.evidence} {answer.badge.meaning}{cost}")
+    for text in filter(None, (answer.gained, answer.doubt)):
+        st.text(text)
+    if words:
+        common.show_commands(data.command(words))
 
 
-def draw_changed(view: StudyView, trial: TrialRow) -> None:
-    """Draw the settings in which a trial differs from the reference."""
-    changed = changed_settings(view, trial)
-    if isinstance(changed, str):
-        st.text(changed)
-    else:
-        common.table(changed, key="changed settings")
+def command_of(snapshot: Snapshot, answer: Answer) -> tuple[str, ...]:
+    """Return the words of the command to run now: what settles the doubt on one seed, else the launch; none while the
+    search runs.
+    """
+    if answer.badge is Badge.ONE_SEED and (answer.remedy or snapshot.view.state != "finished"):
+        return answer.remedy
+    return answer.launch
 
 
-def _next_steps(snapshot: Snapshot, answer: Answer | None, running: Sequence[Card]) -> None:
-    common.heading("Next steps")
+def _problems(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card]) -> None:
+    """Draw what needs a person, each with its command."""
     boxes = {"error": st.error, "warning": st.warning, "info": st.info}
-    for advice in diagnosis.next_steps(snapshot, answer, running):
+    for advice in diagnosis.problems(snapshot, answer, cards):
         boxes[advice.level](advice.text)
         if advice.command:
             common.show_commands(data.command(advice.command))
 
 
-def _title(view: StudyView) -> None:
-    common.heading(
-        "What to launch" if view.state == "finished" or view.confirming else "Best so far",
-        f"What was confirmed on fresh seeds; else the trial of the highest value. {common.VALUE_IS} ± is one standard "
-        "error over the eval prompts, of one run.",
-    )
-
-
-def _headline(view: StudyView, answer: Answer, baseline: float | None) -> None:
-    """Draw which trial it is and how sure that is, and its reward and KL beside that."""
-    reward, kl = _reward_and_kl(answer)
-    left, right = st.columns([3, 2], gap="medium")
-    with left:
-        with st.container(horizontal=True, vertical_alignment="center", key="headline"):
-            with st.container(width="content"):
-                _title(view)
-            _heading(answer)
-        _sentences(answer)
-    with right:
-        common.key_numbers(_key_numbers(view, answer, reward, kl, baseline))
-
-
-def _kept(answer: Answer) -> None:
-    """Draw where the checkpoint to launch is kept, if it is that of a search trial on this machine."""
-    if answer.confirmed is None and answer.checkpoint is not None and answer.checkpoint.kept.path is not None:
-        st.text("Its checkpoint:")
-        common.show_commands(safe_text.one_line(str(answer.checkpoint.kept.path), data.MAX_COMMAND_CHARS))
-
-
-def _reward_and_kl(answer: Answer) -> tuple[float | None, float | None]:
-    """Return the means on fresh seeds if confirmed, else the readings of the trial's best checkpoint."""
-    confirmed = answer.confirmed
-    reward, kl = (None if each is None else each.mean for each in (answer.reward, answer.kl))
-    if confirmed is not None and confirmed.reward is not None:
-        reward = confirmed.reward.mean
-    if confirmed is not None and confirmed.kl is not None:
-        kl = confirmed.kl.mean
-    return reward, kl
-
-
-def _key_numbers(
-    view: StudyView, answer: Answer, reward: float | None, kl: float | None, baseline: float | None
-) -> list[KeyNumber]:
-    trial, is_confirmed = answer.trial, answer.confirmed is not None
-    source, budget = f"{answer.badge}", f"budget {view.spec.kl_budget:g}"
-    places = decimals([reward], [trial.value_se])
-    if answer.confirmed is not None and answer.confirmed.reward is not None:
-        places = places_of([answer.confirmed.reward])
-        source = source if answer.confirmed.reward.low is None else answer.confirmed.reward.span
-    if not is_confirmed and baseline is not None and reward is not None:
-        source += f", {fixed(reward - baseline, places, signed=True)} over SFT"
-    if not is_confirmed and trial.end_kl is not None and trial.status is Status.COMPLETED:
-        budget += f", end {measured(trial.end_kl)}"
-    return [
-        KeyNumber(
-            f"Reward of trial {trial.number}" if is_confirmed else "Highest value",
-            "–" if reward is None else fixed(reward, places),
-            source,
-            f"Reward of what to launch: on fresh seeds and the test prompts if it is confirmed, else its value. "
-            f"{common.VALUE_IS} {RULE} Below: its interval, or how far its value is over the SFT policy's.",
-        ),
-        KeyNumber(
-            "Its KL",
-            "–" if kl is None else f"{measured(kl)} nats",
-            budget,
-            f"KL in {METRICS['eval/kl'].unit}, of the same evaluations as the reward. Below: the KL budget, and the "
-            "eval KL at the end of the trial.",
-        ),
-    ]
-
-
-def _no_answer(view: StudyView, leader: TrialRow | None) -> str:
+def _no_answer(store: Store, view: StudyView) -> str:
     """Return why there is no answer yet, and what leads so far."""
-    budget = f"the KL budget of {view.spec.kl_budget:g} {KL_UNIT}"
+    leader = best_trial(with_running(store, view.trials, view.spec), view.spec.kl_budget)
     if leader is None:
-        return f"No trial has an evaluation within {budget} yet, except the SFT policy's."
+        return f"No trial has an evaluation within {view.spec.kl_budget:g} {KL_UNIT} yet, except the SFT policy's."
     value, kl = plus_minus(leader.value, leader.value_se), measured(leader.kl)
-    ended = "No trial that ended is within it" if view.ended else "No trial has ended yet"
-    return f"{ended}. Trial {leader.number} leads: value {value} at a KL of {kl} {KL_UNIT}, within {budget}."
+    return f"Nothing yet: trial {leader.number} leads, at {value} and a KL of {kl}."
 
 
-def _heading(answer: Answer) -> None:
-    """Draw which trial and checkpoint it is, and how sure that is."""
-    step = ""
-    if answer.confirmed is None and answer.checkpoint is not None and answer.checkpoint.step is not None:
-        step = f", step {answer.checkpoint.step}"
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown(f"**Trial {answer.number}{step}**", width="content")
-        st.badge(answer.badge.value, color=_COLOURS[answer.badge], help=answer.badge.meaning)
-        common.trial_link(answer.number, f"Open trial {answer.number}")
-
-
-def what_to_launch(answer: Answer) -> None:
-    """Draw a study's answer: the decision, the evidence, the doubt and the commands."""
-    _heading(answer)
-    _sentences(answer)
-    _commands(answer)
-
-
-def _sentences(answer: Answer) -> None:
-    for text in filter(None, (answer.decision, answer.evidence, answer.gained, answer.doubt)):
-        st.text(text)
-
-
-def _commands(answer: Answer) -> None:
-    """Draw the command that settles the doubt, if any, and the one that launches the answer, if it gained anything."""
-    launch = {"Launch": data.command(answer.launch)} if answer.has_learned else {}
-    if answer.remedy:
-        common.show_captioned({"Settle the doubt": data.command(answer.remedy), **launch})
+def _curves(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
+    curve_charts.apply_pending_zoom()
+    curve_charts.whole_run_button()
+    curves = ChartData.read(store, snapshot, chosen, drawing=Drawing("episodes", window=curve_charts.window()))
+    if curves.frame.empty:
+        st.info("No trial has reported a step yet.")
     else:
-        common.show_commands(*launch.values())
+        curve_charts.draw(curves, CHARTS, height=260)
 
 
-_COLOURS: Mapping[Badge, Literal["green", "blue", "orange"]] = {
-    Badge.ONE_SEED: "orange",
-    Badge.CONFIRMED: "green",
-    Badge.TIE: "blue",
-}
+def _baseline(store: Store, snapshot: Snapshot) -> float | None:
+    numbers = [row.number for row in snapshot.view.trials[:BASELINE_TRIALS]]
+    return data.baseline(data.curves(store, snapshot, ("eval/reward",), numbers=numbers, evaluations_only=True))
 
 
-def _reference(view: StudyView) -> tuple[TrialRow, str]:
-    """Return the reference, or the first trial where there is none, and what it is called."""
-    first = next((row for row in view.trials if row.origin is Origin.REFERENCE), view.trials[0])
-    return first, "the reference" if first.origin is Origin.REFERENCE else f"trial {first.number}"
+def _cost(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+    """Draw the best value over device time, and device time by outcome; reads the evaluations only when opened."""
+    part = st.expander("Cost: best value over device time, and what the time went into", key="cost", on_change="rerun")
+    if part.open:
+        with part:
+            common.live(snapshot, partial(_draw_cost, baseline=baseline))
 
 
-def all_settings(view: StudyView, trial: TrialRow) -> pd.DataFrame:
-    """Return every hyperparameter of a trial, with the value of the reference (or the first trial) where it differs."""
-    first, name = _reference(view)
-    pairs = {setting: (trial.config[setting], first.config.get(setting)) for setting in trial.config}
-    return pd.DataFrame(
-        {
-            "Setting": [title_of(setting) for setting in pairs],
-            "Name": [safe_text.cell(setting) for setting in pairs],
-            f"Trial {trial.number}": [safe_text.cell(short(own, 4)) for own, _ in pairs.values()],
-            f"{name.capitalize()}, if different": [
-                "" if own == other else safe_text.cell(short(other, 4)) for own, other in pairs.values()
-            ],
-        }
-    )
+def _draw_cost(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+    left, right = st.columns(2)
+    with left:
+        st.markdown("**Best value so far, over the device time of the search**")
+        _best_so_far(store, snapshot, baseline)
+    with right:
+        st.markdown("**Where the device time went**")
+        costs, confirming = spent(store, snapshot.view), snapshot.view.confirming
+        uses = dict(costs.by)
+        if confirming:
+            uses["confirming runs"] = len(confirming), sum(run.seconds for run in confirming)
+        total, number = sum(seconds for _, seconds in uses.values()) or 1.0, st.column_config.NumberColumn
+        common.table(
+            pd.DataFrame(
+                [(use, trials, seconds, 100 * seconds / total) for use, (trials, seconds) in uses.items()],
+                columns=["on", "trials", "seconds", "share"],
+            ),
+            "spent",
+            {
+                "on": st.column_config.TextColumn("Spent on", width=165),
+                "trials": number("Trials", format="%d", width=55),
+                "seconds": number("Device s", format="%.0f", width=75, help="Device time used."),
+                "share": st.column_config.ProgressColumn(
+                    "Share", format="%.0f%%", max_value=100, width=95, color="gray", help="Of all device-seconds."
+                ),
+            },
+        )
 
 
-def _changed_text(view: StudyView, trial: TrialRow) -> str:
-    """Return `changed_settings` as a line of Markdown."""
-    changed = changed_settings(view, trial)
-    if isinstance(changed, str):
-        return changed
-    pairs = [
-        f"{setting} **{safe_text.in_markdown(new)}** (was {safe_text.in_markdown(old)})"
-        for setting, new, old in changed.itertuples(index=False)
-    ]
-    return f"Changed from {_reference(view)[1]}: {', '.join(pairs)}."
+def _best_so_far(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+    view = snapshot.view
+    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
+    if steps.empty:
+        return
+    best = analysis.best_so_far(view.trials, steps, view.spec)
+    seconds = sum(row.seconds for row in view.trials if row.counts)
+    alt = "The best value within the KL budget over the device time of the search"
+    st.echarts_chart(charts.progress(best, math.ceil(seconds), baseline), key="best so far", height=260, alt=alt)
 
 
-def changed_settings(view: StudyView, trial: TrialRow) -> pd.DataFrame | str:
-    """Return the settings that differ from the reference (or the first trial), or a sentence if none do."""
-    first, name = _reference(view)
-    changed = {setting: pair for setting, pair in results.differences([first, trial]).items() if setting != "seed"}
-    if not changed:
-        return f"Trial {trial.number} is {name}." if trial.number == first.number else f"Its settings are {name}'s."
-    return pd.DataFrame(
-        {
-            "Changed setting": [title_of(setting) for setting in changed],
-            f"Trial {trial.number}": [safe_text.cell(short(new, 4)) for _, new in changed.values()],
-            name.capitalize(): [safe_text.cell(short(old, 4)) for old, _ in changed.values()],
-        }
+def _report(store: Store, name: str) -> None:
+    """Draw a button that downloads the study's report."""
+
+    def report() -> str:
+        from dashboard import report  # imported on demand: its libraries take a second
+
+        return report.report(store, name)
+
+    st.download_button(
+        "Download the report",
+        report,
+        file_name=f"{safe_text.file_name(name)}-report.html",
+        mime="text/html",
+        icon=":material/description:",
+        on_click="ignore",
+        help="What to launch, how sure that is and why, with charts and samples, to mail or attach: the file of "
+        "`ppo-tuner report`. It needs no network.",
     )

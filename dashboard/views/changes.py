@@ -12,11 +12,9 @@ from tuner.judge.diagnose import (
     course_of,
     diagnose,
     enqueued,
-    is_choice,
     label,
     tried,
     try_it,
-    why_nothing,
     with_repeats,
 )
 from tuner.judge.results import StudyView
@@ -25,39 +23,29 @@ from tuner.store import Store, TrialRow
 
 
 def draw(store: Store, snapshot: Snapshot, number: int) -> None:
-    """Draw the findings in a trial's curves, each with its advised change."""
+    """Draw the findings in a trial's curves, if any, each with its advised change."""
     trial = next((row for row in snapshot.view.trials if row.number == number), None)
-    if trial is None or not trial.episodes:
+    if trial is None or not (diagnoses := diagnose(course_of(store, trial, snapshot.view))):
         return
     common.heading(f"What to change in trial {number}")
-    diagnoses = diagnose(course_of(store, trial, snapshot.view))
     for diagnosis, is_repeat in with_repeats(diagnoses):
         if is_repeat:
             st.markdown(f"**{diagnosis.rule}.** {diagnosis.finding} The same change.")
         else:
             _advice(store, snapshot, trial, diagnosis)
-    if not diagnoses:
-        st.text(why_nothing(trial))
-    elif is_choice(diagnoses):
-        st.caption("Try one change at a time, the first one first, to see which one helps.")
     control_parts.draw_result()
     control_parts.draw_pending()
 
 
-def go_on(store: Store, view: StudyView, trial: TrialRow) -> dict[str, str]:
-    """Return the commands that go on with a trial by what they do: train it again, or fork its last checkpoint.
-
-    If the guard ended it, these would train what it ended: the first untried change, if any, takes their place.
+def go_on(store: Store, view: StudyView, trial: TrialRow) -> list[str]:
+    """Return the command that goes on with a trial, if any: its launch, or if the guard ended it the first untried
+    change.
     """
-    if blame_of(trial.reason):
-        diagnoses = diagnose(course_of(store, trial, view))
-        untried = (each for each in diagnoses if tried(view.trials, trial, each, view.spec) is None)
-        first = next(untried, None)
-        return {} if first is None else {"Try the first change": data.command(try_it(view.spec, trial, first))}
-    commands = {"Train it again": data.command(launch_of(store, view, trial))}
-    if trial.episodes:
-        commands["Fork it at its last checkpoint"] = data.go_on(view.row.name, trial, trial.episodes)
-    return commands
+    if not blame_of(trial.reason):
+        return [data.command(launch_of(store, view, trial))]
+    diagnoses = diagnose(course_of(store, trial, view))
+    untried = (each for each in diagnoses if tried(view.trials, trial, each, view.spec) is None)
+    return [data.command(try_it(view.spec, trial, each)) for each in untried][:1]
 
 
 _WAITS = "The study is finished: it runs once you raise the budget or the number of trials, and run the study again."
@@ -86,4 +74,5 @@ def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, diagnosis: Diagno
             "enqueue",
             arguments=arguments,
         )
-    common.show_commands(data.command(try_it(view.spec, trial, diagnosis)))
+    else:
+        common.show_commands(data.command(try_it(view.spec, trial, diagnosis)))

@@ -1,6 +1,5 @@
 """Parts that pages share: the chosen study, refreshing, the status line, empty states, figures and tables."""
 
-import math
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,12 +19,15 @@ from dashboard.data import Shown, Snapshot
 from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import counted, duration
+from tuner.judge.answer import of_study
 from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView, kl_prunings
 from tuner.store import DEFAULT_STORAGE, Store
 from tuner.study.status import Role, Status
 
 VALUE_IS = f"A trial's value is the eval reward of {VALUE}."
+ANSWER, ONE_TRIAL = "answer", "One trial"
+"""Address of the first page, and the part of Runs that is about one trial."""
 REFRESH_SECONDS = 2
 """Refresh interval while a controller is alive."""
 Numbers = tuple[int, ...]
@@ -63,8 +65,11 @@ def open_store() -> Store:
     return data.open_store(data.storage())
 
 
-def choose() -> Choice:
-    """Draw the sidebar and return the choice; without a study, explain why and stop."""
+def choose(*, with_budget: bool = True) -> Choice:
+    """Draw the sidebar and return the choice; without a study, explain why and stop.
+
+    `with_budget`: the page judges trials by the sidebar's KL budget, not only by the study's own.
+    """
     with problems_shown():
         store = open_store()
         name = sidebar.choose_study(store)
@@ -72,37 +77,29 @@ def choose() -> Choice:
             text = f"The store is empty. A study appears here as soon as its first trial starts. {OWN_STUDY}"
             guide("No studies yet", text, [data.command(["demo"])], own=new_study())
             st.stop()
+        with st.sidebar:
+            page_link("studies", "All studies")
         snapshot = data.snapshot(store, name)
-        return Choice(store, snapshot, sidebar.choose_trials(snapshot), sidebar.choose_budget(snapshot))
+        trials = sidebar.choose_trials(snapshot)
+        budget = sidebar.choose_budget(snapshot) if with_budget else snapshot.view.spec.kl_budget
+        return Choice(store, snapshot, trials, budget)
 
 
-def of_a_study(choice: Choice, draw: DrawPage, *, under_own_budget: bool = False) -> None:
-    """Draw a page of the chosen study, or the user's problem in its place.
-
-    Args:
-        choice: The sidebar's choice.
-        draw: Draws the page.
-        under_own_budget: Ignore the sidebar's KL budget.
-    """
+def of_a_study(choice: Choice, draw: DrawPage, *, with_answer: bool = True) -> None:
+    """Draw a page of the chosen study, or the user's problem in its place; `with_answer`: below a line with that."""
     with problems_shown():
-        snapshot = choice.snapshot
-        if under_own_budget:
-            own = snapshot.view.spec.kl_budget
-            st.sidebar.caption(f"Without effect on this page, which goes by the study's own KL budget of {own:g}.")
-        else:
-            snapshot = data.under_budget(choice.store, snapshot, choice.budget)
-        sidebar.describe(snapshot, choice.trials)
+        snapshot = data.under_budget(choice.store, choice.snapshot, choice.budget)
+        if with_answer and (answer := of_study(choice.store, snapshot.view)) is not None:
+            page_link(ANSWER, answer.decision)
         draw(choice.store, snapshot, choice.trials)
 
 
-def study_page(
-    without_trials: str = "", *, under_own_budget: bool = False
-) -> Callable[[DrawPage], Callable[[Choice], None]]:
+def study_page(without_trials: str = "", *, with_answer: bool = True) -> Callable[[DrawPage], Callable[[Choice], None]]:
     """Turn a function that draws the chosen study into a page.
 
     Args:
         without_trials: Shown until the first trial has started; empty: the function draws a study without trials, too.
-        under_own_budget: See `of_a_study`.
+        with_answer: See `of_a_study`.
     """
 
     def decorate(draw: DrawPage) -> Callable[[Choice], None]:
@@ -113,30 +110,28 @@ def study_page(
                 watch(store, snapshot)
                 not_started(snapshot, without_trials)
 
-        return partial(of_a_study, draw=draw_or_wait, under_own_budget=under_own_budget)
+        return partial(of_a_study, draw=draw_or_wait, with_answer=with_answer)
 
     return decorate
 
 
 def highlighted(snapshot: Snapshot, chosen: Numbers, most: int = style.AT_A_GLANCE) -> Numbers:
-    """Return the trials in colour, by number: the chosen ones, else all if they are few, else the default ones, the
-    running ones, and the best completed ones.
+    """Return the trials in colour, by number: the chosen ones, else all if they are few, else the default ones and the
+    running ones.
     """
-    if chosen:
-        return tuple(sorted(chosen[:most]))
     rows = snapshot.view.trials
-    if len(rows) <= style.AT_A_GLANCE:
-        return tuple(row.number for row in rows)
-    running = [row.number for row in rows if row.status is Status.RUNNING]
-    ended = sorted((row for row in rows if row.status is Status.COMPLETED), key=lambda row: -(row.value or -math.inf))
-    best = [row.number for row in ended]
-    return tuple(sorted([*dict.fromkeys([*snapshot.default_trials, *running, *best])][: style.AT_A_GLANCE]))
+    if not chosen and len(rows) > style.AT_A_GLANCE:
+        running = [row.number for row in rows if row.status is Status.RUNNING]
+        chosen, most = tuple(dict.fromkeys([*snapshot.defaults, *running])), style.AT_A_GLANCE
+    return tuple(sorted(chosen[:most] or (row.number for row in rows)))
 
 
 def looks(snapshot: Snapshot, numbers: Collection[int]) -> dict[int, style.Look]:
-    """Return the looks of trials, the same on all pages and in any order of choice; others take what it leaves."""
+    """Return the looks of trials: the default and the highlighted ones are the same on all pages; others take what
+    these leave.
+    """
     shared = highlighted(snapshot, tuple(st.session_state.get(sidebar.TRIALS, ())), style.DISTINCT)
-    look_of = style.looks([*shared, *sorted(numbers)])
+    look_of = style.looks([*snapshot.defaults, *shared, *sorted(numbers)])
     return {number: look_of[number] for number in sorted(numbers)}
 
 
@@ -242,11 +237,11 @@ def time_left(view: StudyView) -> str:
 
 
 def status_text(view: StudyView, read_at: float) -> str:
-    """Return the study's name, progress and time of reading."""
+    """Return the study's progress and time of reading."""
     is_stalled = data.shown_state(view) == "stalled"
     silence = f", no sign of life for {duration(data.silence(view) or 0.0)}" if is_stalled else ""
     clock = time.strftime("%H:%M:%S", time.localtime(read_at))
-    return f"{safe_text.one_line(view.row.name)}: {view.tally.text}{silence}. Updated {clock}"
+    return " · ".join(filter(None, ["" if view.state == "finished" else view.tally.text + silence, clock]))
 
 
 def _about(view: StudyView) -> str:
@@ -260,19 +255,21 @@ def _about(view: StudyView) -> str:
             f"Live pages refresh every {REFRESH_SECONDS} s."
         )
     return safe_text.in_markdown(
-        f"Task {spec.task}. {VALUE_IS} "
-        f"Started {ago(row.created_at)}, last activity {ago(data.last_sign(view))}. {controller}"
+        f"Task {spec.task}. {view.tally.text}. {VALUE_IS} "
+        f"Read at the time shown. Started {ago(row.created_at)}, last activity {ago(data.last_sign(view))}. "
+        f"{controller}"
     )
 
 
 def trial_link(number: int, label: str) -> None:
-    """Draw a link to a trial's page."""
-    page_link("trial", label, n=f"{number}")
+    """Draw a link to a trial on the page of runs."""
+    page_link("runs", label, view=ONE_TRIAL, n=f"{number}")
 
 
 def page_link(address: str, label: str, **query: str) -> None:
     """Draw a link to the page at this address; `label` is our own words."""
-    st.page_link(st.Page(_page, url_path=address), label=label, icon=":material/search:", query_params=query)
+    page = st.Page(_page, url_path=address, default=address == ANSWER)
+    st.page_link(page, label=label, icon=":material/search:", query_params=query)
 
 
 def _page() -> None:
@@ -306,13 +303,6 @@ def show_commands(*commands: str) -> None:
     """Draw commands, each with a button that copies it."""
     for command in commands:
         st.code(command, language=None, wrap_lines=True)
-
-
-def show_captioned(commands: Mapping[str, str]) -> None:
-    """Draw commands under what each does."""
-    for caption, command in commands.items():
-        st.caption(caption)
-        show_commands(command)
 
 
 OWN_STUDY = (
@@ -380,16 +370,9 @@ def paginate(items: Sequence[Item], per_page: int, key: str) -> Sequence[Item]:
 PLOTLY_CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
 
 
-def figure(
-    plot: go.Figure, key: str, alt: str, caption: str = "", on_select: Callable[[], None] | Literal["ignore"] = "ignore"
-) -> None:
-    """Draw a Plotly figure; its tool bar saves a PNG.
-
-    `caption` describes it, as Markdown. `on_select` is called when points are selected.
-    """
+def figure(plot: go.Figure, key: str, alt: str, on_select: Callable[[], None] | Literal["ignore"] = "ignore") -> None:
+    """Draw a Plotly figure; its tool bar saves a PNG. `on_select` is called when points are selected."""
     st.plotly_chart(plot, key=key, config=PLOTLY_CONFIG, alt=alt, on_select=on_select, selection_mode=("points", "box"))
-    if caption:
-        st.caption(caption)
 
 
 class KeyNumber(NamedTuple):

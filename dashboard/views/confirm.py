@@ -1,62 +1,174 @@
-"""Confirm: how the best configurations did on fresh seeds, and which one to launch."""
+"""The evidence of the answer: the picture of its three numbers, and what the confirmation on fresh seeds read."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
-from plotly.subplots import make_subplots
 
-from dashboard import data, figures, style
+from dashboard import echarts, style
 from dashboard.data import Snapshot
-from dashboard.views import common, compare
-from dashboard.views.answer import what_to_launch
-from ppo_core.errors import ConfigError
-from ppo_core.output import KL_UNIT, decimals, measured, plus_minus
-from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP, Plan, cost_line, missing
-from tuner.confirm.result import Confirmation, Confirmed, Interval, beats, confirmations, places_of, runs_text
-from tuner.judge.answer import of_study
-from tuner.store import Store
+from dashboard.echarts import Option
+from dashboard.views import common
+from ppo_core.output import KL_UNIT, decimals, plus_minus
+from tuner.confirm.result import Confirmation, Confirmed, Interval, places_of, runs_text
+from tuner.judge.answer import Answer
+from tuner.judge.diagnose import course_of
+from tuner.judge.hacking import length_ratio
+from tuner.judge.paired import ERRORS, over
+from tuner.judge.results import value_kl
+from tuner.judge.rules import SIGNS
+from tuner.store import Store, TrialRow
+from tuner.study.status import Origin
 
-ROW_HEIGHT, AXIS_HEIGHT = 40, 92
-"""Height in pixels of a configuration, and of a panel's axis."""
-
-
-@common.study_page(under_own_budget=True)
-def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
-    """Draw the page."""
-    common.watch(store, snapshot)
-    every = confirmations(store, snapshot.view)
-    if every:
-        _confirmation(store, snapshot, _choose(every))
-    else:
-        _not_confirmed(store, snapshot)
+ROW_HEIGHT, AXIS_HEIGHT = 34, 78
+"""Heights in pixels: of a configuration in the picture, and of its axis."""
 
 
-def _not_confirmed(store: Store, snapshot: Snapshot) -> None:
-    view = snapshot.view
-    word = {"finished": "confirm", "paused": "resume", "unfinished": "run"}.get(view.state)
-    command = [] if word is None else [data.command([word, view.row.name])]
-    if view.state != "finished":
-        text = "Let the search finish first: its best configurations may still change."
-        common.guide("Not confirmed yet", text, command)
-        return
-    try:
-        wanted = missing(view.trials, view.spec, Plan())
-    except ConfigError as problem:
-        common.guide("Not confirmed yet", "No configuration of the search can run on fresh seeds.", [], str(problem))
-        return
-    text = (
-        f"One search on one seed chose the best trial. This command runs up to {DEFAULT_TOP} of the best "
-        f"configurations and the reference on {DEFAULT_SEEDS} fresh seeds each, and evaluates them once on the "
-        "test prompts."
+class Measurement(NamedTuple):
+    """A configuration's mean of one quantity and its interval; of lengths, none but the readings of its runs."""
+
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    dots: tuple[float, ...] = ()
+
+
+class Row(NamedTuple):
+    """One configuration of the picture: its reward over the reference's, its KL, and its length ratio."""
+
+    number: int
+    label: str
+    measurements: tuple[Measurement, Measurement, Measurement]
+
+
+def draw_picture(store: Store, snapshot: Snapshot, answer: Answer) -> None:
+    """Draw the answer's three numbers and those of what it is compared with."""
+    rows = rows_of(store, snapshot, answer)
+    chart = picture(rows, common.looks(snapshot, [row.number for row in rows]), snapshot.view.spec.kl_budget)
+    st.echarts_chart(
+        chart, key="three numbers", height=AXIS_HEIGHT + ROW_HEIGHT * len(rows),
+        alt="Reward over the reference, KL with its budget, and response length over its start, by configuration",
+    )  # fmt: skip
+
+
+def rows_of(store: Store, snapshot: Snapshot, answer: Answer) -> list[Row]:
+    """Return the confirmed configurations, the answer first; without them the answer and the reference, of one seed."""
+    view, done = snapshot.view, answer.confirmation if answer.confirmed is not None else None
+    if done is not None:
+        ordered = sorted(done.read, key=lambda one: one.trial.number != answer.number)
+        return [_confirmed(store, snapshot, one) for one in ordered]
+    reference = next((row for row in view.trials if row.origin is Origin.REFERENCE), None)
+    pair = [answer.trial, *([reference] if reference is not None and reference.number != answer.number else [])]
+    return [_searched(store, snapshot, row, reference) for row in pair]
+
+
+def _confirmed(store: Store, snapshot: Snapshot, one: Confirmed) -> Row:
+    gain, kl = one.over_reference, one.kl
+    return Row(
+        one.trial.number,
+        one.label,
+        (
+            Measurement() if gain is None else Measurement(gain.mean, gain.low, gain.high),
+            Measurement() if kl is None else Measurement(kl.mean, kl.low, kl.high, tuple(one.kls.values())),
+            Measurement(dots=_lengths(store, snapshot, one.trial, on_fresh_seeds=True)),
+        ),
     )
-    common.guide("Not confirmed yet", f"{text} {cost_line(wanted, view.trials, view.row.workers or 1)}.", command)
-    row_of = {row.number: row for row in view.trials}
-    parents = [row_of[number] for number in dict.fromkeys(run.parent for run in wanted) if number is not None]
-    compare.tables(store, snapshot, parents)
+
+
+def _searched(store: Store, snapshot: Snapshot, row: TrialRow, reference: TrialRow | None) -> Row:
+    """Return a trial's numbers in the search, with two standard errors."""
+    gain, kl = None if reference is None or row is reference else over(store, reference, row), value_kl(store, row)
+    return Row(
+        row.number,
+        f"reference ({row.number})" if row.origin is Origin.REFERENCE else f"trial {row.number}",
+        (
+            Measurement() if gain is None else _with_error(gain.mean, gain.se),
+            Measurement() if kl is None or not row.value_step else _with_error(kl.mean, kl.se),
+            Measurement(dots=_lengths(store, snapshot, row, on_fresh_seeds=False)),
+        ),
+    )
+
+
+def _with_error(mean: float, se: float | None) -> Measurement:
+    return Measurement(mean, *(() if se is None else (mean - ERRORS * se, mean + ERRORS * se)))
+
+
+def _lengths(store: Store, snapshot: Snapshot, trial: TrialRow, *, on_fresh_seeds: bool) -> tuple[float, ...]:
+    """Return the length ratio of each run."""
+    course = course_of(store, trial, snapshot.view)
+    ratios = map(length_ratio, course.fresh if on_fresh_seeds else [course.steps])
+    return tuple(ratio for ratio in ratios if ratio is not None)
+
+
+def picture(rows: Sequence[Row], looks: Mapping[int, style.Look], kl_budget: float) -> Option:
+    """Chart the rows in three panels side by side: means with intervals, dots of seeds, and limits."""
+    longer = SIGNS["longer"].limit
+    panels = {"Reward − reference": (0.0, ""), "KL": (kl_budget, f"{kl_budget:g}"), "Length ×": (longer, f"{longer:g}")}
+    labels = [row.label for row in reversed(rows)]  # the axis rises
+    chart: Option = {
+        "animation": False,
+        "tooltip": {"confine": True},
+        "grid": [],
+        "xAxis": [],
+        "yAxis": [],
+        "series": [],
+    }
+    for place, (title, (limit, text)) in enumerate(panels.items()):
+        chart["grid"].append({"left": f"{17 + 28 * place}%", "width": "24%", "top": 20, "bottom": 42})
+        chart["xAxis"].append(
+            {"type": "value", "gridIndex": place, "name": title, "nameLocation": "middle", "nameGap": 24, "scale": True,
+             "splitLine": {"show": False}, "splitNumber": 2,
+             "axisLabel": {"showMinLabel": False, "showMaxLabel": False, "hideOverlap": True},
+             **_ends(rows, place, limit)}
+        )  # fmt: skip
+        names = {"axisLabel": {"show": place == 0}, "axisTick": {"show": False}, "axisLine": {"show": False}}
+        chart["yAxis"].append({"type": "category", "data": labels, "gridIndex": place, **names})
+        at: Option = {"xAxisIndex": place, "yAxisIndex": place}
+        for row in rows:
+            chart["series"] += [series | at for series in _series(row, place, title, looks[row.number].colour)]
+        chart["series"].append(echarts.limits_alone([echarts.limit(limit, text, is_upright=True)]) | at)
+    return chart
+
+
+def _ends(rows: Sequence[Row], place: int, limit: float) -> Option:
+    """Return the ends of a panel's axis: all that is drawn, and its limit, with some room."""
+    numbers = [number for row in rows for number in _numbers(row.measurements[place])] + [limit]
+    low, high = min(numbers), max(numbers)
+    room = 0.12 * (high - low) or 1.0
+    step = 10.0 ** -decimals([high - low])
+    return {"min": round((low - room) // step * step, 6), "max": round(((high + room) // step + 1) * step, 6)}
+
+
+def _numbers(measurement: Measurement) -> list[float]:
+    ends = (measurement.mean, measurement.low, measurement.high)
+    return [*measurement.dots, *(end for end in ends if end is not None)]
+
+
+def _series(row: Row, place: int, title: str, colour: str) -> list[Option]:
+    """Return a configuration's interval, its dots and its mean in one panel."""
+    one, name, places = row.measurements[place], f"{row.label}: {title}", decimals([*_numbers(row.measurements[place])])
+    look: Option = {"name": name, "itemStyle": {"color": colour}, "tooltip": {"valueFormatter": f"%.{places}f"}}
+    series: list[Option] = []
+    if one.low is not None and one.high is not None:
+        ends = [[one.low, row.label], [one.high, row.label]]
+        line = {"type": "line", "lineStyle": {"color": colour, "width": 2}, "symbol": "none", "silent": True}
+        series.append({**look, **line, "data": ends})
+    dots = {"type": "scatter", "symbolSize": 6, "data": [[dot, row.label] for dot in one.dots]}
+    series.append({**look, **dots, "itemStyle": {"color": colour, "opacity": 0.6}})
+    if one.mean is not None:
+        series.append(
+            {**look, "type": "scatter", "symbol": "diamond", "symbolSize": 13, "data": [[one.mean, row.label]]}
+        )
+    return series
+
+
+def draw(snapshot: Snapshot) -> None:
+    """Draw what was read on fresh seeds, if anything."""
+    if snapshot.confirmations:
+        confirmation = _choose(snapshot.confirmations)
+        common.heading("On fresh seeds", _help(snapshot, confirmation))
+        common.table(table(confirmation), key="confirmed")
 
 
 def _choose(every: Sequence[Confirmation]) -> Confirmation:
@@ -71,40 +183,15 @@ def _choose(every: Sequence[Confirmation]) -> Confirmation:
     return by_length[length]
 
 
-def _confirmation(store: Store, snapshot: Snapshot, confirmation: Confirmation) -> None:
-    left, right = st.columns([3, 2], gap="medium")
-    with left:
-        if confirmation.best is not None:
-            common.heading("Reward and KL on the test prompts", _intervals_help(snapshot, confirmation))
-            kl_budget = snapshot.view.spec.kl_budget
-            looks = common.looks(snapshot, [one.trial.number for one in confirmation.configurations])
-            common.figure(
-                intervals(confirmation, looks, kl_budget),
-                key="confirmed rewards",
-                alt="Reward, its difference to the reference, and KL on the test prompts: a point per seed, and each "
-                "configuration's mean with its 95% interval",
-                caption=what_to_see(confirmation, kl_budget),
-            )
-    with right:
-        launch = of_study(store, snapshot.view)
-        if launch is not None:
-            common.heading("What to launch")
-            what_to_launch(launch)
-        if launch is None or launch.decision != confirmation.verdict:
-            st.markdown(f"At {confirmation.total_episodes:,} episodes: **{confirmation.verdict}**")
-        baseline = confirmation.baseline
-        if baseline is not None and baseline.reward is not None:
-            reward = plus_minus(baseline.reward, baseline.reward_se)
-            st.text(f"The SFT policy scores {reward} on the same prompts.")
-    common.table(table(confirmation), key="confirmed")
-
-
-def _intervals_help(snapshot: Snapshot, confirmation: Confirmation) -> str:
+def _help(snapshot: Snapshot, confirmation: Confirmation) -> str:
+    baseline = confirmation.baseline
+    sft = "" if baseline is None else f" The SFT policy scores {plus_minus(baseline.reward, baseline.reward_se)} there."
     return (
-        f"Each configuration ran on the same fresh seeds. A run's checkpoint was chosen on the eval prompts, within "
-        f"{snapshot.view.spec.kl_budget:g} {KL_UNIT}, and evaluated once on {confirmation.prompts} test prompts. "
-        "Intervals are 95% t-intervals over the seeds, with the spread that all share; those of differences hold for "
-        "all at once, however often you look. That of the winner is not adjusted for its being chosen."
+        f"Each configuration ran {confirmation.total_episodes:,} episodes on the same fresh seeds. A run's checkpoint "
+        f"was chosen on the eval prompts, within {snapshot.view.spec.kl_budget:g} {KL_UNIT}, and evaluated once on "
+        f"{confirmation.prompts} test prompts. Intervals are 95% t-intervals over the seeds, with the spread that all "
+        "share; those of differences hold for all at once, however often you look. That of the winner is not adjusted "
+        f"for its being chosen.{sft}"
     )
 
 
@@ -134,85 +221,3 @@ def table(confirmation: Confirmation) -> pd.DataFrame:
         }
         for config in read
     )
-
-
-class Panel(NamedTuple):
-    """One quantity of the configurations, and the lines that it is judged by."""
-
-    title: str
-    rows: Sequence[tuple[Confirmed, Mapping[int, float], Interval]]
-    """Values by seed and their mean, the best last, since the axis rises."""
-    levels: Mapping[str, float]
-    """Places of vertical lines by their texts."""
-
-    @property
-    def ends(self) -> list[float]:
-        """All values and all ends of intervals."""
-        every = [end for _, values, mean in self.rows for end in (*values.values(), mean.low, mean.high)]
-        return [end for end in every if end is not None]
-
-
-def panels(confirmation: Confirmation, kl_budget: float) -> list[Panel]:
-    """Return reward, its difference to the reference (where that was read) and KL."""
-    read, baseline = confirmation.configurations[::-1], confirmation.baseline
-    first = {} if confirmation.reference is None else confirmation.reference.rewards
-    levels = {"the reference's mean": statistics.fmean(first.values())} if first else {}
-    reward = Panel("Reward", [(one, one.rewards, one.reward) for one in read if one.reward], levels)
-    sft = None if baseline is None else baseline.reward
-    if sft is not None and min(reward.ends) - sft < max(reward.ends) - min(reward.ends):  # else it flattens the rest
-        levels["SFT policy"] = sft
-    over = [
-        (one, {seed: value - first[seed] for seed, value in one.rewards.items() if seed in first}, one.over_reference)
-        for one in read
-        if one.over_reference
-    ]
-    difference = Panel("Reward over the reference, seed by seed", over, {"no difference": 0.0})
-    kls = [(one, one.kls, one.kl) for one in read if one.kl]
-    kl = Panel(f"KL ({KL_UNIT})", kls, {f"KL budget {kl_budget:g}": kl_budget})
-    return [reward, *([difference] if over else []), kl]
-
-
-def intervals(confirmation: Confirmation, looks: Mapping[int, style.Look], kl_budget: float) -> go.Figure:
-    """Plot each quantity below the other: a point per seed, and the mean with its interval, the best on top."""
-    drawn = panels(confirmation, kl_budget)
-    sizes = [ROW_HEIGHT * len(panel.rows) for panel in drawn]
-    height = sum(sizes) + AXIS_HEIGHT * len(drawn)
-    figure = make_subplots(len(drawn), 1, row_heights=sizes, vertical_spacing=AXIS_HEIGHT / height)
-    figures.lay_out(figure, x="", y="", height=height, margin_t=24)
-    for row, panel in enumerate(drawn, 1):
-        for config, values, mean in panel.rows:
-            colour = looks[config.trial.number].colour
-            figure.add_scatter(
-                x=list(values.values()), y=[config.label] * len(values), mode="markers", row=row, col=1,
-                marker={"color": colour, "size": 8, "opacity": 0.65}, customdata=list(values), showlegend=False,
-                hovertemplate="%{y}, seed %{customdata}: "
-                f"%{{x:.{places_of(every for _, _, every in panel.rows)}f}}<extra></extra>",
-            )  # fmt: skip
-            high, low = (0.0 if end is None else abs(end - mean.mean) for end in (mean.high, mean.low))
-            figure.add_scatter(
-                x=[mean.mean], y=[config.label], mode="markers", row=row, col=1, showlegend=False,
-                marker={"color": colour, "size": 12, "symbol": "diamond"},
-                error_x={"array": [high], "arrayminus": [low], "color": colour, "thickness": 2, "width": 6},
-                hovertemplate=f"{config.label}: {mean.text}, n = {mean.n}<extra></extra>",
-            )  # fmt: skip
-        for text, place in panel.levels.items():
-            figure.add_vline(
-                x=place, line={"color": figures.GREY, "dash": "dot", "width": 1.5}, row=row, col=1,
-                annotation={"text": text, "font": figures.FONT, "yanchor": "bottom"}, annotation_position="top left",
-            )  # fmt: skip
-        figure.update_xaxes(title=panel.title, row=row, col=1)
-    right = 1.03 * max(*drawn[-1].ends, kl_budget)
-    figure.add_vrect(kl_budget, right, fillcolor=figures.GREY, opacity=0.1, line_width=0, row=len(drawn), col=1)
-    return figure.update_xaxes(zeroline=False).update_yaxes(automargin=True, type="category")
-
-
-def what_to_see(confirmation: Confirmation, kl_budget: float) -> str:
-    """Say which configurations beat the reference, and whether KL is within the budget."""
-    reference = confirmation.reference
-    over = [one for one in confirmation.configurations if reference is not None and one.over_reference]
-    clear = [one.name for one in over if reference is not None and beats(one, reference, one.over_reference)]
-    better = f"{' and '.join(clear)} {'beats' if len(clear) == 1 else 'beat'}" if clear else "No configuration beats"
-    text = f"{better[0].upper()}{better[1:]} the reference. " if over else ""
-    kls = [kl for one in confirmation.configurations for kl in one.kls.values()]
-    within = f"{sum(kl <= kl_budget for kl in kls)} of {len(kls)} runs are within the KL budget on the test prompts"
-    return f"{text}{within}: the highest KL is {measured(max(kls))} {KL_UNIT}."

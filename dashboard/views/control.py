@@ -47,7 +47,7 @@ def page(choice: common.Choice) -> None:
     with row:
         _permission()
     draw_result()
-    common.of_a_study(choice, functools.partial(_draw, part, head), under_own_budget=True)
+    common.of_a_study(choice, functools.partial(_draw, part, head))
     draw_pending()
 
 
@@ -147,8 +147,8 @@ def _confirm(store: Store, view: StudyView) -> tuple[str, Sequence[str]]:
         return "Some confirming runs have not ended. To resume them:", words
     answer = of_study(store, view)
     if answer is None or not answer.remedy:
-        return "Its best configurations ran on fresh seeds (see Confirm). To print how they did:", words
-    return "Its best configurations ran on fresh seeds (see Confirm). To be surer:", answer.remedy
+        return "Its best configurations ran on fresh seeds (see Answer). To print how they did:", words
+    return "Its best configurations ran on fresh seeds (see Answer). To be surer:", answer.remedy
 
 
 def _until_run(name: str, lease_token: int) -> None:

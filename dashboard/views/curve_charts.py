@@ -1,10 +1,9 @@
-"""Live charts of metrics over the run: which trials are in colour, what is behind them, and captions."""
+"""Live charts of metrics over the run: which trials are in colour, and what is behind them."""
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -18,7 +17,6 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import counted, decimals, fixed
 from tuner.judge.rules import KL, KL_STEP, WANTED_KL_STEP
 from tuner.store import Store, TrialRow
-from tuner.study.status import Origin, Status
 
 DEFAULT_METRICS = (KL, "eval/reward", "objective/scores")
 PACE_READ = (*charts.PACE, WANTED_KL_STEP)
@@ -116,26 +114,21 @@ def draw_pace(curves: ChartData, number: int, *, height: int) -> None:
 
 
 def _draw_linked(curves: ChartData, metrics: Sequence[str], baseline: float | None, height: int) -> None:
-    options, captions = zip(*(_chart_and_caption(curves, metric, baseline) for metric in metrics), strict=True)
+    options = [_chart(curves, metric, baseline) for metric in metrics]
     titles = [METRICS[metric].title for metric in metrics]
     common.heading("Curves with one cursor", _help(metrics[0]))
     key = f"linked curves {' '.join(metrics)}"
     _echarts(echarts.stacked(options, titles, height), key, curves, height * len(metrics), ", ".join(titles))
-    for title, text in zip(titles, captions, strict=True):
-        st.caption(f"{title}: {text}")
 
 
 def _draw_one(curves: ChartData, metric: str, baseline: float | None, height: int) -> None:
     common.heading(METRICS[metric].label, _help(metric))
-    option, text = _chart_and_caption(curves, metric, baseline)
-    _echarts(option, f"{metric} curves", curves, height, METRICS[metric].title)
-    if text:
-        st.caption(text)
+    _echarts(_chart(curves, metric, baseline), f"{metric} curves", curves, height, METRICS[metric].title)
 
 
 def _echarts(option: Option, key: str, curves: ChartData, height: int, title: str) -> None:
     key = key if curves.drawing.window == WHOLE else f"{key} {curves.drawing.window}"
-    alt = f"{title} over {curves.drawing.axis}, one line per trial"
+    alt = f"{title} over {curves.drawing.axis}; in colour: trials {', '.join(map(str, curves.bright))}"
     st.echarts_chart(option, key=key, height=height, alt=alt, on_select=partial(_zoom, key, curves))
 
 
@@ -181,69 +174,26 @@ def _set_window(span: tuple[int, int]) -> None:
 
 
 def _help(metric: str) -> str:
-    """Return a chart's help: the metric, and how to read the numbers."""
-    texts = [METRICS[metric].doc, "The number at a line's end is its trial."]
-    if metric in KL_METRICS and not metric.startswith("eval/"):
-        texts.append("The line is of a step's rollouts, before its update; evaluations are after it.")
+    """Return a chart's help: the metric, and how to read lines, areas and marks."""
+    texts = [METRICS[metric].doc, "The number at a line's end is its trial; grey are the other trials."]
+    if metric in KL_METRICS:
+        if not metric.startswith("eval/"):
+            texts.append("The line is of a step's rollouts, before its update; evaluations are after it.")
+        texts.append("What exceeds a linear axis is shown by a log KL axis.")
+    if metric in KL_METRICS or metric.startswith("eval/"):
+        texts.append(
+            "Points are evaluations: hollow ones are over the KL budget, and ★ is the one that the trial's value is "
+            "of. "
+        )
+    names = charts.spread(metric)
+    if names:
+        what = "the standard error over the eval prompts" if len(names) == 1 else "the rollouts from minimum to maximum"
+        texts.append(f"Shaded, for up to {charts.MOST_SPREADS} trials: {what}.")
+    texts.append("✕ pruned, ▲ failed, ■ stopped. Of trials averaged by a setting the area holds the middle 80%.")
     return " ".join(texts)
 
 
-def _spread_text(curves: ChartData, metric: str) -> str:
-    """Explain the areas behind the lines, or how to get them; empty if the metric has none."""
-    names, is_few = charts.spread(metric), len(curves.bright) <= charts.MOST_SPREADS
-    if not any(map(curves.is_measured, names)) or curves.drawing.axis == "KL":
-        return ""
-    if len(names) == 1:
-        usual = curves.frame[names[0]].median()
-        shaded = " (shaded)" if is_few else ""
-        return f"The standard error of a point, over the eval prompts, is about {usual:.2g}{shaded}."
-    if not is_few:
-        return f"Choose up to {charts.MOST_SPREADS} trials to see the spread over their rollouts."
-    return "Shaded behind each line: its rollouts from minimum to maximum, darker between the quartiles."
-
-
-POINTS = (
-    "Points are evaluations: hollow ones are over the KL budget, and ★ is the one that the trial's value is of, the "
-    "best within the budget."
-)
-
-
-def caption(curves: ChartData, chosen: common.Numbers) -> str:
-    """Say which trials are in colour, why, what is grey, and what the points and marks mean."""
-    others = len(curves.others)
-    count = len(curves.snapshot.view.trials) - len(curves.bright)
-    which = f"{others} of the other {count} trials" if others < count else f"the other {counted(count, 'trial')}"
-    area = f"the area holds the middle 80% of them while at least {charts.LEAST_IN_BAND} run, then they are lines"
-    band = area if others > style.DISTINCT else "a line or mark each"
-    grey = f"Grey: {which}, {band}." if others else ""
-    texts = (_in_colour(curves, chosen), grey, POINTS, "✕ pruned, ▲ failed, ■ stopped.")
-    return " ".join(filter(None, texts))
-
-
-def _in_colour(curves: ChartData, chosen: common.Numbers) -> str:
-    """Say which trials are in colour, and why; empty if all are."""
-    if len(chosen) > len(curves.bright):
-        return f"In colour: the first {len(curves.bright)} of the {len(chosen)} chosen trials."
-    if not chosen and len(curves.bright) == len(curves.snapshot.view.trials):
-        return ""
-    best, pruned = curves.snapshot.view.best(), set(curves.snapshot.kl_pruned)
-    names = [_name_and_role(row, best, pruned) for row in curves.rows]
-    return f"In colour: trial{'s' if len(names) > 1 else ''} {', '.join(names)}." if names else ""
-
-
-def _name_and_role(row: TrialRow, best: TrialRow | None, pruned: Collection[int]) -> str:
-    roles = {
-        "reference": row.origin is Origin.REFERENCE,
-        "baseline": row.origin is Origin.BASELINE,
-        "best": best is not None and row.number == best.number,
-        "pruned for KL": row.number in pruned,
-        "running": row.status is Status.RUNNING and not row.is_interrupted,
-    }
-    text = ", ".join(role for role, holds in roles.items() if holds)
-    return f"{row.number} ({text})" if text else f"{row.number}"
-
-
-def _chart_and_caption(curves: ChartData, metric: str, baseline: float | None) -> tuple[Option, str]:
+def _chart(curves: ChartData, metric: str, baseline: float | None) -> Option:
     lines = levels(curves.snapshot, metric, baseline)
     return _build_chart(
         f"{curves.stamp}|{curves.snapshot.view.spec.kl_budget}|{metric}|{curves.looks}|{curves.drawing}|{lines}",
@@ -254,22 +204,10 @@ def _chart_and_caption(curves: ChartData, metric: str, baseline: float | None) -
 
 
 @st.cache_resource(max_entries=200, show_spinner=False)
-def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[str, float]) -> tuple[Option, str]:
-    """Return the chart and its caption, cached by `key`."""
-    snapshot, frame, drawing, groups = _curves.snapshot, _curves.frame, _curves.drawing, _groups(_curves)
-    points = charts.points_of(frame, _metric, drawing.axis)
-    if (errors := f"{_metric}_se") in frame:
-        points["se"] = frame[errors]
-    trials, looks = (snapshot.trials.iloc[:0], {}) if groups else (snapshot.trials, _curves.looks)
-    names: dict[Any, str] = {number: f"trial {number}" for number in _curves.bright}
-    if groups:
-        points, names = charts.group_means(points, _metric, groups), {name: name for name in groups.values()}
-    texts = (
-        charts.describe_ends(points, _metric, snapshot.view.spec.kl_budget, names),
-        GROUPED if groups else _spread_text(_curves, _metric),
-        charts.over_the_axis(frame, trials, _metric, looks=looks, drawing=drawing, levels=_levels),
-    )
-    option = charts.curve(
+def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[str, float]) -> Option:
+    """Return the chart, cached by `key`."""
+    snapshot, frame, drawing = _curves.snapshot, _curves.frame, _curves.drawing
+    return charts.curve(
         frame,
         snapshot.trials,
         _metric,
@@ -279,12 +217,10 @@ def _build_chart(key: str, _curves: ChartData, _metric: str, _levels: Mapping[st
         targets=targets(snapshot, _curves.bright, frame) if _metric in KL_METRICS else None,
         kl_budget=snapshot.view.spec.kl_budget,
         names={row.number: analysis.name(row, drawing.by) for row in _curves.rows} if drawing.by else {},
-        groups=groups,
+        groups=_groups(_curves),
     )
-    return option, " ".join(filter(None, texts))
 
 
-GROUPED = "Lines are the means of the trials with each value, areas the middle 80% of them."
 MOST_VALUES = 4
 """Most values of a setting that form groups of their own; more are split into a lower and an upper half."""
 

@@ -12,32 +12,7 @@ from tuner.judge.rules import KL
 from tuner.store import Store
 from tuner.study.spec import StudySpec
 
-MOST_SEARCHED = 5
-"""Most KL-pruned trials to search for one with a finding."""
 METRICS_READ = (KL, *(signal.metric for signal in SIGNALS))
-
-
-def draw_line(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
-    """Draw one line on what moved first, for the first chosen trial, else the latest KL-pruned trial with a finding,
-    else the last; nothing if no KL crossed a limit.
-    """
-    number = _pick(store, snapshot, chosen)
-    incident = _find(snapshot, _steps(store, snapshot, number))
-    if incident is not None:
-        st.text(_text(incident, number, snapshot.view.spec))
-
-
-def _pick(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> int:
-    numbers = [row.number for row in snapshot.view.trials]
-    started = [number for number in chosen if number in numbers]
-    if started:
-        return started[0]
-    pruned = snapshot.kl_pruned[::-1][:MOST_SEARCHED]
-    for number in pruned:
-        incident = _find(snapshot, _steps(store, snapshot, number))
-        if incident is not None and incident.moves:
-            return number
-    return pruned[0] if pruned else numbers[-1]
 
 
 def _steps(store: Store, snapshot: Snapshot, number: int) -> pd.DataFrame:
@@ -59,38 +34,33 @@ def _text(incident: Incident, number: int, spec: StudySpec) -> str:
 
 
 def draw(store: Store, snapshot: Snapshot, number: int) -> None:
-    """Draw the incident of trial `number`."""
+    """Draw what moved first in trial `number`, if its KL crossed a limit."""
     spec, steps = snapshot.view.spec, _steps(store, snapshot, number)
-    if steps.empty:
-        st.info(f"Trial {number} has not reported a step yet.")
+    incident = None if steps.empty else _find(snapshot, steps)
+    if incident is None:
         return
-    incident = _find(snapshot, steps)
-    if incident is not None:
-        st.text(_text(incident, number, spec), help=_RULE)
-    else:
-        st.text(f"Trial {number}: {METRICS[KL].label} never went over the budget of {spec.kl_budget:g} nats.")
-    with st.container() if incident is not None and incident.moves else st.expander("KL and signals by step"):
-        _panels(snapshot, steps, incident, number)
-    if incident is not None and incident.moves:
-        number_column = st.column_config.NumberColumn
-        common.table(
-            incident_rows(incident),
-            "incident table",
-            {
-                "signal": st.column_config.TextColumn("Signal", width=230),
-                "low": number_column("Usual from", format="%.3g"),
-                "high": number_column("Usual to", format="%.3g"),
-                "step": number_column(
-                    "Moved at step", help="Empty: it stayed in its usual range until the KL crossed."
-                ),
-                "before": number_column("Steps before the KL"),
-                "value": number_column("Value there", format="%.3g"),
-            },
-            placeholder="–",
-        )
+    named = " and ".join(METRICS[move.signal.metric].label for move in incident.first)
+    common.heading(f"What moved first: {named or 'nothing'}", f"{_text(incident, number, spec)} {_RULE}")
+    if not incident.moves:
+        return
+    _panels(snapshot, steps, incident, number)
+    number_column = st.column_config.NumberColumn
+    common.table(
+        incident_rows(incident),
+        "incident table",
+        {
+            "signal": st.column_config.TextColumn("Signal", width=230),
+            "low": number_column("Usual from", format="%.3g"),
+            "high": number_column("Usual to", format="%.3g"),
+            "step": number_column("Moved at step", help="Empty: it stayed in its usual range until the KL crossed."),
+            "before": number_column("Steps before the KL"),
+            "value": number_column("Value there", format="%.3g"),
+        },
+        placeholder="–",
+    )
 
 
-def _panels(snapshot: Snapshot, steps: pd.DataFrame, incident: Incident | None, number: int) -> None:
+def _panels(snapshot: Snapshot, steps: pd.DataFrame, incident: Incident, number: int) -> None:
     lines = curve_charts.levels(snapshot, KL)
     chart = charts.incident(steps, incident, colour=common.looks(snapshot, [number])[number].colour, lines=lines)
     alt = f"Trial {number}: KL and {len(SIGNALS)} signals by step"

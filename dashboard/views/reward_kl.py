@@ -1,4 +1,4 @@
-"""Reward and KL: every trial's trajectory, and the best checkpoint under a KL budget."""
+"""Reward and KL: every trial's trajectory over its evaluations, and what each part of the KL budget buys."""
 
 import math
 from collections.abc import Sequence
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, data, figures, safe_text, sentences, style
+from dashboard import analysis, data, figures, style
 from dashboard.analysis import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.views import common
-from dashboard.views.answer import what_to_launch
-from ppo_core.output import counted, decimals, measured, plus_minus
+from dashboard.views.sidebar import TRIALS
+from ppo_core.output import decimals, plus_minus
 from tuner.confirm.result import Confirmed
-from tuner.control import forks
-from tuner.judge.answer import launch_of, of_study
-from tuner.judge.best import RULE, is_sound
+from tuner.judge.answer import decided
+from tuner.judge.best import is_sound
 from tuner.judge.results import StudyView
-from tuner.judge.scoring import ends_within
 from tuner.store import Store
-from tuner.study.spec import StudySpec
+
+FIGURE = "reward and KL"
+"""Key of the figure."""
 
 
 @common.study_page()
@@ -31,22 +31,10 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         text = "A trial is evaluated before its first update, and then every `eval_every_episodes` episodes."
         common.not_started(snapshot, text, "No evaluation yet")
         return
-    chosen = common.started(snapshot, chosen)
-    best, answer = best_checkpoint(snapshot.view, evaluated), of_study(store, snapshot.view)
-    is_own = answer is not None and answer.kl_budget == answer.own_budget
-    confirmed = answer.confirmation.configurations if answer is not None and answer.confirmation and is_own else ()
-    _figure(snapshot, evaluated, chosen, best, confirmed, None if answer is None else answer.number)
-    left, right = st.columns(2, gap="medium")
-    with left:
-        _what_kl_buys(snapshot, evaluated)
-    with right:
-        if best is None:
-            common.heading(f"No trained checkpoint within {snapshot.view.spec.kl_budget:g} nats", RULE)
-            return
-        if answer is not None and answer.number != best.trial:
-            common.heading("What to launch")
-            what_to_launch(answer)
-        _checkpoint(store, snapshot, best, evaluated, confirmed)
+    chosen, done = common.started(snapshot, chosen), decided(list(snapshot.confirmations))
+    best = best_checkpoint(snapshot.view, evaluated)
+    _figure(snapshot, evaluated, chosen, best, () if done is None else done.configurations)
+    _what_kl_buys(snapshot, evaluated)
 
 
 def _what_kl_buys(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
@@ -91,91 +79,49 @@ def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | No
     return analysis.checkpoint_of(evaluated, best.number, best.value_step)
 
 
-def _checkpoint(
-    store: Store, snapshot: Snapshot, best: Checkpoint, evaluated: pd.DataFrame, confirmed: Sequence[Confirmed]
-) -> None:
-    """Draw the search's best checkpoint, how to get it, and how much luck may be in it."""
-    study = snapshot.view.row
-    kept = forks.find(snapshot.view.row, best.trial, best.step)
-    trial = next(row for row in snapshot.view.trials if row.number == best.trial)
-    sound = evaluated["trial"].isin([row.number for row in snapshot.view.trials if is_sound(row)])
-    count = len(analysis.trained_within(evaluated[sound], snapshot.view.spec.kl_budget))
-    reward = plus_minus(best.reward, best.reward_se)
-    found = f"Highest value in the search: {reward}, trial {best.trial} at step {best.step}, KL {measured(best.kl)}"
-    common.heading(found, f"{common.VALUE_IS} {RULE}")
-    fresh = "Confirm it on fresh seeds before you rely on it."
-    for one in confirmed:
-        if one.trial.number == best.trial and one.reward is not None and one.kl is not None:
-            fresh = (
-                f"What to expect is the mean of {counted(one.reward.n, 'fresh seed')} of {one.name} on the test "
-                f"prompts: {one.reward.text} at a KL of {one.kl.text}."
-            )
-    st.text(f"The star is the highest of {count:,} noisy evaluations within the budget, so part of it is luck. {fresh}")
-    if ends_within(trial, snapshot.view.spec) is False:
-        st.text(
-            f"Trial {trial.number} itself ends over the budget, at a KL of {measured(trial.end_kl)}: its configuration "
-            "is good up to this step, and not to its end."
-        )
-    if kept.path is not None:
-        common.show_commands(safe_text.one_line(str(kept.path)))
-        st.text("To continue training from it, with other values where you like:")
-        common.show_commands(data.go_on(study.name, trial, best.episode))
-    else:
-        st.text(f"Not kept here: {kept.why_not}. To train its model again, from the same seed:")
-        common.show_commands(data.command(launch_of(store, snapshot.view, trial)))
-
-
 def _figure(
     snapshot: Snapshot,
     evaluated: pd.DataFrame,
     chosen: common.Numbers,
     best: Checkpoint | None,
     confirmed: Sequence[Confirmed],
-    launched: int | None,
 ) -> None:
-    spec, front = snapshot.view.spec, analysis.front(evaluated)
-    highlighted = numbered = common.highlighted(snapshot, chosen, style.DISTINCT)
-    if not chosen:
-        found = [number for number in (best.trial if best else None, launched) if number is not None]
-        highlighted = tuple(dict.fromkeys([*highlighted, *found]))
-        numbered = (*snapshot.default_trials, *found)
+    finalists = [one.trial.number for one in confirmed]
+    highlighted = common.highlighted(snapshot, chosen or tuple(dict.fromkeys([*snapshot.defaults, *finalists])))
     row = st.container(horizontal=True, vertical_alignment="center")
-    row.subheader("Reward against KL", anchor=False, help=_legend(spec), width="content")
+    row.subheader("Reward against KL", anchor=False, help=_LEGEND, width="content")
     scale = row.segmented_control(
         "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params",
         label_visibility="collapsed", format_func=lambda scale: f"{scale} KL",
     )  # fmt: skip
-    over = "" if scale == "log" else figures.over_the_axis(evaluated, snapshot.trials, spec.kl_budget)
     common.figure(
         figures.trajectories(
             evaluated,
             snapshot.trials,
-            front,
-            spec=spec,
-            chosen=highlighted,
-            numbered=numbered,
+            spec=snapshot.view.spec,
+            looks=common.looks(snapshot, highlighted),
             best=best,
             confirmed=confirmed,
             log_kl=scale == "log",
         ),
-        key="reward and KL",
-        alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
-        caption=f"{sentences.of_front(evaluated, spec.kl_budget)} {_MEANS if confirmed else ''} {over}",
+        key=FIGURE,
+        alt="Eval reward against eval KL: each trial's evaluations joined by a line",
+        on_select=_choose,
     )
 
 
-_MEANS = (
-    "Large diamonds are means of fresh seeds on the test prompts, all else is on the eval prompts: part of a "
-    "difference may be the prompts."
+def _choose() -> None:
+    """Choose the trials whose points were clicked, on all pages."""
+    points = st.session_state[FIGURE].selection.points
+    numbers = [int(point["customdata"][0]) for point in points if point.get("customdata")]
+    if numbers:
+        st.session_state[TRIALS] = list(dict.fromkeys(numbers))[: style.DISTINCT]
+
+
+_LEGEND = (
+    "A line joins a trial's evaluations, starting at the SFT policy. In colour: the chosen trials, else the answer, "
+    "the reference and what was confirmed; click a line to choose its trial. ✕ marks where a rule ended it, ■ a "
+    "person, ▲ where it failed. The star is the best in budget of one seed, the highest of many noisy evaluations; a "
+    "large diamond is the mean of a configuration's fresh seeds on the test prompts, with its 95% intervals: part of "
+    "a difference may be the prompts. What exceeds a linear axis is shown by a log KL axis."
 )
-
-
-def _legend(spec: StudySpec) -> str:
-    return (
-        "A line joins a trial's evaluations, starting at the SFT policy. Numbered at their last, if there is room: the "
-        "chosen trials, else the reference, the best, the one to launch, and the latest pruned for KL. "
-        "✕ marks where a rule ended it, ■ a person, ▲ where it failed. The grey steps are the front: the "
-        "highest reward of any evaluation at no more KL. The star is the best checkpoint, the highest of many noisy "
-        "evaluations; a large diamond is the mean of a configuration's fresh seeds, with its 95% intervals. The dotted "
-        "upright line, if the axis reaches it, is the guard's limit."
-    )

@@ -25,7 +25,7 @@ def draw(snapshot: Snapshot, cards: Sequence[Card]) -> None:
         return
     limit, shown = snapshot.view.spec.kl_limit, cards[:MOST_CARDS]
     look_of = looks(snapshot, [card.number for card in shown])
-    places = decimals(reward for card in shown for reward in (card.reward, card.score))
+    places = decimals(card.reward for card in shown)
     heading(
         "Unfinished trials",
         f"Near the limit: KL from {NEAR:.0%} of the guard's {limit:g} nats on. Stalled: silent for "
@@ -45,22 +45,21 @@ def _card(card: Card, look: style.Look, limit: float, places: int) -> None:
     glyph, colour = HEALTH_MARKS[card.health]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.html(style.heading(card.number, look), width="content")
-        st.badge(f"{glyph} {card.health}", color=colour)
+        usual = None if card.usual is None else f"Usually {card.usual:.1f} s per step."
+        st.badge(f"{glyph} {card.health}", color=colour, help=usual)
     st.progress(card.progress, text=f"{card.progress:.0%} of its episodes")
     st.text(_card_text(card, limit, places))
     trial_link(card.number, f"Open trial {card.number}")
 
 
 def _card_text(card: Card, limit: float, places: int) -> str:
-    kl = "no KL yet" if card.kl is None else f"KL {measured(card.kl)} of {limit:g} {METRICS['eval/kl'].unit}"
-    scores = {"eval reward": card.reward, "score": card.score}
-    rewards = ", ".join(f"{name} {fixed(value, places)}" for name, value in scores.items() if value is not None)
+    kl = "no KL yet" if card.kl is None else f"training KL {measured(card.kl)} of {limit:g} nats"
+    reward = "" if card.reward is None else f"eval reward {fixed(card.reward, places)}"
     if card.step is not None:
         progress = f"step {card.step}, last report"
     else:
         progress = "queued" if card.health == "waiting" else "started"
-    usual = "" if card.usual is None else f", usually {card.usual:.1f} s per step"
-    return "\n".join(filter(None, [kl, rewards, f"{progress} {duration(card.silent)} ago{usual}"]))
+    return "\n".join(filter(None, [kl, reward, f"{progress} {duration(card.silent)} ago"]))
 
 
 def read_cards(store: Store, snapshot: Snapshot, *, with_confirming: bool = False) -> list[Card]:
@@ -87,7 +86,7 @@ def draw_table(store: Store, snapshot: Snapshot) -> None:
             "trial": number("Trial", width=50, pinned=True),
             "status": text("Status", width=105),
             "episodes": text("Episodes", width=105),
-            "kl": number("KL", format="%.1f", width=45, help=METRICS[KL].doc),
+            "kl": number("Training KL", format="%.1f", width=85, help=METRICS[KL].doc),
             "time": text("Time", width=110, help="Training time so far, and how long the rest takes at its pace."),
             "what": text("What it is", width=170),
         },

@@ -16,11 +16,12 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, fixed
 from ppo_core.report import TokenReadings
 from tuner.judge import hacking
-from tuner.judge.answer import of_study
 from tuner.judge.hacking import Finding
 from tuner.store import Store
 from tuner.study.status import Origin
 
+CHOICES = "Evaluations, marks, order"
+"""Label of the popover with these choices."""
 SIDE_BY_SIDE = 4
 """Most trials side by side."""
 PROMPTS_PER_PAGE = 3
@@ -36,33 +37,29 @@ ORDERS = {"prompt": "By prompt", "reward": "Highest reward", "kl": "Highest KL",
 @common.study_page("A trial writes samples at its first evaluation, before its first update.")
 def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
-    numbers = common.started(snapshot, chosen or tuple(snapshot.default_trials), SIDE_BY_SIDE)
+    numbers = common.started(snapshot, chosen or tuple(snapshot.defaults), SIDE_BY_SIDE)
     common.watch(store, snapshot, numbers)
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
     found = diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)
     findings = [diagnosis.with_fresh_seeds(store, snapshot.view, finding) for finding in found]
-    draw(store, snapshot, numbers, diagnosis.describe_hacking(findings))
+    draw(store, snapshot, numbers)
     _hacking(findings)
 
 
 def _hacking(findings: Sequence[Finding]) -> None:
     """Draw signs of reward hacking, one column per trial as above, with worsened readings marked."""
     common.heading(
-        "Reward hacking: does reward rise while something else worsens?",
-        "A reason to read the samples above, not a proof.",
+        "Does reward rise while something else worsens?",
+        f"A reason to read the samples above, not a proof. {hacking.RULE} Lengths are in tokens.",
     )
     rows = diagnosis.hacking_rows(findings).rename(columns=diagnosis.HACKING_TITLES)
     signs = rows.set_index("trial").T.rename(columns="Trial {}".format).reset_index(names="Sign")
     common.table(signs, "hacking", {"Sign": st.column_config.TextColumn(width=130, pinned=True)}, marked=True)
-    st.caption(f"{hacking.RULE} {diagnosis.HACKING_MEANS}")
 
 
-def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str = "") -> None:
-    """Draw samples of the trials, as many as fit."""
-    common.heading(f"Samples: {verdict}" if verdict else "Samples on the same prompts", _HELP)
-    if len(numbers) > SIDE_BY_SIDE:
-        st.caption(f"Of {SIDE_BY_SIDE} of the {len(numbers)} trials; the page Samples shows others.")
-        numbers = numbers[:SIDE_BY_SIDE]
+def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers) -> None:
+    """Draw samples of at most `SIDE_BY_SIDE` trials."""
+    common.heading("Samples", _HELP)
     view = snapshot.view
     row_of = {row.number: row for row in view.trials}
     trials = [row_of[number] for number in numbers]
@@ -75,30 +72,27 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str
     if samples.empty:
         st.info("These trials have no samples: a trial writes some at each evaluation.")
         return
-    controls = st.container(horizontal=True, vertical_alignment="bottom")
-    when = controls.pills(
+    prompts = {int(index): str(text) for index, text in samples.groupby("prompt_index")["prompt"].first().items()}
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        prompt = _choose_prompt(prompts)
+        more = st.popover(CHOICES, icon=":material/tune:")
+    when = more.pills(
         "Evaluations", WHEN, selection_mode="multi", default=[BEST], key="when", bind="query-params", wrap=True,
         help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one behind "
         "the trial's value, or its last one if it has none from training; `at step` is the last one up to a step.",
     )  # fmt: skip
-    prompts = {int(index): str(text) for index, text in samples.groupby("prompt_index")["prompt"].first().items()}
-    with controls:
-        mark = st.selectbox(
-            "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", width=180, key="mark",
-            bind="query-params",
-            help="A token's reading, orange above 0 and blue below; point at a token for all its readings. Or words "
-            "added to another response (underlined) and removed from it (struck through).",
-        )  # fmt: skip
-        prompt = _choose_prompt(prompts)
-        more = st.popover("Find, order", icon=":material/search:")
-        wanted = more.text_input("Find in responses", key="find", bind="query-params")
-        order = more.selectbox("Order", list(ORDERS), key="order", bind="query-params", format_func=ORDERS.__getitem__)
+    mark = more.selectbox(
+        "Mark", (*COLOURED, *CHANGES), index=None, placeholder="Nothing", key="mark", bind="query-params",
+        help="A token's reading, orange above 0 and blue below; point at a token for all its readings. Or words added "
+        "to another response (underlined) and removed from it (struck through).",
+    )  # fmt: skip
+    wanted = more.text_input("Find in responses", key="find", bind="query-params")
+    order = more.selectbox("Order", list(ORDERS), key="order", bind="query-params", format_func=ORDERS.__getitem__)
     if not when:
         st.info("Choose at least one evaluation.")
         return
     step = _choose_step(samples) if AT_STEP in when else 0
-    looks, answer = common.looks(snapshot, numbers), of_study(store, view)
-    launch = None if answer is None else answer.number
+    looks = common.looks(snapshot, numbers)
     last = {int(number): int(step) for number, step in samples.groupby("trial")["step"].max().items()}
     lines = _lines(samples, when, {row.number: row.value_step or last.get(row.number) for row in trials}, step)
     selected = samples.merge(pd.concat(lines).drop_duplicates(), on=["trial", "step"])
@@ -111,14 +105,14 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str
     tokens, largest = _shading(store, snapshot, on_page, mark) if mark in COLOURED else ({}, 0.0)
     for index in indices:
         with st.container(border=True):
-            st.caption(f"Prompt {index}")
-            st.text(safe_text.visible(prompts[index]))
+            with st.container(key=f"said {index}"):
+                st.caption(f"Prompt {index}")
+                st.text(safe_text.visible(prompts[index]))
             for line in lines:
                 responses = on_page[on_page["prompt_index"] == index].merge(line, on=["trial", "step"])
                 for column, number, trial in zip(st.columns(len(trials)), numbers, trials, strict=True):
                     with column:
-                        what = style.status_cell(trial) + (", the one to launch" if number == launch else "")
-                        st.html(style.heading(number, looks[number], what))
+                        st.html(style.heading(number, looks[number]))
                         of_trial = responses[responses["trial"] == trial.number]
                         for row in of_trial.itertuples():
                             base = None
@@ -129,13 +123,13 @@ def draw(store: Store, snapshot: Snapshot, numbers: common.Numbers, verdict: str
                             _response(row, *_marked(row, mark, wanted, readings, largest, base), is_last, places)
                         if of_trial.empty:
                             st.caption("no sample of this prompt")
-    matches = f"{len(matching)} of {len(selected)} responses have it. " if wanted else ""
-    st.caption(matches + _highest(selected))
+    if wanted:
+        st.caption(f"{len(matching)} of {len(selected)} responses have it.")
 
 
 _HELP = (
-    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. Reward that rises while the "
-    "text repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible "
+    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the answer and the reference. Reward that rises while "
+    "the text repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible "
     "characters are spelled out as ⟨U+…⟩."
 )
 
@@ -167,17 +161,6 @@ def ordered(samples: pd.DataFrame, order: str) -> list[int]:
         return list(groups.groups)
     measure = groups["reward"].max() - groups["reward"].min() if order == "gap" else groups[order].max()
     return [int(index) for index in measure.sort_values(ascending=False, kind="stable").index]
-
-
-def _highest(samples: pd.DataFrame) -> str:
-    """Name the responses with the highest reward and KL."""
-    texts = []
-    for name, column in (("reward", "reward"), ("KL", "kl")):
-        if samples[column].notna().any():
-            top = samples.loc[samples[column].idxmax()]
-            highest = fixed(top[column], decimals(samples[column]))
-            texts.append(f"Highest {name}: {highest}, trial {top['trial']} on prompt {top['prompt_index']}.")
-    return " ".join(texts)
 
 
 def _choose_step(samples: pd.DataFrame) -> int:
@@ -242,7 +225,7 @@ def _choose_prompt(prompts: Mapping[int, str]) -> int | None:
         st.session_state["prompt"] = int(linked)
     chosen: int | None = st.selectbox(
         "Prompt", list(prompts), index=None, width=190, key="prompt", persist_state="session",
-        placeholder=f"All {len(prompts)}; type to find one",
+        label_visibility="collapsed", placeholder=f"All {len(prompts)} prompts",
         format_func=lambda index: f"{index}: {safe_text.one_line(prompts.get(index, ''), 90)}",
     )  # fmt: skip
     if chosen is not None:
@@ -284,12 +267,11 @@ def _places(samples: pd.DataFrame) -> dict[str, int]:
 
 
 def _response(row: Any, pieces: Sequence[Piece], note: str, is_last: bool, places: Mapping[str, int]) -> None:
-    reward, length = METRICS["eval/reward"].unit, METRICS["eval/length"].unit
     why = ", its last; none trained was within the budget" if is_last else ""
-    at = f"step {row.step:d}, {_episodes(pd.Series([row.episode]))}".removesuffix(", ")
     st.caption(
-        f"**{fixed(row.reward, places['reward'])}** {reward} · KL **{fixed(row.kl, places['kl'])}** nats · "
-        f"**{row.length:d}** {length} · {at}{why}"
+        f"**{fixed(row.reward, places['reward'])}** · KL **{fixed(row.kl, places['kl'])}** · step {row.step:d}{why}",
+        help=f"Reward, KL in nats; {row.length:d} {METRICS['eval/length'].unit}, "
+        f"{_episodes(pd.Series([row.episode])) or 'episodes not known'}.",
     )
     if len(row.parts) > 1:  # their names are text from outside
         parts = (f"{safe_text.one_line(name)} {fixed(part, places[_PART + name])}" for name, part in row.parts.items())

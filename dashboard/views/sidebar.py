@@ -6,18 +6,15 @@ from contextlib import suppress
 
 import streamlit as st
 
-from dashboard import data, safe_text, style
+from dashboard import data, safe_text
 from dashboard.data import Snapshot
-from ppo_core.output import KL_UNIT, decimals, fixed, measured
-from tuner.judge.best import VALUE
+from ppo_core.output import KL_UNIT
 from tuner.store import Store
 
 STUDY, TRIALS, BUDGET = "study", "trial", "budget"
 """Keys of the three choices, in link and session."""
 _BUDGET_OF = "budget of"
 """Session key: the study to which the session's budget belongs."""
-MOST_DESCRIBED = 12
-"""Most chosen trials with a line of their own."""
 
 
 def choose_study(store: Store) -> str | None:
@@ -51,9 +48,11 @@ def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
         key=TRIALS,
         bind="query-params",
         persist_state="session",
-        placeholder="Default selection",
-        help="Shown in colour in charts, and alone in tables and samples. By default: all trials where they are few, "
-        "else the reference, the best within the budget, one pruned for KL and those that are running.",
+        placeholder="Default",
+        filter_mode="prefix",
+        select_all=False,
+        help="Shown in colour in charts, and alone in samples and comparisons. By default: the answer and the "
+        "reference, or the runner-up if they are one; in charts also those that run, and all where they are few.",
     )
     return tuple(chosen)
 
@@ -64,20 +63,6 @@ def _numbers(snapshot: Snapshot) -> list[int]:
     first = max((*known, *(row.number for row in snapshot.view.confirming)), default=-1) + 1
     to_start = 0 if snapshot.total is None else max(0, snapshot.total - len(known))
     return [*known, *range(first, first + to_start)]
-
-
-def describe(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw a line for each chosen trial: `Trial 25 ★: 2.06 · KL 5.0 · completed`."""
-    best = snapshot.view.best()
-    lines = []
-    places = decimals(snapshot.trials["value"], snapshot.trials["value_se"])
-    for row in [row for row in snapshot.view.trials if row.number in chosen][:MOST_DESCRIBED]:
-        star = " ★" if best is not None and best.number == row.number else ""
-        value = "" if row.value is None or row.kl is None else f" {fixed(row.value, places)} · KL {measured(row.kl)} ·"
-        lines.append(f"Trial {row.number}{star}:{value} {style.status_text(row)}")
-    if lines:
-        about = f"Value (eval reward of {VALUE}), its KL, and status; ★: the best."
-        st.sidebar.caption("  \n".join(lines), help=about)
 
 
 def choose_budget(snapshot: Snapshot) -> float:
@@ -102,8 +87,8 @@ def choose_budget(snapshot: Snapshot) -> float:
         key=BUDGET,
         bind="query-params",
         persist_state="session",
-        help=f"Highest eval KL that you accept, in {KL_UNIT}. All pages but Confirm and Control show the best trial "
-        f"under it, from the evaluations in the store; nothing is trained again. The study's own budget is "
+        help=f"Highest eval KL that you accept, in {KL_UNIT}. Trials are judged by it from the evaluations in the "
+        f"store; nothing is trained again. Confirmations hold for the study's own budget, "
         f"{spec.kl_budget:g}, and its guard stops trials that stay over {spec.kl_limit:g}.",
     )
     return float(chosen)

@@ -1,4 +1,4 @@
-"""Studies: a table of all, with state, answer and cost; and several compared by front and by hyperparameter."""
+"""Studies: the picker of a study, with decision, reward, KL and cost a row; and several compared."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -9,14 +9,12 @@ from urllib.parse import quote
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, data, figures, importance_figures, safe_text, sentences, style
-from dashboard.data import Snapshot
+from dashboard import analysis, data, figures, importance_figures, safe_text, style
 from dashboard.views import common
-from dashboard.views.answer import what_to_launch
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task import Task
 from ppo_core.metrics import METRICS
-from ppo_core.output import decimals, duration, measured, plus_minus
+from ppo_core.output import duration, measured, plus_minus
 from tuner.judge.answer import Badge, of_study
 from tuner.judge.results import StudyView
 from tuner.store import Store, StudyRow
@@ -32,13 +30,8 @@ def page(choice: common.Choice) -> None:
         rows = data.studies(choice.store)
         is_any_held = any(row.is_held for row in rows)
         st.fragment(_table, run_every=REFRESH_SECONDS if is_any_held else None)(choice.store)
-        if (answer := of_study(choice.store, choice.snapshot.view)) is not None:
-            common.heading(f"What to launch in {safe_text.in_markdown(choice.snapshot.view.row.name)}")
-            what_to_launch(answer)
         if len(rows) > 1:
             _several(choice, rows)
-        else:
-            st.text("Once the store has another study, they are compared here.")
 
 
 def _several(choice: common.Choice, rows: Sequence[StudyRow]) -> None:
@@ -64,70 +57,12 @@ def _several(choice: common.Choice, rows: Sequence[StudyRow]) -> None:
     tasks = {snapshot.view.spec.task for snapshot in snapshots.values()}
     if len(tasks) > 1:
         st.info("These studies train different tasks: compare each reward with its own baseline, not with the others.")
-    best = pd.DataFrame(
-        [_best(choice.store, snapshots[name], points, choice.budget) for name, points in evaluated.items()]
-    )
-    common.table(
-        best,
-        key="best of studies",
-        columns=_best_columns(best, choice.budget),
-        placeholder="–",
-    )
     common.figure(
         figures.fronts({name: analysis.front(points) for name, points in evaluated.items()}, choice.budget),
         key="fronts",
         alt="The front of eval reward against eval KL of each study",
-        caption=sentences.of_studies(evaluated, choice.budget) if len(tasks) == 1 else "",
     )
     _in_common({name: snapshot.trials for name, snapshot in snapshots.items()})
-
-
-def _best(store: Store, snapshot: Snapshot, points: pd.DataFrame, kl_budget: float) -> dict[str, object]:
-    """Return a table row with a study's best checkpoint within a KL budget, empty without one, and how sure it is."""
-    columns = ["reward", "reward_se", "kl", "trial", "step"]
-    best = analysis.trained_within(points, kl_budget).nlargest(1, "reward")
-    [values] = best[columns].to_dict("records") or [dict.fromkeys(columns)]
-    before = points.loc[points["step"] == 0, "reward"]
-    baseline = float(before.mean()) if len(before) else None
-    answer = of_study(store, data.under_budget(store, snapshot, kl_budget).view)
-    confirmed = None if answer is None else answer.confirmed
-    reading = None if confirmed is None else confirmed.reward
-    return {
-        "study": _link(snapshot.view.row.name),
-        "task": task_text(snapshot.view.spec.declared),
-        "baseline": baseline,
-        "reward": values["reward"],
-        "reward_se": values["reward_se"],
-        "gain": None if baseline is None or values["reward"] is None else values["reward"] - baseline,
-        **{name: values[name] for name in ("kl", "trial", "step")},
-        "certainty": None if answer is None else answer.badge.value,
-        "confirmed": None if confirmed is None or reading is None else f"{confirmed.label}: {reading.text}",
-    }
-
-
-def _best_columns(best: pd.DataFrame, kl_budget: float) -> dict[str, Any]:
-    reward, kl = decimals(best["reward"], best["reward_se"]), decimals(best["kl"])
-    number, text = st.column_config.NumberColumn, st.column_config.TextColumn
-    return {
-        "study": _link_column(),
-        "task": _task_column(),
-        "baseline": number("SFT baseline", format=f"%.{reward}f", width=95, help="Eval reward before training."),
-        "reward": number(
-            f"Best value within {kl_budget:g} nats",
-            format=f"%.{reward}f",
-            width=165,
-            help="The highest eval reward of a trained checkpoint within the KL budget.",
-        ),
-        "reward_se": number("± SE", format=f"%.{reward}f", width=60, help=METRICS["eval/reward_se"].doc),
-        "gain": number("Over SFT", format=f"%+.{reward}f", width=75, help="Best eval reward minus the SFT baseline."),
-        "kl": number("Its KL", format=f"%.{kl}f", width=60, help=METRICS["eval/kl"].doc),
-        "trial": number("Trial", width=50),
-        "step": number("Step", width=50),
-        "certainty": _certainty_column(),
-        "confirmed": text(
-            "On fresh seeds [95%]", width=170, help="Reward of the confirmed configuration on the test prompts."
-        ),
-    }
 
 
 def _certainty_column() -> Any:
@@ -160,7 +95,6 @@ def _in_common(trials: Mapping[str, pd.DataFrame]) -> None:
         plot,
         key="in common",
         alt=f"The value of every trial over {name}, a colour for each study",
-        caption=sentences.of_common(trials, name),
     )
 
 
@@ -176,7 +110,7 @@ def _task_column() -> Any:
 
 
 def _link(name: str) -> str:
-    """Return the address of a study's Overview, from any page."""
+    """Return the address of a study's answer, from any page."""
     return f"./?study={quote(name, safe='')}"
 
 
@@ -210,7 +144,7 @@ def _row(store: Store, row: StudyRow, view: StudyView | None) -> dict[str, objec
         "study": _link(row.name),
         "task": task_text(view.spec.declared),
         "state": data.WORDS[data.shown_state(view)],
-        "launch": None if answer is None else answer.name,
+        "decision": None if answer is None else answer.decision,
         "certainty": None if answer is None else answer.badge.value,
         "reward": value if reward is None else reward.text,
         "kl": f"{measured(at_kl if kl is None else kl.mean)} of {view.spec.kl_budget:g}",
@@ -226,7 +160,7 @@ def _study_columns() -> dict[str, Any]:
         "study": _link_column(),
         "task": _task_column(),
         "state": text("State", width=85, help="Not responding: its controller has been silent for a minute."),
-        "launch": text("Launch", width=125, help="The configuration to train for real, under the study's KL budget."),
+        "decision": text("Decision", width=330),
         "certainty": _certainty_column(),
         "reward": text(
             "Its reward",

@@ -27,15 +27,16 @@ MOST_LIVE = 250
 
 
 def draw(snapshot: Snapshot, chosen: common.Numbers, to_launch: Answer | None) -> None:
-    """Draw the table, the trial to launch or the best on top, then by value (by number while the study runs, so that
-    rows and a reader's own sorting stay); ticking a row chooses its trial on all pages.
+    """Draw the table, the answer on top, then by reward (by number while the study runs, so that rows and a reader's
+    own sorting stay); ticking a row chooses its trial on all pages.
     """
     row = st.container(horizontal=True, vertical_alignment="center")
     row.subheader("Trials", anchor=False, help=_HELP, width="content")
     with row:
         trials, filters = _filtered(snapshot)
+    trials = with_headlines(snapshot, trials)
     if not snapshot.view.row.is_held:
-        trials = trials.sort_values("value", ascending=False, kind="stable")
+        trials = trials.sort_values("reward", ascending=False, kind="stable")
     first = to_launch or snapshot.view.best()
     if first is not None:
         trials = trials.sort_values("number", key=lambda numbers: numbers != first.number, kind="stable")
@@ -61,6 +62,17 @@ def draw(snapshot: Snapshot, chosen: common.Numbers, to_launch: Answer | None) -
         )  # fmt: skip
 
 
+def with_headlines(snapshot: Snapshot, trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials with each one's `reward`, `reward_kl`, and the fresh `seeds` that these are means of."""
+    rows = {row.number: snapshot.headline(row) for row in snapshot.view.trials}
+    ones = [rows[number] for number in trials["number"]]
+    return trials.assign(
+        reward=[one.reward for one in ones],
+        reward_kl=[one.kl for one in ones],
+        seeds=[0 if one.confirmed is None else len(one.confirmed.rewards) for one in ones],
+    ).astype({"reward": float, "reward_kl": float})
+
+
 _VERSION = "version of the table"
 """Session key: the part of the table's key that changes with a choice made elsewhere."""
 
@@ -72,7 +84,7 @@ def _filtered(snapshot: Snapshot) -> tuple[pd.DataFrame, list[str]]:
     """
     trials, view = snapshot.trials, snapshot.view
     passing = {
-        "ends within the KL budget": [row.number for row in view.trials if ends_within(row, view.spec)],
+        "within budget": [row.number for row in view.trials if ends_within(row, view.spec)],
         "fixed β": [row.number for row in view.trials if row.config.get("kl_target") is None],
         "labelled": [row.number for row in view.trials if row.label],
     }
@@ -81,9 +93,8 @@ def _filtered(snapshot: Snapshot) -> tuple[pd.DataFrame, list[str]]:
     present += [name for name, mask in masks.items() if mask.any() and not (name == "fixed β" and mask.all())]
     if len(present) < 2:
         return trials, []
-    chosen = list(
-        st.pills("Show", present, selection_mode="multi", key="show", bind="query-params", label_visibility="collapsed")
-    )
+    with st.popover("Filter", icon=":material/filter_list:"):
+        chosen = list(st.pills("Show", present, selection_mode="multi", key="show", bind="query-params"))
     statuses = [status for status in Status if status in chosen]
     passes = trials["status"].isin(statuses or list(Status))
     for name in chosen:
@@ -108,22 +119,19 @@ def _choose(key: str, numbers: Sequence[int], chosen: Sequence[int]) -> None:
 
 
 _HELP = (
-    "Tick trials to choose them on every page. "
-    "Value and KL are of a trial's best checkpoint within the KL budget; end reward and KL are those of its last "
-    "evaluation. An empty cell was not searched in that trial."
+    "Tick trials to choose them on every page. Reward and KL are means of fresh seeds on the test prompts where a "
+    f"trial ran on them; else of its best checkpoint: {VALUE}. An empty cell was not searched in that trial."
 )
 
 
 def notes(view: StudyView, to_launch: Answer | None) -> dict[int, str]:
-    """Return notes by trial number: to launch, reference, baseline, best, over the budget, fork."""
-    best = view.best()
+    """Return notes by trial number: the answer, reference, baseline, over the budget, fork."""
     notes_of: dict[int, str] = {}
     for row in view.trials:
         facts = {
-            "to launch": to_launch is not None and row.number == to_launch.number,
+            "the answer": to_launch is not None and row.number == to_launch.number,
             "reference": row.origin is Origin.REFERENCE,
             "baseline": row.origin is Origin.BASELINE,
-            "best in the search": best is not None and row.number == best.number,
             "ends over budget": ends_within(row, view.spec) is False,
             f"fork of {row.parent}": row.role is Role.FORK,
         }
@@ -151,14 +159,12 @@ def rows(trials: pd.DataFrame, notes_of: Mapping[int, str], looks: Mapping[int, 
         },
         index=trials.index,
     )
-    of_best = ["value", "kl", "value_se"]
-    best = trials[of_best].mask(trials["value_step"] == 0)  # that is the SFT policy
-    # A phone shows no more than trial, status, value and KL.
+    # A phone shows no more than trial, status, reward and KL.
+    best = trials[["reward", "reward_kl", "seeds"]]
     first, second = cells[["number", "status"]], cells[["line", "note"]]
     searched = trials[_searched(trials)].map(lambda value: safe_text.cell(value) if isinstance(value, str) else value)
     progress = (100 * trials["episodes"] / trials["total_episodes"]).rename("progress")
-    ends = trials[["end_reward", "end_kl"]]
-    return pd.concat([first, best, second, ends, searched, progress, trials["seconds"]], axis=1)
+    return pd.concat([first, best, second, searched, progress, trials["seconds"]], axis=1)
 
 
 def _searched(trials: pd.DataFrame) -> list[str]:
@@ -180,7 +186,7 @@ def _coloured(table: pd.DataFrame, looks: Sequence[style.Look]) -> pd.DataFrame:
 
 def _columns(trials: pd.DataFrame) -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
-    reward, kl = decimals(trials["value"], trials["value_se"]), decimals([*trials["kl"], *trials["end_kl"]])
+    reward, kl = decimals(trials["reward"], trials["value_se"]), decimals(trials["reward_kl"])
     statuses = "; ".join(f"{style.mark(status).glyph} {status}: {status.meaning}" for status in Status)
     columns: dict[str, Any] = {
         "number": number("Trial", width=50, pinned=True),
@@ -193,21 +199,16 @@ def _columns(trials: pd.DataFrame) -> dict[str, Any]:
         "note": text(
             "Note and reason",
             width=200,
-            help="The trial to launch, the reference, the best trial within the KL budget, completed trials over it, "
-            "forks; and why a trial ended early or is paused, with what its rule measured. Click for all.",
+            help="The answer, the reference, completed trials over the KL budget, forks; and why a trial ended "
+            "early or is paused, with what its rule measured. Click for all.",
         ),
-        "value": number(
-            "Value", format=f"%.{reward}f", width=65, help=f"Eval reward: {VALUE}. Empty: no trained one is."
+        "reward": number(
+            "Reward", format=f"%.{reward}f", width=65, help="Empty: no trained checkpoint is in the budget."
         ),
-        "kl": number("Eval KL", format=f"%.{kl}f", width=75, help=f"{METRICS['eval/kl'].doc} In {KL_UNIT}."),
-        "value_se": number("SE of value", format=f"%.{reward}f", width=90, help=METRICS["eval/reward_se"].doc),
-        "end_reward": number(
-            "End reward",
-            format=f"%.{reward}f",
-            width=80,
-            help="Eval reward of the trial's last evaluation, whatever its KL.",
+        "reward_kl": number("Eval KL", format=f"%.{kl}f", width=75, help=f"{METRICS['eval/kl'].doc} In {KL_UNIT}."),
+        "seeds": number(
+            "Fresh seeds", width=85, help="Fresh seeds of which reward and KL are means; 0: best of one seed."
         ),
-        "end_kl": number("End KL", format=f"%.{kl}f", width=70, help="Eval KL of the trial's last evaluation."),
         "progress": st.column_config.ProgressColumn(
             "Episodes", format="%.0f%%", max_value=100, width=150, color="gray", help="Share of the trial's episodes."
         ),

@@ -23,6 +23,22 @@ DRAWINGS = '[data-testid="stEChartsChart"] canvas, [data-testid="data-grid-canva
 """Charts, tables and figures on a page."""
 
 
+_WORDS = r"""() => {
+    const left_out = "[data-testid=stDataFrame], [data-testid=stEChartsChart], .js-plotly-plot, [data-testid^=stIcon], "
+        + ".response, [class*=st-key-said], a[href^='#'], script, style";
+    const words = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+        const holder = text.parentElement, range = document.createRange();
+        if (!holder || holder.closest(left_out) || getComputedStyle(holder).fontFamily.includes("Material") || !holder.checkVisibility({checkVisibilityCSS: true})) continue;
+        range.selectNodeContents(text);
+        const box = range.getBoundingClientRect();
+        if (box.width < 2 || box.bottom <= 0 || box.top >= innerHeight || box.right <= 0) continue;
+        words.push(...text.textContent.split(/\s+/).filter(word => /[\p{L}\p{N}]/u.test(word)));
+    }
+    return words;
+}"""
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Start a browser; raises NoBrowser."""
@@ -148,6 +164,10 @@ class Visit:
     def sees(self, text: str) -> None:
         """Wait until a text is on the page."""
         self.page.get_by_text(text).filter(visible=True).first.wait_for()
+
+    def words(self) -> list[str]:
+        """Return the words in the window, without those of tables and charts, and of prompts and responses."""
+        return list(self.page.evaluate(_WORDS))
 
     def outside(self, address: str) -> list[str]:
         """Return what was asked for elsewhere than at the server."""

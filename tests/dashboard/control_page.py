@@ -24,7 +24,7 @@ def orders(store: Store) -> list[Order]:
 def control_page() -> None:
     from dashboard.views import common, control
 
-    control.page(common.choose())
+    control.page(common.choose(with_budget=False))
 
 
 def page(token: str = TOKEN, **link: str) -> AppTest:

@@ -167,11 +167,13 @@ def build(path: Path, *, courses: tuple[Course, ...] = COURSES, held: bool = Fal
     return store
 
 
-def build_bounded(path: Path, *, courses: tuple[Course, ...] = BOUNDED_COURSES, held: bool = False) -> Store:
+def build_bounded(
+    path: Path, *, courses: tuple[Course, ...] = BOUNDED_COURSES, held: bool = False, name: str = BOUNDED
+) -> Store:
     """Write a study with a budget into the store at `path`, as the controller would have recorded it."""
     store = Store.open(f"sqlite:///{path}", create=True)
-    store.create_study(BOUNDED, BOUNDED_SPEC.to_dict())
-    lease = store.acquire(BOUNDED)
+    store.create_study(name, {**BOUNDED_SPEC.to_dict(), "name": name})
+    lease = store.acquire(name)
     for number, course in enumerate(courses):
         _bounded_run(store, lease, number, course)
     if all(course.status.is_final for course in courses):

@@ -13,15 +13,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import data, safe_text
-from dashboard.views import common, overview, trials_table
-from dashboard.views import curves as curves_page
+from dashboard.views import answer, common, trials_table
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import (
     FAILED,
     GOOD,
     Page,
-    cards,
     change,
     charts,
     fork,
@@ -31,9 +29,12 @@ from tests.dashboard.shown import (
     subheaders,
     texts,
 )
+from tests.tuner import made_study
 from tests.waiting import SECONDS
+from tuner.confirm.plan import Plan
+from tuner.confirm.result import confirmations
 from tuner.judge.answer import of_study
-from tuner.judge.results import StudyView
+from tuner.judge.results import StudyView, read_study
 from tuner.store import Lease, Store
 from tuner.store.schema import SCHEMA_VERSION
 from tuner.study.status import Role, Status
@@ -78,59 +79,34 @@ def table_with(app: AppTest, column: str) -> pd.DataFrame:
 
 def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     app = run(page(built))
-    assert subheaders(app) == ["Best so far", "Next steps", "Training KL", "Eval reward", "Unfinished trials", "Trials"]
-    assert charts(app) == ["objective/kl_exact curves", "eval/reward curves"]
-    assert cards(app) == {
-        "Trials ended": ("13 of 14", "1 interrupted"),
-        "Pruned for KL": ("2", "1 other pruned, 1 failed"),
-        "Highest value": ("1.739", "one seed, +1.319 over SFT"),
-        "Its KL": ("9.56 nats", "budget 10, end 11.9"),
-        "Device time": ("4 min", "19 s per ended trial"),
-    }
-    assert next(card.help for card in app.metric if card.label == "Device time").endswith("trials took 16% of it.")
-    said = [one.value for one in (*app.markdown, *app.text)]
-    assert "**Trial 9, step 18**" in said and ":orange-badge[one seed]" in said
-    assert any(one.startswith("Best in budget, one seed: eval reward 1.739 ± 0.035 at KL 9.56 ± ") for one in said)
-    assert {"Nothing yet: trial 9 leads.", "The search is not finished."} <= set(said)
-    [changed] = [one.value for one in app.caption if one.value.startswith("Changed from the reference: ")]
-    assert r"Policy learning rate **0\.00036** (was 0\.0001)" in changed
-    others = "Of the other 13 trials, 12 so far: 8 completed, 2 ended by the guard (KL over the limit), 1 failed, 1 ended by the guard (Not a number)."
-    assert others in [one.value for one in app.caption]
-    links = [link.proto.label for link in app.get("page_link")]
-    assert links[:4] == ["Open trial 9", "Open trial 6", "Open trial 8", "Open trial 10"]
-    commands = [code.value for code in app.code]
-    assert f"ppo-tuner train --from reviews 9 --storage sqlite:///{built}" in commands
-    assert table_of_trials(app)["number"].tolist() == [9, 7, 6, 11, 5, 10, 12, 4, 3, 2, 0, 1, 8, 13], "by value"
+    assert subheaders(app)[:5] == [
+        r"Nothing yet\: trial 9 leads\.", "Training KL", "Eval reward", "Unfinished trials", "Trials"
+    ]  # fmt: skip
+    assert charts(app) == ["three numbers", "objective/kl_exact curves", "eval/reward curves"]
+    assert not app.metric, "each number has one place"
+    assert "Best in budget, one seed: eval reward 1.739 ± 0.035" in app.subheader[0].help
+    assert [code.value for code in app.code] == [f"ppo-tuner run reviews --storage sqlite:///{built}"], "one command"
+    assert not app.warning, "the card says it"
+    assert table_of_trials(app)["number"].tolist() == [9, 7, 6, 11, 5, 10, 12, 4, 3, 2, 0, 1, 8, 13], "by reward"
     notes = table_of_trials(app).set_index("number")["note"]
     assert {number: note for number, note in notes.items() if note} == {
         0: "reference",
         2: "Training KL was over 15 nats per response for 3 steps: 29.4 at step 13",
         6: "Training KL was over 15 nats per response for 3 steps: 27 at step 23",
         8: "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free",
-        9: "to launch, best in the search, ends over budget",
+        9: "the answer, ends over budget",
         10: "Training KL (objective/kl_exact) was not a number at step 14",
     }
     assert ":material/stop_circle: not running" in app.markdown[0].value
-    assert texts(app)[0].startswith("reviews: 13 of 14 trials ended. Updated ")
+    assert texts(app)[0].startswith("13 of 14 trials ended")
     assert app.text[0].help.startswith("Task reviews")
     assert "No controller is running" in app.text[0].help
-    assert [warning.value for warning in app.warning] == ["No controller runs this study. To resume it:"]
     assert app.query_params["study"] == STUDY
 
 
-def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(bounded: Path, page: Page) -> None:
+def test_what_a_study_was_spent_on_is_read_once_it_is_opened(bounded: Path, page: Page) -> None:
     app = run(page(bounded))
-    assert cards(app) == {
-        "Trials ended": ("13", "1 paused, 1 interrupted"),
-        "Search budget": ("11.4 of 14 full trials", ""),
-        "Pruned for KL": ("2", "1 failed"),
-        "Highest value": ("1.744", "one seed, +1.324 over SFT"),
-        "Its KL": ("9.68 nats", "budget 10, end 14.5"),
-        "Device time": ("5 min", "22 s per ended trial"),
-    }
-    told = app.text[0].help.replace("\\", "")
-    assert "A trial's value is the eval reward of the best checkpoint within the KL budget." in told
-    assert "best so far" not in charts(app), "it reads every evaluation, so it waits until it is opened"
+    assert "best so far" not in charts(app), "it reads every evaluation"
     app.session_state["cost"] = True
     spent = table_with(run(app), "on")
     assert set(spent["on"]) == {"completed", "pruned", "failed", "paused", "interrupted"}
@@ -138,18 +114,26 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(bound
     assert charts(app)[-1] == "best so far"
 
 
-def test_the_table_of_trials_says_where_a_value_is_from(bounded: Path, page: Page) -> None:
+def test_the_table_of_trials_has_one_number_a_trial(bounded: Path, page: Page) -> None:
     app = run(page(bounded))
     shown = table_of_trials(app).set_index("number")
-    assert shown["note"][5] == "to launch, best in the search, ends over budget" and shown["note"][7] == ""
+    assert {"end_reward", "end_kl", "value_se", "value"} & set(shown) == set()
+    assert (shown["reward"][5], shown["seeds"][5]) == (pytest.approx(1.744, abs=0.001), 0)
     assert shown["status"].loc[[0, 1, 2]].tolist() == ["✓ completed", "✓ completed", "✕ pruned"]
     assert shown["status"][13] == "‖ paused"
-    assert shown["end_reward"][5] > shown["value"][5]
-    assert shown["end_kl"][5] == pytest.approx(14.51, abs=0.01)
     assert shown["note"][2].startswith("Training KL was over 60 nats"), "a reason is in sight"
-    assert math.isnan(shown["value"][2]) and math.isnan(shown["kl"][2]), "no trained checkpoint is within the budget"
-    [heading] = [heading for heading in app.subheader if heading.value == "Trials"]
-    assert "Value and KL are of a trial's best checkpoint within the KL budget" in heading.help
+    assert math.isnan(shown["reward"][2]) and math.isnan(shown["reward_kl"][2]), "no trained one is within the budget"
+
+
+def test_the_number_of_what_ran_on_fresh_seeds_is_their_mean(tmp_path: Path, page: Page) -> None:
+    store = fake_store.build_bounded(tmp_path / "store.db", courses=fake_store.BOUNDED_DONE)
+    made_study.confirm(store, fake_store.BOUNDED, Plan(top=1, seeds=3))
+    [confirmation] = confirmations(store, read_study(store, fake_store.BOUNDED))
+    shown = table_of_trials(run(page(tmp_path / "store.db"))).set_index("number")
+    for one in confirmation.read:
+        assert one.reward is not None and one.kl is not None
+        numbers = shown.loc[one.trial.number, ["reward", "reward_kl", "seeds"]].tolist()
+        assert numbers == pytest.approx([one.reward.mean, one.kl.mean, 3])
 
 
 def test_what_to_launch_is_worked_out_once_for_the_card_and_the_table_of_a_large_study(
@@ -157,10 +141,10 @@ def test_what_to_launch_is_worked_out_once_for_the_card_and_the_table_of_a_large
 ) -> None:
     calls: list[object] = []
     monkeypatch.setattr(trials_table, "MOST_LIVE", 1)
-    monkeypatch.setattr(overview, "of_study", lambda store, view: (calls.append(view), of_study(store, view))[1])
+    monkeypatch.setattr(answer, "of_study", lambda store, view: (calls.append(view), of_study(store, view))[1])
     app = run(page(built))
     assert len(calls) == 1
-    assert table_of_trials(app).set_index("number")["note"][9].startswith("to launch")
+    assert table_of_trials(app).set_index("number")["note"][9].startswith("the answer")
 
 
 def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
@@ -168,15 +152,14 @@ def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
     app = run(page(tmp_path / "store.db"))
     assert ":material/play_arrow: running" in app.markdown[0].value
     assert "Live pages refresh every 2 s" in app.text[0].help and "Its controller is process" in app.text[0].help
-    assert cards(app)["Trials ended"] == ("1 of 14", "1 running")
+    assert texts(app)[0].startswith("1 of 14 trials ended")
     assert any("healthy" in markdown.value for markdown in app.markdown)
 
 
 def test_while_the_first_trial_runs_the_page_names_it_as_the_one_that_leads(tmp_path: Path, page: Page) -> None:
     with closing(fake_store.build(tmp_path / "store.db", courses=(fake_store.COURSES[13],), held=True)):
         said = [info.value for info in run(page(tmp_path / "store.db")).info]
-    assert any(text.startswith("No trial has ended yet. Trial 0 leads: value ") for text in said)
-    assert "The first trials are running: nothing to do." in said
+    assert any(text.startswith("Nothing yet: trial 0 leads, at ") for text in said)
 
 
 def test_what_is_stopping_or_queued_says_so(tmp_path: Path, page: Page) -> None:
@@ -204,11 +187,11 @@ def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: P
     fork(store, STUDY, 1, 0, 6)
     app = run(page(tmp_path / "store.db"))
     shown = table_of_trials(app)
-    assert shown["note"].tolist() == ["to launch, reference, best in the search", "fork of 0"]
+    assert shown["note"].tolist() == ["the answer, reference", "fork of 0"]
     [drawn] = [table for table in app.dataframe if "line" in table.value]
     widths = json.loads(drawn.proto.columns)
     before = list(shown.columns)[: list(shown.columns).index("params_learning_rate")]
-    assert before[:4] == ["number", "status", "value", "kl"]
+    assert before[:4] == ["number", "status", "reward", "reward_kl"]
     assert sum(widths[name]["width"] for name in before[:4]) <= 300, "a phone 390 pixels wide has room for them"
     assert sum(widths[name]["width"] for name in before) < 800, "a page 1,400 pixels wide has room for some more"
 
@@ -219,7 +202,7 @@ def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: P
         (["pruned"], [2, 6, 10]),
         (["completed", "pruned"], [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]),
         (["completed", "fixed β"], [0, 1, 3, 5, 7, 9, 12]),
-        (["ends within the KL budget"], [0, 1, 3, 4, 5, 7, 11, 12]),
+        (["within budget"], [0, 1, 3, 4, 5, 7, 11, 12]),
     ],
 )
 def test_the_table_shows_the_trials_that_pass_its_filters(
@@ -234,7 +217,7 @@ def test_a_trial_ends_within_the_budget_only_with_its_error(tmp_path: Path, page
     fake_store.build(tmp_path / "store.db", courses=(GOOD, GOOD)).close()
     change(tmp_path / "store.db", "UPDATE ppo_trials SET end_kl = 9.9, end_kl_se = 0.2 WHERE number = 1")
     app = page(tmp_path / "store.db")
-    app.query_params["show"] = ["ends within the KL budget"]
+    app.query_params["show"] = ["within budget"]
     assert table_of_trials(run(app))["number"].tolist() == [0]
 
 
@@ -256,38 +239,23 @@ def test_a_study_without_trials_says_what_to_wait_for(tmp_path: Path, page: Page
     assert len(app.dataframe) == 0
 
 
-def of_each_tab(curves: Page, path: Path) -> list[int]:
-    """The number of charts on each tab of the curves."""
-    found = []
-    for tab in curves_page.VIEWS:
-        app = curves(path)
-        app.query_params["view"] = tab
-        found.append(len(charts(run(app))))
-    return found
-
-
 @pytest.mark.parametrize("course", [GOOD, FAILED])
 def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
     app = run(page_of(tmp_path / "store.db", page, (course,)))
-    assert cards(app).get("Highest value", ("–",))[0] == ("1.421" if course is GOOD else "–")
-    assert of_each_tab(curves, tmp_path / "store.db") == [3, 0]
+    assert ("three numbers" in charts(app)) == (course is GOOD)
+    assert len(charts(run(curves(tmp_path / "store.db")))) == 3
 
 
 def test_where_all_failed_the_reasons_are_shown(tmp_path: Path, page: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, (FAILED, FAILED)))
-    [error] = app.error
-    assert error.value.startswith("Every trial that ended has failed")
+    assert len(app.error) == 1 and app.code[0].value.startswith("ppo-tuner retry reviews ")
     assert table_of_trials(app)["note"].str.contains("CUDA out of memory").all()
-    assert cards(app)["Pruned for KL"] == ("0", "2 failed")
 
 
 def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, page: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, (Course(1e-3, 0.01, 400.0, Status.PRUNED, batch=128),) * 14))
-    assert any(
-        warning.value.startswith("No checkpoint of any trial was evaluated within the KL budget.")
-        for warning in app.warning
-    )
-    assert "Highest value" not in cards(app)
+    assert any(code.value.startswith("ppo-tuner best reviews --kl-budget 20 ") for code in app.code)
+    assert "three numbers" not in charts(app)
 
 
 # No store, or none that can be shown
@@ -388,11 +356,10 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     change(path, "UPDATE ppo_trials SET reason = json_set(reason, '$.rule', ?, '$.message', ?)", evil, evil)
     change(path, "UPDATE ppo_samples SET prompt = ?, response = ?", evil, evil)
     app = run(page(path))
-    assert kinds_with(app, "<script>") == {"dataframe", "text", "code"}
-    assert any(safe_text.one_line(evil) in text for text in texts(app))
+    assert kinds_with(app, "<script>") <= {"dataframe", "text", "code"}
     assert app.selectbox(key="study").options == [safe_text.one_line(evil)]
     assert table_of_trials(app)["note"].tolist() == [
-        f"to launch, reference, best in the search; {safe_text.cell(evil)}",
+        f"the answer, reference; {safe_text.cell(evil)}",
         safe_text.cell(evil),
     ]
 

@@ -37,12 +37,12 @@ def test_back_comes_to_each_page_as_it_was_and_then_leaves(browser: Browser, ser
         page, budget = visit.page, visit.page.locator('input[type="range"][aria-label="KL budget"]')
         visit.slide("KL budget", "ArrowLeft", "ArrowLeft")
         page.wait_for_url(lambda url: "budget=9.8" in url)
-        go(visit, "Curves")
-        go(visit, "Compare")
+        go(visit, "Runs")
+        go(visit, "Samples")
         visit.pick("Trials", "4")
         page.wait_for_url(lambda url: "trial=4" in url)
         read(visit)
-        for place, what in (("/curves?", "Axes and smoothing"), ("/?", "Next steps")):
+        for place, what in (("/runs?", "Axes and smoothing"), ("/?", "leads")):
             page.go_back()
             visit.sees(what)
             read(visit)
@@ -53,9 +53,9 @@ def test_back_comes_to_each_page_as_it_was_and_then_leaves(browser: Browser, ser
         page.go_forward()
         visit.sees("Axes and smoothing")
         read(visit)
-        assert "/curves?" in page.url
+        assert "/runs?" in page.url
         page.go_back()
-        visit.sees("Next steps")
+        visit.sees("leads")
         read(visit)
         page.go_back()
         assert page.url == "about:blank", "no page holds the reader"
@@ -75,8 +75,19 @@ def test_ticking_rows_of_the_table_chooses_trials_on_every_page(browser: Browser
         expect(chosen).to_contain_text("9")
         visit.pick("Trials", "5")
         expect(table.locator('tr[aria-selected="true"] td:first-child')).to_have_text(["9", "6", "5"])
-        go(visit, "Curves")
-        visit.sees("In colour: trials 5, 6 (pruned for KL), 9 (best).")
+        go(visit, "Runs")
+        visit.page.locator('[aria-label*="in colour: trials 5, 6, 9"]').first.wait_for()
+
+
+def test_typing_a_number_and_enter_chooses_that_trial_alone(browser: Browser, server: Server) -> None:
+    with opened(browser, server, f"runs?study={STUDY}&view=One+trial") as visit:
+        for label, chosen in (("Trials", "trial=0"), ("Trial", "n=0")):
+            visit.page.get_by_role("combobox", name=label, exact=True).press_sequentially("0")
+            visit.page.keyboard.press("Enter")
+            visit.page.wait_for_url(lambda url, chosen=chosen: chosen in url)
+            visit.page.keyboard.press("Escape")
+            visit.settle()
+        assert visit.page.url.count("trial=") == 1
 
 
 def test_a_zoom_is_the_same_on_all_charts_and_pages_until_all_is_shown(browser: Browser, server: Server) -> None:
@@ -84,7 +95,7 @@ def test_a_zoom_is_the_same_on_all_charts_and_pages_until_all_is_shown(browser: 
         real.zoom(visit)
         shown = visit.page.get_by_role("button", name="of the run: show all")
         label = shown.inner_text()
-        go(visit, "Curves")
+        go(visit, "Runs")
         assert shown.inner_text() == label
         visit.page.wait_for_url(lambda url: url.count("window=") == 2)
         shown.click()
@@ -95,7 +106,7 @@ def test_a_zoom_is_the_same_on_all_charts_and_pages_until_all_is_shown(browser: 
 def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_chosen(
     browser: Browser, server: Server
 ) -> None:
-    with opened(browser, server, f"search?study={STUDY}&more=true", width=1440) as visit:
+    with opened(browser, server, f"why?study={STUDY}&more=true", width=1440) as visit:
         figures = visit.page.locator(".js-plotly-plot:has(.scatterlayer)")
         expect(figures).to_have_count(4)  # panels, front, the KL's slice, a pair
         panels = figures.first
@@ -119,7 +130,7 @@ def test_a_box_over_points_marks_their_trials_in_every_figure_until_they_are_cho
         use.click()
         visit.page.wait_for_url(lambda url: all(f"trial={number}" in url for number in marked[0].split(",")))
         read(visit)
-        go(visit, "Curves")
+        go(visit, "Runs")
         assert all(f"trial={number}" in visit.page.url for number in marked[0].split(","))
         visit.page.go_back()
         visit.sees("Reward over each hyperparameter")

@@ -1,5 +1,6 @@
 """A running study in a real browser: what refreshes, what stays as the reader left it, and that a link shows the same."""
 
+import re
 import sqlite3
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image, ImageChops
 from playwright.sync_api import Browser, Locator, TimeoutError, expect
 
+from dashboard.views import samples
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import DRAWINGS, Server, Visit, opened, zoom
@@ -27,7 +29,7 @@ QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 RUNS = 13
 """The trial that is under way."""
 KL_ENDS = 35 + 50 + 105 + 65 + 75
-"""Where the table's column of KL ends, in pixels: the boxes to tick, and the widths of `dashboard.views.overview`."""
+"""Where the table's column of KL ends, in pixels: the boxes to tick, and the widths of `dashboard.views.trials_table`."""
 VERMILION = (0xD5, 0x5E, 0x00)
 """Its colour, which no other chosen one has."""
 
@@ -62,9 +64,11 @@ def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
     browser: Browser, server: Server, store: Store
 ) -> None:
     with (
-        opened(browser, server, f"curves{QUERY}") as curves,
+        opened(browser, server, f"runs{QUERY}") as curves,
         opened(browser, server, QUERY) as overview,
-        opened(browser, server, f"reward_kl{QUERY}", height=700) as analysis,  # the page is longer than its window
+        opened(
+            browser, server, f"runs{QUERY}&view=Reward+and+KL", height=700
+        ) as analysis,  # the page is longer than its window
     ):
         visits = (curves, overview, analysis)
         _choose_range(curves)
@@ -254,7 +258,7 @@ def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Serv
     with opened(browser, server, "") as visit:
         for name, (state, is_live) in words.items():
             visit.open(f"{server.address}/?study={name}")
-            visit.sees(f"{name}: ")
+            expect(visit.page).to_have_title(re.compile(f" {name} - PPO Tuner"))
             read = _last_update(visit)
             if is_live:
                 until(lambda read=read: _last_update(visit) != read)
@@ -263,13 +267,13 @@ def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Serv
                 assert _last_update(visit) == read
             badge = visit.page.locator(".stMarkdownBadge").filter(visible=True).first  # those below are its trials' own
             assert badge.inner_text().split()[1:] == state.split(), name  # behind the name of its icon
-        visit.open(f"{server.address}/reward_kl?study=silent")
+        visit.open(f"{server.address}/runs?study=silent&view=Reward+and+KL")
         visit.sees(", no sign of life for ")
 
 
 def _last_update(visit: Visit) -> str:
     """Return the time that the status line shows."""
-    return visit.page.get_by_text("Updated").first.inner_text().partition("Updated")[2].split()[0]
+    return visit.page.get_by_text(re.compile(r"\d\d:\d\d:\d\d$")).first.inner_text().split()[-1]
 
 
 # The link
@@ -290,8 +294,10 @@ def _budget_by_hand(visit: Visit) -> None:
 
 
 def _samples_by_hand(visit: Visit) -> None:
+    visit.button(samples.CHOICES)
     visit.page.get_by_role("button", name="before training").click()
     visit.choose("Mark", "advantage")
+    visit.page.keyboard.press("Escape")
     visit.page.get_by_role("combobox", name="Prompt").click()
     visit.page.get_by_role("option", name="3:").click()
 
@@ -306,10 +312,10 @@ def _study_by_hand(visit: Visit) -> None:
 
 
 LINKS: dict[str, tuple[str, Callable[[Visit], None], tuple[str, ...]]] = {
-    "curves": (f"curves{QUERY}", _curves_by_hand, ("smooth=0.1", "axis=step", "scale=log", "metric=Policy", "trial=6")),
-    "budget": (f"reward_kl{QUERY}", _budget_by_hand, ("budget=",)),
+    "curves": (f"runs{QUERY}", _curves_by_hand, ("smooth=0.1", "axis=step", "scale=log", "metric=Policy", "trial=6")),
+    "budget": (f"runs{QUERY}&view=Reward+and+KL", _budget_by_hand, ("budget=",)),
     "samples": (f"samples{QUERY}", _samples_by_hand, ("when=before", "mark=advantage", "prompt=3")),
-    "zoom": (f"curves{QUERY}", _zoom_by_hand, ("window=",)),
+    "zoom": (f"runs{QUERY}", _zoom_by_hand, ("window=",)),
     "study": (QUERY, _study_by_hand, ("study=dead", "trial=13")),
 }
 

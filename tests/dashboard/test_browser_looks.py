@@ -10,34 +10,29 @@ from playwright.sync_api import Browser, Locator, expect
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import DRAWINGS, Server, Visit, opened
+from tests.tuner import made_study
 from tests.waiting import until
+from tuner.confirm.plan import Plan
 
 pytestmark = pytest.mark.browser
 
-PAGES = (
-    "",
-    "curves",
-    "trial?n=2",
-    "reward_kl",
-    "samples",
-    "compare",
-    "search",
-    "confirm",
-    "control",
-    "studies",
-)
+RUNS = ("runs", "runs?view=Reward+and+KL", "runs?view=One+trial&n=2", "runs?view=Compare")
+PAGES = ("", "why", *RUNS, "samples", "control", "studies")
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
-BOUNDED_PAGES = ("", "curves", "trial?n=2", "reward_kl", "search")
+BOUNDED_PAGES = ("", "why", *RUNS[:3])
 BOUNDED_QUERY = f"?study={fake_store.BOUNDED}&trial=0&trial=5&trial=14"
 """Of the study with a budget: its reference, its best trial, one that runs."""
+DONE = "done"
+"""The study with a budget, finished and confirmed."""
+MOST_WORDS = 80
+"""In a window of 1440 by 900 pixels."""
 FIRST_SCREENS = {
     "": ".st-key-answer",
-    **dict.fromkeys(("curves", "curves?view=PPO+health", "reward_kl"), DRAWINGS),
-    "trial?n=2": '[data-testid="stMetric"]',
-    **dict.fromkeys(("compare", "control", "control?part=New+trial"), DRAWINGS),
-    "search": "h3",
+    "why": "h3",
+    **dict.fromkeys(RUNS, DRAWINGS),
+    "runs?view=One+trial&n=2": '[data-testid="stMetric"]',
+    **dict.fromkeys(("control", "control?part=New+trial"), DRAWINGS),
     "samples": "text=Prompt 0",
-    "confirm": "h3",
 }
 """Pages, and what each is about; the study of these tests is not confirmed."""
 MOST_STOPS = 60
@@ -50,8 +45,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with (
         closing(fake_store.build(path, held=True)),
         closing(fake_store.build_bounded(path, held=True)),
+        closing(fake_store.build_bounded(path, courses=fake_store.BOUNDED_DONE, name=DONE)) as done,
         real.serve(f"sqlite:///{path}", path.parent) as served,
     ):
+        made_study.confirm(done, DONE, Plan(top=2, seeds=3))
         yield served
 
 
@@ -95,22 +92,50 @@ def _cut_off(visit: Visit) -> list[str]:
 def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
     browser: Browser, server: Server, place: str
 ) -> None:
-    """The first chart, table or figure; on Overview the answer, on the page of samples the first prompt."""
+    """The first chart, table or figure; on Answer the card, on the page of samples the first prompt."""
     with opened(browser, server, _with_query(place, QUERY), width=1440, height=900) as visit:
         thing = visit.page.locator(FIRST_SCREENS[place]).first
         thing.wait_for()
         until(lambda: 0 < (thing.bounding_box() or {"y": 0})["y"] <= 300)
         assert visit.page.get_by_test_id("stMain").evaluate("main => main.scrollTop") == 0
-        status = visit.page.get_by_text("Updated").first  # the page's first line
-        until(lambda: (status.bounding_box() or {"y": 900})["y"] < 100)
+        status = visit.page.locator('[data-testid="stMain"] .stBadge, [data-testid="stMain"] .stMarkdownBadge').first
+        until(lambda: (status.bounding_box() or {"y": 900})["y"] < 200)
         for label in ("Study", "Trials"):
             sidebar = visit.page.get_by_test_id("stSidebar")
             expect(sidebar.get_by_role("combobox", name=label, exact=True)).to_be_visible()
-        expect(sidebar.get_by_role("slider", name="KL budget")).to_be_visible()
+        has_effect = not place.startswith("control")
+        expect(sidebar.get_by_role("slider", name="KL budget")).to_have_count(int(has_effect))
+
+
+@pytest.mark.parametrize("place", PAGES)
+def test_a_window_holds_few_words_beside_tables_and_charts(browser: Browser, server: Server, place: str) -> None:
+    for query in (f"?study={fake_store.STUDY}", f"?study={DONE}"):
+        with opened(browser, server, _with_query(place, query), width=1440, height=900) as visit:
+            visit.page.wait_for_timeout(500)
+            words = visit.words()
+            assert 10 < len(words) <= MOST_WORDS, " ".join(words)
+
+
+def test_captions_are_easily_read(browser: Browser, server: Server) -> None:
+    for dark in (False, True):
+        with opened(browser, server, f"samples{QUERY}", dark=dark) as visit:
+            caption = visit.page.get_by_test_id("stCaptionContainer").first
+            caption.wait_for()
+            read = "one => [getComputedStyle(one).color, getComputedStyle(one).opacity]"
+            text, opacity = caption.evaluate(read)
+            ground = visit.page.get_by_test_id("stApp").evaluate("app => getComputedStyle(app).backgroundColor")
+            mixed = [
+                float(opacity) * a + (1 - float(opacity)) * b for a, b in zip(_parts(text), _parts(ground), strict=True)
+            ]
+            assert "rgba" not in text and _contrast(f"rgb({','.join(map(str, mixed))})", _luminance(ground)) >= 4.5
+
+
+def _parts(colour: str) -> list[float]:
+    return [float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
 
 
 def test_a_dark_page_has_readable_texts_on_its_charts(browser: Browser, server: Server) -> None:
-    with opened(browser, server, f"curves{QUERY}", dark=True) as visit:
+    with opened(browser, server, f"runs{QUERY}", dark=True) as visit:
         chart = visit.page.locator('[data-testid="stEChartsChart"] canvas').first
         chart.wait_for()
         assert (
@@ -118,7 +143,7 @@ def test_a_dark_page_has_readable_texts_on_its_charts(browser: Browser, server: 
             < 0.05
         )
         until(lambda: _brightest(chart) > 0.5)  # the names of the axis
-        visit.open(f"{server.address}/reward_kl{QUERY}")
+        visit.open(f"{server.address}/{_with_query(RUNS[1], QUERY)}")
         figure = visit.page.locator(".js-plotly-plot").first
         figure.locator(".xtitle").wait_for()
         fills = figure.evaluate(
@@ -148,7 +173,7 @@ def _brightest(chart: Locator) -> float:
 
 def _luminance(colour: str) -> float:
     """Return the relative luminance of a CSS colour `rgb(…)`, as WCAG has it."""
-    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    parts = [part / 255 for part in _parts(colour)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -169,8 +194,8 @@ def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser: Brows
         "KL by β",
         "Axes and smoothing",
     }
-    with opened(browser, server, f"curves{QUERY}") as visit:
-        visit.sees("In colour: trials 0")  # drawn to the end
+    with opened(browser, server, f"runs{QUERY}") as visit:
+        visit.sees("Score")  # drawn to the end
         visit.page.add_style_tag(content="* { transition: none !important; animation: none !important }")
         reached, seen = set(), set()
         for _ in range(MOST_STOPS):

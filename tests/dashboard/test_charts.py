@@ -58,12 +58,18 @@ def chart(
 
 
 def named(option: dict[str, Any], name: str) -> dict[str, Any]:
-    [series] = [series for series in option["series"] if series["name"] == name]
+    """The visible series of this name."""
+    [series] = [series for series in option["series"] if series["name"] in (name, f"{name}, line") and is_seen(series)]
     return series
 
 
 def names(option: dict[str, Any]) -> list[str]:
-    return [series["name"] for series in option["series"]]
+    """The names of the visible series."""
+    return [series["name"].removesuffix(", line") for series in option["series"] if is_seen(series)]
+
+
+def is_seen(series: dict[str, Any]) -> bool:
+    return bool(series.get("symbol") != "none")
 
 
 def drawn(option: dict[str, Any], name: str) -> list[list[float]]:
@@ -72,13 +78,18 @@ def drawn(option: dict[str, Any], name: str) -> list[list[float]]:
     return source[[series["encode"]["x"], series["encode"]["y"]]].to_numpy().tolist()
 
 
-def test_an_eval_kl_is_over_the_budget_with_its_standard_error_as_everywhere() -> None:
-    points = pd.DataFrame({"trial": [0, 1, 2], "step": 4, "x": 4, "y": [9.5, 9.9, 10.5], "se": [0.2, 0.2, NAN]})
-    numbers = {number: f"trial {number}" for number in (0, 1, 2)}
-    said = charts.describe_ends(points, "eval/kl", 10, numbers)
-    assert said == "Trial 0 ends lowest, at 9.50; trial 2 highest, at 10.50. 2 of 3 end over the KL budget."
-    one = charts.describe_ends(points[:1], "eval/kl", 9.6, numbers)
-    assert one == "Trial 0 goes from 9.50 to 9.50, over the KL budget."
+def test_the_tooltip_lists_every_trial_in_colour_at_its_step_nearest_to_the_pointer() -> None:
+    frame = pd.concat([steps(0, [0, 2, 4, 6]), steps(1, [1, 3]), steps(2, [9, 9, 9, 9])])
+    frame.loc[frame["trial"] == 1, "step"] *= 3  # of a larger batch: steps 0 and 3
+    option = chart(frame, chosen=(0, 1))
+    lists = {one["name"]: one for one in option["series"] if one.get("symbol") == "none"}
+    assert set(lists) == {"Trial 0", "Trial 1"}
+    read = {name: option["dataset"][one["datasetIndex"]]["source"] for name, one in lists.items()}
+    assert read["Trial 0"]["x"].tolist() == read["Trial 1"]["x"].tolist() == [0, 1, 2, 3], "ECharts lists equal places"
+    assert read["Trial 0"]["Trial 0"].tolist() == [0, 2, 4, 6]
+    assert read["Trial 1"]["Trial 1"].tolist() == [1, 1, 3, 3]
+    told = [one["name"] for one in option["series"] if one.get("tooltip", {}).get("show") is not False]
+    assert told == ["Trial 0", "Trial 1"], "each once"
 
 
 def test_labels_of_early_ends_are_at_different_heights() -> None:
@@ -182,26 +193,6 @@ def test_the_kl_step_is_beside_the_wanted_one_and_what_spans_decades_is_logarith
     assert [series["tooltip"]["valueFormatter"] for series in pace("lr")["series"][:1]] == ["%.3g"]
 
 
-def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
-    frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 25, 9])])
-    rows = pd.DataFrame([trial(number) for number in (0, 10, 2)])
-
-    def told(*numbers: int, metric: str = KL, chosen: tuple[int, ...] = (), **drawing: Any) -> str:
-        steps_read = frame[frame["trial"].isin(numbers or (0, 10, 2))]
-        drawn_as = Drawing(**drawing)
-        return charts.over_the_axis(
-            steps_read, rows, metric, looks=style.looks(chosen), drawing=drawn_as, levels=LEVELS
-        )
-
-    both = "2 trials exceed the axis at 25 nats (highest 64.3, trial 10); a log KL axis shows all."
-    first = "1 trial exceeds the axis at 25 nats (highest 50.0, trial 0); a log KL axis shows all."
-    assert (told(), told(0, 2), told(2)) == (both, first, "")
-    assert told(chosen=(0, 2)) == first, "of the trials in colour alone: grey ones are a sample"
-    assert told(smoothing=0.9) == both, "as measured"
-    assert told(log_kl=True) == told(metric=SCORE) == ""
-    assert "(highest 50.0, trial 0)" in told(window=(0, 50)), "the rest is outside of the shown range"
-
-
 def test_a_kl_axis_is_fitted_to_trials_in_colour_that_were_not_pruned() -> None:
     frame = pd.concat([steps(0, [0, 5, 6]), steps(1, [0, 20, 188]), steps(2, [0, 30, 31]), steps(3, [0, 10.6, 9])])
     rows = [trial(0), trial(1, Status.PRUNED, rule="kl_hard", stop_step=2), trial(2), trial(3)]
@@ -228,9 +219,8 @@ def test_the_text_at_an_early_end_is_what_was_measured_there() -> None:
 
 def test_a_trial_shown_alone_looks_as_it_does_beside_the_chosen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(st, "session_state", {"trial": [1, 25]})
-    snapshot = Snapshot(cast(StudyView, SimpleNamespace()), pd.DataFrame())
-    look = common.looks(snapshot, [25])[25]
-    assert (look.colour, look.dash.plotly) == ("#E69F00", "dash")
+    snapshot = Snapshot(cast(StudyView, SimpleNamespace(trials=(), best=lambda: None)), pd.DataFrame())
+    assert common.looks(snapshot, [25])[25] == style.Look("#009E73", style.SOLID)
     assert style.looks([25])[25] == style.Look("#E69F00", style.SOLID), "without trial 1"
 
 
@@ -363,15 +353,6 @@ def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> N
     assert charts.band_edges(charts.points_of(frame, KL), 60, least=12).empty
 
 
-def test_a_groups_mean_is_over_its_trials_though_their_positions_differ() -> None:
-    points = pd.DataFrame(
-        {"trial": [0, 0, 1, 1, 2], "x": [0.0, 100.0, 0.5, 100.5, 50.0], "y": [1.0, 2.0, 3.0, 6.0, 9.0]}
-    )
-    found = charts.group_means(points, KL, {0: "fast", 1: "fast"})
-    assert found["trial"].unique().tolist() == ["fast"] and found["y"].tolist() == [2.0, 4.0]
-    assert charts.group_means(points, KL, {}).empty
-
-
 def test_more_grey_trials_than_can_be_told_apart_become_one_band() -> None:
     frame = pd.concat([steps(number, [float(number)]) for number in range(26)])
     few, many = names(chart(frame[frame["trial"] < 25], chosen=(0,))), names(chart(frame, chosen=(0,)))
@@ -413,7 +394,7 @@ def test_a_chart_holds_so_many_points_however_many_lines_and_keeps_a_spike() -> 
     spiked[1_234] = 14.0
     option = chart(pd.concat([steps(number, spiked) for number in range(20)]), chosen=tuple(range(20)))
     sizes = [len(data["source"]) for data in option["dataset"]]
-    assert len(sizes) == 20 and 200 < sum(sizes) <= charts.MOST_IN_ALL
+    assert len(sizes) == 2 * 20 and 200 < sum(sizes) <= charts.MOST_IN_ALL
     assert [1_234, 14] in drawn(option, "Trial 7")
     assert {str(kind) for data in option["dataset"] for kind in data["source"].dtypes} == {"float32"}
 
@@ -461,29 +442,10 @@ def test_charts_that_share_a_cursor_are_one_and_each_series_is_in_its_own_panel(
     option = echarts.stacked([kl, score], ["KL", "Score"], 300)
     assert option["axisPointer"]["link"] == [{"xAxisIndex": "all"}]
     assert [axis["name"] for axis in option["yAxis"]] == ["KL", "Score"]
-    lines = [series for series in option["series"] if series["name"] == "Trial 0"]
+    lines = [series for series in option["series"] if series["name"] == "Trial 0, line"]
     assert [(one["xAxisIndex"], one["yAxisIndex"]) for one in lines] == [(0, 0), (1, 1)]
-    heights = [option["dataset"][one["datasetIndex"]]["source"]["Trial 0"].tolist() for one in lines]
+    heights = [option["dataset"][one["datasetIndex"]]["source"]["Trial 0, line"].tolist() for one in lines]
     assert heights == [[0, 1, 2], [0, -1, -2]]
-
-
-@pytest.mark.parametrize(
-    ("metric", "kls", "said"),
-    [
-        (KL, {0: 4.0}, "Trial 0 goes from 0.00 to 4.00, a mean within the KL budget."),
-        (
-            KL,
-            {0: 4.0, 1: 12.0},
-            "Trial 0 ends lowest, at 4.00; trial 1 highest, at 12.00. 1 of 2 end with a mean over the KL budget.",
-        ),
-        (SCORE, {0: 4.0, 1: 12.0}, "Trial 0 ends highest, at -4.00; trial 1 lowest, at -12.00."),
-        (KL, {}, ""),
-    ],
-)
-def test_a_chart_says_where_its_lines_end(metric: str, kls: dict[int, float], said: str) -> None:
-    frame = pd.concat([steps(9, [0.0, 1.0]), *(steps(number, [0.0, kl, NAN]) for number, kl in kls.items())])
-    points = charts.points_of(frame, metric)
-    assert charts.describe_ends(points, metric, 10, {number: f"trial {number}" for number in kls}) == said
 
 
 # Budgets of any size

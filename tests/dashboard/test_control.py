@@ -102,7 +102,7 @@ def test_a_study_that_nothing_runs_shows_the_commands_that_go_on_with_it(
     [
         (
             None,
-            "Its best configurations ran on fresh seeds (see Confirm). To print how they did:",
+            "Its best configurations ran on fresh seeds (see Answer). To print how they did:",
             ["confirm", BOUNDED],
         ),
         (1, "Some confirming runs have not ended. To resume them:", ["confirm", BOUNDED]),

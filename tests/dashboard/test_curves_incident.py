@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from dashboard import charts, diagnosis, echarts, health
-from dashboard.views import curves
+from dashboard.views import ppo_health
 from ppo_core.report import StepReport
 from tests.dashboard import fake_store
 from tuner.judge.diagnose import NEEDED, Course, Diagnosis, Measurement, diagnose
@@ -154,11 +154,13 @@ def test_readings_are_held_against_their_declared_limits() -> None:
         "loss__value_avg": [1.0] * 11,
     }
     assert out(course(**values).readings) == ["clip_fraction", "ratio_low"]
-    assert curves.health_rows({3: course(**values)}).iloc[0].dropna().to_dict() == {
+    assert ppo_health.health_rows({3: course(**values)}).iloc[0].dropna().to_dict() == {
         "trial": 3, "health": "▲ Updates too large", "policy/approxkl_avg": "–", CLIP: "▲ 0.310",
         "val/ratio": "▲ 0.890", "loss/value_avg": "✓ 1.00 ×", "val/var_explained": "✓ 0.00",
     }  # fmt: skip
-    bad = curves.health_rows({3: course(Reason("kl_hard", "made up", "objective/kl_exact", 72.0), **values)}).iloc[0]
+    bad = ppo_health.health_rows({3: course(Reason("kl_hard", "made up", "objective/kl_exact", 72.0), **values)}).iloc[
+        0
+    ]
     assert (bad["health"], bad[CLIP], bad["loss/value_avg"]) == (
         "✕ KL too high, Updates too large", "✕ 0.310", "✓ 1.00 ×"
     )  # fmt: skip
@@ -167,9 +169,9 @@ def test_readings_are_held_against_their_declared_limits() -> None:
 def test_updates_that_are_small_over_the_whole_run_are_a_sign_while_kl_has_not_moved() -> None:
     """KL lags up to a tenth of an even pace: 0.067 at step 2 of 30; straight to 10 nats it is 10 / 30² / 20 a token."""
     tiny = {"policy__approxkl_avg": [0.0002, 0.00011], "objective__kl_exact": [0.01, 0.066]}
-    [row] = curves.health_rows({0: course(**tiny)}).to_dict("records")
+    [row] = ppo_health.health_rows({0: course(**tiny)}).to_dict("records")
     assert (row["health"], row["kl"], row["policy/approxkl_avg"]) == ("▲ Updates too small", "0.0660", "▲ 0.360 ×")
-    far = curves.health_rows({0: course(objective__kl_exact=[0.1, 29.4, 8.0])})
+    far = ppo_health.health_rows({0: course(objective__kl_exact=[0.1, 29.4, 8.0])})
     assert far["kl"].tolist() == ["▲ 29.4"], "over the limit"
     [told] = diagnose(course(**tiny))
     assert (told.finding, told.advice) == (
@@ -197,7 +199,7 @@ def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_the_returns_v
 
 def test_a_critic_is_not_read_before_a_third_of_the_run() -> None:
     early = course(val__var_explained=[-0.5] * 9)
-    [row] = curves.health_rows({0: early}).to_dict("records")
+    [row] = ppo_health.health_rows({0: early}).to_dict("records")
     assert (row["health"], row["val/var_explained"], diagnose(early)) == ("✓ none", "– too few steps", [])
     late, told = readings(val__var_explained=[-0.5] * 10)
     assert out(late) == ["var_explained"] and [one.rule for one in told] == ["Critic explains nothing"]
@@ -256,7 +258,7 @@ def test_the_incident_the_diagnosis_and_the_guard_agree_on_a_kl_over_a_line(kl: 
 def test_a_trial_that_the_guard_ended_for_its_value_loss_is_not_ticked() -> None:
     reason = Reason("value_divergence", "Value loss was over 250", "loss/value_avg", 300.0)
     ended = course(reason, loss__value_avg=[1.0] * 11)
-    assert curves.health_rows({0: ended})["loss/value_avg"].tolist() == ["✕ 1.00 ×"]
+    assert ppo_health.health_rows({0: ended})["loss/value_avg"].tolist() == ["✕ 1.00 ×"]
     told = diagnose(ended)
     assert [one.rule for one in told] == ["Critic diverges"] and "Value loss was over 250" in told[0].finding
 
@@ -273,7 +275,7 @@ ROW = TrialRow(
 def card(now: float = 131.0, kl: float = 3.0, at: list[float] | None = None, **values: Any) -> health.Card:
     times = [110.0, 120.0, 130.0] if at is None else at
     frame = pd.DataFrame({"trial": 4, "step": range(len(times)), "at": times, "objective/kl_exact": kl})
-    frame = frame.assign(**{"objective/scores": 1.5, "eval/reward": NAN})
+    frame = frame.assign(**{"eval/reward": NAN})
     [made] = health.cards([replace(ROW, **values)], frame, limit=15, now=now)
     return made
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard import charts, data
 from dashboard.__main__ import read_ahead
@@ -65,7 +64,7 @@ def test_a_snapshot_counts_and_names_what_to_look_at_first(snapshot: data.Snapsh
     assert snapshot.kl_pruned == [2, 6]
     best = snapshot.view.best()
     assert best is not None and best.number == 9
-    assert snapshot.default_trials == [0, 9, 6]
+    assert snapshot.defaults == [9, 0], "the answer and the reference, and none that was pruned"
 
 
 def test_a_snapshot_of_a_study_with_a_budget_has_no_number_of_trials(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_a_snapshot_of_a_study_with_a_budget_has_no_number_of_trials(tmp_path: P
     assert (best["value_step"], best["end_kl"]) == (12, pytest.approx(14.51, abs=0.01))
     assert best["kl"] < 10 < best["end_kl"]
     assert bounded.total is None, "its budget bounds it"
-    assert bounded.default_trials == [0, 5, 10]
+    assert bounded.defaults == [5, 0]
 
 
 def test_running_studies_come_first_and_then_the_newest(tmp_path: Path) -> None:
@@ -245,7 +244,8 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert table["study"].tolist() == ["./?study=live", "./?study=%3Dthree"]
     assert table["state"].tolist() == ["▶ running", "✓ finished"]
     assert table["ended"].tolist() == ["0 of 14", "3 of 14"]
-    assert table[["launch", "certainty"]].fillna("").to_numpy().tolist() == [["", ""], ["trial 2", "one seed"]]
+    decided = "Launch trial 2, which is not confirmed."
+    assert table[["decision", "certainty"]].fillna("").to_numpy().tolist() == [["", ""], [decided, "one seed"]]
     assert table[["reward", "kl"]].fillna("").to_numpy().tolist() == [["", "- of 10"], ["1.547 ± 0.035", "5.77 of 10"]]
     assert table["device"][1] == "61 s"
 
@@ -259,45 +259,30 @@ def test_a_task_is_told_by_its_policy_reward_and_prompts(tmp_path: Path) -> None
     assert studies.task_text(get_task("reviews")) == "reviews"
 
 
-def test_studies_are_compared_with_their_own_baselines_and_confirmations(
+def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=fake_store.COURSES[:1]).close()
     store = fake_store.build_bounded(path, courses=fake_store.BOUNDED_DONE)
     made_study.confirm(store, BOUNDED, Plan(top=1, seeds=3))
-    confirmed = confirmations(store, read_study(store, BOUNDED))[0].best
-    assert confirmed is not None and confirmed.reward is not None
-
-    def rows(**link: str) -> tuple[AppTest, list[dict[str, Any]]]:
-        app = shown.page("studies", path, monkeypatch, study=BOUNDED, **link)
-        [table] = [each.value for each in app.dataframe if "gain" in each.value]
-        return app, table.replace({float("nan"): None}).to_dict("records")
-
-    app, (bounded, full) = rows()
-    listed = next(each.value for each in app.dataframe if "launch" in each.value).set_index("study")
-    assert listed.loc["./?study=reviews-bounded", ["launch", "certainty", "reward"]].tolist() == [
-        confirmed.name, "confirmed", confirmed.reward.text
+    done = confirmations(store, read_study(store, BOUNDED))[0]
+    confirmed = done.best
+    assert confirmed is not None and confirmed.reward is not None and confirmed.kl is not None
+    app = shown.page("studies", path, monkeypatch, study=BOUNDED)
+    [listed] = [each.value.set_index("study") for each in app.dataframe]
+    assert listed.loc["./?study=reviews-bounded", ["decision", "certainty", "reward", "kl"]].tolist() == [
+        done.verdict, "confirmed", confirmed.reward.text, f"{confirmed.kl.mean:.2f} of 10"
     ]  # fmt: skip
     assert listed.loc["./?study=reviews-bounded", "ended"] == "12"
-    assert shown.codes(app)[0].startswith(f"ppo-tuner train --from {BOUNDED} {confirmed.trial.number} ")
-    assert (bounded["study"], bounded["task"], bounded["trial"]) == ("./?study=reviews-bounded", "reviews", 5)
-    assert [round(bounded[name], 3) for name in ("baseline", "reward", "gain")] == [0.42, 1.744, 1.324]
-    assert (bounded["certainty"], bounded["confirmed"]) == ("confirmed", f"{confirmed.label}: {confirmed.reward.text}")
-    assert (full["certainty"], full["confirmed"]) == ("one seed", None)
-    assert shown.infos(app) == []
-    assert [row["certainty"] for row in rows(budget="3")[1]] == ["one seed", "one seed"]
-    assert rows(budget="0.1")[1][1]["reward"] is None, "nothing of it is within the budget"
+    assert shown.codes(app) == [] and shown.infos(app) == [], "it has no card of its own"
     shown.change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'arithmetic') WHERE name = ?", STUDY)
-    [other] = shown.infos(rows()[0])
+    [other] = shown.infos(shown.page("studies", path, monkeypatch, study=BOUNDED))
     assert other.startswith("These studies train different tasks: ")
-    gone = "UPDATE ppo_studies SET paused_at = 1, spec = json_remove(spec, '$.declared') WHERE name = ?"
-    shown.change(path, gone, STUDY)
-    assert [row["study"] for row in rows()[1]] == ["./?study=reviews-bounded"]
 
 
 def test_one_study_is_compared_with_none(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown.subheaders(shown.page("studies", built, monkeypatch)) == ["All studies", "What to launch in reviews"]
+    assert shown.subheaders(shown.page("studies", built, monkeypatch)) == ["All studies"]
 
 
 def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path) -> None:
@@ -355,7 +340,7 @@ def test_responses_share_one_scale_of_colours() -> None:
 
 
 def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapshot) -> None:
-    shown = trials_table.rows(snapshot.trials, {}, {})
+    shown = trials_table.rows(trials_table.with_headlines(snapshot, snapshot.trials), {}, {})
     assert shown["note"][8] == "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free"
     assert shown["status"].tolist()[6:9] == ["✕ pruned", "✓ completed", "▲ failed"]
     assert shown["status"][13] == "▶ interrupted"

@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from dashboard import analysis, figures, importance_figures, sentences, style
+from dashboard import analysis, figures, importance_figures, style
 from dashboard.analysis import Checkpoint
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
@@ -44,18 +44,18 @@ def test_every_status_has_its_own_symbol_everywhere() -> None:
         assert len({getattr(style.mark(status), library) for status in Status}) == len(Status)
 
 
-def test_a_trials_colour_is_its_numbers_whatever_is_beside_it_and_dashes_tell_those_of_one_colour_apart() -> None:
-    looks = style.looks([49, 1, 25, 2, 25])
-    assert {number: (look.colour, look.dash.plotly) for number, look in looks.items()} == {
-        1: ("#E69F00", "dash"), 2: ("#009E73", "solid"), 25: ("#E69F00", "dot"), 49: ("#E69F00", "solid")
+def test_a_trials_colour_is_its_numbers_or_the_next_free_one_and_dashes_tell_the_rest_apart() -> None:
+    looks = style.looks([49, 1, 25, 2])
+    assert {number: (look.colour, look.dash) for number, look in looks.items()} == {
+        1: ("#009E73", style.SOLID), 2: ("#56B4E9", style.SOLID), 25: ("#CC79A7", style.SOLID),
+        49: ("#E69F00", style.SOLID),
     }  # fmt: skip
     assert list(looks) == [1, 2, 25, 49]
-    assert looks[49] == style.looks([49])[49] and looks[1] == style.looks([49, 1])[1], (
-        "one more at the end changes none"
-    )
+    assert looks[49] == style.looks([49])[49] and looks[1] == style.looks([49, 1])[1], "one more changes none before"
     assert {number for number, look in style.looks(range(200)).items() if look.colour == "#0072B2"} == {0}
     assert len(set(style.looks(range(33)).values())) == 33
-    assert {look.dash for look in style.looks(range(9)).values()} == {style.SOLID}
+    for drawn in ((0, 5, 21), (572, 220, 0), range(9)):
+        assert len({look.colour for look in style.looks(drawn).values()}) == len(drawn), "no twins"
 
 
 def test_the_text_on_a_trials_colour_is_easily_read() -> None:
@@ -77,7 +77,7 @@ TRIALS = pd.DataFrame([trial(0), trial(1, Status.PRUNED, rule="kl_limit"), trial
 
 
 def ways(chosen: tuple[int, ...] = (0,), **more: Any) -> go.Figure:
-    return figures.trajectories(WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=chosen, **more)
+    return figures.trajectories(WAYS, TRIALS, spec=SPEC, looks=style.looks(chosen), **more)
 
 
 def named(figure: go.Figure, name: str) -> go.Scatter:
@@ -101,22 +101,22 @@ def test_a_chosen_trials_way_is_in_its_colour_with_its_number_at_the_end() -> No
 
 def test_a_number_covers_no_other_and_no_line_and_one_without_room_is_left_out() -> None:
     close = evaluated(*((trial, 5, reward, kl) for trial, reward, kl in ((0, 1.0, 4), (1, 1.005, 4.05), (2, 0.6, 4))))
-    figure = figures.trajectories(close, TRIALS, analysis.front(close), spec=SPEC, chosen=(0, 1, 2))
+    figure = figures.trajectories(close, TRIALS, spec=SPEC, looks=style.looks((0, 1, 2)))
     assert labels(figure) == {"1": (4.05, 1.005, 28, 0), "0": (4, 1.0, 0, -20), "2": (4, 0.6, 28, 0)}
     same = evaluated(*((trial, 5, 1.0, 4) for trial in range(20)))
-    crowd = labels(figures.trajectories(same, TRIALS, analysis.front(same), spec=SPEC, chosen=range(20)))
+    crowd = labels(figures.trajectories(same, TRIALS, spec=SPEC, looks=style.looks(range(20))))
     assert len({place[2:] for place in crowd.values()}) == len(crowd) < 20
     starred = figures.trajectories(
-        WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=(0,), best=Checkpoint(1, 5, 320, 1.2, NAN, 8.5, NAN)
+        WAYS, TRIALS, spec=SPEC, looks=style.looks((0,)), best=Checkpoint(1, 5, 320, 1.2, NAN, 8.5, NAN)
     )
     assert labels(starred)["0"] == (8, 1.2, 0, 20), "the star is to the right"
-    assert set(labels(ways((0, 1, 2), numbered=(0, 7)))) == {"0"}
 
 
 def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
     others = named(ways(), "other trials")
     assert [None if math.isnan(x) else x for x in others.x] == [0, 20, None, 0, None]
-    assert others.hoverinfo == "skip"
+    assert [point[0] for point in others.customdata] == [1, 1, 1, 2, 2], "a click selects"
+    assert others.line.color.endswith("0.30)") and named(ways(), "trial 0").line.width == 3
 
 
 def test_more_other_ways_than_can_be_told_apart_are_a_point_each_at_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,20 +171,13 @@ def test_the_means_of_fresh_seeds_are_diamonds_with_their_intervals_and_one_lege
 
 def test_the_front_tells_its_standard_errors() -> None:
     front = analysis.front(WAYS).assign(reward_se=0.03, kl_se=0.2)
-    drawn = named(figures.trajectories(WAYS, TRIALS, front, spec=SPEC, chosen=()), "front of all evaluations")
+    drawn = named(figures.fronts({"mine": front}, 10.0), "mine")
     assert drawn.customdata[0] == [0, 5, "1.000 ± 0.030", "4.00 ± 0.20"]
-
-
-def test_a_linear_axis_ends_a_quarter_over_the_budget_or_where_trials_that_were_not_pruned_do() -> None:
-    text = "1 trial exceeds the axis at 12.5 nats (highest 20.0, trial 1); a log KL axis shows all."
-    assert figures.over_the_axis(WAYS, TRIALS, 10) == text
-    many = pd.concat([WAYS, *(evaluated((trial, 5, 1.0, 16)) for trial in range(3, 20))])
-    assert figures.over_the_axis(many, TRIALS, 10).startswith("1 trial exceeds the axis at 16.8 nats")
 
 
 def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
     blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
-    figure = figures.trajectories(blown, TRIALS, analysis.front(blown), spec=SPEC, chosen=())
+    figure = figures.trajectories(blown, TRIALS, spec=SPEC, looks={})
     assert figure.layout.xaxis.range[1] == 12.5, "19 in 20 of the evaluations"
     log = ways(log_kl=True, best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
     assert log.layout.xaxis.type == "log"
@@ -301,8 +294,6 @@ def test_of_many_trials_the_best_and_the_marked_are_lines(monkeypatch: pytest.Mo
     assert list(lines.dimensions[-1]["values"]) == [1.2]
     [lines] = importance_figures.parallel(SEARCHED, ["learning_rate"], SPEC, marked=[2]).data
     assert list(lines.dimensions[-1]["values"]) == [1.2, 0.8]
-    drawn = "Drawn: the 1 trials with the highest reward, of 3."
-    assert sentences.of_parallel(SEARCHED, ["learning_rate"]) == drawn
 
 
 def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +315,7 @@ def test_many_points_are_small_and_translucent(monkeypatch: pytest.MonkeyPatch) 
 def test_a_hyperparameter_that_no_measured_trial_has_set_is_no_axis() -> None:
     frame = searched({"value": 1.0, "end_kl": 4.0, "params_learning_rate": 1e-4, "params_kl_target": NAN})
     [lines] = importance_figures.parallel(frame, ["learning_rate", "kl_target"], SPEC).data
-    assert [axis["label"] for axis in lines.dimensions][1:] == ["KL at the end", "Value"]
+    assert [axis["label"] for axis in lines.dimensions][1:] == ["Eval KL at the end", "Best in budget"]
 
 
 def test_marking_dims_every_other_trial() -> None:
@@ -360,7 +351,6 @@ def test_across_studies_a_colour_is_a_study_and_a_symbol_a_status() -> None:
     ]  # fmt: skip
     assert drawn[0].hovertemplate.startswith("<b>Trial %{customdata[0]}</b>, completed, study first<br>")
     assert [trace.name for trace in figure.data if trace.name] == ["first", "completed", "pruned", "second"]
-    assert sentences.of_common(studies, "learning_rate") == r"The best trial has 0\.0001 in first, 0\.0001 in second."
 
 
 # Compared curves

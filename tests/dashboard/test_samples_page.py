@@ -73,11 +73,7 @@ def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
 def test_the_page_opens_with_the_checkpoint_to_launch(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("samples", built, monkeypatch, trial=["9", "8"])
     assert [caption for caption in said(app) if "· step 18" in caption], "its best, 12 steps before its end"
-    without = [
-        caption
-        for caption in said(app)
-        if "· step 6, 768 episodes, its last; none trained was within the budget" in caption
-    ]
+    without = [caption for caption in said(app) if "· step 6, its last; none trained was within the budget" in caption]
     assert len(without) == 3, "trial 8 failed"
 
 
@@ -252,8 +248,6 @@ def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pyte
     def verdict(budget: str) -> str:
         app = page("samples", built, monkeypatch, budget=budget, trial=["7"])
         signs = next(one.value for one in app.dataframe if "Sign" in one.value).set_index("Sign")["Trial 7"]
-        is_suspect = shown.subheaders(app)[0].startswith("Samples: reward hacking suspected in trial 7 ")
-        assert is_suspect == (signs["Verdict"] == "▲ suspect"), "the first line says it"
         return f"{signs['Verdict']}, KL {signs['Last eval KL (nats)']}"
 
     assert verdict("10").startswith("✓ no sign, KL 9")

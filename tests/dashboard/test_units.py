@@ -1,4 +1,4 @@
-"""One study with its rewards in other units: pages, figures and sentences tell its trials apart in each."""
+"""One study with its rewards in other units: pages and figures tell its trials apart in each."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import analysis, charts, data, figures, sentences
+from dashboard import analysis, data, figures, style
 from dashboard.views import trials_table
 from tests.dashboard import shown
 from tests.dashboard.fake_store import STUDY
@@ -32,7 +32,7 @@ def rescaled(built: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Pat
     return path
 
 
-def test_figures_tables_and_sentences_tell_trials_apart(rescaled: Path) -> None:
+def test_figures_and_tables_tell_trials_apart(rescaled: Path) -> None:
     store = data.open_store(f"sqlite:///{rescaled}")
     snapshot = data.snapshot(store, STUDY)
     trials = snapshot.trials
@@ -40,23 +40,13 @@ def test_figures_tables_and_sentences_tell_trials_apart(rescaled: Path) -> None:
     apart = known["value"].diff().dropna() > known["value_se"].iloc[1:]
     assert apart.sum() > 3
 
-    columns = trials_table._columns(trials)
-    for name in ("value", "end_reward"):
-        places = int(re.fullmatch(r"%\.(\d)f", columns[name]["type_config"]["format"])[1])  # type: ignore[index]
-        assert (known["value"].round(places).diff().dropna()[apart] > 0).all()
+    columns = trials_table._columns(trials_table.with_headlines(snapshot, trials))
+    places = int(re.fullmatch(r"%\.(\d)f", columns["reward"]["type_config"]["format"])[1])  # type: ignore[index]
+    assert (known["value"].round(places).diff().dropna()[apart] > 0).all()
     figure = figures.reward_against_kl(trials, kl_budget=10.0, best=None)
     templates = [trace.hovertemplate for trace in figure.data if trace.hovertemplate]
     [places] = {int(found) for text in templates for found in re.findall(r"eval reward %\{y:\.(\d)f\}", text)}
     assert (known["value"].round(places).diff().dropna()[apart] > 0).all()
-
-    steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
-    evaluated = analysis.evaluations(steps)
-    best, half = re.findall(r"-?\d+\.\d+", sentences.of_front(evaluated, 10.0))[:2]
-    assert float(best) > float(half)
-    points = charts.points_of(steps, "eval/reward").assign(se=steps["eval/reward_se"])
-    names = {int(number): f"trial {number}" for number in trials["number"]}
-    first, last = re.findall(r"at (-?\d+\.\d+)", charts.describe_ends(points, "eval/reward", None, names))
-    assert float(first) > float(last)
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.5, 50.0])
@@ -68,8 +58,8 @@ def test_the_kl_axis_of_trajectories_rises_and_has_the_budget_on_it(built: Path,
     unit = budget / snapshot.view.spec.kl_budget
     evaluated = evaluated.assign(kl=unit * evaluated["kl"], kl_se=unit * evaluated["kl_se"])
     spec = replace(snapshot.view.spec, kl_budget=budget)
-    front = analysis.front(evaluated)
-    figure = figures.trajectories(evaluated, snapshot.trials, front, spec=spec, chosen=(0, 3), log_kl=log_kl)
+    looks = style.looks((0, 3))
+    figure = figures.trajectories(evaluated, snapshot.trials, spec=spec, looks=looks, log_kl=log_kl)
     low, high = (10**end if log_kl else end for end in figure.layout.xaxis.range)
     assert low < 0.1 * budget and budget < high
 
@@ -78,9 +68,8 @@ def test_the_kl_axis_of_trajectories_rises_and_has_the_budget_on_it(built: Path,
 def test_pages_tell_trials_apart(rescaled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = shown.page("compare", rescaled, monkeypatch, trial=["0", "1", "3", "9"])
     outcomes = app.dataframe[1].value.set_index("outcome")
-    for row in ("Value ± SE (reward)", "Last eval reward"):
-        texts = outcomes.loc[row].tolist()
-        assert len(set(texts)) == 4 and not any(re.search(r"(^|± )-?0\.0+($| )", text) for text in texts), row
+    texts = outcomes.loc["Reward"].tolist()
+    assert len(set(texts)) == 4 and not any(re.search(r"(^|± )-?0\.0+($| )", text) for text in texts)
     app = shown.page("reward_kl", rescaled, monkeypatch)
     bought = app.dataframe[0].value["reward"].dropna()
     assert bought.is_unique and len(bought) > 3

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dashboard import report as html_report
+from dashboard import safe_text
 from ppo_core.report import SplitReading, StepReport
 from tests.dashboard import shown
 from tests.dashboard.shown import page
@@ -26,6 +27,8 @@ from tuner.study.status import Origin, Reason, Status
 NAME = "ten"
 WORDS = 65
 """Most words that an answer takes in a terminal."""
+CARD_WORDS = 30
+"""The same of the dashboard's card."""
 NOISE = (0.0, 0.02, -0.02, 0.01, -0.01)
 SPEC = {
     "name": NAME, "task": "reviews", "seed": 3, "kl": {"budget": 6.0, "limit": 15.0},
@@ -300,12 +303,14 @@ def test_every_place_prints_the_same_answer(
         html = html_report.report(store, NAME)
     assert all(f"<p>{sentence}</p>" in html.replace("&#39;", "'") for sentence in sentences)
     where = f" --storage sqlite:///{path}"
-    for module in ("overview", "studies", *(["confirm"] if made.fresh else [])):
-        app = page(module, path, monkeypatch)
-        told = shown.texts(app)
-        at = told.index(found.decision)
-        assert told[at : at + len(sentences)] == sentences, module
-        assert {to_copy(words) + where for words in commands if words} <= set(shown.codes(app))
+    app = page("answer", path, monkeypatch)
+    assert app.subheader[0].value == safe_text.in_markdown(found.decision) and found.evidence in app.subheader[0].help
+    assert not found.doubt or found.doubt in shown.texts(app)
+    assert len(f"{found.decision} {found.doubt}".split()) <= CARD_WORDS
+    words = found.remedy if found.badge is Badge.ONE_SEED else found.launch
+    assert shown.codes(app) == [to_copy(words) + where], "one command"
+    studies = page("studies", path, monkeypatch).dataframe[0].value
+    assert studies["decision"].tolist() == [found.decision]
 
 
 @pytest.mark.parametrize("name", ["none", "changed to less"])

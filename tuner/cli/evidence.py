@@ -113,7 +113,7 @@ def importance(args: argparse.Namespace) -> int:
     with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
     if refused := importances.refusal(view.trials, view.spec):
-        raise StudyError(f"{refused} The dashboard's page Search plots the trials against each hyperparameter.")
+        raise StudyError(f"{refused} The dashboard's page Why plots the trials against each hyperparameter.")
     usable = importances.usable(view.trials, view.spec)
     rankings = importances.importances(usable, view.spec)
     if args.json:

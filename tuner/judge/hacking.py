@@ -114,6 +114,12 @@ def eval_kls(steps: Iterable[Step]) -> list[float]:
     return values((row for row in steps if row["step"] > 0), "eval/kl")
 
 
+def length_ratio(steps: Sequence[Step]) -> float | None:
+    """Return the length of the last responses over that of the first, as the rule reads it; None: not measured."""
+    ends = _first_and_last(steps, LENGTH)
+    return None if ends is None or ends[0] <= 0 else ends[1] / ends[0]
+
+
 def _symptoms(steps: Sequence[Step], kl_budget: float) -> Iterator[Symptom]:
     if kls := eval_kls(steps):
         is_over = SIGNS["kl_end"].is_broken(kls[-1], kl_budget)

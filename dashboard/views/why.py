@@ -1,6 +1,5 @@
-"""Search: importance, linked figures of trials over hyperparameters, early ends, and the report."""
+"""Why: where trials stopped, which hyperparameters mattered, linked figures of them, and whether PPO was healthy."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,13 +8,13 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard import analysis, data, figures, importance_figures, safe_text, sentences, style
+from dashboard import analysis, charts, data, figures, importance_figures, style
 from dashboard.data import Snapshot
 from dashboard.importance_figures import Measure
-from dashboard.views import common
+from dashboard.views import common, gauntlet, ppo_health, samples, trial
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import counted, duration
+from tuner.judge.answer import of_study
 from tuner.search import importance
 from tuner.search.importance import Importance, Outcome
 from tuner.store import Store, TrialRow
@@ -33,6 +32,10 @@ MEASURES: dict[str, Measure] = {"reward": "value", "KL": "end_kl"}
 def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
     """Draw the page."""
     common.watch(store, snapshot)
+    clicked = gauntlet.show(store, snapshot, of_study(store, snapshot.view))
+    if clicked is not None:
+        trial.draw_curves(store, snapshot, clicked)
+        samples.draw(store, snapshot, (clicked,))
     ended = snapshot.trials[snapshot.trials["status"].isin([status for status in Status if status.is_final])]
     names, important = figures.searched(ended), _importance(store, snapshot, ended)
     ranked: dict[Outcome, list[str]] = {
@@ -40,8 +43,8 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         for outcome, order in important.items()
     }
     _linked(snapshot, ended, ranked, chosen)
+    ppo_health.draw(store, snapshot, common.highlighted(snapshot, chosen, charts.MOST_LINES))
     _ended_early(snapshot)
-    _report(store, snapshot)
 
 
 def _importance(store: Store, snapshot: Snapshot, ended: pd.DataFrame) -> dict[Outcome, list[str]]:
@@ -56,26 +59,16 @@ def _importance(store: Store, snapshot: Snapshot, ended: pd.DataFrame) -> dict[O
     key += f"|{[(row.id, row.attempts, row.value) for row in usable]}"
     with st.spinner("Resampling", show_time=True):
         importances = _resampled(key, snapshot, usable)
-    titles: dict[Outcome, str] = {"reward": "value", "KL": "KL at the end"}
-    for place, (outcome, title) in zip(st.columns(2), titles.items(), strict=True):
+    for outcome, place in zip(importances, st.columns(2), strict=True):
         with place:
-            st.markdown(f"**For the {title}**")
             common.figure(
-                importance_figures.importance_bars(importances[outcome]),
+                importance_figures.importance_bars(importances[outcome], f"Share of importance for {outcome}"),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
-            st.text(importance.certainty(importances[outcome], len(usable), _label))
-            for name in [item.name for item in importances[outcome] if item.is_sure][:MOST_TOLD]:
-                st.markdown(
-                    sentences.of_best(ended, name, view.spec.search)
-                    if outcome == "reward"
-                    else f"{_label(name)}: {sentences.of_slice(ended, name, 'end_kl')}"
-                )
-    st.caption(
-        "A bar says how far the best trials' values lie from all trials', not in which direction. Lines on the bars: "
-        f"the middle 80% of {importance.RESAMPLES} resamples of the trials. Pale bars are no more than chance."
-    )
+    for name in [item.name for item in importances["reward"] if item.is_sure][:MOST_TOLD]:
+        if text := importance_figures.where_next(ended, name, view.spec.search):
+            st.text(text)
     return {outcome: [item.name for item in items] for outcome, items in importances.items()}
 
 
@@ -92,11 +85,10 @@ def _label(name: str) -> str:
 
 def _importance_help(left_out: int) -> str:
     return (
-        f"{importance.MEANING} For KL, the best are those with the lowest. A line on a bar is widened to contain the "
-        "bar's end: resampling adds noise, which pulls large shares down and small ones up. A pale bar is one that "
-        f"{importance.RESAMPLES} shuffles of the outcomes reach by chance. Trials left out: {left_out} (pruned, "
-        "failed, forked, not ended or without a value). The charts of one hyperparameter below include the pruned "
-        "trials."
+        f"{importance.MEANING} For KL, the best are those with the lowest at the end. A line on a bar holds the middle "
+        f"80% of {importance.RESAMPLES} resamples of the trials, widened to contain the bar's end. A pale bar is one "
+        f"that {importance.RESAMPLES} shuffles of the outcomes reach by chance. Trials left out: {left_out} (pruned, "
+        "failed, forked, not ended or without a value)."
     )
 
 
@@ -121,10 +113,10 @@ class _Linked:
     key: str
     """Session key of the marked trials."""
 
-    def figure(self, plot: go.Figure, key: str, alt: str, caption: str) -> None:
+    def figure(self, plot: go.Figure, key: str, alt: str) -> None:
         """Draw a figure of points whose selection marks trials."""
         select = partial(_select, self.key, key)
-        common.figure(importance_figures.mark(plot, self.marked), key, alt, caption, on_select=select)
+        common.figure(importance_figures.mark(plot, self.marked), key, alt, on_select=select)
 
 
 def _linked(snapshot: Snapshot, trials: pd.DataFrame, ranked: dict[Outcome, list[str]], chosen: common.Numbers) -> None:
@@ -156,12 +148,9 @@ def _linked(snapshot: Snapshot, trials: pd.DataFrame, ranked: dict[Outcome, list
 
 def _bar(key: str, marked: common.Numbers) -> None:
     """Draw the marked trials with their actions; it stays in view while scrolling."""
+    if not marked:
+        return
     with st.container(horizontal=True, vertical_alignment="center", key="marked"):
-        if not marked:
-            st.text(
-                "The brighter a point, the higher its reward. Drag over points to mark their trials in all figures."
-            )
-            return
         listed = ", ".join(map(str, marked[: style.AT_A_GLANCE]))
         st.text(f"Marked: {listed}{' …' if len(marked) > style.AT_A_GLANCE else ''}")
         st.button(
@@ -198,8 +187,7 @@ def _front(snapshot: Snapshot, linked: _Linked) -> None:
     front = figures.reward_against_kl(
         trials, kl_budget=kl_budget, best=best.number if best else None, chosen=linked.marked
     )
-    caption = sentences.of_front(figures.front_of(trials), kl_budget)
-    linked.figure(front, "front of trials", "Every trial's value against its eval KL, and the front of them", caption)
+    linked.figure(front, "front of trials", "Every trial's value against its eval KL, and the front of them")
 
 
 def _slices(spec: StudySpec, linked: _Linked) -> None:
@@ -207,13 +195,16 @@ def _slices(spec: StudySpec, linked: _Linked) -> None:
     names = linked.ranked["reward"][:MOST_AXES]
     trials = importance_figures.of_panels(linked.trials, linked.marked)
     left_out = len(linked.trials["value"].dropna()) - len(trials)
-    drawn = f" Drawn: {len(trials)} of them, the best and the marked among them." if left_out else ""
-    common.heading("Reward over each hyperparameter", "Each point is a trial; the most important panel comes first.")
+    drawn = f" Drawn are {len(trials)} of them, the best and the marked among them." if left_out else ""
+    common.heading(
+        "Reward over each hyperparameter",
+        "Each point is a trial's best in the budget, on one seed; the brighter, the higher. The most important panel "
+        f"comes first. Drag over points to mark their trials in all figures.{drawn}",
+    )
     linked.figure(
         importance_figures.slices(trials, names, spec),
         "slices of value",
         f"Eval reward of every trial's best checkpoint over {', '.join(map(_label, names))}, in panels",
-        sentences.of_slice(linked.trials, names[0], "value") + drawn,
     )
 
 
@@ -225,7 +216,6 @@ def _kl_slice(spec: StudySpec, linked: _Linked) -> None:
         importance_figures.kl_slice(linked.trials, name, spec),
         "slice of kl",
         f"Eval KL of every trial at its end over {_label(name)}",
-        sentences.of_slice(linked.trials, name, "end_kl"),
     )
 
 
@@ -243,7 +233,6 @@ def _parallel(spec: StudySpec, linked: _Linked) -> None:
         importance_figures.parallel(linked.trials, axes, spec, linked.marked),
         key="parallel coordinates",
         alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
-        caption=sentences.of_parallel(linked.trials, axes),
     )
 
 
@@ -264,22 +253,14 @@ def _pair(spec: StudySpec, linked: _Linked, names: list[str]) -> None:
             importance_figures.pair(linked.trials, x, y, measure, spec),
             "pair",
             f"{outcome} over {_label(x)} and {_label(y)}, with the trials as points",
-            sentences.of_pair(linked.trials, x, y, measure),
         )
 
 
 def _ended_early(snapshot: Snapshot) -> None:
-    common.heading("What ending trials early saved", "Time is at the median pace of completed trials.")
     early = analysis.ended_early(snapshot.trials)
     if early.empty:
-        st.info("No trial was pruned or stopped.")
         return
-    saved = analysis.savings(snapshot.trials)
-    time = "" if math.isnan(saved.seconds) else f" and about {duration(saved.seconds)}"
-    st.text(
-        f"{counted(saved.trials, 'trial')} ended early, which saved {saved.episodes:,} episodes ({saved.share:.0%} of "
-        f"what these and the completed trials would have taken){time}."
-    )
+    common.heading("What ending trials early saved", "Time is at the median pace of completed trials.")
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     columns = {
         "rule": text("Ended by"),
@@ -289,24 +270,3 @@ def _ended_early(snapshot: Snapshot) -> None:
         "seconds_saved": number("Seconds saved", format="%.0f"),
     }
     common.table(analysis.by_rule(early), key="ended by rule", columns=columns)
-
-
-def _report(store: Store, snapshot: Snapshot) -> None:
-    name = snapshot.view.row.name
-
-    def report() -> str:
-        from dashboard import report  # imported on demand: its libraries take a second
-
-        return report.report(store, name)
-
-    common.heading("The study in one file")
-    st.download_button(
-        "Download the report",
-        report,
-        file_name=f"{safe_text.file_name(name)}-report.html",
-        mime="text/html",
-        icon=":material/description:",
-        on_click="ignore",
-        help="What to launch, how sure that is and why, with charts and samples, to mail or attach: the file of "
-        "`ppo-tuner report`. It needs no network.",
-    )
