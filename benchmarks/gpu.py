@@ -38,7 +38,7 @@ from support.real_task import save_task
 from support.trl_cells import measure_trl
 
 from tuner.engine.gpu import mps_line
-from tuner.judge.rules import RULES
+from tuner.study.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"

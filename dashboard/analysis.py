@@ -13,8 +13,8 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import is_within
 from tuner.judge.best import is_eligible
 from tuner.judge.paired import ERRORS
-from tuner.judge.rules import RULES
 from tuner.store import TrialRow
+from tuner.study.rules import RULES
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import PERSON, PRUNER, Role, Status

@@ -21,7 +21,7 @@ from dashboard.echarts import FAINT, DataSeries, Option, Span
 from ppo_core.config.kl_budget import is_within
 from ppo_core.metrics import METRICS, QUANTILES
 from ppo_core.output import decimals, fixed
-from tuner.judge.rules import KL, KL_STEP, RULES, WANTED_KL_STEP
+from tuner.study.rules import KL, KL_STEP, RULES, WANTED_KL_STEP
 from tuner.study.status import Status
 
 Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]

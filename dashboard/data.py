@@ -23,10 +23,10 @@ from dashboard import safe_text, style
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import without_secrets
 from ppo_core.report import TokenReadings
+from tuner.confirm.answer import decided
+from tuner.confirm.headline import Headline
 from tuner.confirm.result import Confirmation, confirmations
 from tuner.environment import to_copy
-from tuner.judge.answer import decided
-from tuner.judge.headline import Headline
 from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
@@ -192,7 +192,7 @@ class Snapshot:
         return list(dict.fromkeys(row.number for row in order))[:2]
 
     def headline(self, row: TrialRow) -> Headline:
-        """Return a trial's one reward and KL (see `tuner.judge.headline`)."""
+        """Return a trial's one reward and KL (see `tuner.confirm.headline`)."""
         read = (one for run in reversed(self.confirmations) if run.choice is not None for one in run.read)
         return Headline(row, next((one for one in read if one.trial.number == row.number), None))
 

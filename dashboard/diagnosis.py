@@ -21,13 +21,13 @@ from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted, decimals, plus_minus
-from tuner.judge.answer import Answer
+from tuner.confirm.answer import Answer
 from tuner.judge.diagnose import fresh_curves
 from tuner.judge.hacking import Finding, Verdict, check, on_fresh_seeds
 from tuner.judge.results import StudyView
-from tuner.judge.rules import KL, SIGNS
 from tuner.search.choose import why_early
 from tuner.store import Store
+from tuner.study.rules import KL, SIGNS
 from tuner.study.status import Status
 
 LEAST = 4
@@ -45,7 +45,7 @@ class Signal:
     metric: str
     side: Literal["up", "either"]
     meaning: str
-    """Meaning of such a move; limits and advice are in `tuner.judge.rules`."""
+    """Meaning of such a move; limits and advice are in `tuner.study.rules`."""
 
 
 SIGNALS = (

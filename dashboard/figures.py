@@ -20,8 +20,8 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted, decimals, plus_minus
+from tuner.confirm.headline import ONE_SEED
 from tuner.confirm.result import Confirmed, Interval
-from tuner.judge.headline import ONE_SEED
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboard.figures import FAINT, FILL, GREY
-from tuner.judge.gauntlet import GATES, Gate, Gauntlet, Reading, Row, State
+from tuner.confirm.gauntlet import GATES, Gate, Gauntlet, Reading, Row, State
 
 MOST_ROWS, BEST_ROWS = 40, 20
 """With more configurations than the first number, only so many of the best have a row; the rest are ticks."""

@@ -7,8 +7,8 @@ from typing import Literal
 
 import pandas as pd
 
-from tuner.judge.rules import KL
 from tuner.store import TrialRow
+from tuner.study.rules import KL
 from tuner.study.status import Status
 
 Health = Literal[

@@ -16,7 +16,7 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals
-from tuner.judge.headline import ONE_SEED
+from tuner.confirm.headline import ONE_SEED
 from tuner.search.importance import Importance
 from tuner.study.space import Search
 from tuner.study.spec import StudySpec

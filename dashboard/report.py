@@ -26,14 +26,14 @@ from dashboard.views.settings import changed_settings
 from ppo_core import __version__, output
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from tuner.confirm import gauntlet
+from tuner.confirm.answer import Answer, of_study
 from tuner.confirm.result import confirmations
-from tuner.control import forks
-from tuner.judge import gauntlet, results
-from tuner.judge.answer import Answer, of_study
+from tuner.judge import forks, results
 from tuner.judge.results import StudyView
-from tuner.judge.rules import RULES
 from tuner.search import importance
 from tuner.store import Store, TrialRow
+from tuner.study.rules import RULES
 from tuner.study.study_file import DECLARED
 
 CURVES = ("objective/kl_exact", "eval/reward")

@@ -9,11 +9,11 @@ from dashboard import access
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError
 from tuner.control import orders
-from tuner.control.forks import by_episode
+from tuner.files import folder as study_folder
 from tuner.files import trial_log
+from tuner.judge.forks import by_episode
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Order, Store
-from tuner.study import folder as study_folder
 from tuner.study.status import ORDER_KINDS
 
 

@@ -29,15 +29,14 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import short
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
-from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import PROG
-from tuner.judge.guard import GuardSettings
-from tuner.judge.rules import RULES, SIGNS
 from tuner.search import optuna_trials
 from tuner.store.rows import INTERRUPTED
 from tuner.study import study_file
+from tuner.study.rules import RULES, SIGNS, GuardSettings
 from tuner.study.status import Origin, Role, Status
 from tuner.study.study_file import BETAS, KL_STEP_SPAN, KL_TARGETS, PRUNERS, SAMPLERS
+from tuner.study.worker_settings import WORKER_SETTINGS
 
 FILE = Path(__file__).with_name("reference.md")
 

@@ -21,13 +21,13 @@ from ppo_core.algorithm.advantages import gae, masked_whiten
 from ppo_core.algorithm.experience import Experience, read_policy
 from ppo_core.algorithm.kl import sampled_kl
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
-from ppo_core.algorithm.randomness import Key, Purpose, mini_batch_order, prompt_rows
 from ppo_core.algorithm.scores import on_last_token
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import load_task
+from ppo_core.loading.load import load_task
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import response_states, token_readings
+from ppo_core.randomness import Key, Purpose, mini_batch_order, prompt_rows
 from ppo_core.sampling.generation import Request, TransformersGenerator
 from ppo_core.sampling.next_token import SamplingSettings, eos_ids
 

@@ -170,3 +170,19 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     if not close and len(given) >= LEAST_PREFIX:
         close = sorted((letters for letters in names if letters.startswith(given)), key=len)
     return f'; did you mean "{names[close[0]]}"?' if close else ""
+
+
+SHOWN = 60
+"""Maximum characters of a prompt, a response or an answer in an error."""
+
+
+def cut(value: object) -> str:
+    """Return the start of a value, quoted as Python writes it."""
+    text = repr(value[:SHOWN]) if isinstance(value, str) else repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's class and the start of its message, without line breaks."""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message[:300]}" if message else type(error).__name__

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ppo_core.algorithm.advantages import gae
 from ppo_core.algorithm.experience import mean_of_all, part_metrics, read_policy, repetition, rounding_kl
-from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.algorithm.scores import raw_token_scores
 from ppo_core.config.hyperparameters import LEAST_LAM
 from ppo_core.data.task import Prompt, Scored
 from ppo_core.distributed.world import together
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.policy import PolicyReading
+from ppo_core.randomness import Key, Purpose
 from ppo_core.report import EvalReadings, Sample, SplitReading, TokenReadings
 from ppo_core.run_state import RunState
 from ppo_core.sampling.generation import Generator, Request, Rollouts

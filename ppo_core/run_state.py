@@ -1,6 +1,6 @@
 """The changing state of a run, and its saving and restoring.
 
-`ppo_core.trainer` changes it step by step; `ppo_core.models.load` has what a task's runs share.
+`ppo_core.trainer` changes it step by step; `ppo_core.loading.load` has what a task's runs share.
 """
 
 import os
@@ -22,11 +22,11 @@ from ppo_core.algorithm.returns import ReturnStatistics
 from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.data.digest import changes, of_value_models
-from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World, run_on_rank_zero, together
 from ppo_core.errors import CheckpointError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.digest import changes, of_value_models
+from ppo_core.loading.load import TaskModels
+from ppo_core.models import fsdp as sharding
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic

@@ -37,18 +37,18 @@ from ppo_core.algorithm.experience import (
 from ppo_core.algorithm.kl import ROUNDING
 from ppo_core.algorithm.kl_step import read_kl_step, rounding_floor
 from ppo_core.algorithm.optim import lr_factor
-from ppo_core.algorithm.randomness import Key, Purpose, prompt_rows
 from ppo_core.algorithm.scores import less_penalties, score_spread, spread_of, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig, default_lam
-from ppo_core.data.task_file import AnyTask
-from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World, joined, run_on_rank_zero, together
 from ppo_core.errors import ConfigError, NotFiniteError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_again, evaluate_on_test
-from ppo_core.models.load import FrozenPolicy, TaskModels, load_task
+from ppo_core.loading.load import FrozenPolicy, TaskModels, load_task
+from ppo_core.loading.task_file import AnyTask
+from ppo_core.models import fsdp as sharding
 from ppo_core.models.memory import free, peak_mib
 from ppo_core.models.policy import ActorCritic
+from ppo_core.randomness import Key, Purpose, prompt_rows
 from ppo_core.report import SplitReading, StepReport, not_finite
 from ppo_core.run_state import RunState
 from ppo_core.sampling.generation import Generator, MakeGenerator, Request, Rollouts, TransformersGenerator

@@ -21,11 +21,11 @@ from typing import Any
 import tomli_w
 
 from ppo_core.cli.arguments import merged
-from ppo_core.data.digest import of_model
-from ppo_core.data.parts import policy_place, reference_to
 from ppo_core.data.prompts import PROMPT_COLUMNS, is_chat, plain
-from ppo_core.data.task_file import FOLDER_FILES, Preparation, as_table, read_table
 from ppo_core.errors import ConfigError, first_line
+from ppo_core.loading.digest import of_model
+from ppo_core.loading.parts import policy_place, reference_to
+from ppo_core.loading.task_file import FOLDER_FILES, Preparation, as_table, read_table
 from ppo_core.rewards import pickled
 from ppo_core.tasks import skeleton
 

@@ -16,24 +16,24 @@ from ppo_core.cli.command_line import import_from_working_folder
 from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.data import digest
 from ppo_core.errors import ConfigError, StoreError, StudyError, nearest
+from ppo_core.loading import digest
 from ppo_core.output import console
 from ppo_core.tasks import skeleton
 from ppo_tuner import given
 from ppo_tuner.training import TrainedRun, flags, launched
 from tuner.cli import manage, report, run, storage
 from tuner.cli.main import build_parser
+from tuner.confirm.answer import of_study
 from tuner.confirm.plan import DEFAULT_SEEDS, Plan
 from tuner.control.events import StudyStopped
 from tuner.environment import RUNS_FOLDER
 from tuner.exchange import TRAINERS
 from tuner.exchange.launch_config import launch_config
 from tuner.exchange.trainers import write
-from tuner.judge.answer import of_study
+from tuner.files import folder as study_folder
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Store
-from tuner.study import folder as study_folder
 from tuner.study.spec import StudySpec
 from tuner.study.study_file import NAME, TOP_LEVEL, matching
 
@@ -156,7 +156,7 @@ class Study:
     def gauntlet(self) -> "go.Figure":
         """Return the dashboard's figure of the gates: which of them stopped each trial, and by how much."""
         from dashboard.gauntlet import figure
-        from tuner.judge.gauntlet import of_study as gates
+        from tuner.confirm.gauntlet import of_study as gates
 
         with self._read() as (store, view):
             return figure(gates(store, view, of_study(store, view)))

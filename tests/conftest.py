@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from ppo_core.data.task import TaskAssets
-from ppo_core.data.task_file import get_task
+from ppo_core.loading.task_file import get_task
 from tests.chromium import COMMAND, NO_BROWSER
 
 # One thread for every process the tests start: results then do not depend on the machine's cores.

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ppo_core.errors import ConfigError
-from ppo_core.models.load import resolve_device
+from ppo_core.loading.load import resolve_device
 from tests.tuner.trial_rows import trial_row
 from tuner.confirm.result import Confirmed, compared
 from tuner.store import OnTest
@@ -93,7 +93,7 @@ def test_a_cell_is_measured_with_the_kernels_of_runs(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr("accelerate.Accelerator.device", torch.device("cuda"))
-    monkeypatch.setattr("ppo_core.models.load._has_float64", lambda device: True)
+    monkeypatch.setattr("ppo_core.loading.load._has_float64", lambda device: True)
     device = resolve_device("auto")
     of_runs = list(switched)
     assert of_runs == ["high", False]

@@ -11,7 +11,7 @@ import torch
 
 from ppo_core import PPOConfig
 from ppo_core.data.task import TaskAssets
-from ppo_core.data.task_file import get_task
+from ppo_core.loading.task_file import get_task
 from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
 from tuner.cli import main as cli

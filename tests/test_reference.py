@@ -9,14 +9,13 @@ import pytest
 from docs import json_shapes, reference
 from ppo_core.cli import trl
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.data import parts, task_file
+from ppo_core.loading import parts, task_file
 from ppo_core.metrics import METRICS
 from tuner.cli.main import COMMANDS
-from tuner.engine.protocol import WORKER_SETTINGS
-from tuner.judge.guard import GuardSettings
-from tuner.judge.rules import RULES, SIGNS
 from tuner.study import study_file
+from tuner.study.rules import RULES, SIGNS, GuardSettings
 from tuner.study.status import Origin, Role, Status
+from tuner.study.worker_settings import WORKER_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ppo_core.metrics import METRICS
-from tuner.judge.rules import RULES, SIGNS
+from tuner.study.rules import RULES, SIGNS
 
 FOLDERS = ("tuner/judge", "tuner/search")
 UNIT = re.compile(r"\b(nats|reward|tokens|iterations)\b", re.IGNORECASE)
@@ -46,7 +46,7 @@ def constants() -> Iterator[Constant]:
         if rule.metric is not None:
             unit = "" if rule.relative_to else METRICS[rule.metric].unit
             yield Constant(
-                f"tuner.judge.rules {rule.name}", f"{rule.limit:g}", f"{unit}: {rule.doc}" if unit else "Share"
+                f"tuner.study.rules {rule.name}", f"{rule.limit:g}", f"{unit}: {rule.doc}" if unit else "Share"
             )
 
 

@@ -21,7 +21,7 @@ import torch
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt, Prompts, Scored
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import FrozenPolicy, TaskModels, freeze_policy, prepare_device
+from ppo_core.loading.load import FrozenPolicy, TaskModels, freeze_policy, prepare_device
 from ppo_core.models.memory import free, peak_mib
 from ppo_core.models.networks import computes_in_bf16
 from ppo_core.trainer import PPOTrainer

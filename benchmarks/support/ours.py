@@ -5,7 +5,7 @@ import torch
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompts, RewardPart
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy
+from ppo_core.loading.load import FrozenPolicy, TaskModels, load_policy
 from ppo_core.models.memory import peak_mib
 from ppo_core.rewards.combined import load_reward
 from ppo_core.trainer import PPOTrainer

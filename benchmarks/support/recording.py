@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
+from ppo_core.loading.task_file import get_task
 from ppo_core.report import StepReport, Trainer, first_not_finite
 from tuner.judge.guard import READ, WatchState, watch
 from tuner.search.propose import propose

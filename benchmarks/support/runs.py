@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.task_file import get_task
+from ppo_core.loading.task_file import get_task
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer, ppo_trainer
 

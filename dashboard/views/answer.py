@@ -16,8 +16,8 @@ from dashboard.views import common, confirm, curve_charts, running, settings, tr
 from dashboard.views.curve_charts import DEFAULT_METRICS, ChartData
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, measured, plus_minus
+from tuner.confirm.answer import Answer, Badge, of_study
 from tuner.confirm.plan import Plan, cost_line, missing
-from tuner.judge.answer import Answer, Badge, of_study
 from tuner.judge.best import best_trial
 from tuner.judge.results import StudyView, spent
 from tuner.judge.scoring import with_running

@@ -6,7 +6,7 @@ from dashboard import access, data
 from dashboard.data import Snapshot
 from dashboard.views import common, control_parts
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
-from tuner.judge.answer import launch_of
+from tuner.confirm.answer import launch_of
 from tuner.judge.diagnose import (
     Diagnosis,
     course_of,
@@ -18,8 +18,8 @@ from tuner.judge.diagnose import (
     with_repeats,
 )
 from tuner.judge.results import StudyView
-from tuner.judge.rules import blame_of
 from tuner.store import Store, TrialRow
+from tuner.study.rules import blame_of
 
 
 def draw(store: Store, snapshot: Snapshot, number: int) -> None:

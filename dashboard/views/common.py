@@ -19,7 +19,7 @@ from dashboard.data import Shown, Snapshot
 from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import counted, duration
-from tuner.judge.answer import of_study
+from tuner.confirm.answer import of_study
 from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView, kl_prunings
 from tuner.store import DEFAULT_STORAGE, Store

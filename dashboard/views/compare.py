@@ -12,8 +12,8 @@ from dashboard.figures import title_of
 from dashboard.views import changes, common
 from ppo_core.config.declare import HyperValue
 from ppo_core.output import counted, plus_minus, short
+from tuner.confirm.answer import Answer, of_study
 from tuner.confirm.plan import ALWAYS
-from tuner.judge.answer import Answer, of_study
 from tuner.judge.paired import over
 from tuner.judge.results import differences
 from tuner.store import Store, TrialRow

@@ -11,14 +11,14 @@ from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.output import KL_UNIT, decimals, plus_minus
+from tuner.confirm.answer import Answer
 from tuner.confirm.result import Confirmation, Confirmed, Interval, places_of, runs_text
-from tuner.judge.answer import Answer
 from tuner.judge.diagnose import course_of
 from tuner.judge.hacking import length_ratio
 from tuner.judge.paired import ERRORS, over
 from tuner.judge.results import value_kl
-from tuner.judge.rules import SIGNS
 from tuner.store import Store, TrialRow
+from tuner.study.rules import SIGNS
 from tuner.study.status import Origin
 
 ROW_HEIGHT, AXIS_HEIGHT = 34, 78

@@ -22,7 +22,7 @@ from dashboard.views.control_parts import (
     why_it_waits,
 )
 from ppo_core.output import counted
-from tuner.judge.answer import of_study
+from tuner.confirm.answer import of_study
 from tuner.judge.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
 from tuner.study.status import CHANGEABLE_SETTINGS

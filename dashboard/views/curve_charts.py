@@ -15,8 +15,8 @@ from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted, decimals, fixed
-from tuner.judge.rules import KL, KL_STEP, WANTED_KL_STEP
 from tuner.store import Store, TrialRow
+from tuner.study.rules import KL, KL_STEP, WANTED_KL_STEP
 
 DEFAULT_METRICS = (KL, "eval/reward", "objective/scores")
 PACE_READ = (*charts.PACE, WANTED_KL_STEP)

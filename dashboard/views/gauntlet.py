@@ -7,8 +7,8 @@ import streamlit as st
 from dashboard import gauntlet as figures
 from dashboard.data import Snapshot
 from dashboard.views import common
-from tuner.judge import gauntlet
-from tuner.judge.answer import Answer
+from tuner.confirm import gauntlet
+from tuner.confirm.answer import Answer
 from tuner.store import Store
 
 WIDTHS = {"wide": False, "narrow": True}

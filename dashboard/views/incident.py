@@ -8,8 +8,8 @@ from dashboard.data import Snapshot
 from dashboard.diagnosis import SIGNALS, Incident
 from dashboard.views import common, curve_charts
 from ppo_core.metrics import METRICS
-from tuner.judge.rules import KL
 from tuner.store import Store
+from tuner.study.rules import KL
 from tuner.study.spec import StudySpec
 
 METRICS_READ = (KL, *(signal.metric for signal in SIGNALS))

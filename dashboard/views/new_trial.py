@@ -9,7 +9,7 @@ from dashboard import access, safe_text, steering
 from dashboard.views.control_parts import ask_to_confirm, choose_trial
 from ppo_core.config.declare import HyperValue, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from tuner.control.forks import CHANGEABLE
+from tuner.judge.forks import CHANGEABLE
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
 

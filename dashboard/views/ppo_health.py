@@ -1,4 +1,4 @@
-"""PPO health: the signs of `tuner.judge.rules` in each trial."""
+"""PPO health: the signs of `tuner.study.rules` in each trial."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -13,8 +13,8 @@ from dashboard.views import common
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, measured
 from tuner.judge.diagnose import HEALTH_METRICS, NEEDED, Course
-from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import Store
+from tuner.study.rules import HEALTH, SIGNS
 
 
 def draw(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> None:

@@ -12,8 +12,8 @@ from dashboard.data import Snapshot
 from dashboard.views import common
 from dashboard.views.sidebar import TRIALS
 from ppo_core.output import decimals, plus_minus
+from tuner.confirm.answer import decided
 from tuner.confirm.result import Confirmed
-from tuner.judge.answer import decided
 from tuner.judge.best import is_sound
 from tuner.judge.results import StudyView
 from tuner.store import Store

@@ -11,8 +11,8 @@ from dashboard.health import HEALTH_MARKS, LEAST_SECONDS, NEAR, TIMES_USUAL, Car
 from dashboard.views.common import ago, heading, looks, table, trial_link
 from ppo_core.metrics import METRICS
 from ppo_core.output import decimals, duration, fixed, measured
-from tuner.judge.rules import KL, RULES
 from tuner.store import Store, TrialRow
+from tuner.study.rules import KL, RULES
 from tuner.study.status import Role, Status
 
 MOST_CARDS = 12

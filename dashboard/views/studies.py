@@ -15,7 +15,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.task import Task
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration, measured, plus_minus
-from tuner.judge.answer import Badge, of_study
+from tuner.confirm.answer import Badge, of_study
 from tuner.judge.results import StudyView
 from tuner.store import Store, StudyRow
 

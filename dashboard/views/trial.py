@@ -24,8 +24,8 @@ from dashboard.views.curve_charts import ChartData
 from ppo_core.metrics import METRICS
 from ppo_core.output import duration
 from tuner.files import trial_log
-from tuner.judge.rules import blame_of
 from tuner.store import Store, TrialRow
+from tuner.study.rules import blame_of
 
 CHARTS = ("objective/kl_exact", "eval/reward")
 LOG_LINES = 40

@@ -14,7 +14,7 @@ from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, decimals
-from tuner.judge.answer import Answer
+from tuner.confirm.answer import Answer
 from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within

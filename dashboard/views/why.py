@@ -14,7 +14,7 @@ from dashboard.importance_figures import Measure
 from dashboard.views import common, gauntlet, ppo_health, samples, trial
 from dashboard.views.sidebar import TRIALS
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from tuner.judge.answer import of_study
+from tuner.confirm.answer import of_study
 from tuner.search import importance
 from tuner.search.importance import Importance, Outcome
 from tuner.store import Store, TrialRow

@@ -20,8 +20,8 @@ from ppo_core.metrics import REPETITION_WINDOW
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic, LanguageHead, PolicyReading, compare, response_states
 from ppo_core.models.rounding import in_float32, rounded_otherwise
+from ppo_core.models.sequences import Sequences
 from ppo_core.sampling.generation import Rollouts
-from ppo_core.sampling.sequences import Sequences
 
 Moved = TypeVar("Moved")
 COLUMNS = ("logprobs", "ref_logprobs", "advantages", "values", "returns")

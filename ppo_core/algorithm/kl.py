@@ -72,16 +72,6 @@ def kl_loss(
     return sampled_kl(policy, reference, estimator, clamp).sum()  # every estimate of r = 0 is 0
 
 
-def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return KL(p ‖ q) in nats, shape [...], of log-probabilities over the vocabulary, shape [..., V].
-
-    A token of probability 0 under p adds nothing, even if it is also 0 under q (0 log 0 = 0). NaN in either gives NaN.
-    """
-    p = log_p.exp()
-    terms = torch.where((p == 0) & ~log_q.isnan(), 0.0, p * (log_p - log_q))
-    return terms.sum(-1).clamp(min=0)  # rounding can leave -1e-8
-
-
 RARE = 5.0
 """In nats: the largest log-ratio of tokens absent from the batch that the noise of k1 - exact allows for."""
 ROUNDING = 1e-3

@@ -46,8 +46,8 @@ from torch import Tensor
 from ppo_core.algorithm.experience import Experience
 from ppo_core.algorithm.kl_controller import LEAST_KL
 from ppo_core.config.hyperparameters import PPOConfig, default_kl_step
-from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World
+from ppo_core.models import fsdp as sharding
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic, response_states, token_readings
 from ppo_core.models.rounding import rounded_otherwise

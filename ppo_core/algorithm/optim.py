@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from ppo_core.config.hyperparameters import PPOConfig, Schedule
-from ppo_core.distributed import fsdp as sharding
 from ppo_core.distributed.world import World, add_up_in_place
+from ppo_core.models import fsdp as sharding
 from ppo_core.models import quantized
 from ppo_core.models.policy import ActorCritic
 

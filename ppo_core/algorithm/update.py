@@ -12,11 +12,11 @@ from ppo_core.algorithm.experience import Experience
 from ppo_core.algorithm.kl import kl_loss
 from ppo_core.algorithm.optim import Optimizers
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
-from ppo_core.algorithm.randomness import mini_batch_order
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.distributed.world import World, add_up
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic, response_states, token_readings
+from ppo_core.randomness import mini_batch_order
 
 Sums = dict[str, Tensor]
 

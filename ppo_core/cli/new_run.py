@@ -22,14 +22,14 @@ from ppo_core.cli.trl import TrlFile
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import KL_TARGET
+from ppo_core.config.lookup import require_reachable
 from ppo_core.config.stages import Stage, require_reached
-from ppo_core.data import digest
-from ppo_core.data.lookup import require_reachable
-from ppo_core.data.parts import named_rewards
 from ppo_core.data.task import OnProgress, Task
-from ppo_core.data.task_file import Preparation, as_table, get_task, read_table
 from ppo_core.distributed import launch as launched
 from ppo_core.errors import TaskError
+from ppo_core.loading import digest
+from ppo_core.loading.parts import named_rewards
+from ppo_core.loading.task_file import Preparation, as_table, get_task, read_table
 from ppo_core.report import require_device
 from ppo_core.tasks import skeleton
 

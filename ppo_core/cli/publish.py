@@ -15,7 +15,7 @@ from huggingface_hub import ModelCardData
 from ppo_core import __version__
 from ppo_core.cli.ending import Ending
 from ppo_core.cli.run_folder import HubRepo, Run, RunOrigin
-from ppo_core.data.lookup import HUB_ID
+from ppo_core.config.lookup import HUB_ID
 from ppo_core.data.task import Task, TaskAssets
 from ppo_core.errors import ConfigError, PPOTunerError, first_line
 from ppo_core.output import KL_UNIT, counted, decimals, fixed, measured, plus_minus, short, without_secrets

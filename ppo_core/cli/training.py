@@ -29,11 +29,11 @@ from ppo_core.cli.trackers import Tracker
 from ppo_core.config.hyperparameters import PPOConfig, cautions
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.data.task import OnProgress, TaskAssets
-from ppo_core.data.task_file import budget_note, get_task
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
 from ppo_core.drive import Guard, Hooks, Reason, drive
 from ppo_core.errors import NotFiniteError, OutOfMemory, PPOTunerError
+from ppo_core.loading.task_file import budget_note, get_task
 from ppo_core.metrics import OF_SAMPLED_POLICY
 from ppo_core.output import KL_UNIT, counted, params_line, plain, plus_minus, short
 from ppo_core.report import (
@@ -221,7 +221,7 @@ class _Session(Hooks):
 
     def _prepare(self) -> None:
         """Prepare the task and print the predicted peak before loading anything; OutOfMemory if it cannot fit."""
-        from ppo_core.models import fits
+        from ppo_core.loading import fits
 
         self._assets = self._task.prepare(self.progress)
         if self.run.config.shards_weights(launched.size()):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppo_core.data.lookup import not_found
+from ppo_core.config.lookup import not_found
 from ppo_core.errors import ConfigError, nearest
 
 

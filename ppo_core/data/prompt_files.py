@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from ppo_core.data.lookup import HUB_ID, not_found, user_path
+from ppo_core.config.lookup import HUB_ID, not_found, user_path
 from ppo_core.data.prompts import (
     PROMPT_COLUMNS,
     NoPromptError,

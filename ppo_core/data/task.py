@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ppo_core.config.declare import HyperValue, Range
-from ppo_core.data.lookup import attribute_hint, import_module
+from ppo_core.config.lookup import attribute_hint, import_module
 from ppo_core.errors import TaskError
 
 OnProgress = Callable[[str, float], None]

@@ -26,13 +26,12 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from ppo_core.algorithm.randomness import Purpose, generator
 from ppo_core.config.checks import listed
 from ppo_core.config.hyperparameters import REWARD_MODEL, PPOConfig
-from ppo_core.errors import ConfigError, first_line, nearest
+from ppo_core.errors import ConfigError, first_line, nearest, one_line
 from ppo_core.models import quantized
 from ppo_core.models.policy import ActorCritic, SavePolicy
-from ppo_core.rewards.batch import one_line
+from ppo_core.randomness import Purpose, generator
 
 
 def prepare_layers(model: nn.Module) -> None:

@@ -19,9 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ppo_core.algorithm.kl import exact_kl
 from ppo_core.models.memory import room_for_logits
-from ppo_core.sampling.sequences import Sequences, TokenSets, position_ids
+from ppo_core.models.sequences import Sequences, TokenSets, position_ids
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +31,20 @@ SavePolicy = Callable[..., Any]
 """Saves the policy to a folder for transformers or peft; for sharded weights it is given `state_dict`."""
 
 TRUNK = "sharded_trunk"
-"""Name under which a model with sharded weights runs its trunk (`ppo_core.distributed.fsdp`)."""
+"""Name under which a model with sharded weights runs its trunk (`ppo_core.models.fsdp`)."""
 
 FILTERED = -1e9
 """Logit of a token left out by top-k or top-p: its exp is exactly 0, and no product with it is NaN."""
+
+
+def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return KL(p ‖ q) in nats, shape [...], of log-probabilities over the vocabulary, shape [..., V].
+
+    A token of probability 0 under p adds nothing, even if it is also 0 under q (0 log 0 = 0). NaN in either gives NaN.
+    """
+    p = log_p.exp()
+    terms = torch.where((p == 0) & ~log_q.isnan(), 0.0, p * (log_p - log_q))
+    return terms.sum(-1).clamp(min=0)  # rounding can leave -1e-8
 
 
 @dataclass(frozen=True)

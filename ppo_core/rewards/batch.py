@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 from ppo_core.data.task import Prompt
-from ppo_core.errors import RewardError
+from ppo_core.errors import RewardError, cut
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest number that is finite in float32, in which scores are learned from."""
-SHOWN = 60
-"""Maximum characters of a prompt, a response or an answer in an error."""
 MESSAGES = "messages"
 """Name of the column of chats."""
 
@@ -19,18 +17,6 @@ MESSAGES = "messages"
 def is_finite(number: float) -> bool:
     """Return True if the number is finite in float32."""
     return abs(number) <= LARGEST
-
-
-def cut(value: object) -> str:
-    """Return the start of a value, quoted as Python writes it."""
-    text = repr(value[:SHOWN]) if isinstance(value, str) else repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's class and the start of its message, without line breaks."""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message[:300]}" if message else type(error).__name__
 
 
 def column_names(prompts: Iterable[Prompt]) -> tuple[str, ...]:

@@ -26,9 +26,9 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from urllib.request import AbstractHTTPHandler, HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from ppo_core.data.task import RewardPart
-from ppo_core.errors import RewardError, RewardOutage, TaskError
+from ppo_core.errors import RewardError, RewardOutage, TaskError, cut, one_line
 from ppo_core.output import counted
-from ppo_core.rewards.batch import Batch, PartScores, cut, one_line, read_answer
+from ppo_core.rewards.batch import Batch, PartScores, read_answer
 
 logger = logging.getLogger(__name__)
 FIRST_WAIT = 0.5

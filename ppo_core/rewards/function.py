@@ -28,11 +28,11 @@ from threading import Thread, current_thread, main_thread
 from types import FunctionType
 from typing import Any, cast
 
-from ppo_core.data.lookup import attribute_hint, import_file, import_module, importable, not_found, user_path
+from ppo_core.config.lookup import attribute_hint, import_file, import_module, importable, not_found, user_path
 from ppo_core.data.task import RewardPart
-from ppo_core.errors import RewardError, RewardOutage, TaskError, nearest, raised_at
+from ppo_core.errors import RewardError, RewardOutage, TaskError, nearest, one_line, raised_at
 from ppo_core.rewards import pickled
-from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
+from ppo_core.rewards.batch import Batch, PartScores, read_answer
 
 logger = logging.getLogger(__name__)
 COMPLETIONS = "completions"

@@ -15,10 +15,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from ppo_core.data.prompts import rendered, repeated_opening, tokenised
 from ppo_core.data.task import RewardPart
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.errors import RewardError, TaskError
+from ppo_core.errors import RewardError, TaskError, one_line
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import load_merged, prepare_layers
-from ppo_core.rewards.batch import Batch, PartScores, one_line, read_answer
+from ppo_core.rewards.batch import Batch, PartScores, read_answer
 
 logger = logging.getLogger(__name__)
 MOST_ROWS = 256

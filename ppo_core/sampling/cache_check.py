@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from ppo_core.errors import TaskError
 from ppo_core.models.policy import LanguageHead, response_states
+from ppo_core.models.sequences import Sequences, position_ids
 from ppo_core.sampling.cuda_graphs import CapturedDecoding, Decoding, has_fixed_layers
 from ppo_core.sampling.decoding import DROPS_ROWS, IS_FIXED, CachedDecoding
-from ppo_core.sampling.sequences import Sequences, position_ids
 
 logger = logging.getLogger(__name__)
 

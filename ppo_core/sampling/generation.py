@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ppo_core.algorithm.randomness import Key, uniforms
 from ppo_core.data.prompts import encode
 from ppo_core.data.task import Prompt
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic
+from ppo_core.models.sequences import Sequences, TokenSets, padded_left, position_ids, response_texts
+from ppo_core.randomness import Key, uniforms
 from ppo_core.sampling.cuda_graphs import CapturedDecoding, CastWeights, Decoding
 from ppo_core.sampling.decoding import IS_FIXED, CachedDecoding
 from ppo_core.sampling.next_token import SamplingSettings, Stops, next_token
-from ppo_core.sampling.sequences import Sequences, TokenSets, padded_left, position_ids, response_texts
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.tuner.quick_study import NAME, controller, curves, opened, outcomes, placed, quick_spec, rows, run
+from tuner.confirm import answer
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
-from tuner.judge import answer, results
+from tuner.judge import results
 from tuner.store import OrderState
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin

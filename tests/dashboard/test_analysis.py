@@ -14,9 +14,9 @@ from ppo_core.config.declare import Choices, Dimension, Range
 from tests.dashboard.fake_store import BOUNDED_SPEC
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.judge.hacking import Finding
-from tuner.judge.rules import RULES
 from tuner.judge.scoring import trial_value
 from tuner.store import TrialRow
+from tuner.study.rules import RULES
 from tuner.study.status import Origin, Role, Status
 
 NAN = math.nan

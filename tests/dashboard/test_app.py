@@ -31,9 +31,9 @@ from tests.dashboard.shown import (
 )
 from tests.tuner import made_study
 from tests.waiting import SECONDS
+from tuner.confirm.answer import of_study
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
-from tuner.judge.answer import of_study
 from tuner.judge.results import StudyView, read_study
 from tuner.store import Lease, Store
 from tuner.store.schema import SCHEMA_VERSION

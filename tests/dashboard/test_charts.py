@@ -18,7 +18,7 @@ from dashboard.views import common, curve_charts, curves
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.judge.results import StudyView
-from tuner.judge.rules import RULES
+from tuner.study.rules import RULES
 from tuner.study.status import Status
 
 NAN = math.nan

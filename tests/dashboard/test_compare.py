@@ -11,9 +11,9 @@ from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import BOUNDED, STUDY
 from tests.dashboard.shown import GOOD, page
 from tests.tuner import made_study
+from tuner.confirm.headline import ONE_SEED
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
-from tuner.judge.headline import ONE_SEED
 from tuner.judge.results import read_study
 
 pytestmark = pytest.mark.slow

@@ -16,10 +16,10 @@ from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import BOUNDED
 from tests.dashboard.shown import page
 from tests.tuner import made_study
+from tuner.confirm.answer import of_study
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
 from tuner.environment import to_copy
-from tuner.judge.answer import of_study
 from tuner.judge.results import read_study, under_budget
 from tuner.store import Store
 

@@ -8,9 +8,9 @@ from dashboard import steering
 from ppo_core import checkpoint
 from tests.dashboard.control_page import orders, page, press, run, texts
 from tests.dashboard.fake_store import HOSTILE, STUDY
+from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.store import Store
-from tuner.study import folder as study_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
 

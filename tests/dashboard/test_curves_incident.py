@@ -13,8 +13,8 @@ from ppo_core.report import StepReport
 from tests.dashboard import fake_store
 from tuner.judge.diagnose import NEEDED, Course, Diagnosis, Measurement, diagnose
 from tuner.judge.guard import GuardState, check_step
-from tuner.judge.rules import HEALTH, SIGNS
 from tuner.store import TrialRow
+from tuner.study.rules import HEALTH, SIGNS
 from tuner.study.status import Origin, Reason, Status
 
 NAN = math.nan

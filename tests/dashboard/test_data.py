@@ -13,7 +13,7 @@ import pytest
 from dashboard import charts, data
 from dashboard.__main__ import read_ahead
 from dashboard.views import curve_charts, sample_marks, samples, studies, trials_table
-from ppo_core.data.task_file import get_task
+from ppo_core.loading.task_file import get_task
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import BOUNDED, HOSTILE, STORED, STUDY, Course

@@ -16,8 +16,8 @@ from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
 from tests.tuner.trial_rows import trial_row
 from tuner.confirm.result import Confirmed, Interval
-from tuner.judge.rules import RULES
 from tuner.search.importance import Importance
+from tuner.study.rules import RULES
 from tuner.study.status import Origin, Status
 
 NAN = math.nan

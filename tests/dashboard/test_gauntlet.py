@@ -15,7 +15,7 @@ from tests.dashboard import fake_store
 from tests.dashboard.shown import run
 from tests.tuner.trial_rows import trial_row
 from tests.waiting import SECONDS
-from tuner.judge.gauntlet import GATES, Gate, Gauntlet, Reading, Row, State
+from tuner.confirm.gauntlet import GATES, Gate, Gauntlet, Reading, Row, State
 from tuner.study.status import Origin
 
 LIMITS = {Gate.TRAINING: 15.0, Gate.KL: 6.0, Gate.REWARD: 1.8, Gate.HACKING: 1.0, Gate.FRESH: 0.0}
@@ -145,7 +145,7 @@ def test_the_trial_of_a_page_is_the_one_clicked(built: Path, monkeypatch: pytest
         import streamlit as st
 
         from dashboard.views import common, gauntlet
-        from tuner.judge.answer import of_study
+        from tuner.confirm.answer import of_study
 
         choice = common.choose()
         answer = of_study(choice.store, choice.snapshot.view)

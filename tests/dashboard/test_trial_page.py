@@ -9,12 +9,12 @@ from tests.dashboard import fake_store
 from tests.dashboard.fake_store import BOUNDED, STUDY
 from tests.dashboard.shown import GOOD, cards, change, charts, codes, fork, page, run, subheaders, texts
 from tests.tuner import made_study
+from tuner.confirm.headline import ONE_SEED, UNTRAINED
 from tuner.confirm.plan import Plan
 from tuner.confirm.result import confirmations
 from tuner.files import trial_log
-from tuner.judge.headline import ONE_SEED, UNTRAINED
+from tuner.files.folder import held_folder
 from tuner.judge.results import read_study
-from tuner.study.folder import held_folder
 
 CURVES = ["objective/kl_exact curves", "eval/reward curves"]
 

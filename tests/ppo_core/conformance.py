@@ -10,13 +10,13 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.prompts import encode
 from ppo_core.data.task import Prompt
 from ppo_core.distributed.world import World
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic
+from ppo_core.randomness import Key, Purpose
 from ppo_core.sampling.generation import MakeGenerator, Request, Rollouts
 from ppo_core.sampling.next_token import SamplingSettings
 

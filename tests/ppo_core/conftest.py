@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ppo_core.data.task import Prompt, Prompts, Scored, Task, TaskAssets
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from tests.ppo_core.conformance import WORDS, small_policy
 
 torch.set_num_threads(1)

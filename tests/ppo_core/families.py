@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from ppo_core.data.task import Prompt, Prompts, Scored
-from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy
+from ppo_core.loading.load import FrozenPolicy, TaskModels, load_policy
 from tests.ppo_core.conformance import WORDS
 from tests.ppo_core.conftest import TINY_TASK
 

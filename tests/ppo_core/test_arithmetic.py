@@ -7,7 +7,7 @@ import pytest
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import TaskModels, load_task
+from ppo_core.loading.load import TaskModels, load_task
 from ppo_core.tasks.arithmetic import TASK
 from ppo_core.tasks.arithmetic.reward import exact
 from ppo_core.trainer import PPOTrainer

@@ -24,11 +24,11 @@ from ppo_core.cli import new_run, publish
 from ppo_core.cli.arguments import core_parser
 from ppo_core.cli.ending import Ending
 from ppo_core.cli.run_folder import Run
+from ppo_core.config import lookup
 from ppo_core.config.rates import usual_rate
-from ppo_core.data import lookup
 from ppo_core.data.task import Prompts, RewardPart, TaskAssets
-from ppo_core.data.task_file import get_task
 from ppo_core.errors import TaskError
+from ppo_core.loading.task_file import get_task
 from ppo_core.sampling.generation import Rollouts, TransformersGenerator
 from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.ppo_core.conftest import TINY_TASK

@@ -19,9 +19,9 @@ from ppo_core import PPOConfig
 from ppo_core.data.task import Prompt, RewardPart
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
+from ppo_core.models.sequences import padded_left
 from ppo_core.rewards.combined import load_reward
-from ppo_core.sampling.sequences import padded_left
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON
 from tests.ppo_core.test_networks import CONFIG, LORA, NETWORKS, assert_same, copies, save_adapters

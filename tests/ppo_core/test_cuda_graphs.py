@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.task import Prompt
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import OutOfMemory
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows, Room
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic
+from ppo_core.randomness import Key, Purpose
 from ppo_core.sampling.cache_check import _NoWaiting, decide_decoding
 from ppo_core.sampling.cuda_graphs import CapturedDecoding, CastWeights
 from ppo_core.sampling.decoding import IS_FIXED

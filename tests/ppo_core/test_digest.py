@@ -10,11 +10,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.digest import changes, digests
 from ppo_core.data.task import Prompt, Prompts, RewardPart, Task, TaskAssets
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.digest import changes, digests
+from ppo_core.loading.load import TaskModels
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conformance import small_policy
 from tests.ppo_core.conftest import TINY_TASK

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.report import Sample
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.test_networks import CONFIG, NETWORKS

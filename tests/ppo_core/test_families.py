@@ -14,7 +14,7 @@ from transformers.cache_utils import LinearAttentionLayer
 from ppo_core import PPOConfig
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import TaskError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.policy import LanguageHead, response_states, token_readings
 from ppo_core.sampling.generation import Rollouts, generate
 from ppo_core.sampling.next_token import SamplingSettings

@@ -10,7 +10,7 @@ from ppo_core import PPOConfig
 from ppo_core.data.task import Prompts, TaskAssets
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import OutOfMemory
-from ppo_core.models.fits import Least, largest, least
+from ppo_core.loading.fits import Least, largest, least
 from ppo_core.models.memory import Room
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import TINY_TASK, tiny_models
@@ -70,7 +70,7 @@ def test_only_what_cannot_fit_is_refused(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, spare: int, words: str | None
 ) -> None:
     total = needs(tiny_folder, CONFIG).total + 1000 + spare
-    monkeypatch.setattr("ppo_core.models.fits.room", lambda _: Room("cpu", "the device", total, total, 1000))
+    monkeypatch.setattr("ppo_core.loading.fits.room", lambda _: Room("cpu", "the device", total, total, 1000))
     configs = [replace(CONFIG, use_peft=True), CONFIG]
     if words is None:
         found = largest(configs, TINY_TASK, assets(tiny_folder), "cpu")

@@ -17,7 +17,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.stages import Stage, StagedTrainer, described, require_reached
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError, ConfigError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.run_state import RunState
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.test_trainer import without_seconds

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import FrozenPolicy, TaskModels, _as_it_computes, load_policy, resolve_device
+from ppo_core.loading.load import FrozenPolicy, TaskModels, _as_it_computes, load_policy, resolve_device
 from ppo_core.models.memory import ChunkRows, free, room, room_for_logits
 from ppo_core.models.policy import LanguageHead, compare, response_states
 from ppo_core.report import StepReport

@@ -13,13 +13,14 @@ import torch
 from ppo_core import PPOConfig
 from ppo_core import trainer as trainer_module
 from ppo_core.algorithm.experience import Experience, build_experience, repetition
-from ppo_core.algorithm.kl import exact_kl, kl_gap
+from ppo_core.algorithm.kl import kl_gap
 from ppo_core.config.hyperparameters import default_lam
 from ppo_core.data.task import Prompt, Scored
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
+from ppo_core.models.policy import exact_kl
+from ppo_core.models.sequences import Sequences
 from ppo_core.report import KL_GAP_LIMIT, StepReport
-from ppo_core.sampling.sequences import Sequences
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import count_w3
 from tests.ppo_core.test_trainer import CONFIG, without_seconds

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo_core.algorithm.kl import Estimator, exact_kl, kl_gap, kl_loss, sampled_kl
+from ppo_core.algorithm.kl import Estimator, kl_gap, kl_loss, sampled_kl
 from ppo_core.distributed.world import ONE_PROCESS
+from ppo_core.models.policy import exact_kl
 
 
 @pytest.mark.parametrize(

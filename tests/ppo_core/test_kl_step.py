@@ -12,7 +12,7 @@ from ppo_core import PPOConfig
 from ppo_core.algorithm.kl_step import KLStepController, read_kl_step, rounding_floor
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.trainer import PPOTrainer, collect, learn, score
 from tests.ppo_core.test_trainer import CONFIG

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 import ppo_core.trainer
-from ppo_core.algorithm.randomness import Key, Purpose
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic
+from ppo_core.randomness import Key, Purpose
 from ppo_core.report import is_apart
 from ppo_core.sampling.generation import Request, Rollouts, TransformersGenerator
 from ppo_core.sampling.next_token import SamplingSettings

@@ -19,8 +19,8 @@ from ppo_core import PPOConfig
 from ppo_core.data.task import Prompt, Prompts, RewardPart, TaskAssets
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError, TaskError
-from ppo_core.models.fits import least
-from ppo_core.models.load import FrozenPolicy, TaskModels, _load
+from ppo_core.loading.fits import least
+from ppo_core.loading.load import FrozenPolicy, TaskModels, _load
 from ppo_core.models.networks import build_network
 from ppo_core.rewards.batch import Batch
 from ppo_core.trainer import PPOTrainer

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo_core.algorithm.kl import Estimator, exact_kl, kl_loss, sampled_kl
+from ppo_core.algorithm.kl import Estimator, kl_loss, sampled_kl
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
+from ppo_core.models.policy import exact_kl
 
 ESTIMATORS: list[Estimator] = ["k1", "k2", "k3", "abs"]
 # Away from every kink: ln 0.8 = -0.22, ln 1.2 = 0.18, ln 1.3 = 0.26, ln 3 = 1.10 and a clamp at ±2.

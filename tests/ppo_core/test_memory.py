@@ -14,7 +14,7 @@ import ppo_core.models.policy
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import OutOfMemory
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import compare, response_states, token_readings

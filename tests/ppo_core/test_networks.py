@@ -19,9 +19,9 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from ppo_core import PPOConfig
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
+from ppo_core.loading.load import FrozenPolicy, TaskModels
 from ppo_core.metrics import METRICS
 from ppo_core.models import quantized
-from ppo_core.models.load import FrozenPolicy, TaskModels
 from ppo_core.models.networks import computes_in_bf16
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer

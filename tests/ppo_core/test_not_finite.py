@@ -16,7 +16,7 @@ import ppo_core.trainer as trainer_module
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.__main__ import main
 from ppo_core.algorithm.advantages import gae, grpo, masked_mean, masked_var, masked_whiten, rloo
-from ppo_core.algorithm.kl import exact_kl, kl_gap, kl_loss, sampled_kl
+from ppo_core.algorithm.kl import kl_gap, kl_loss, sampled_kl
 from ppo_core.algorithm.ppo_loss import policy_loss, value_loss
 from ppo_core.algorithm.returns import ReturnStatistics
 from ppo_core.algorithm.scores import RewardStatistics, clip_scores, spread_of
@@ -26,7 +26,8 @@ from ppo_core.config.kl_budget import Point
 from ppo_core.data.task import Prompt, RewardPart
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import NotFiniteError, RewardError, TaskError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
+from ppo_core.models.policy import exact_kl
 from ppo_core.rewards.batch import Batch, PartScores, read_answer
 from ppo_core.rewards.combined import WeightedSum
 from ppo_core.run_state import RunState

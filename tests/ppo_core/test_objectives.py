@@ -14,8 +14,8 @@ from ppo_core.algorithm.experience import Experience, build_experience
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
+from ppo_core.loading.load import TaskModels
 from ppo_core.metrics import METRICS
-from ppo_core.models.load import TaskModels
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.test_fork import EFFECTS as FORKED
 from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies

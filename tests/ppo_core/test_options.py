@@ -15,13 +15,13 @@ from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsW
 
 from ppo_core import PPOConfig
 from ppo_core.algorithm.experience import read_policy
-from ppo_core.algorithm.randomness import prompt_rows
 from ppo_core.data.task import Prompt
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
+from ppo_core.randomness import prompt_rows
 from ppo_core.sampling.generation import Rollouts, generate
 from ppo_core.sampling.next_token import SamplingSettings, Stops, _StopTexts, likeliest
 from ppo_core.trainer import PPOTrainer

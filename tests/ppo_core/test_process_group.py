@@ -16,10 +16,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 from ppo_core import PPOConfig
 from ppo_core import trainer as trainer_module
 from ppo_core.data.task import Prompts
-from ppo_core.distributed.fsdp import whole
 from ppo_core.distributed.world import ONE_PROCESS, World, together
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
+from ppo_core.models.fsdp import whole
 from ppo_core.trainer import PPOTrainer, ppo_trainer
 from tests.ppo_core.conftest import tiny_models
 from tests.ppo_core.worlds import run_gloo, run_threads

@@ -14,8 +14,8 @@ from torch import nn
 from ppo_core import PPOConfig
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError, ConfigError
+from ppo_core.loading.load import FrozenPolicy, TaskModels, load_policy
 from ppo_core.models import quantized
-from ppo_core.models.load import FrozenPolicy, TaskModels, load_policy
 from ppo_core.models.networks import sharing_weights
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models, save_family

@@ -11,7 +11,7 @@ import torch
 from ppo_core import PPOConfig
 from ppo_core.algorithm.returns import ReturnStatistics
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic
 from ppo_core.trainer import PPOTrainer

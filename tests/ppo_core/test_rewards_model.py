@@ -28,7 +28,7 @@ from ppo_core import PPOConfig
 from ppo_core.data.task import Prompt, RewardPart, Scored
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import RewardError, TaskError
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.model import RewardModel
 from ppo_core.trainer import PPOTrainer

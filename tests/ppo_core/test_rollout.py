@@ -7,11 +7,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ppo_core.data.prompts import encode
 from ppo_core.data.task import Prompt
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.policy import LanguageHead, response_states, token_readings
+from ppo_core.models.sequences import Sequences, padded_left, position_ids, response_texts
 from ppo_core.sampling.generation import Rollouts, generate
 from ppo_core.sampling.next_token import SamplingSettings, eos_ids
-from ppo_core.sampling.sequences import Sequences, padded_left, position_ids, response_texts
 
 PROMPTS = ["w1", "w1 w2 w3 w4", "w5 w6"]
 

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from ppo_core.algorithm.experience import read_policy
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import PolicyReading
 from ppo_core.models.rounding import in_float32

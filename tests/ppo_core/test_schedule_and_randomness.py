@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppo_core.algorithm.optim import Schedule, lr_factor
-from ppo_core.algorithm.randomness import Key, Purpose, generator, mini_batch_order, prompt_rows, uniforms
+from ppo_core.randomness import Key, Purpose, generator, mini_batch_order, prompt_rows, uniforms
 
 
 @pytest.mark.parametrize(

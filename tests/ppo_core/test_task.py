@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ppo_core.data.task import Prompts, RewardPart, TaskAssets
-from ppo_core.data.task_file import get_task
 from ppo_core.errors import TaskError
-from ppo_core.models.load import load_task
+from ppo_core.loading.load import load_task
+from ppo_core.loading.task_file import get_task
 from tests.ppo_core.conftest import TINY_TASK
 from tests.tuner import quick_trainer
 

@@ -13,9 +13,9 @@ from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.data.prompts import PromptSource
 from ppo_core.data.task import Advised, Prompt, RewardPart, TaskAssets
-from ppo_core.data.task_file import get_task, make_task
 from ppo_core.errors import TaskError
-from ppo_core.models.load import load_task
+from ppo_core.loading.load import load_task
+from ppo_core.loading.task_file import get_task, make_task
 from tests.ppo_core.conformance import WORDS
 
 REWARD = """
@@ -28,7 +28,7 @@ def short(responses):
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 PLAIN = 'policy = "model"\nreward = "reward.py:wanted"\nprompts = "prompts.jsonl"\n'
 PYTHON = """
-from ppo_core.data.task_file import make_task
+from ppo_core.loading.task_file import make_task
 
 def wanted(prompts, responses, word):
     return [float(response.split().count(w)) for response, w in zip(responses, word)]
@@ -177,7 +177,7 @@ def test_an_edited_task_is_loaded_again(folder: Path) -> None:
 WORKER = """
 import sys
 from ppo_core.rewards.function import load_function
-from ppo_core.data.task_file import get_task
+from ppo_core.loading.task_file import get_task
 wanted = load_function(get_task(sys.argv[1]).prepare.rewards[0])
 print(wanted(prompts=["w1"], responses=["w3 w4 w3"], word=["w3"]), "torch" in sys.modules)
 """

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from ppo_core.data.task import Prompt
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
+from ppo_core.models.sequences import TokenSets
 from ppo_core.sampling.generation import Rollouts, generate
 from ppo_core.sampling.next_token import SamplingSettings
-from ppo_core.sampling.sequences import TokenSets
 from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_options import warped
 

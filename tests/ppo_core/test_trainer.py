@@ -14,13 +14,13 @@ from transformers import (
 )
 
 from ppo_core import PPOConfig, checkpoint
-from ppo_core.algorithm.randomness import Key
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
+from ppo_core.loading.load import TaskModels, resolve_device
 from ppo_core.metrics import METRICS
-from ppo_core.models.load import TaskModels, resolve_device
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.policy import ActorCritic
+from ppo_core.randomness import Key
 from ppo_core.report import StepReport
 from ppo_core.run_state import RunState
 from ppo_core.sampling.generation import Request, Rollouts, TransformersGenerator
@@ -226,7 +226,7 @@ def test_a_device_without_float64_is_left_for_the_cpu(
 def test_a_gpu_is_named_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.Accelerator.device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr("ppo_core.models.load._has_float64", lambda device: True)
+    monkeypatch.setattr("ppo_core.loading.load._has_float64", lambda device: True)
     switched: list[object] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", switched.append)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switched.append)

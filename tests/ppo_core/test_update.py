@@ -10,7 +10,7 @@ from ppo_core.algorithm.optim import Optimizers
 from ppo_core.algorithm.scores import RewardStatistics, less_penalties, token_scores
 from ppo_core.algorithm.update import UpdateStatistics, ppo_epochs
 from ppo_core.distributed.world import ONE_PROCESS
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic, PolicyReading

@@ -18,12 +18,12 @@ from ppo_core.data.task import Prompt, Scored
 from ppo_core.distributed import world as worlds_module
 from ppo_core.distributed.world import ONE_PROCESS, WAIT, World, run_on_rank_zero
 from ppo_core.errors import ConfigError, OutOfMemory
-from ppo_core.models.load import TaskModels
+from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.models.networks import build_network
 from ppo_core.models.policy import ActorCritic, PolicyReading
+from ppo_core.models.sequences import Sequences
 from ppo_core.sampling.generation import Rollouts
-from ppo_core.sampling.sequences import Sequences
 from tests.ppo_core.conformance import check_world
 from tests.ppo_core.test_update import BASE, collect
 from tests.ppo_core.worlds import Result, ThreadWorld, run_gloo, run_threads

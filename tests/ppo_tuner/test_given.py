@@ -14,11 +14,11 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 
-from ppo_core.data.digest import digests
-from ppo_core.data.parts import read_reward
 from ppo_core.data.task import Prompt, Prompts, TaskAssets
-from ppo_core.data.task_file import Preparation, get_task
 from ppo_core.errors import ConfigError
+from ppo_core.loading.digest import digests
+from ppo_core.loading.parts import read_reward
+from ppo_core.loading.task_file import Preparation, get_task
 from ppo_core.rewards import pickled
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.function import FunctionReward

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from ppo_core.data.task import BUILT_IN
-from ppo_core.data.task_file import get_task
+from ppo_core.loading.task_file import get_task
 from tools import arithmetic, reviews
 from tools.make_models import MAKINGS, MANIFEST, description, hashes, make
 

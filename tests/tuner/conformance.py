@@ -31,8 +31,8 @@ from tuner.engine.protocol import (
     ReadCheckpoint,
     Stepped,
     TrialSpec,
-    WorkerSettings,
 )
+from tuner.study.worker_settings import WorkerSettings
 
 STEPS = list(range(11))
 """Of a trial; each third one and the last are evaluations."""

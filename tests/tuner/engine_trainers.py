@@ -52,7 +52,7 @@ failing = made_by(FailingTrainer)
 
 
 class LoadingTrainer(QuickTrainer):
-    """Reports how often its process has loaded models, which it does as `ppo_core.models.load.load_task` does."""
+    """Reports how often its process has loaded models, which it does as `ppo_core.loading.load.load_task` does."""
 
     loads = 0
 

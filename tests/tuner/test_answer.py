@@ -11,10 +11,10 @@ import pytest
 from dashboard import report as html_report
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, opened, quick_spec, rows, run, storage
+from tuner.confirm import answer
+from tuner.confirm.answer import Answer, Badge
 from tuner.confirm.plan import Plan
-from tuner.control import forks
-from tuner.judge import answer, results
-from tuner.judge.answer import Answer, Badge
+from tuner.judge import forks, results
 from tuner.judge.results import StudyView
 from tuner.store import OnTest, Store
 from tuner.study.spec import StudySpec

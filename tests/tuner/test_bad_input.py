@@ -16,9 +16,9 @@ from ppo_core.tasks import skeleton
 from tests.tuner import made_study
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
+from tuner.files.folder import claim, held_folder
 from tuner.store import NewTrial, Outcome, Store
 from tuner.store.trials import write_pause
-from tuner.study.folder import claim, held_folder
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
 

@@ -13,8 +13,8 @@ from tests.tuner import quick_study
 from tests.tuner.quick_study import opened, quick_spec
 from tests.tuner.trial_rows import make_spec, trial_row
 from tuner.cli.run import _confirmed_by_rest
+from tuner.confirm.answer import Gain, of_study
 from tuner.confirm.plan import Plan, always_confirmed, cost_line, missing
-from tuner.judge.answer import Gain, of_study
 from tuner.judge.results import StudyView, read_study, value_sources
 from tuner.search.choose import choose, is_exhausted, tried
 from tuner.search.propose import as_read, new_trial, propose

@@ -11,9 +11,9 @@ from ppo_core import checkpoint
 from ppo_core.report import NextMove, StepReport
 from tests.tuner.quick_study import NAME, controller, curves, outcomes, quick_spec, rows, run
 from tests.tuner.trial_rows import pruned, trial_row
+from tuner.control.decision import guarded
 from tuner.control.events import TrialStarted
 from tuner.engine.protocol import Stepped
-from tuner.judge.decision import guarded
 from tuner.judge.scoring import tally
 from tuner.search.choose import New, Resume, choose, is_finished
 from tuner.search.propose import new_trial

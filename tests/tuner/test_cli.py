@@ -20,8 +20,8 @@ from tests.waiting import SECONDS, until
 from tuner.cli import main as cli
 from tuner.cli import storage
 from tuner.environment import to_copy
+from tuner.files.folder import claim
 from tuner.store import Store
-from tuner.study.folder import claim
 
 # Mistakes: see test_bad_input.py
 

@@ -20,8 +20,8 @@ from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import running
 from tuner.cli.estimate import LEARNING, LOADING, SAMPLING, _lower
 from tuner.cli.progress import StudyProgress
+from tuner.control.disk import disk, most_kept
 from tuner.control.events import StudyStarted, TrialStarted, TrialStepped
-from tuner.files.disk import disk, most_kept
 from tuner.judge.scoring import Tally
 from tuner.study.spec import StudySpec
 
@@ -102,7 +102,7 @@ def test_training_says_what_it_needs_and_refuses_what_cannot_fit(
     assert status == 0
     assert lines[0].startswith("needs at least")
     assert any(line.startswith("about ") and "left: 1 iteration of" in line for line in lines)
-    monkeypatch.setattr("ppo_core.models.fits.room", lambda device: Room("cpu", "the device", 2**20, 2**20, 0))
+    monkeypatch.setattr("ppo_core.loading.fits.room", lambda device: Room("cpu", "the device", 2**20, 2**20, 0))
     for command in (["train", *flags[:-1], "other"], ["estimate", "arithmetic"]):
         status, _, stderr = ppo_tuner(*command)
         assert status == 1

@@ -42,10 +42,10 @@ from tuner.control.events import (
     TrialStepped,
 )
 from tuner.control.retry import TrialWatch
+from tuner.files import folder as study_folder
 from tuner.judge.best import best_trial
 from tuner.judge.scoring import Tally, tally
 from tuner.store import TrialRow
-from tuner.study import folder as study_folder
 from tuner.study.spec import StudySpec
 from tuner.study.status import Status
 

@@ -23,7 +23,7 @@ from tuner.judge.diagnose import (
     try_it,
     why_nothing,
 )
-from tuner.judge.rules import IN_PLACE_OF, RULES, SIGNS
+from tuner.study.rules import IN_PLACE_OF, RULES, SIGNS
 from tuner.study.status import Reason, Role
 
 SPEC = make_spec(search={

@@ -12,8 +12,8 @@ from sqlalchemy import update
 from ppo_core.cli import arguments, trl
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
+from ppo_core.loading.task_file import get_task
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import trial_row

@@ -14,7 +14,7 @@ from tests.tuner.quick_trainer import GATED_STEP
 from tests.tuner.test_orders import place
 from tests.waiting import SECONDS, until
 from tuner.control.events import Event, OrderDecided, TrialEnded, TrialStepped
-from tuner.files.trial_files import FileWork
+from tuner.control.trial_files import FileWork
 from tuner.store import OrderState, Store
 from tuner.study.status import Status
 
@@ -98,7 +98,7 @@ class Blocked:
 
 
 @pytest.mark.parametrize(
-    "path", ["tuner.control.forks.fork_files", "ppo_core.checkpoint.best", "tuner.files.trial_files.to_delete"]
+    "path", ["tuner.judge.forks.fork_files", "ppo_core.checkpoint.best", "tuner.control.trial_files.to_delete"]
 )
 def test_steps_orders_and_the_lease_do_not_wait_for_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str

@@ -20,12 +20,13 @@ from ppo_core.report import NextMove, StepReport
 from tests.tuner import quick_study, quick_trainer
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import trial_row
-from tuner.control.forks import CHANGEABLE, check, choose, fork_files, stages
+from tuner.control.trial_files import fork_copy
 from tuner.engine.protocol import Ended, Stepped, TrialSpec
 from tuner.engine.run_trial import run_trial
-from tuner.files.trial_files import fork_copy
-from tuner.judge.guard import GuardSettings, GuardState
-from tuner.study.folder import prepare_resume
+from tuner.files.folder import prepare_resume
+from tuner.judge.forks import CHANGEABLE, check, choose, fork_files, stages
+from tuner.judge.guard import GuardState
+from tuner.study.rules import GuardSettings
 from tuner.study.status import Reason, Role
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ import pytest
 from ppo_core.report import SplitReading, StepReport
 from tests.tuner import test_ten_answers as ten
 from tests.tuner.test_ten_answers import NAME, STUDIES, around
+from tuner.confirm import gauntlet
+from tuner.confirm.answer import of_study
+from tuner.confirm.gauntlet import Gate, Gauntlet, Row, State
 from tuner.confirm.plan import Plan, missing
-from tuner.judge import gauntlet
-from tuner.judge.answer import of_study
-from tuner.judge.gauntlet import Gate, Gauntlet, Row, State
 from tuner.judge.results import read_study, under_budget
 from tuner.judge.scoring import judged
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow

@@ -11,18 +11,8 @@ from hypothesis import strategies as st
 
 from ppo_core.metrics import CORE, METRICS
 from ppo_core.report import KL_GAP_LIMIT, MISMATCH_LIMIT, StepReport
-from tuner.judge.guard import (
-    MOST_EXTRA,
-    READ,
-    WATCHED,
-    WINDOW,
-    GuardSettings,
-    GuardState,
-    WatchState,
-    check_step,
-    watch,
-)
-from tuner.judge.rules import RULES
+from tuner.judge.guard import MOST_EXTRA, READ, WATCHED, WINDOW, GuardState, WatchState, check_step, watch
+from tuner.study.rules import RULES, GuardSettings
 from tuner.study.status import Reason
 
 KL = "objective/kl_exact"

@@ -24,8 +24,9 @@ from tuner.control.controller import NO_PLACE
 from tuner.control.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.engine.base import EngineNeeds, HangTimeout
 from tuner.engine.local import LocalEngine
-from tuner.engine.protocol import Ended, Entered, Lost, Phase, PrepareTask, Progress, Stepped, WorkerSettings
+from tuner.engine.protocol import Ended, Entered, Lost, Phase, PrepareTask, Progress, Stepped
 from tuner.study.status import Status
+from tuner.study.worker_settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
 

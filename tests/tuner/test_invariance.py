@@ -18,9 +18,9 @@ from tools.absolute_constants import constants
 from tuner.judge.best import best_trial
 from tuner.judge.diagnose import NEEDED, Course, diagnose
 from tuner.judge.guard import GuardState, WatchState, check_step, watch
-from tuner.judge.rules import blame_of
 from tuner.judge.scoring import EVALUATION_METRICS, outcome
 from tuner.store import TrialRow
+from tuner.study.rules import blame_of
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Status
 

@@ -12,8 +12,8 @@ import pytest
 from ppo_core.errors import StudyError
 from tests.tuner import made_study, stores
 from tuner.cli import manage
+from tuner.files.folder import claim, held_folder
 from tuner.store import Store
-from tuner.study.folder import claim, held_folder
 from tuner.study.spec import StudySpec
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from ppo_core.output import console, decimals, fixed, measured, plus_minus, repo
 from ppo_core.report import StepReport
 from tests.tuner.trial_rows import trial_row
 from tuner.cli import render
+from tuner.confirm.headline import Headline
 from tuner.confirm.result import Interval, places_of
-from tuner.judge.headline import Headline
 
 UNITS: tuple[tuple[float, float], ...] = ((1, 0), (0.01, 0), (2**-7, 0), (100, 0), (1, 1000), (100, 1000), (1e-4, -40))
 """Factor and offset of a reward; that of one's own task is 1 and 0."""

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.rates import count_weights, usual_rate
-from ppo_core.data.task_file import Preparation, get_task
 from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.errors import ConfigError
-from ppo_core.models.load import load_task
+from ppo_core.loading.load import load_task
+from ppo_core.loading.task_file import Preparation, get_task
 from ppo_core.tasks.arithmetic.reward import exact
 from ppo_core.tasks.skeleton import example_note
 from ppo_core.trainer import PPOTrainer

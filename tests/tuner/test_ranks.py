@@ -20,8 +20,8 @@ from tests.waiting import until
 from tuner.control.run import _most_workers
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
-from tuner.engine.protocol import WorkerSettings
 from tuner.study.spec import StudySpec
+from tuner.study.worker_settings import WorkerSettings
 
 STUDY = """
 name = "{name}"

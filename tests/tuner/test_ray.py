@@ -23,10 +23,11 @@ from tests.tuner.test_hang_timeout import Clock
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
 from tuner.engine.base import Engine, EngineNeeds
-from tuner.engine.protocol import Ended, Lost, Message, Prepared, PrepareTask, Stepped, WorkerSettings
+from tuner.engine.protocol import Ended, Lost, Message, Prepared, PrepareTask, Stepped
 from tuner.engine.ray import RayEngine
 from tuner.engine.ray_cluster import RayCluster
 from tuner.study.spec import PPO_TRAINER, StudySpec
+from tuner.study.worker_settings import WorkerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

@@ -15,7 +15,7 @@ from tuner.study.spec import StudySpec
 from tuner.study.study_file import DECLARED
 
 TASK = """
-from ppo_core.data.task_file import make_task
+from ppo_core.loading.task_file import make_task
 TASK = make_task(policy="task:arithmetic", reward="ppo_core.tasks.arithmetic.reward:exact", prompts="an-org/data",
                  reference={"learning_rate": 2e-4}, kl_budget=7)
 """

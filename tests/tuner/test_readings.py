@@ -18,10 +18,9 @@ from ppo_core.report import SplitReading
 from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, controller, curves, opened, quick_spec, rows, run, storage
-from tuner.control import forks
+from tuner.confirm.answer import launch_of, of_study
 from tuner.control.events import Event, ReadingAgain, ReadingOnTest, StudyWarned
-from tuner.judge import results
-from tuner.judge.answer import launch_of, of_study
+from tuner.judge import forks, results
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import MOST_ON_FRONT, evaluations_of, kept_of_front
 from tuner.store import DEFAULT_STORAGE, OnTest, Store, TrialRow

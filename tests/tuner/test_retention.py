@@ -9,7 +9,7 @@ from ppo_core import checkpoint
 from tests.tuner.quick_study import NAME, opened, quick_spec, run
 from tests.tuner.trial_rows import trial_row
 from tuner.control.session import open_study
-from tuner.files.trial_files import Saved, TrialFiles, to_delete
+from tuner.control.trial_files import Saved, TrialFiles, to_delete
 from tuner.study.status import Role, Status
 
 FORK = dict[str, Any](role=Role.FORK, parent=1, fork_step=1)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.judge.rules import RULES
 from tuner.judge.scoring import outcome, tally, trial_value, violation
 from tuner.search.optuna_trials import to_optuna
 from tuner.store import TrialRow
+from tuner.study.rules import RULES
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
 

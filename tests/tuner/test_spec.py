@@ -7,12 +7,12 @@ import pytest
 
 from ppo_core.config.declare import Choices, Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
-from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError
-from tuner.engine.protocol import WorkerSettings
+from ppo_core.loading.task_file import get_task
 from tuner.study import study_file
 from tuner.study.spec import KL_TARGET, PPO_TRAINER, StudySpec
 from tuner.study.study_file import SamplerSpec
+from tuner.study.worker_settings import WorkerSettings
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 

@@ -12,8 +12,8 @@ from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tests.tuner.quick_study import quick_spec
 from tuner.control.session import open_study, reconcile
+from tuner.files.folder import claim, held_folder, prepare_resume, require_seen
 from tuner.store import Store, StudyRow
-from tuner.study.folder import claim, held_folder, prepare_resume, require_seen
 
 
 def save(folder: Path, *steps: int) -> None:

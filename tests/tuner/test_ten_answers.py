@@ -13,11 +13,11 @@ from ppo_core.report import SplitReading, StepReport
 from tests.dashboard import shown
 from tests.dashboard.shown import page
 from tests.tuner.invoke import Invoke
+from tuner.confirm.answer import Answer, Badge, of_study
+from tuner.confirm.headline import ONE_SEED, UNTRAINED, headlines
 from tuner.confirm.plan import Plan, missing
 from tuner.environment import to_copy
-from tuner.judge.answer import Answer, Badge, of_study
 from tuner.judge.diagnose import course_of, hacked, reward_hacked
-from tuner.judge.headline import ONE_SEED, UNTRAINED, headlines
 from tuner.judge.results import read_study, under_budget
 from tuner.judge.scoring import judged, judged_again
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow

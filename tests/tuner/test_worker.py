@@ -18,9 +18,9 @@ from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, RewardOut
 from ppo_core.report import NextMove, SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import QuickTrainer
+from tuner.control.decision import answer, guarded
 from tuner.engine.protocol import Ended, Failed, Left, Phase, Read, ReadCheckpoint, Stepped, TrialSpec
 from tuner.engine.run_trial import import_factory, read_checkpoint, run_trial, with_evaluation
-from tuner.judge.decision import answer, guarded
 
 OVER_THE_LIMIT = 8.89e-4
 """A learning rate whose KL is 3.556 nats a step: over 15 from step 5 on."""

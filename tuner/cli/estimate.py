@@ -21,21 +21,21 @@ from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK, refuse_unknown
 from ppo_core.cli.training import seconds_left
 from ppo_core.config import checks
 from ppo_core.config.hyperparameters import PPOConfig, cautions
-from ppo_core.data.lookup import user_path
+from ppo_core.config.lookup import user_path
 from ppo_core.data.task import BUILT_IN
-from ppo_core.data.task_file import FOLDER_FILES, get_task
 from ppo_core.errors import ConfigError, OutOfMemory, StoreError, TaskError, nearest
+from ppo_core.loading.task_file import FOLDER_FILES, get_task
 from ppo_core.output import amount
 from ppo_core.report import DEVICES, require_device
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP
+from tuner.control.disk import Disk, disk, search_line
 from tuner.engine.local import busy_line
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
-from tuner.files.disk import Disk, disk, search_line
 from tuner.study.spec import PPO_TRAINER, StudySpec
 
 if TYPE_CHECKING:
-    from ppo_core.models.fits import Least
+    from ppo_core.loading.fits import Least
     from ppo_core.models.memory import Room
 
 
@@ -96,8 +96,8 @@ def estimate(argv: Sequence[str]) -> int:
     args, rest = parser.parse_known_args(list(argv))
     refuse_unknown(parser, rest)
     request = _request(args)
-    from ppo_core.models import fits
-    from ppo_core.models.load import resolve_device
+    from ppo_core.loading import fits
+    from ppo_core.loading.load import resolve_device
     from ppo_core.models.memory import room
 
     task, configs = get_task(request.task), request.configs

@@ -16,9 +16,9 @@ from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import StudyError
 from ppo_core.output import KL_UNIT, NOTHING, plus_minus
 from tuner.cli import render, storage
+from tuner.confirm.headline import headlines
 from tuner.confirm.result import Confirmation, places_of, runs_text
 from tuner.judge import diagnose as diagnoses
-from tuner.judge.headline import headlines
 from tuner.judge.results import read_study
 
 if TYPE_CHECKING:  # its libraries take a second to load

@@ -25,11 +25,11 @@ from tuner.cli.arguments import (
     trial_number,
 )
 from tuner.confirm.plan import DEFAULT_SEEDS, DEFAULT_TOP
-from tuner.engine.protocol import WORKER_SETTINGS
 from tuner.environment import PROG, to_copy
 from tuner.exchange import FORMATS, TRAINERS
 from tuner.judge.best import RULE
 from tuner.study.status import CHANGEABLE_SETTINGS, ORDER_KINDS
+from tuner.study.worker_settings import WORKER_SETTINGS
 
 
 @dataclass(frozen=True)

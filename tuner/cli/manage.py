@@ -20,12 +20,12 @@ from tuner.exchange import OPTUNA
 from tuner.exchange.export_folder import export_study
 from tuner.exchange.launch_config import launch_config
 from tuner.exchange.trainers import TARGETS, Target, write
+from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.store import OrderState, Store, StudyRow
 from tuner.store.bulk import copy_study
 from tuner.store.connect import file_of
 from tuner.store.schema import parse_url
-from tuner.study import folder as study_folder
 from tuner.study import study_file
 
 

@@ -20,6 +20,8 @@ from ppo_core import output
 from ppo_core.errors import NO_ROOM
 from ppo_core.report import StepReport, iteration_seconds
 from tuner.cli import render
+from tuner.confirm.headline import Headline
+from tuner.control.disk import search_line
 from tuner.control.events import (
     Event,
     OrderDecided,
@@ -37,9 +39,7 @@ from tuner.control.events import (
     TrialStepped,
 )
 from tuner.environment import to_copy
-from tuner.files.disk import search_line
 from tuner.judge.best import Rank, best_rank
-from tuner.judge.headline import Headline
 from tuner.judge.scoring import Tally
 from tuner.store import OrderState, TrialRow
 from tuner.study.spec import StudySpec

@@ -7,17 +7,16 @@ from ppo_core import output
 from ppo_core.cli.command_line import EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
 from tuner.cli import render, report, storage
+from tuner.confirm.answer import decided, headline_of, of_study
+from tuner.confirm.headline import headline_data, headlines
 from tuner.confirm.result import confirmations
-from tuner.control import forks
+from tuner.files import folder as study_folder
 from tuner.files import trial_log
-from tuner.judge import results
-from tuner.judge.answer import decided, headline_of, of_study
-from tuner.judge.headline import headline_data, headlines
+from tuner.judge import forks, results
 from tuner.judge.paired import over
 from tuner.judge.results import StudyView, read_study
 from tuner.judge.scoring import with_running
 from tuner.store import Store, TrialRow
-from tuner.study import folder as study_folder
 
 MOST_ORDERS = 10
 """Number of the latest orders that `show STUDY` lists, unless all are asked for."""

@@ -34,15 +34,15 @@ from ppo_core.output import (
     reward_texts,
     short,
 )
+from tuner.confirm.headline import Headline
 from tuner.confirm.result import Interval
-from tuner.control.forks import ValueCheckpoint
 from tuner.environment import shortened
-from tuner.judge.headline import Headline
+from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.paired import Difference
 from tuner.judge.results import FrontPoint, Measured, Source, StudyView, value_sources
-from tuner.judge.rules import RULES
 from tuner.judge.scoring import ends_within
 from tuner.store import Order, TrialRow
+from tuner.study.rules import RULES
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Role, Status
 

@@ -9,12 +9,12 @@ from rich.console import Console
 from ppo_core import output
 from tuner.cli import evidence, render
 from tuner.cli.storage import command
+from tuner.confirm.answer import Answer, answer_data, launch_of, of_study
+from tuner.confirm.headline import headlines
 from tuner.confirm.result import confirmations, longest_read
-from tuner.control import forks
 from tuner.environment import to_copy
-from tuner.judge.answer import Answer, answer_data, launch_of, of_study
+from tuner.judge import forks
 from tuner.judge.best import is_sound, ranked
-from tuner.judge.headline import headlines
 from tuner.judge.results import StudyView, baseline, front, kl_prunings, spent
 from tuner.judge.scoring import with_running
 from tuner.search.choose import why_early

@@ -17,6 +17,7 @@ from ppo_core.errors import ConfigError, StoreError, StudyError
 from tuner.cli import evidence, report, storage
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.cli.progress import StudyProgress
+from tuner.confirm.answer import Answer, of_study
 from tuner.confirm.plan import DEFAULT_SEEDS, Plan, always_confirmed, candidates, missing
 from tuner.confirm.result import LEAST_SEEDS, Confirmation, confirmation_data, confirmations
 from tuner.control.events import StudyStopped
@@ -27,7 +28,6 @@ from tuner.engine.local import LocalEngine, cores, threads_per_worker
 from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE
 from tuner.exchange.trackers import SEVERAL_AT_ONCE, StudyTrackers
 from tuner.judge import results
-from tuner.judge.answer import Answer, of_study
 from tuner.judge.results import StudyView, read_study
 from tuner.search.worth import ends_early
 from tuner.store import Store

@@ -12,19 +12,19 @@ from ppo_core.cli.command_line import EXIT_OK, refuse_unknown
 from ppo_core.cli.new_run import Start
 from ppo_core.cli.run_folder import ConfirmedReading, Run, RunOrigin
 from ppo_core.cli.training import Program
-from ppo_core.data.task_file import KL_LIMIT, Preparation, get_task
 from ppo_core.distributed import rank_zero
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError
+from ppo_core.loading.task_file import KL_LIMIT, Preparation, get_task
 from ppo_core.tasks import skeleton
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP, trial_number
 from tuner.confirm.result import confirmations
-from tuner.control import forks
 from tuner.environment import PROG, STUDY_FILE, to_copy
-from tuner.judge import results
-from tuner.judge.guard import Guard, GuardSettings
+from tuner.judge import forks, results
+from tuner.judge.guard import Guard
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
+from tuner.study.rules import GuardSettings
 from tuner.study.status import Role
 
 

@@ -134,7 +134,7 @@ class WholeRun(NamedTuple):
 
 def whole_run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> WholeRun:
     """Return the full recipe of a trial from its start; equal for trials of one configuration."""
-    from tuner.control import forks
+    from tuner.judge import forks
 
     return WholeRun(forks.stages(rows, trial), trial.config)
 

@@ -16,9 +16,10 @@ from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.output import report_line
 from ppo_core.report import NextMove, StepReport
-from tuner.confirm.held_out_readings import HeldOutReadings
 from tuner.confirm.plan import Plan
-from tuner.control import forks, retry
+from tuner.control import retry
+from tuner.control.decision import NOTHING_DECIDED, Decision, answer, guarded
+from tuner.control.disk import most_kept
 from tuner.control.events import (
     ONLY_PAUSED,
     ORDERED,
@@ -35,10 +36,12 @@ from tuner.control.events import (
     TrialStarted,
     TrialStepped,
 )
+from tuner.control.held_out_readings import HeldOutReadings
 from tuner.control.orders import OrderDesk
 from tuner.control.retry import TrialWatch
 from tuner.control.session import OpenStudy, accept
 from tuner.control.trial_ends import TrialEnds
+from tuner.control.trial_files import TrialFiles
 from tuner.engine.base import Engine, JobId
 from tuner.engine.protocol import (
     Ended,
@@ -55,16 +58,14 @@ from tuner.engine.protocol import (
     Stepped,
     TrialSpec,
 )
+from tuner.files import folder as study_folder
 from tuner.files import trial_log
-from tuner.files.disk import most_kept
-from tuner.files.trial_files import TrialFiles
-from tuner.judge.decision import NOTHING_DECIDED, Decision, answer, guarded
+from tuner.judge import forks
 from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
 from tuner.search.choose import New, Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
 from tuner.search.prune import Replay, why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
-from tuner.study import folder as study_folder
 from tuner.study.spec import PPO_TRAINER
 from tuner.study.status import OUTAGE, Reason, Status, Wanted
 

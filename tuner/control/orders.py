@@ -14,17 +14,17 @@ from ppo_core import checkpoint
 from ppo_core.config.declare import RUN_LENGTH, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
-from tuner.control import forks
 from tuner.control.events import Limits
 from tuner.control.session import OpenStudy, after_order, changed_spec
-from tuner.files.trial_files import ForkPoint, TrialFiles
+from tuner.control.trial_files import ForkPoint, TrialFiles
+from tuner.files import folder as study_folder
+from tuner.judge import forks
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import judged, judged_again
 from tuner.search.choose import as_stored
 from tuner.store import NewTrial, Order, OrderState, Store, StudyRow, TrialRow, schema
 from tuner.store.connect import now
 from tuner.store.trials import copy_steps, insert_trial, write_judgements, write_outcome, write_pause, write_resumption
-from tuner.study import folder as study_folder
 from tuner.study.spec import StudySpec, require_stated_mini_batch
 from tuner.study.status import ORDER_KINDS, STOPPED_BY_PERSON, Origin, Role, Status, Wanted
 

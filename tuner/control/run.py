@@ -9,20 +9,20 @@ from functools import partial
 from pathlib import Path
 
 from ppo_core.cli.command_line import INTERRUPTED, StopRequest, stop_requests
-from ppo_core.data.digest import digests
-from ppo_core.data.task_file import get_task
 from ppo_core.errors import ConfigError, StudyError, first_line
-from tuner.confirm.held_out_readings import due_readings, why_unread
+from ppo_core.loading.digest import digests
+from ppo_core.loading.task_file import get_task
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.control.controller import TrialLoop
 from tuner.control.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
+from tuner.control.held_out_readings import due_readings, why_unread
 from tuner.control.retry import StoreRetry
 from tuner.control.session import OpenStudy, accept, changed_spec, changed_task, open_study, reconcile
+from tuner.control.trial_files import TrialFiles
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.gpu import mps_line
 from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.environment import to_copy
-from tuner.files.trial_files import TrialFiles
 from tuner.judge.best import best_trial
 from tuner.judge.scoring import tally
 from tuner.search import propose, prune

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig, inert
-from ppo_core.data.digest import changes
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError, nearest
+from ppo_core.loading.digest import changes
+from tuner.files import folder as study_folder
 from tuner.judge.results import read_study
 from tuner.judge.scoring import judged_again
 from tuner.search.choose import counting_trials
 from tuner.store import Lease, Store, StudyRow, TrialRow
-from tuner.study import folder as study_folder
 from tuner.study.space import is_number
 from tuner.study.spec import SpecChanges, StudySpec
 from tuner.study.status import CHANGEABLE_SETTINGS, Origin
@@ -123,7 +123,7 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, from_file: bool) 
 def accept(study: OpenStudy, digests: Mapping[str, str] | None = None, **values: Any) -> None:
     """Store the spec as this run has it, with further columns of the study; before, nothing of it is stored.
 
-    `digests` are those of its task (`ppo_core.data.digest`); None: no trial runs.
+    `digests` are those of its task (`ppo_core.loading.digest`); None: no trial runs.
 
     Raises:
         ConfigError: the study's trials ran on another task.

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tuner.control.events import Emit, TrialEnded, TrialSetAside
 from tuner.control.session import OpenStudy
+from tuner.control.trial_files import TrialFiles
 from tuner.files import trial_log
-from tuner.files.trial_files import TrialFiles
 from tuner.judge.scoring import so_far, tally
 from tuner.search.choose import runnable
 from tuner.store import Outcome, TrialRow

@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ppo_core.report import NextMove
-from tuner.engine.protocol import Entered, Job, Message, Phase, PrepareTask, ReadCheckpoint, Stepped, WorkerSettings
+from tuner.engine.protocol import Entered, Job, Message, Phase, PrepareTask, ReadCheckpoint, Stepped
+from tuner.study.worker_settings import WorkerSettings
 
 JobId = int | None
 """A job's id: a trial's number, or None for the task's preparation."""

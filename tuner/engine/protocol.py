@@ -2,69 +2,25 @@
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ppo_core import checkpoint
-from ppo_core.config import checks
-from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.stages import Stage
 from ppo_core.errors import PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
 from ppo_core.report import SplitReading, StepReport
-from tuner.judge.guard import GuardSettings
+from tuner.study.rules import GuardSettings
 from tuner.study.status import Reason
+from tuner.study.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
 """Variable with the GPU assigned to a worker."""
 SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
 """Variable with the number of workers that share that GPU."""
 _TRACEBACK_LINES = 30
-
-
-def _setting(default: float, doc: str, valid: Bounds = checks.POSITIVE) -> float:
-    declared: float = field(default=default, metadata={"doc": doc, "valid": valid})
-    return declared
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """The [workers] table of a study file; `doc` and `valid` of each setting are in its field's metadata."""
-
-    checkpoint_seconds: float = _setting(30.0, "longest time between two checkpoints of a running trial", Bounds(0))
-    step_factor: float = _setting(20.0, "a step may take this many times the trial's longest step so far")
-    step_seconds: float = _setting(120.0, "a step may always take this long, however short the others were")
-    first_step_seconds: float = _setting(
-        900.0, "until an attempt's first report, in which models are loaded and compiled"
-    )
-    save_seconds: float = _setting(1800.0, "writing one checkpoint to the runs folder")
-    prepare_seconds: float = _setting(3600.0, "preparing the task, from one sign of progress to the next")
-
-    @classmethod
-    def from_dict(cls, value: object, where: str) -> "WorkerSettings":
-        """Return a study file's [workers] table over the defaults; `where` names the table in errors.
-
-        Raises:
-            ConfigError: it is not a table, an unknown key, or a value that is not allowed.
-        """
-        values = checks.table(value, where)
-        checks.require_known(values, WORKER_SETTINGS, f"{where}.")
-        return cls(
-            **{
-                name: checks.number(given, WORKER_SETTINGS[name]["valid"], f"{where}.{name}")
-                for name, given in values.items()
-            }
-        )
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the [workers] table that `from_dict` reads."""
-        return asdict(self)
-
-
-WORKER_SETTINGS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(WorkerSettings)}
-"""The `doc` and the `valid` bounds of every setting by name."""
 
 
 # To a worker: jobs, and a `NextMove` for each of its reports.
@@ -123,7 +79,7 @@ class TrialSpec(TrialJob):
     fork_step: int | None = None
     """Step of the checkpoint that a fork began at, which is kept; None: not a fork."""
     stages: tuple[Stage, ...] = ()
-    """Stages before `config` applies; see `tuner.control.forks.stages`."""
+    """Stages before `config` applies; see `tuner.judge.forks.stages`."""
 
 
 Split = Literal["eval", "test"]
@@ -174,7 +130,7 @@ class Prepared:
     """The task is ready."""
 
     digests: Mapping[str, str] = field(default_factory=dict)
-    """See `ppo_core.data.digest`."""
+    """See `ppo_core.loading.digest`."""
 
 
 @dataclass(frozen=True)

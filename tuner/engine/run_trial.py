@@ -17,8 +17,8 @@ from ppo_core.checkpoint import CheckpointKeeper, require_room
 from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
 from ppo_core.config.hyperparameters import PPOConfig
+from ppo_core.config.lookup import import_module
 from ppo_core.config.stages import StagedTrainer
-from ppo_core.data.lookup import import_module
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed.rank_zero import on_rank_zero
 from ppo_core.drive import Hooks, drive

@@ -25,9 +25,9 @@ from typing import Any
 
 from ppo_core import checkpoint
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.digest import digests
-from ppo_core.data.task_file import get_task
 from ppo_core.distributed import launch as launched
+from ppo_core.loading.digest import digests
+from ppo_core.loading.task_file import get_task
 from ppo_core.report import NextMove
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.engine.process import WorkerProcess, end_all
@@ -153,7 +153,7 @@ def _prepare(job: PrepareTask, controller: ControllerPipe) -> Prepared:
     task = get_task(job.task)
     assets = task.prepare(lambda what, share: controller.emit(Progress(what, share)))
     if job.configs:
-        from ppo_core.models import fits
+        from ppo_core.loading import fits
 
         require_own_gpu()
         limit_memory()

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from ppo_core import __version__
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.output import KL_UNIT, short
-from tuner.control import forks
-from tuner.control.forks import ValueCheckpoint
+from tuner.confirm.answer import Answer, launch_of, of_study
+from tuner.confirm.headline import headlines
 from tuner.environment import to_copy
-from tuner.judge import results
-from tuner.judge.answer import Answer, launch_of, of_study
-from tuner.judge.headline import headlines
+from tuner.judge import forks, results
+from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
 from tuner.study.status import Role

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tuner.judge.rules import blame_of
+from tuner.study.rules import blame_of
 from tuner.study.status import Origin, Role, Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries

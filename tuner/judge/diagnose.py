@@ -1,6 +1,6 @@
 """Diagnosis: find a trial's problems in its curves, and the one change to try next. Pure functions, no torch.
 
-`tuner.judge.rules.SIGNS` has the limits and the changes. Each advice is a single change: with several, nobody knows
+`tuner.study.rules.SIGNS` has the limits and the changes. Each advice is a single change: with several, nobody knows
 which one helped. KL first: "adjust β or the adaptive KL target first if the policy diverges too quickly".
 """
 
@@ -19,7 +19,9 @@ from ppo_core.output import KL_UNIT, decimals, fixed, measured, short
 from tuner.judge import hacking
 from tuner.judge.hacking import Finding, Step, values
 from tuner.judge.results import StudyView
-from tuner.judge.rules import (
+from tuner.store import Store, TrialRow
+from tuner.study import study_file
+from tuner.study.rules import (
     EARLY,
     HEALTH,
     KL,
@@ -37,8 +39,6 @@ from tuner.judge.rules import (
     blame_of,
     knob_of,
 )
-from tuner.store import Store, TrialRow
-from tuner.study import study_file
 from tuner.study.space import is_number
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status

@@ -1,7 +1,7 @@
 """The guard: stops a trial whose policy blows up, collapses or stands still, and says why. Never imports torch.
 
 A pure fold over step reports: `check_step` takes the state and a report, and returns the next state and, if a rule (see
-`tuner.judge.rules`) is broken, the reason. It runs in the trainer's process, and its state travels in the checkpoint. A
+`tuner.study.rules`) is broken, the reason. It runs in the trainer's process, and its state travels in the checkpoint. A
 metric missing from a report neither breaks a rule nor resets its count of broken steps.
 
 `watch` is such a fold, too: it says when a trial about to cross the KL budget is evaluated beside its regular
@@ -11,17 +11,25 @@ policies within it.
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ppo_core.config import checks
-from ppo_core.config.checks import Bounds
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.errors import ConfigError
 from ppo_core.metrics import CORE, METRICS
 from ppo_core.report import KL_GAP, KL_GAP_NOISE, MISMATCH, StepReport, first_not_finite, not_finite
-from tuner.judge.rules import ENTROPY, IDLE_STEPS, KL, REPETITION, RETURN_STD, ROUNDING, RULES, SIGNS, VALUE_LOSS, Rule
+from tuner.study.rules import (
+    ENTROPY,
+    IDLE_STEPS,
+    KL,
+    REPETITION,
+    RETURN_STD,
+    ROUNDING,
+    RULES,
+    SIGNS,
+    VALUE_LOSS,
+    GuardSettings,
+    Rule,
+)
 from tuner.study.status import Reason
 
 GUARD, WATCH = "guard", "extra_evaluations"
@@ -34,51 +42,6 @@ WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", ENTROPY, VALUE_LOSS
 
 READ = tuple(dict.fromkeys((*CORE, *WATCHED, RETURN_STD, KL_GAP_NOISE)))
 """Every metric that the guard reads; a report of these alone gives the same verdict."""
-
-
-@dataclass(frozen=True)
-class GuardSettings:
-    """The limits of one study's guard."""
-
-    kl_limit: float
-    """In nats per response."""
-    patience: int = 3
-    """Consecutive iterations that a patient rule must be broken, however many there are: one batch may be odd."""
-    grace: float = 0.1
-    """Share of a trial's episodes in which the rules with a grace period are silent."""
-    limits: Mapping[str, float] = field(default_factory=lambda: {rule.name: rule.limit for rule in RULES.values()})
-    """Each rule's limit by name."""
-    off: frozenset[str] = frozenset()
-    """Names of the rules that are switched off."""
-
-    @classmethod
-    def from_dict(cls, table: Mapping[str, Any], kl_limit: float, where: str) -> "GuardSettings":
-        """Return the settings of a study file's [guard] table, with defaults; `where` names the table in errors.
-
-        Raises:
-            ConfigError: an unknown key, or a value that is not allowed.
-        """
-        checks.require_known(table, ("patience", "grace", *RULES), f"{where}.")
-        off = frozenset(name for name in RULES if table.get(name) is False)
-        set_limits = {
-            name: _limit(RULES[name], value, f"{where}.{name}")
-            for name, value in table.items()
-            if name in RULES and name not in off
-        }
-        return cls(
-            kl_limit,
-            checks.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
-            checks.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
-            {**{rule.name: rule.limit for rule in RULES.values()}, **set_limits},
-            off,
-        )
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the [guard] table that `from_dict` reads (the KL limit is not part of it)."""
-        rules = {
-            name: name not in self.off and (rule.valid is None or self.limits[name]) for name, rule in RULES.items()
-        }
-        return {"patience": self.patience, "grace": self.grace, **rules}
 
 
 @dataclass(frozen=True)
@@ -224,16 +187,6 @@ def _reading(
         case _:
             limit = setting
     return _Reading(value, limit, is_due and (value < limit if rule.breaks_below else value > limit))
-
-
-def _limit(rule: Rule, value: object, where: str) -> float:
-    if value is True and rule.valid is None:
-        return rule.limit
-    with suppress(ConfigError):
-        if rule.valid is not None:
-            return checks.number(value, rule.valid, where)
-    given = "true" if value is True else repr(value)
-    raise ConfigError(f"{where} = {given} is not allowed; expected {rule.allowed}")
 
 
 def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: GuardState, report: StepReport) -> Reason:

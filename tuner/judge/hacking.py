@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ppo_core.output import KL_UNIT, measured
-from tuner.judge.rules import SIGNS
+from tuner.study.rules import SIGNS
 
 Step = Mapping[str, Any]
 """A trial's step: `step` and metrics by name; what was not measured is None, NaN or not there."""

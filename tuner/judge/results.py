@@ -16,10 +16,9 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import Point
 from ppo_core.metrics import METRICS
-from tuner.control import forks
+from tuner.judge import forks
 from tuner.judge.best import best_trial
 from tuner.judge.paired import Difference, improvement, over
-from tuner.judge.rules import blame_of
 from tuner.judge.scoring import (
     Tally,
     ends_within,
@@ -31,6 +30,7 @@ from tuner.judge.scoring import (
     tally,
 )
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
+from tuner.study.rules import blame_of
 from tuner.study.spec import SCALE_FREE, StudySpec
 from tuner.study.status import Origin, Role, Status
 

@@ -13,8 +13,8 @@ from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import Point, bound, front, is_within, rank, thinned
 from ppo_core.output import counted
 from tuner.judge.best import is_sound
-from tuner.judge.rules import blame_of
 from tuner.store import Outcome, Store, TrialRow
+from tuner.study.rules import blame_of
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason, Role, Status
 

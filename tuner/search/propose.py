@@ -18,9 +18,8 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.data.lookup import import_module
-from ppo_core.errors import ConfigError, nearest
-from ppo_core.rewards.batch import cut, one_line
+from ppo_core.config.lookup import import_module
+from ppo_core.errors import ConfigError, cut, nearest, one_line
 from tuner.judge.best import is_sound
 from tuner.search.choose import New, as_stored, point, tried
 from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna

@@ -18,9 +18,8 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, Percentile
 from optuna.samplers import RandomSampler
 from optuna.trial import Trial, TrialState
 
-from ppo_core.errors import ConfigError
+from ppo_core.errors import ConfigError, one_line
 from ppo_core.output import decimals, fixed
-from ppo_core.rewards.batch import one_line
 from tuner.judge.scoring import Evaluations, trial_value
 from tuner.search.propose import own_callable
 from tuner.store import TrialRow

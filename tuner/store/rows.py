@@ -95,7 +95,7 @@ class StudyRow:
     overrides: dict[str, dict[str, float | None]] | None = None
     """Values last read from the study file, and those that orders changed since (see `tuner.control.session`)."""
     digests: dict[str, str] | None = None
-    """Of the parts of its task, as its trials have found them (see `ppo_core.data.digest`); None: not prepared yet."""
+    """Of the parts of its task, as its trials have found them (`ppo_core.loading.digest`); None: not prepared yet."""
     read_at: float | None = None
     """Time of this reading, by the leases' clock (see `tuner.store.connect`). Not stored."""
 

@@ -13,19 +13,19 @@ from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import Choices, Dimension, HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions, default_lam
 from ppo_core.config.kl_budget import KL_TARGET
-from ppo_core.data import digest
 from ppo_core.data.task import Task
-from ppo_core.data.task_file import KL_LIMIT, budget_note
 from ppo_core.errors import ConfigError, first_line
+from ppo_core.loading import digest
+from ppo_core.loading.task_file import KL_LIMIT, budget_note
 from ppo_core.output import short
 from ppo_core.report import require_device
 from ppo_core.tasks.skeleton import example_note
-from tuner.engine.protocol import WorkerSettings
 from tuner.environment import STUDY_FILE, to_copy
-from tuner.judge.guard import GuardSettings
 from tuner.study import study_file, trial_tables
+from tuner.study.rules import GuardSettings
 from tuner.study.study_file import SamplerSpec
 from tuner.study.trial_tables import ListedTrial, moved
+from tuner.study.worker_settings import WorkerSettings
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 

@@ -30,11 +30,11 @@ from ppo_core.config.hyperparameters import (
     inert,
     require_name,
 )
-from ppo_core.data.lookup import user_path
+from ppo_core.config.lookup import user_path
 from ppo_core.data.task import BUILT_IN, Task
-from ppo_core.data.task_file import KL_LIMIT, get_task, is_task_path, read_table, stated_name
-from ppo_core.data.task_file import read_task as read_task_file
 from ppo_core.errors import ConfigError, TaskError, nearest
+from ppo_core.loading.task_file import KL_LIMIT, get_task, is_task_path, read_table, stated_name
+from ppo_core.loading.task_file import read_task as read_task_file
 from tuner.study.space import is_number
 
 TOP_LEVEL: Mapping[str, str] = {

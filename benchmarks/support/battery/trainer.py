@@ -17,7 +17,7 @@ from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import is_within
-from ppo_core.data.task_file import get_task
+from ppo_core.loading.task_file import get_task
 from ppo_core.report import SplitReading, StepReport
 from ppo_core.trainer import PPOTrainer, ppo_trainer
 

@@ -13,10 +13,10 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import KL_TARGET
 from ppo_core.config.rates import CRITIC, count_weights, usual_rate
-from ppo_core.data.parts import TASK_PREFIX, data_place, named_rewards, policy_place, read_reward
 from ppo_core.data.task import Task
-from ppo_core.data.task_file import KL_BUDGET, KL_LIMIT, Preparation, get_task
 from ppo_core.errors import ConfigError, TaskError
+from ppo_core.loading.parts import TASK_PREFIX, data_place, named_rewards, policy_place, read_reward
+from ppo_core.loading.task_file import KL_BUDGET, KL_LIMIT, Preparation, get_task
 from ppo_core.tasks.arithmetic import DATA
 
 DEFAULT_POLICY = "task:arithmetic"

@@ -25,11 +25,11 @@ from ppo_core import checkpoint
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.kl_budget import Point
 from ppo_core.errors import CheckpointError, PPOTunerError, StoreError, is_outage
-from tuner.control import forks
 from tuner.control.session import OpenStudy
+from tuner.files import folder as study_folder
+from tuner.judge import forks
 from tuner.judge.scoring import kept_of_front, own_fronts
 from tuner.store import TrialRow
-from tuner.study import folder as study_folder
 
 _log = logging.getLogger(__name__)
 FORK_ATTEMPTS = 3
@@ -139,7 +139,7 @@ class TrialFiles:
         """Budget for which `_saved` has the trials' best checkpoints."""
 
     def prepare_resume(self, row: TrialRow, then: Callable[[Future[tuple[Path, int] | None]], None]) -> None:
-        """Find the checkpoint and step that a trial resumes from, or None; see `tuner.study.folder`.
+        """Find the checkpoint and step that a trial resumes from, or None; see `tuner.files.folder`.
 
         The outcome is a StoreError if the folder cannot be used.
         """

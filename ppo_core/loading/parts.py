@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 
 from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
-from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES, not_found, user_path
+from ppo_core.config.lookup import HUB_ID, MODEL_CONFIG_FILES, not_found, user_path
 from ppo_core.data.prompt_files import READERS, is_data_file
 from ppo_core.data.prompts import check_template_kwargs
 from ppo_core.data.task import BUILT_IN, RewardKind, RewardPart

@@ -13,23 +13,23 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.data.digest import digests
 from ppo_core.data.prompts import encode, prompt_lengths
 from ppo_core.data.task import Prompts, Reward, Scored, Task
-from ppo_core.data.task_file import AnyTask, get_task
 from ppo_core.distributed.world import joined, require_own_gpu
-from ppo_core.errors import TaskError
+from ppo_core.errors import TaskError, one_line
+from ppo_core.loading.digest import digests
+from ppo_core.loading.task_file import AnyTask, get_task
 from ppo_core.models import quantized
 from ppo_core.models.networks import computes_in_bf16, follow_text, load_pretrained, prepare_layers, quiet_loading
 from ppo_core.models.policy import LanguageHead, response_states
+from ppo_core.models.sequences import Sequences, TokenTexts
 from ppo_core.report import StepReport, require_device
-from ppo_core.rewards.batch import Batch, one_line
+from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.model import RewardModel
 from ppo_core.sampling.cache_check import decide_decoding, unit_of
 from ppo_core.sampling.cuda_graphs import cast_products
 from ppo_core.sampling.generation import Rollouts
-from ppo_core.sampling.sequences import Sequences, TokenTexts
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class TaskModels:
     baseline: dict[tuple[object, ...], StepReport] = field(default_factory=dict)
     """The SFT policy's evaluation, by the settings that affect it."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """See `ppo_core.data.digest`."""
+    """See `ppo_core.loading.digest`."""
 
     def __post_init__(self) -> None:
         self.token_texts = TokenTexts(self.tokenizer)

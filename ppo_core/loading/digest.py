@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import REWARD_MODEL
-from ppo_core.data.lookup import HUB_ID, MODEL_CONFIG_FILES, user_path
+from ppo_core.config.lookup import HUB_ID, MODEL_CONFIG_FILES, user_path
 from ppo_core.data.task import Prompt, RewardPart, Task, TaskAssets
 from ppo_core.output import without_secrets
 from ppo_core.rewards.function import FILE_SUFFIX, load_function

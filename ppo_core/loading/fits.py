@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from ppo_core.config.hyperparameters import REWARD_MODEL, PPOConfig
 from ppo_core.data.task import Task, TaskAssets
 from ppo_core.errors import ConfigError, OutOfMemory
-from ppo_core.models.load import resolve_device
+from ppo_core.loading.load import resolve_device
 from ppo_core.models.memory import Room, room
 from ppo_core.models.networks import (
     base_of,

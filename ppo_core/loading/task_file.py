@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from ppo_core.config import checks
 from ppo_core.config.declare import HyperValue, read_range, require_numeric, require_searchable
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
-from ppo_core.data.lookup import attribute_hint, import_file, not_found, require_reachable, user_path
-from ppo_core.data.parts import TASK_PREFIX, data_place, policy_place, read_reward, reference_to, split_place
+from ppo_core.config.lookup import attribute_hint, import_file, not_found, require_reachable, user_path
 from ppo_core.data.prompt_files import is_data_file, read_prompts
 from ppo_core.data.prompts import PromptSource, plain
 from ppo_core.data.task import BUILT_IN, Advised, OnProgress, RewardPart, Task, TaskAssets, import_task
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, first_line, located, nearest
+from ppo_core.loading.parts import TASK_PREFIX, data_place, policy_place, read_reward, reference_to, split_place
 from ppo_core.output import KL_UNIT, short, without_secrets
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ppo_core.config.kl_budget import is_within
 from ppo_core.output import KL_UNIT, counted, decimals, fixed, measured, plus_minus, short
+from tuner.confirm.headline import Headline, headlines
 from tuner.confirm.plan import (
     ALWAYS,
     DEFAULT_SEEDS,
@@ -34,12 +35,10 @@ from tuner.confirm.result import (
     longest_read,
     share_at_most,
 )
-from tuner.control import forks
-from tuner.control.forks import ValueCheckpoint
-from tuner.judge import results
+from tuner.judge import forks, results
 from tuner.judge.best import is_reread, standing
 from tuner.judge.diagnose import course_of, hacked
-from tuner.judge.headline import Headline, headlines
+from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.paired import Difference, improvement, over
 from tuner.judge.results import End, Measured, StudyView
 from tuner.store import OnTest, Store, TrialRow

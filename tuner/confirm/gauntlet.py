@@ -8,7 +8,7 @@ The gates, in order, and what stops a trial at one:
     hacking        nothing: it is read, and drawn as close where it is a caution
     fresh seeds    it is not better than the reference (without one: than all others)
 
-Which configurations go on and which one wins is decided elsewhere (`tuner.confirm`, `tuner.judge.answer`). One that
+Which configurations go on and which one wins is decided elsewhere (`tuner.confirm`, `tuner.confirm.answer`). One that
 goes on has passed the gates before, whatever its later steps did: how a trial ended does not matter where its best
 checkpoint is sound. The answer, once confirmed, has passed all of them.
 """
@@ -21,17 +21,17 @@ from enum import StrEnum
 from ppo_core.config.kl_budget import bound
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, short
+from tuner.confirm.answer import Answer, decided
 from tuner.confirm.plan import chosen
 from tuner.confirm.result import Confirmation, Interval, beats, confirmations, longest_read, places_of
-from tuner.judge.answer import Answer, decided
 from tuner.judge.best import best_rank
 from tuner.judge.diagnose import course_of, hacking_findings
 from tuner.judge.hacking import Finding, Symptom, on_fresh_seeds
 from tuner.judge.paired import ERRORS
 from tuner.judge.results import StudyView, as_view
-from tuner.judge.rules import KL, RULES, blame_of
 from tuner.judge.scoring import evaluations_by_trial, is_finite, trial_value
 from tuner.store import Store, TrialRow
+from tuner.study.rules import KL, RULES, blame_of
 from tuner.study.status import Origin, Status
 
 

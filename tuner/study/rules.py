@@ -7,12 +7,15 @@ well reward brevity.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
 from ppo_core.config.declare import HyperValue
+from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS, REPETITION_WINDOW
 from ppo_core.report import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 from tuner.study.status import Reason
@@ -257,3 +260,58 @@ def blame_of(reason: Reason | None) -> Blame | None:
     """Return the problem for which a rule ended a trial, or None if no rule did."""
     rule = None if reason is None else RULES.get(reason.rule)
     return None if rule is None else rule.blame
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """The limits of one study's guard."""
+
+    kl_limit: float
+    """In nats per response."""
+    patience: int = 3
+    """Consecutive iterations that a patient rule must be broken, however many there are: one batch may be odd."""
+    grace: float = 0.1
+    """Share of a trial's episodes in which the rules with a grace period are silent."""
+    limits: Mapping[str, float] = field(default_factory=lambda: {rule.name: rule.limit for rule in RULES.values()})
+    """Each rule's limit by name."""
+    off: frozenset[str] = frozenset()
+    """Names of the rules that are switched off."""
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], kl_limit: float, where: str) -> "GuardSettings":
+        """Return the settings of a study file's [guard] table, with defaults; `where` names the table in errors.
+
+        Raises:
+            ConfigError: an unknown key, or a value that is not allowed.
+        """
+        checks.require_known(table, ("patience", "grace", *RULES), f"{where}.")
+        off = frozenset(name for name in RULES if table.get(name) is False)
+        set_limits = {
+            name: _limit(RULES[name], value, f"{where}.{name}")
+            for name, value in table.items()
+            if name in RULES and name not in off
+        }
+        return cls(
+            kl_limit,
+            checks.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
+            checks.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
+            {**{rule.name: rule.limit for rule in RULES.values()}, **set_limits},
+            off,
+        )
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the [guard] table that `from_dict` reads (the KL limit is not part of it)."""
+        rules = {
+            name: name not in self.off and (rule.valid is None or self.limits[name]) for name, rule in RULES.items()
+        }
+        return {"patience": self.patience, "grace": self.grace, **rules}
+
+
+def _limit(rule: Rule, value: object, where: str) -> float:
+    if value is True and rule.valid is None:
+        return rule.limit
+    with suppress(ConfigError):
+        if rule.valid is not None:
+            return checks.number(value, rule.valid, where)
+    given = "true" if value is True else repr(value)
+    raise ConfigError(f"{where} = {given} is not allowed; expected {rule.allowed}")

@@ -20,9 +20,9 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from ppo_core.config.stages import Stage
 from ppo_core.errors import CheckpointError, ConfigError
+from tuner.files import folder as study_folder
 from tuner.judge.guard import GUARD, GuardState
 from tuner.store import NewTrial, Store, StudyRow, TrialRow
-from tuner.study import folder as study_folder
 from tuner.study.status import Role
 
 CHANGEABLE = tuple(name for name, declared in HYPERPARAMETERS.items() if not declared.fixed_by_checkpoint)
