@@ -234,7 +234,7 @@ def is_missing(url: str) -> bool:
 
 def studies(store: Store) -> list[StudyRow]:
     """Return the studies, running ones first, then the newest."""
-    return sorted(store.studies(), key=lambda study: (study.is_held, study.id), reverse=True)
+    return sorted(store.studies(), key=lambda study: (study.has_controller, study.id), reverse=True)
 
 
 def view(store: Store, study: StudyRow) -> StudyView | None:
@@ -243,7 +243,7 @@ def view(store: Store, study: StudyRow) -> StudyView | None:
     A stopped one is read again after `STOPPED_SECONDS`, or when it is finished or paused.
     """
     try:
-        if study.is_held:
+        if study.has_controller:
             return as_view(study, _trial_cache(_source(store, study)).read(store, study)[0])
         changes = f"{study.finished_at}|{study.paused_at}"
         return _stopped_view(_source(store, study), study.name, changes, store)

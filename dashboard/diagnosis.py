@@ -20,7 +20,7 @@ from dashboard import data
 from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
-from ppo_core.output import counted, decimals, plus_minus
+from ppo_core.output import decimals, pluralize, plus_minus
 from tuner.confirm.answer import Answer
 from tuner.judge.diagnose import fresh_curves
 from tuner.judge.hacking import Finding, Verdict, check, on_fresh_seeds
@@ -118,7 +118,7 @@ def incident_text(incident: Incident) -> str:
     first = incident.first[0]
     steps = incident.step - (first.step or 0)
     names = " and ".join(METRICS[move.signal.metric].label for move in incident.first)
-    when = f"{counted(steps, 'step')} before the KL crossed" if steps else "in the same step"
+    when = f"{pluralize(steps, 'step')} before the KL crossed" if steps else "in the same step"
     return f"{names} moved first, at step {first.step}, {when}: {first.signal.meaning}."
 
 

@@ -19,7 +19,7 @@ from dashboard.data import PARAMS
 from ppo_core.config.declare import Range
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.output import counted, decimals, plus_minus
+from ppo_core.output import decimals, pluralize, plus_minus
 from tuner.confirm.headline import ONE_SEED
 from tuner.confirm.result import Confirmed, Interval
 from tuner.study.spec import StudySpec
@@ -447,7 +447,7 @@ def _add_means(
         figure.add_scatter(
             x=[kl.mean], y=[reward.mean], error_x=_bars(kl, colour), error_y=_bars(reward, colour), mode="markers",
             marker=look | {"color": colour}, showlegend=False,
-            hovertemplate=f"<b>{one.label}</b>, mean of {counted(reward.n, 'fresh seed')} on the test prompts<br>"
+            hovertemplate=f"<b>{one.label}</b>, mean of {pluralize(reward.n, 'fresh seed')} on the test prompts<br>"
             f"reward {reward.text}<br>KL {kl.text} nats per response<extra></extra>",
         )  # fmt: skip
     if means:

@@ -15,7 +15,7 @@ from ppo_core.algorithm.experience import mean_of_all, part_metrics, read_policy
 from ppo_core.algorithm.scores import raw_token_scores
 from ppo_core.config.hyperparameters import LEAST_LAM
 from ppo_core.data.task import Prompt, Scored
-from ppo_core.distributed.world import together
+from ppo_core.distributed.world import raise_on_all_ranks
 from ppo_core.loading.load import TaskModels
 from ppo_core.models.policy import PolicyReading
 from ppo_core.randomness import Key, Purpose
@@ -105,7 +105,7 @@ def _evaluate(
         with_values=with_values,
         float32=state.network.bf16 and config.evaluates_in_float32,
     )
-    scored = together(world, lambda: models.score(rollouts))
+    scored = raise_on_all_ranks(world, lambda: models.score(rollouts))
     totals = world.gather_objects([float(total) for total in scored.totals[:count]])
     kls = world.gather_objects(reading.kl_exact.sum(-1).double().tolist()[:count])
     lengths = world.gather_objects(rollouts.lengths.tolist()[:count])

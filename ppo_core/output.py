@@ -152,7 +152,7 @@ def fixed(number: float | None, places: int, *, signed: bool = False) -> str:
     return f"{number:{'+' * signed}z.{places}f}"
 
 
-def counted(count: int, thing: str) -> str:
+def pluralize(count: int, thing: str) -> str:
     """Return `1 trial` or `3 trials`; `thing` is the singular."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 

@@ -22,7 +22,7 @@ from ppo_core.algorithm.returns import ReturnStatistics
 from ppo_core.algorithm.scores import RewardStatistics
 from ppo_core.config.batch_sizes import BatchSizes
 from ppo_core.config.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.distributed.world import World, run_on_rank_zero, together
+from ppo_core.distributed.world import World, raise_on_all_ranks, run_on_rank_zero
 from ppo_core.errors import CheckpointError
 from ppo_core.loading.digest import changes, of_value_models
 from ppo_core.loading.load import TaskModels
@@ -191,7 +191,7 @@ class RunState:
                 fixed by a checkpoint; in one process, and so in all.
         """
         # Loading sharded weights is collective, so errors of reading must be raised first.
-        state, before, changed, weights, moments = together(self.world, lambda: self._read(folder))
+        state, before, changed, weights, moments = raise_on_all_ranks(self.world, lambda: self._read(folder))
         with torch.no_grad():
             for name, weight in self.network.trained().items():
                 weight.copy_(sharding.like(weights[name], weight))

@@ -40,7 +40,7 @@ from ppo_core.algorithm.optim import lr_factor
 from ppo_core.algorithm.scores import less_penalties, score_spread, spread_of, token_scores
 from ppo_core.algorithm.update import ppo_epochs
 from ppo_core.config.hyperparameters import PPOConfig, default_lam
-from ppo_core.distributed.world import World, joined, run_on_rank_zero, together
+from ppo_core.distributed.world import World, init_process_group, raise_on_all_ranks, run_on_rank_zero
 from ppo_core.errors import ConfigError, NotFiniteError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_again, evaluate_on_test
 from ppo_core.loading.load import FrozenPolicy, TaskModels, load_task
@@ -67,11 +67,11 @@ def ppo_trainer(
         TaskError: the task cannot be prepared or loaded.
         CheckpointError: the checkpoint is damaged, or of another task or network shape.
     """
-    world = joined()
+    world = init_process_group()
     if world.size > 1:
         free()  # frees an earlier trainer with sharded weights, which is held by reference cycles
-    models = together(world, lambda: load_task(task, device, FrozenPolicy.of(config, device)))
-    trainer = together(world, lambda: PPOTrainer(config, models, world=world))
+    models = raise_on_all_ranks(world, lambda: load_task(task, device, FrozenPolicy.of(config, device)))
+    trainer = raise_on_all_ranks(world, lambda: PPOTrainer(config, models, world=world))
     if resume_from is not None:
         trainer.restore(Path(resume_from))
     return trainer
@@ -92,7 +92,7 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
     """Return the training data of the responses, and the batch's metrics; the scores count as seen."""
     config, world = state.config, state.world
     sequences = rollouts.sequences
-    scored = together(world, lambda: models.score(rollouts))
+    scored = raise_on_all_ranks(world, lambda: models.score(rollouts))
     scores = torch.tensor(scored.totals, dtype=torch.float32, device=sequences.ids.device)
     if state.lam is None:
         state.lam = default_lam(float(world.gather(rollouts.lengths).double().mean()))

@@ -1,6 +1,7 @@
 """Imports go one way, and what does not train never loads torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -39,17 +40,42 @@ def modules() -> dict[str, Path]:
     return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
 
-def test_no_imports_go_in_a_circle() -> None:
-    """Imports inside a function count, too: they hide a circle, and do not break it."""
+def needs() -> dict[str, set[str]]:
+    """Return the modules of ours that each imports; those inside a function count, too: they hide a circle."""
     ours = modules()
-    needs: dict[str, set[str]] = {name: set() for name in ours}
+    found: dict[str, set[str]] = {name: set() for name in ours}
     for name, path in ours.items():
         for node in ast.walk(ast.parse((ROOT / path).read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
-                found = {f"{node.module}.{alias.name}" for alias in node.names} & ours.keys() or {node.module}
-                needs[name] |= found & ours.keys() - {name}
-    assert sum(map(len, needs.values())) > 100
-    TopologicalSorter(needs).prepare()  # raises CycleError, which names them
+                named = {f"{node.module}.{alias.name}" for alias in node.names} & ours.keys() or {node.module}
+                found[name] |= named & ours.keys() - {name}
+    return found
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    assert sum(map(len, needs().values())) > 100
+    TopologicalSorter(needs()).prepare()  # raises CycleError, which names them
+
+
+def test_a_folder_imports_from_lower_layers_alone() -> None:
+    """The layers are those of the architecture page, the lowest first; a module beside the folders is in none."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    lines = page.split("**The layers.**")[1].split("\n\n")[1].splitlines()
+    layer = {
+        room: i for i, line in enumerate(lines) for room in re.findall(r"\b(?:ppo_core|tuner|dashboard)/\w+", line)
+    }
+    upwards = [
+        f"{name} imports {other}"
+        for name, others in needs().items()
+        for other in others
+        if (here := room_of(name)) and (there := room_of(other)) and here != there and layer[there] >= layer[here]
+    ]
+    assert upwards == []
+
+
+def room_of(module: str) -> str:
+    room = ROOT / Path(*module.split(".")[:2])
+    return room.relative_to(ROOT).as_posix() if module.count(".") and room.is_dir() else ""
 
 
 FIRST_WITH_TORCH = """

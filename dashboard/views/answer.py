@@ -73,7 +73,7 @@ def _live(
     _problems(snapshot, answer, cards)
     _curves(store, snapshot, chosen)
     running.draw(snapshot, cards)
-    if view.row.is_held:
+    if view.row.has_controller:
         running.draw_events(store, snapshot)
     if not is_large:
         trials_table.draw(snapshot, chosen, answer)

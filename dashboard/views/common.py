@@ -18,7 +18,7 @@ from dashboard import analysis, data, safe_text, style
 from dashboard.data import Shown, Snapshot
 from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
-from ppo_core.output import counted, duration
+from ppo_core.output import duration, pluralize
 from tuner.confirm.answer import of_study
 from tuner.judge.best import VALUE
 from tuner.judge.results import StudyView, kl_prunings
@@ -137,7 +137,7 @@ def looks(snapshot: Snapshot, numbers: Collection[int]) -> dict[int, style.Look]
 
 def refresh_every(view: StudyView) -> int | None:
     """Return the refresh interval in seconds; None if no controller runs the study."""
-    return REFRESH_SECONDS if view.row.is_held else None
+    return REFRESH_SECONDS if view.row.has_controller else None
 
 
 _WHOLE_PAGE = "whole page"
@@ -248,8 +248,8 @@ def _about(view: StudyView) -> str:
     """Return the status line's help text."""
     spec, row = view.spec, view.row
     controller = "No controller is running, so nothing changes. "
-    if row.is_held:
-        several = "" if row.workers is None else f", {counted(row.workers, 'trial')} at a time"
+    if row.has_controller:
+        several = "" if row.workers is None else f", {pluralize(row.workers, 'trial')} at a time"
         controller = (
             f"Its controller is process {row.lease_pid} on {row.lease_host or 'an unknown host'}{several}. "
             f"Live pages refresh every {REFRESH_SECONDS} s."
@@ -447,7 +447,7 @@ def watch(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = No
             more = news(before, standing(store, latest, numbers))
             # Drawn even if there is nothing new: appearing later, it would push the figures down.
             label = f"{more}: refresh" if more else "Up to date"
-            is_offered = more or latest.view.row.is_held
+            is_offered = more or latest.view.row.has_controller
             if is_offered and st.button(label, icon=":material/refresh:", key="redraw", disabled=not more):
                 st.rerun()
 
@@ -465,9 +465,9 @@ def news(before: Standing, now: Standing) -> str:
     evaluations, ended = now.evaluations - before.evaluations, now.ended - before.ended
     parts = []
     if evaluations > 0:
-        parts.append(counted(evaluations, "new evaluation"))
+        parts.append(pluralize(evaluations, "new evaluation"))
     if ended > 0:
-        parts.append(f"{counted(ended, 'more trial')} ended")
+        parts.append(f"{pluralize(ended, 'more trial')} ended")
     if now.state != before.state:
         parts.append(f"the study is {_state_text(now.state)}")
     return ", ".join(parts)

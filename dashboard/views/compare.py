@@ -11,7 +11,7 @@ from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import changes, common
 from ppo_core.config.declare import HyperValue
-from ppo_core.output import counted, plus_minus, short
+from ppo_core.output import pluralize, plus_minus, short
 from tuner.confirm.answer import Answer, of_study
 from tuner.confirm.plan import ALWAYS
 from tuner.judge.paired import over
@@ -135,7 +135,7 @@ def _difference(store: Store, snapshot: Snapshot, base: TrialRow, row: TrialRow)
         one_of = {one.trial.number: one for one in run.read}
         one = one_of.get(row.number)
         if one is not None and (difference := run.lead(one, one_of.get(base.number))) is not None:
-            return f"{lead}{difference.signed} reward on {counted(difference.n, 'fresh seed')}."
+            return f"{lead}{difference.signed} reward on {pluralize(difference.n, 'fresh seed')}."
     searched = over(store, base, row)
     if searched is None:
         return ""

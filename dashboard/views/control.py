@@ -21,7 +21,7 @@ from dashboard.views.control_parts import (
     show_problem,
     why_it_waits,
 )
-from ppo_core.output import counted
+from ppo_core.output import pluralize
 from tuner.confirm.answer import of_study
 from tuner.judge.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
@@ -94,11 +94,11 @@ def _permission() -> None:
 
 
 def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
-    view, was_held = snapshot.view, snapshot.view.row.is_held
+    view, was_held = snapshot.view, snapshot.view.row.has_controller
     common.heading("Study")
 
     def follow(store: Store, latest: Snapshot) -> None:
-        if latest.view.row.is_held != was_held:
+        if latest.view.row.has_controller != was_held:
             st.rerun()  # the buttons depend on it
 
     common.live(snapshot, follow, head)
@@ -128,7 +128,7 @@ def _commands(store: Store, view: StudyView) -> None:
     name, is_finished = view.row.name, view.state == "finished"
     waiting = len(store.orders(view.row, OrderState.WAITING))
     if waiting or not is_finished:
-        what = f"carry out the {counted(waiting, 'action')} that wait{'s' if waiting == 1 else ''}"
+        what = f"carry out the {pluralize(waiting, 'action')} that wait{'s' if waiting == 1 else ''}"
         st.write(f"To {what if is_finished else 'run the study'}, in a terminal:")
         common.show_commands(data.command(["run", name]))
     if is_finished:
@@ -192,7 +192,7 @@ def _settings(store: Store, view: StudyView) -> None:
         is_pressed = st.button("Change", disabled=not access.may_order())
         typed = {name: text for name, text in texts.items() if text} or {more: "N"}
         # `run` changes and goes on at once, but not the KL budget.
-        word = "set" if view.row.is_held or "kl_budget" in typed else "run"
+        word = "set" if view.row.has_controller or "kl_budget" in typed else "run"
         options = [part for name, text in typed.items() for part in (f"--{name.replace('_', '-')}", text)]
         common.show_commands(data.command([word, view.row.name, *options]))
     if is_pressed:

@@ -105,14 +105,14 @@ def _place(store: Store, proposal: Proposal) -> str:
     """Place an order and return its result as a sentence."""
     order = steering.place(store, proposal, access.session_token())
     study = store.study(proposal.study)
-    if order.state is not OrderState.WAITING or study.is_held:
+    if order.state is not OrderState.WAITING or study.has_controller:
         return f"Action {order.id}: {proposal.sentence}"
     return f"Action {order.id} waits: {why_it_waits(study)}"
 
 
 def why_it_waits(study: StudyRow) -> str:
     """Return why an order is not decided yet."""
-    return orders.why_waiting(study.is_held, data.command(["run", study.name]))
+    return orders.why_waiting(study.has_controller, data.command(["run", study.name]))
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.metrics import METRICS
-from ppo_core.output import counted, decimals, fixed
+from ppo_core.output import decimals, fixed, pluralize
 from tuner.store import Store, TrialRow
 from tuner.study.rules import KL, KL_STEP, WANTED_KL_STEP
 
@@ -250,7 +250,7 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
         guard, limit = spec.guard, spec.kl_limit
         lines = {f"KL budget {spec.kl_budget:g}": spec.kl_budget}
         if "kl_limit" not in guard.off:
-            lines[f"Guard stops after {counted(guard.patience, 'step')} over {limit:g}"] = limit
+            lines[f"Guard stops after {pluralize(guard.patience, 'step')} over {limit:g}"] = limit
         if "kl_hard" not in guard.off:
             at_once = limit * guard.limits["kl_hard"]
             lines[f"Guard stops at once over {at_once:g}"] = at_once

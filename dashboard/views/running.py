@@ -76,7 +76,7 @@ def draw_table(store: Store, snapshot: Snapshot) -> None:
     view, cards = snapshot.view, read_cards(store, snapshot, with_confirming=True)
     if not cards:
         return
-    heading("Running and queued" if view.row.is_held else "Unfinished trials")
+    heading("Running and queued" if view.row.has_controller else "Unfinished trials")
     row_of = {row.number: row for row in (*view.trials, *view.confirming)}
     text, number = st.column_config.TextColumn, st.column_config.NumberColumn
     table(

@@ -28,7 +28,7 @@ def page(choice: common.Choice) -> None:
     """Draw the page; the table refreshes by itself while any of the studies runs."""
     with common.problems_shown():
         rows = data.studies(choice.store)
-        is_any_held = any(row.is_held for row in rows)
+        is_any_held = any(row.has_controller for row in rows)
         st.fragment(_table, run_every=REFRESH_SECONDS if is_any_held else None)(choice.store)
         if len(rows) > 1:
             _several(choice, rows)

@@ -35,13 +35,13 @@ def draw(snapshot: Snapshot, chosen: common.Numbers, to_launch: Answer | None) -
     with row:
         trials, filters = _filtered(snapshot)
     trials = with_headlines(snapshot, trials)
-    if not snapshot.view.row.is_held:
+    if not snapshot.view.row.has_controller:
         trials = trials.sort_values("reward", ascending=False, kind="stable")
     first = to_launch or snapshot.view.best()
     if first is not None:
         trials = trials.sort_values("number", key=lambda numbers: numbers != first.number, kind="stable")
     # Rows are ticked by place, so a new order needs a new key.
-    order = first and first.number if snapshot.view.row.is_held else hash(tuple(trials["number"]))
+    order = first and first.number if snapshot.view.row.has_controller else hash(tuple(trials["number"]))
     looks = common.looks(snapshot, common.highlighted(snapshot, chosen, charts.MOST_LINES))
     table = rows(trials, notes(snapshot.view, to_launch), looks)
     styled: Any = table

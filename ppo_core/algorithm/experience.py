@@ -65,17 +65,17 @@ class Experience:
         if world.size == 1:
             return self
         device = self.advantages.device
-        parts = world.gather_objects([moved(self, torch.device("cpu"))])
+        parts = world.gather_objects([to_device(self, torch.device("cpu"))])
         sequences = Sequences.cat([part.sequences for part in parts])
         width = sequences.response_width
         columns: dict[str, Any] = {
             name: torch.cat([pad(part._columns()[name], (0, width - part.logprobs.shape[1])) for part in parts])
             for name in self._columns()
         }
-        return moved(replace(self, sequences=sequences, **columns), device)
+        return to_device(replace(self, sequences=sequences, **columns), device)
 
 
-def moved(value: Moved, device: torch.device) -> Moved:
+def to_device(value: Moved, device: torch.device) -> Moved:
     """Return a dataclass with its tensors, and those of the dataclasses in it, on a device."""
     changed: dict[str, Any] = {}
     for item in fields(value):  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def moved(value: Moved, device: torch.device) -> Moved:
         if isinstance(part, Tensor):
             changed[item.name] = part.to(device)
         elif is_dataclass(part):
-            changed[item.name] = moved(part, device)
+            changed[item.name] = to_device(part, device)
     return replace(value, **changed)  # type: ignore[type-var]
 
 

@@ -285,7 +285,7 @@ def _setting(name: str, value: object, where: str) -> object:
     if name in _LISTS:
         return texts(value, where)
     if name in _NUMBERS:
-        return (checks.whole if "episode" in name else checks.number)(value, checks.POSITIVE, where)
+        return (checks.integer if "episode" in name else checks.number)(value, checks.POSITIVE, where)
     return checks.text(value, where, "a string")
 
 

@@ -18,7 +18,7 @@ from ppo_core.cli.run_folder import HubRepo, Run, RunOrigin
 from ppo_core.config.lookup import HUB_ID
 from ppo_core.data.task import Task, TaskAssets
 from ppo_core.errors import ConfigError, PPOTunerError, first_line
-from ppo_core.output import KL_UNIT, counted, decimals, fixed, measured, plus_minus, short, without_secrets
+from ppo_core.output import KL_UNIT, decimals, fixed, measured, pluralize, plus_minus, short, without_secrets
 
 CARD = "README.md"
 ADAPTERS = "adapter_config.json"
@@ -129,7 +129,7 @@ def _origin(origin: RunOrigin) -> str:
         interval = "" if low is None else f" [{fixed(low, places)}, {fixed(high, places)}] (95% t-interval)"
         kl = "" if reading.kl is None else f", KL {measured(reading.kl)} {KL_UNIT}"
         reward = f"{reading.total_episodes} episodes: reward {fixed(reading.reward, places)}{interval}"
-        lines.append(f"- {reward}{kl}; mean of {counted(reading.seeds, 'seed')}")
+        lines.append(f"- {reward}{kl}; mean of {pluralize(reading.seeds, 'seed')}")
     return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ from ppo_core.drive import Guard, Hooks, Reason, drive
 from ppo_core.errors import NotFiniteError, OutOfMemory, PPOTunerError
 from ppo_core.loading.task_file import budget_note, get_task
 from ppo_core.metrics import OF_SAMPLED_POLICY
-from ppo_core.output import KL_UNIT, counted, params_line, plain, plus_minus, short
+from ppo_core.output import KL_UNIT, params_line, plain, pluralize, plus_minus, short
 from ppo_core.report import (
     AgreementWatch,
     NextMove,
@@ -117,7 +117,7 @@ def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> st
     left = seconds_left(config, report.step, last, iteration, evaluation)
     if report.step >= last or not math.isfinite(left):
         return None
-    iterations = output.counted(last - report.step, "iteration")
+    iterations = output.pluralize(last - report.step, "iteration")
     return f"about {output.duration(left)} left: {iterations} of {iteration:.1f} s, and evaluations"
 
 
@@ -359,7 +359,7 @@ class _Session(Hooks):
         self._print_outcome(steps, ending)
         if (test := ending.test) is not None:
             reward, kl = plus_minus(test.reward, test.reward_se), plus_minus(test.kl, test.kl_se)
-            self._print(f"on {counted(test.prompts, 'test prompt')}: reward {reward}, KL {kl} {KL_UNIT}")
+            self._print(f"on {pluralize(test.prompts, 'test prompt')}: reward {reward}, KL {kl} {KL_UNIT}")
         run_folder.write(run, ending)
         shutil.rmtree(run.checkpoints, ignore_errors=True)
         pushed = None

@@ -130,14 +130,14 @@ def number(value: object, bounds: Bounds | None, where: str) -> float:
     return read
 
 
-def whole(value: object, bounds: Bounds | None, where: str) -> int:
+def integer(value: object, bounds: Bounds | None, where: str) -> int:
     """Return `value` as a whole number within `bounds`, or raise ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or (bounds is not None and value not in bounds):
         raise ConfigError(f"{where} = {value!r} is not allowed; expected a whole number{_within(bounds)}")
     return value
 
 
-def truth(value: object, where: str) -> bool:
+def boolean(value: object, where: str) -> bool:
     """Return `value` as a bool, or raise ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(f"{where} = {value!r} is not allowed; expected true or false")

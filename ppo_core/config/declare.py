@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal
 
-from ppo_core.config.checks import Bounds, convert, number, one_of, require_known, whole
+from ppo_core.config.checks import Bounds, convert, integer, number, one_of, require_known
 from ppo_core.errors import ConfigError, located, nearest
 
 MOST_CHOICES = 32
@@ -199,7 +199,7 @@ def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> R
 
 def _end(hyper: Hyperparameter, value: object, where: str) -> float:
     bounds = hyper.valid or Bounds()
-    return whole(value, bounds, where) if hyper.kind is int else number(value, bounds, where)
+    return integer(value, bounds, where) if hyper.kind is int else number(value, bounds, where)
 
 
 def _check_range(hyper: Hyperparameter, span: Range, where: str) -> None:

@@ -78,8 +78,8 @@ class PromptSource:
         for name in ("config", "column", "system"):
             if getattr(self, name) is not None:
                 checks.text(getattr(self, name), f"prompts: {name}", "a string")
-        checks.whole(self.seed, Bounds(0), "prompts: seed")
-        checks.whole(self.max_prompt_tokens, checks.AT_LEAST_ONE, "prompts: max_prompt_tokens")
+        checks.integer(self.seed, Bounds(0), "prompts: seed")
+        checks.integer(self.max_prompt_tokens, checks.AT_LEAST_ONE, "prompts: max_prompt_tokens")
         check_template_kwargs(self.chat_template_kwargs, "prompts: chat_template_kwargs")
         for name in ("train", "eval", "test"):
             choice = getattr(self, name)

@@ -27,18 +27,18 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     """
     if launched.size() == 1:
         return work()
-    from ppo_core.distributed.world import joined, run_on_rank_zero
+    from ppo_core.distributed.world import init_process_group, run_on_rank_zero
 
-    return run_on_rank_zero(joined(), work)
+    return run_on_rank_zero(init_process_group(), work)
 
 
 def first_from_any_rank(value: T | None) -> T | None:
     """Return the value of the first process that has one, in all processes."""
     if launched.size() == 1:
         return value
-    from ppo_core.distributed.world import joined
+    from ppo_core.distributed.world import init_process_group
 
-    return next((each for each in joined().gather_objects([value]) if each is not None), None)
+    return next((each for each in init_process_group().gather_objects([value]) if each is not None), None)
 
 
 def drive(work: Callable[[], int]) -> int:
@@ -50,13 +50,13 @@ def drive(work: Callable[[], int]) -> int:
     launched.require_known()
     if launched.size() == 1:
         return work()
-    from ppo_core.distributed.world import joined
+    from ppo_core.distributed.world import init_process_group
 
     if launched.rank() != 0:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the rest of the process
     try:
         status = work()
-        joined().agree(True)  # no process leaves while another still needs it
+        init_process_group().agree(True)  # no process leaves while another still needs it
     except BaseException as error:
         is_success = isinstance(error, SystemExit) and not error.code  # --help
         atexit.register(_end_at_once, 0 if is_success else 1)

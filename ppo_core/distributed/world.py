@@ -133,7 +133,7 @@ class ProcessGroup:
 
 
 @functools.cache
-def joined() -> World:
+def init_process_group() -> World:
     """Return this process's world, meeting the others of its launch the first time; alone: `ONE_PROCESS`.
 
     Raises:
@@ -160,7 +160,7 @@ def require_own_gpu() -> None:
         )
 
 
-def together(world: World, work: Callable[[], T]) -> T:
+def raise_on_all_ranks(world: World, work: Callable[[], T]) -> T:
     """Return this process's result of `work`; our own error in one process is raised in all.
 
     For work that may fail in one process alone (a reward, a file): the others would wait for it in their next call.

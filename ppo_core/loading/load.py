@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.data.prompts import encode, prompt_lengths
 from ppo_core.data.task import Prompts, Reward, Scored, Task
-from ppo_core.distributed.world import joined, require_own_gpu
+from ppo_core.distributed.world import init_process_group, require_own_gpu
 from ppo_core.errors import TaskError, one_line
 from ppo_core.loading.digest import digests
 from ppo_core.loading.task_file import AnyTask, get_task
@@ -77,7 +77,7 @@ def resolve_device(device: str) -> torch.device:
         ConfigError: another name, or a launch of more processes than there are GPUs.
     """
     on_cpu = require_device(device, "device") == "cpu"
-    joined()  # accelerate would start a group without gloo
+    init_process_group()  # accelerate would start a group without gloo
     if not on_cpu:
         require_own_gpu()
     accelerator = torch.device(Accelerator(cpu=on_cpu).device)

@@ -152,9 +152,9 @@ def _part(value: object, folder: Path, where: str, running: Path | None) -> Rewa
 _NUMBERS: Mapping[str, tuple[Callable[[object, Bounds | None, str], float], Bounds | None]] = {
     "weight": (checks.number, None),
     "timeout": (checks.number, checks.POSITIVE),
-    "retries": (checks.whole, Bounds(0)),
-    "batch_size": (checks.whole, checks.AT_LEAST_ONE),
-    "concurrency": (checks.whole, checks.AT_LEAST_ONE),
+    "retries": (checks.integer, Bounds(0)),
+    "batch_size": (checks.integer, checks.AT_LEAST_ONE),
+    "concurrency": (checks.integer, checks.AT_LEAST_ONE),
 }
 """Checks of a reward part's numbers, with their bounds."""
 
@@ -170,7 +170,7 @@ def _reward_part(table: Mapping[str, Any], place: str, kind: RewardKind, where: 
         key: check(table[key], bounds, f"{where}.{key}") for key, (check, bounds) in _NUMBERS.items() if key in table
     }
     if "append_eos" in table:
-        options["append_eos"] = checks.truth(table["append_eos"], f"{where}.append_eos")
+        options["append_eos"] = checks.boolean(table["append_eos"], f"{where}.append_eos")
     if "chat_template_kwargs" in table:
         check_template_kwargs(table["chat_template_kwargs"], f"{where}.chat_template_kwargs")
         options["chat_template_kwargs"] = table["chat_template_kwargs"]

@@ -158,7 +158,7 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
     sampling = _sampling(evaluation, reference, prefix)
     most_prompts = evaluation.get("prompts")
     if most_prompts is not None:
-        checks.whole(most_prompts, checks.AT_LEAST_ONE, f"{prefix}eval.prompts")
+        checks.integer(most_prompts, checks.AT_LEAST_ONE, f"{prefix}eval.prompts")
     kl_budget = checks.number(table.get("kl_budget", KL_BUDGET), checks.POSITIVE, f"{prefix}kl_budget")
     kl_limit = table.get("kl_limit", KL_LIMIT * kl_budget)
     if checks.number(kl_limit, checks.POSITIVE, f"{prefix}kl_limit") < kl_budget:
@@ -175,7 +175,7 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
         kl_limit=float(kl_limit),
         eval_temperature=sampling.temperature,
         eval_response_length=sampling.response_length,
-        eval_seed=checks.whole(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
+        eval_seed=checks.integer(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
         prepare=Preparation(
             where=prefix.rstrip(": "),
             policy=policy,

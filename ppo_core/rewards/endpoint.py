@@ -27,7 +27,7 @@ from urllib.request import AbstractHTTPHandler, HTTPHandler, HTTPRedirectHandler
 
 from ppo_core.data.task import RewardPart
 from ppo_core.errors import RewardError, RewardOutage, TaskError, cut, one_line
-from ppo_core.output import counted
+from ppo_core.output import pluralize
 from ppo_core.rewards.batch import Batch, PartScores, read_answer
 
 logger = logging.getLogger(__name__)
@@ -182,14 +182,14 @@ class EndpointReward:
                 problem, wait = f"answered {error.code} {error.reason}", error.headers.get("Retry-After", "")
                 cause: Exception = error
                 if error.code not in PASSING and error.code < SERVER_ERROR:
-                    raise RewardError(f"{self.who} {problem}, after {counted(attempt, 'attempt')}") from error
+                    raise RewardError(f"{self.who} {problem}, after {pluralize(attempt, 'attempt')}") from error
             except (OSError, HTTPException) as error:  # unreachable, cut off or timed out
                 problem, wait, cause = self._trouble(error), "", error
             if attempt < attempts:
                 pause = min(LONGEST_WAIT, float(wait) if wait.isdecimal() else FIRST_WAIT * 2 ** (attempt - 1))
                 logger.warning("%s %s (attempt %d of %d); again in %g s", self.who, problem, attempt, attempts, pause)
                 self._sleep(pause)
-        raise RewardOutage(f"{self.who} {problem}, after {counted(attempts, 'attempt')}") from cause
+        raise RewardOutage(f"{self.who} {problem}, after {pluralize(attempts, 'attempt')}") from cause
 
     def _trouble(self, error: OSError | HTTPException) -> str:
         reason = error.reason if isinstance(error, URLError) else error

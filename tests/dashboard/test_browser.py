@@ -235,7 +235,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
             until(lambda: store.orders(study)[0].decided_at is not None)
             gate.touch()
             until(lambda: [row.status for row in store.trials(study)] == [Status.STOPPED, Status.COMPLETED])
-            until(lambda: not store.study("quick").is_held)
+            until(lambda: not store.study("quick").has_controller)
 
         visit.page.get_by_role("radio", name="New trial").click()
         visit.page.get_by_role("radio", name="Fork at a checkpoint").click()
@@ -252,7 +252,7 @@ def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_pat
         with _typed(command, tmp_path, variables):
             until(lambda: [row.status for row in store.trials(study)][2:] == [Status.COMPLETED])
             assert store.trials(study)[2].parent == 1
-            until(lambda: not store.study("quick").is_held)
+            until(lambda: not store.study("quick").has_controller)
             expect(visit.page).to_have_title("✓ quick - PPO Tuner")  # by itself
         store.close()
         visit.open(f"{server.address}/control?study=quick&part=Steer&steer=2")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed import rank_zero
-from ppo_core.distributed.world import joined
+from ppo_core.distributed.world import init_process_group
 from ppo_core.errors import OUT_OF_MEMORY, ConfigError
 from tests.ppo_core.command_folder import (
     EXHAUST_AT,
@@ -194,4 +194,4 @@ def test_what_launchers_ask_for_and_is_not_done_is_refused(
     with pytest.raises(ConfigError, match=f"{what} is not supported"):
         rank_zero.drive(lambda: 0)
     with pytest.raises(ConfigError, match=f"{what} is not supported"):  # in a script of one's own
-        joined.__wrapped__()
+        init_process_group.__wrapped__()

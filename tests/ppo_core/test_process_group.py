@@ -16,7 +16,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from ppo_core import PPOConfig
 from ppo_core import trainer as trainer_module
 from ppo_core.data.task import Prompts
-from ppo_core.distributed.world import ONE_PROCESS, World, together
+from ppo_core.distributed.world import ONE_PROCESS, World, raise_on_all_ranks
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
 from ppo_core.loading.load import TaskModels
 from ppo_core.models.fsdp import whole
@@ -189,7 +189,9 @@ def test_an_error_of_one_processs_task_is_raised_in_all_before_a_checkpoint_is_r
     def refused(world: World) -> str:
         own.world = world
         with pytest.raises(TaskError) as caught:
-            together(world, lambda: ppo_trainer(PPOConfig(**BASE), "reviews", device="cpu", resume_from=tmp_path))
+            raise_on_all_ranks(
+                world, lambda: ppo_trainer(PPOConfig(**BASE), "reviews", device="cpu", resume_from=tmp_path)
+            )
         return str(caught.value)
 
     monkeypatch.setattr(trainer_module, "joined", lambda: own.world)

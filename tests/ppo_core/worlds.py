@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, multiprocessing
 
-from ppo_core.distributed.world import World, joined
+from ppo_core.distributed.world import World, init_process_group
 
 Result = TypeVar("Result")
 
@@ -96,5 +96,5 @@ def _in_gloo(rank: int, n: int, function: Callable[[World], Any], folder: str) -
     torch.set_num_threads(1)
     os.environ.update(WORLD_SIZE=str(n), RANK=str(rank), LOCAL_RANK=str(rank))
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=n)
-    torch.save(function(joined()), Path(folder) / str(rank))
+    torch.save(function(init_process_group()), Path(folder) / str(rank))
     distributed.destroy_process_group()

@@ -107,7 +107,7 @@ def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -
     assert events == [StudyStarted(quick_spec(trials=2), Tally(2, 2, 2.0, None), (), best)]
     assert outcomes(tmp_path) == before
     with opened(tmp_path) as store:
-        assert store.study("quick").finished_at is not None and not store.study("quick").is_held
+        assert store.study("quick").finished_at is not None and not store.study("quick").has_controller
 
 
 def test_a_spec_that_would_mix_two_experiments_is_refused(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_study_that_runs_is_copied_as_of_one_moment_and_nobody_holds_the_copy(
         table: before[table] for table in before if table != "ppo_studies"
     }
     study = other.study("made")
-    assert (study.is_held, study.lease_pid, study.folder) == (False, None, None)
+    assert (study.has_controller, study.lease_pid, study.folder) == (False, None, None)
     assert other.trials(study)[-1].shown_status == "interrupted"
     other.release(other.acquire("made"))  # the next run may have it
     source.close()

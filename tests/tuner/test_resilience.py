@@ -253,7 +253,7 @@ def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit
     clock, told = Clock(), list[str]()
     room = TrialWatch(told.append, limit=3000, clock=lambda: clock.now)
     waits = []
-    room.lacks(3, "no space")
+    room.record_outage(3, "no space")
     while room.why_give_up is None:
         before = clock.now
         while not room.is_due(3):
@@ -261,7 +261,7 @@ def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit
         waits.append(clock.now - before)
         room.retrying(3)
         assert room.waiting == []
-        room.lacks(3, "no space")
+        room.record_outage(3, "no space")
     assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600, 570]
     assert told == ["trial 3: no space; trying again for up to 50 min"]
     assert room.why_give_up == "trial 3 waited for 50 min: no space"
@@ -276,12 +276,12 @@ def test_a_trial_that_was_not_asked_to_try_again_does_not_make_its_study_give_up
     """As one that an order paused meanwhile, or that has ended."""
     clock = Clock()
     watch = TrialWatch(lambda _: None, limit=150, clock=lambda: clock.now)
-    watch.lacks(3, "no answer")
+    watch.record_outage(3, "no answer")
     watch.retrying(3)
     clock.now += 1000
     assert watch.why_give_up is None
     watch.end(3, is_well=False)
-    watch.lacks(3, "no answer")
+    watch.record_outage(3, "no answer")
     assert watch.why_give_up is None, "another outage has an hour of its own"
 
 

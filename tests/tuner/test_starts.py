@@ -16,7 +16,7 @@ from tuner.control.run import run_study
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin
-from tuner.study.trial_tables import RECIPES, moved
+from tuner.study.trial_tables import RECIPES, clip_to_space
 
 SEARCH = {
     "learning_rate": {"low": 1e-5, "high": 1e-3},
@@ -67,7 +67,7 @@ def test_values_move_to_the_nearest_one_in_range_and_the_original_stands_beside(
         "num_ppo_epochs": Range(1, 3), "lam": Range(0.9, 0.97),
     }  # fmt: skip
     values = {"learning_rate": 3e-6, "batch_size": 100, "num_ppo_epochs": 4, "lam": 0.95, "gamma": 0.5}
-    start = moved(values, search, "mine")
+    start = clip_to_space(values, search, "mine")
     assert start.params == {"learning_rate": 1e-5, "batch_size": 128, "num_ppo_epochs": 3, "lam": 0.95}
     assert [type(value) for value in start.params.values()] == [float, int, int, float]
     assert start.original == {name: values[name] for name in search}

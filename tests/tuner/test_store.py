@@ -43,13 +43,13 @@ def add_trial(store: Store, lease: Lease, number: int = 0) -> TrialRow:
 
 def test_a_lease_is_given_once_until_it_is_released(store: Store) -> None:
     lease = store.acquire("a")
-    assert store.study("a").is_held
+    assert store.study("a").has_controller
     with pytest.raises(StudyError, match=f'study "a" is run by process {os.getpid()} on {socket.gethostname()}'):
         store.acquire("a")
     store.show_stopping(lease)
     assert store.study("a").is_stopping
     store.release(lease)
-    assert not store.study("a").is_held and not store.study("a").is_stopping
+    assert not store.study("a").has_controller and not store.study("a").is_stopping
     assert store.acquire("a").token == lease.token + 1
     assert not store.study("a").is_stopping
 
@@ -64,7 +64,7 @@ def test_a_dead_processs_lease_is_taken_over_at_once_and_can_write_no_more(store
         add_trial(store, old)
     assert add_trial(store, new).number == 0
     store.release(old)
-    assert store.study("a").is_held
+    assert store.study("a").has_controller
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -75,7 +75,7 @@ def test_a_living_processs_lease_holds_when_the_clock_is_set(
     now, began = time.time, psutil.Process().create_time()
     monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours)
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: began + 3600 * hours)  # it reckons from the boot
-    assert store.study("a").is_held
+    assert store.study("a").has_controller
     with pytest.raises(StudyError, match=r"stop that one first$"):
         store.acquire("a")
 
@@ -95,7 +95,7 @@ def test_a_process_elsewhere_is_not_looked_up_and_holds_its_lease_as_long_as_it_
     renewed = store.study("a").lease_renewed_at
     assert renewed is not None
     pretend(store, lease_pid=gone.pid, lease_renewed_at=renewed - age, **elsewhere)
-    assert store.study("a").is_held is held
+    assert store.study("a").has_controller is held
     if held:
         with pytest.raises(StudyError, match=r"stop that one first, or wait ([12]?\d|30) s if it is dead$"):
             store.acquire("a")
@@ -110,9 +110,9 @@ def test_another_hosts_lease_is_read_by_the_clock_it_was_written_by(
     pretend(store, lease_host="elsewhere")
     seen = store.study("a")
     monkeypatch.setattr(time, "time", lambda: 0.0 if seen.read_at is None else seen.read_at + 10 * LEASE_SECONDS)
-    assert seen.is_held  # what was read stays as it was
+    assert seen.has_controller  # what was read stays as it was
     if not store.url.drivername.startswith("sqlite"):
-        assert store.study("a").is_held  # and PostgreSQL's clock is not this host's
+        assert store.study("a").has_controller  # and PostgreSQL's clock is not this host's
 
 
 def test_of_many_that_want_a_lease_at_once_one_gets_it(url: str) -> None:

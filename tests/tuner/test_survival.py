@@ -164,7 +164,7 @@ def test_a_second_controller_is_refused_by_the_folder_where_the_first_ones_lease
         wait_at_gate(first, tmp_path)
         with opened(tmp_path) as store:
             pretend(store, lease_pid_started=0.0)
-            assert not store.study("quick").is_held
+            assert not store.study("quick").has_controller
             before = content(store)
             with pytest.raises(StudyError, match="in use by another controller"):
                 run(tmp_path, quick_spec("gated", trials=7))
@@ -259,7 +259,7 @@ def test_ctrl_c_saves_what_runs_and_the_next_run_goes_on(
     assert_dead(workers)
     assert [(row.number, row.status) for row in rows(tmp_path)] == [(0, Status.RUNNING), (1, Status.RUNNING)]
     with opened(tmp_path) as store:
-        assert not store.study("quick").is_held and store.study("quick").lease_pid is None
+        assert not store.study("quick").has_controller and store.study("quick").lease_pid is None
     resumed = go_on(tmp_path, quick_spec("gated"))
     assert (resumed[0], resumed[1]) == (7, 7)
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)

@@ -59,7 +59,7 @@ def _goes_on(store: Store, args: argparse.Namespace) -> bool:
     trial = store.trial(study, args.trial)
     if trial.status.is_final:
         return False
-    if trial.status is Status.PAUSED or not study.is_held:
+    if trial.status is Status.PAUSED or not study.has_controller:
         print(f"trial {trial.number} is {trial.shown_status}; nothing is running it", file=sys.stderr)
         return False
     return True

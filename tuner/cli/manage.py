@@ -12,7 +12,7 @@ from pathlib import Path
 from ppo_core.checkpoint import bytes_of, size
 from ppo_core.cli.command_line import EXIT_ERROR, EXIT_OK
 from ppo_core.errors import ConfigError, StudyError
-from ppo_core.output import counted, plain, without_secrets
+from ppo_core.output import plain, pluralize, without_secrets
 from tuner.cli.report import no_winner
 from tuner.cli.storage import location, opened
 from tuner.environment import PROG, STORAGE_VARIABLE, to_copy
@@ -45,7 +45,7 @@ def _confirms_deletion(store: Store, study: StudyRow, keep_files: bool) -> bool:
     """Ask for confirmation; True if the study's name was typed. ConfigError without a terminal."""
     if not sys.stdin.isatty():
         raise ConfigError(f'deleting study "{study.name}" needs a confirmation on a terminal; without one, give --yes')
-    trials = counted(len(store.trials(study)), "trial")
+    trials = pluralize(len(store.trials(study)), "trial")
     folder = None if keep_files else study_folder.own_folder(study)
     files = "" if folder is None else f" and {size(bytes_of(folder))} of checkpoints"
     question = f'Delete study "{study.name}" with {trials}{files}? Type its name:'
@@ -100,7 +100,7 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
     with opened(args.storage) as store:
         url, trials = export_to_optuna(store, args.study, output, replace=args.force)
     unended = sum(not row.status.is_final for row in trials)
-    print(f"wrote {url}: {counted(len(trials), 'trial')}{f', {unended} of them not ended' if unended else ''}")
+    print(f"wrote {url}: {pluralize(len(trials), 'trial')}{f', {unended} of them not ended' if unended else ''}")
     print(f"open it: optuna-dashboard {shlex.quote(url)}")
     return EXIT_OK
 
@@ -144,10 +144,10 @@ def copy(args: argparse.Namespace) -> int:
             waiting = len(target.orders(target.study(name), OrderState.WAITING))
     renamed = "" if name == study.name else f' as "{name}"'
     print(f'copied study "{study.name}" to {without_secrets(args.to)}{renamed}: {_row_counts(rows)}')
-    if study.is_held:
+    if study.has_controller:
         print("a controller is running it: the copy shows the study as of that moment, and nothing runs the copy")
     if waiting:
-        which = f"{counted(waiting, 'waiting order')} {'is' if waiting == 1 else 'are'}"
+        which = f"{pluralize(waiting, 'waiting order')} {'is' if waiting == 1 else 'are'}"
         print(f"{which} in the copy, too: its next run carries out what still applies")
     if study.folder is not None:
         stay = f"checkpoints stay in {study.folder}"
@@ -166,4 +166,4 @@ def copy(args: argparse.Namespace) -> int:
 
 def _row_counts(rows: Mapping[str, int]) -> str:
     """Return the numbers of rows by table, whose names are plurals."""
-    return ", ".join(counted(count, table.replace("_", " ").removesuffix("s")) for table, count in rows.items())
+    return ", ".join(pluralize(count, table.replace("_", " ").removesuffix("s")) for table, count in rows.items())

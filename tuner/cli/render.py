@@ -24,12 +24,12 @@ from ppo_core.output import (
     KL_UNIT,
     NOTHING,
     PIPE_WIDTH,
-    counted,
     decimals,
     fixed,
     measured,
     params_line,
     plain,
+    pluralize,
     plus_minus,
     reward_texts,
     short,
@@ -343,7 +343,7 @@ def difference_line(base: TrialRow, other: TrialRow, difference: Difference | No
     """Return one line on the reward of `other` less that of `base`: on fresh seeds if known, which is `lead`."""
     names = f"Trial {other.number} minus trial {base.number}"
     if lead is not None:
-        return f"{names}: {lead.signed} reward on {counted(lead.n, 'fresh seed')}."
+        return f"{names}: {lead.signed} reward on {pluralize(lead.n, 'fresh seed')}."
     if difference is None:
         return f"{names}: one of them has no trained checkpoint within the KL budget."
     reward = plus_minus(difference.mean, difference.se, signed=True)
@@ -471,7 +471,7 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]
     shown = [row for row in rows if row["step"] == last][:most]
     rewards = reward_texts([row["reward"] for row in shown], [row["parts"] for row in shown])
     for row, reward in zip(shown, rewards, strict=True):
-        numbers = f"reward {reward}, KL {measured(row['kl'])} {KL_UNIT}, {counted(row['length'], 'token')}"
+        numbers = f"reward {reward}, KL {measured(row['kl'])} {KL_UNIT}, {pluralize(row['length'], 'token')}"
         lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))
         lines.append(Text(f"    {plain(row['prompt'])} |") + Text(f" {plain(row['response']).strip()}", style="cyan"))
     return lines
@@ -482,7 +482,7 @@ def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:
     count = sum(len(numbers) for numbers in by_rule.values())
     rules = "; ".join(f"{RULES[rule].label} ({rule}): {_ranges(numbers)}" for rule, numbers in by_rule.items())
     were = "was" if count == 1 else "were"
-    return f"{count} of {counted(trials, 'trial')} {were} pruned by the guard for KL blow-up. {rules}."
+    return f"{count} of {pluralize(trials, 'trial')} {were} pruned by the guard for KL blow-up. {rules}."
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -55,7 +55,7 @@ def print_trials(out: Console, store: Store, view: StudyView, answer: Answer | N
         out.print(render.prunings_line(pruned, len(view.trials)))
     out.print(spent(store, view).text)
     if view.confirming:
-        runs = output.counted(len(view.confirming), "confirming run")
+        runs = output.pluralize(len(view.confirming), "confirming run")
         numbers = f"trials {view.confirming[0].number} to {view.confirming[-1].number}"
         again = command(["confirm", view.row.name, "--show"], store)
         out.print(f"Not in these tables: {runs} ({numbers}). Their results: {again}", soft_wrap=True)

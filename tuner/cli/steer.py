@@ -30,7 +30,7 @@ def place(args: argparse.Namespace) -> int:
         orders.check(store, view, args.command, trial, arguments)
         order = store.place_order(view.row, args.command, trial, arguments)
         order = _decided(store, view, order)
-        is_held = store.study(view.row.name).is_held
+        is_held = store.study(view.row.name).has_controller
     if args.json:
         print(output.dumps(order_data(order)))
     if order.state is OrderState.REFUSED:
@@ -74,7 +74,7 @@ def _decided(store: Store, view: StudyView, order: Order) -> Order:
     """Wait for the order's decision; return it undecided if no controller answers."""
     deadline = time.monotonic() + WAIT_SECONDS
     while order.state is OrderState.WAITING and time.monotonic() < deadline:
-        if not store.study(view.row.name).is_held:
+        if not store.study(view.row.name).has_controller:
             return store.order(order.id)  # it may just have been decided
         time.sleep(POLL_SECONDS)
         order = store.order(order.id)

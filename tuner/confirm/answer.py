@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from ppo_core.config.kl_budget import is_within
-from ppo_core.output import KL_UNIT, counted, decimals, fixed, measured, plus_minus, short
+from ppo_core.output import KL_UNIT, decimals, fixed, measured, pluralize, plus_minus, short
 from tuner.confirm.headline import Headline, headlines
 from tuner.confirm.plan import (
     ALWAYS,
@@ -151,7 +151,7 @@ class Answer:
         if confirmed is not None and confirmed.reward is not None and confirmed.kl is not None:
             reward, kl = confirmed.reward, confirmed.kl
             return (
-                f"On {counted(reward.n, 'fresh seed')}: reward {reward.text} at KL {kl.text} {budget}; "
+                f"On {pluralize(reward.n, 'fresh seed')}: reward {reward.text} at KL {kl.text} {budget}; "
                 f"{confirmed.breaking}."
             )
         at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {budget}"
@@ -262,7 +262,7 @@ def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confir
     budget, runs = view.spec.kl_budget, len(one.kls)
     if over := sum(kl > budget for kl in one.kls.values()):
         most = share_at_most(over, runs)
-        yield f"KL is over the budget in {over} of {counted(runs, 'run')} (at most {most:.0%}).", ()
+        yield f"KL is over the budget in {over} of {pluralize(runs, 'run')} (at most {most:.0%}).", ()
     if one.lost:
         yield f"It breaks: {one.breaking}.", ()
     course = course_of(store, one.trial, view)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ppo_core.output import NOTHING, counted, fixed, measured, plus_minus
+from ppo_core.output import NOTHING, fixed, measured, pluralize, plus_minus
 from tuner.confirm.result import Confirmed, confirmations
 from tuner.judge.best import Standing, is_reread, standing
 from tuner.judge.results import StudyView
@@ -50,7 +50,7 @@ class Headline:
     def label(self) -> str:
         """What the number is: `mean of 5 fresh seeds`, or ONE_SEED with `, read twice`, or UNTRAINED."""
         if self.confirmed is not None:
-            return f"mean of {counted(len(self.confirmed.rewards), 'fresh seed')}"
+            return f"mean of {pluralize(len(self.confirmed.rewards), 'fresh seed')}"
         twice = ", read twice" if is_reread(self.trial) else ""
         return UNTRAINED if self.reward is None else f"{ONE_SEED}{twice}"
 

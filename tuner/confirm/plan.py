@@ -17,7 +17,7 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.stages import Stage, require_reached
 from ppo_core.errors import ConfigError
-from ppo_core.output import counted, duration
+from ppo_core.output import duration, pluralize
 from tuner.judge.best import best_rank, ended_well
 from tuner.study.status import Origin, Role, Status
 
@@ -82,7 +82,7 @@ def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[T
     if not best and top is None and any(best_rank(row, spec.kl_budget) is not None for row in always):
         return always  # one of them is the study's answer
     beside = f" other than {' and '.join(f'the {row.origin}' for row in always)}" if always else ""
-    there_are = f"the study has {counted(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
+    there_are = f"the study has {pluralize(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
     if not best and top is None:
         raise ConfigError("nothing to confirm: no trial has a checkpoint within the KL budget")
     if top is not None and len(best) < top:
@@ -150,14 +150,14 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
     names = [*(f"trial {number}" for number in sorted(parents - always.keys())), *always.values()]
     *others, last = names
     listed = f"{', '.join(others)} and {last}" if others else last
-    text = f"{counted(len(wanted), 'run')} of {episodes:,} episodes will confirm {listed}"
+    text = f"{pluralize(len(wanted), 'run')} of {episodes:,} episodes will confirm {listed}"
     # A fork's episodes include its parent's, its seconds do not.
     whole = [row for row in rows if row.status is Status.COMPLETED and row.episodes and row.fork_step is None]
     paces = [row.seconds / row.episodes for row in whole]
     if not paces:
         return text
     rounds = math.ceil(len(wanted) / workers)
-    return f"{text}; about {duration(rounds * statistics.median(paces) * episodes)} on {counted(workers, 'worker')}"
+    return f"{text}; about {duration(rounds * statistics.median(paces) * episodes)} on {pluralize(workers, 'worker')}"
 
 
 def due_step(row: TrialRow, spec: StudySpec) -> int | None:

@@ -30,7 +30,7 @@ from itertools import groupby
 from typing import Any
 
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.output import counted, decimals, fixed
+from ppo_core.output import decimals, fixed, pluralize
 from tuner.confirm.plan import ALWAYS, DEFAULT_SEEDS, due_step
 from tuner.judge.results import StudyView
 from tuner.judge.scoring import ends_within
@@ -346,7 +346,7 @@ class Confirmation:
                 return f"Nothing yet: {left} of the confirming runs {'is' if left == 1 else 'are'} not read."
             if self.seeds >= LEAST_SEEDS:
                 return "Nothing to launch: no confirming run has a sound checkpoint within the KL budget."
-            return f"Nothing yet: {counted(self.seeds, 'fresh seed')} ran, and {LEAST_SEEDS} are needed."
+            return f"Nothing yet: {pluralize(self.seeds, 'fresh seed')} ran, and {LEAST_SEEDS} are needed."
         if choice.is_reference:
             why = "nothing else was confirmed"
             if rival is not None and rival.over_reference is not None:
@@ -523,7 +523,7 @@ def _configuration_data(one: Confirmed) -> dict[str, Any]:
 def runs_text(one: Confirmed) -> str:
     """Return short notes on a configuration's runs; empty if all went well."""
     parts = [
-        f"{counted(len(one.lost), 'run')} broke or had nothing within the budget" if one.lost else "",
+        f"{pluralize(len(one.lost), 'run')} broke or had nothing within the budget" if one.lost else "",
         f"{len(one.failed)} lost to an outage" if one.failed else "",
         f"{len(one.stopped)} stopped by a person" if one.stopped else "",
         f"{len(one.open)} not evaluated yet" if one.open else "",

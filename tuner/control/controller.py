@@ -448,7 +448,7 @@ class TrialLoop:
         study = self._study
         if study.spec.pruner is None or episode >= self._running[number].config.whole_episodes():
             return None
-        ids = [row.id for row in study.rows if row.teaches]
+        ids = [row.id for row in study.rows if row.informs_sampler]
         evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
         reason = why_pruned(study.spec, study.rows, evaluations, number, self._replay)
         return None if reason is None else Decision(NextMove.STOP, reason)
@@ -486,7 +486,7 @@ class TrialLoop:
         row = study.refresh(number)
         study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec), Reason(OUTAGE, what))
         if study.refresh(number).status is Status.WAITING:  # no pending order stopped or paused it
-            self._outages.lacks(number, what, row.episodes)
+            self._outages.record_outage(number, what, row.episodes)
 
     def _is_left_to_next_run(self, number: int, what: str) -> bool:
         """Note what interrupted a trial, and return True if this run is stopping, so that the next one resumes it."""

@@ -107,7 +107,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
         _check_fork(view, row, arguments["values"], arguments.get("episode"))
     elif row is not None:
         check_trial_order(kind, row)
-    elif kind == "stop" and not view.row.is_held:
+    elif kind == "stop" and not view.row.has_controller:
         raise StudyError(f'nothing runs study "{view.row.name}", so there is no run to stop')
     else:
         check_study_order(kind, view.row)

@@ -109,7 +109,7 @@ class TrialWatch:
         self.why_give_up: str | None = None
         """The reason to give up, set if a trial was retried for the whole time and still has to wait."""
 
-    def lacks(self, number: int, why: str, episode: int = 0) -> None:
+    def record_outage(self, number: int, why: str, episode: int = 0) -> None:
         """Record that a trial, interrupted at `episode`, has to wait (again) for `why`."""
         now = self._clock()
         if number not in self._waiting:

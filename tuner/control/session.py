@@ -22,7 +22,7 @@ from tuner.study.space import is_number
 from tuner.study.spec import SpecChanges, StudySpec
 from tuner.study.status import CHANGEABLE_SETTINGS, Origin
 from tuner.study.study_file import OF_A_SCHEDULE
-from tuner.study.trial_tables import STUDY, ListedTrial, moved
+from tuner.study.trial_tables import STUDY, ListedTrial, clip_to_space
 
 
 @dataclass
@@ -240,7 +240,7 @@ def _settle_starts(
         if name.startswith(STUDY):
             old = known.get(name)
             asked.append(
-                moved(old.original, spec.search, old.label, source=name) if old else _best_of(store, spec, name)
+                clip_to_space(old.original, spec.search, old.label, source=name) if old else _best_of(store, spec, name)
             )
     asked.sort(key=lambda start: names.index(start.source) if start.source in names else -1)
     gone = [start for start in done if not any(_is_same(start, other, spec) for other in asked)]
@@ -291,4 +291,4 @@ def _best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
         name: getattr(sizes, name) for name in ("batch_size", "mini_batch_size", "num_mini_batches")
     }
     values = {key: value for key, value in values.items() if inert(key, config.to_dict()) is None}
-    return moved(values, spec.search, f"{name} trial {best.number}", source=name)
+    return clip_to_space(values, spec.search, f"{name} trial {best.number}", source=name)

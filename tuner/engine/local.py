@@ -13,7 +13,7 @@ from multiprocessing import connection
 from typing import Any
 
 from ppo_core.errors import ConfigError
-from ppo_core.output import counted
+from ppo_core.output import pluralize
 from ppo_core.report import NextMove
 from tuner.engine.base import Engine, EngineNeeds, HangTimeout, JobId, wait_seconds
 from tuner.engine.process import WorkerProcess, end_all
@@ -37,7 +37,7 @@ def busy_line() -> str | None:
     load = os.getloadavg()[0]
     if load < cores() / 2:
         return None
-    return f"this machine is busy (load {load:.1f}, {counted(cores(), 'core')}): on a quiet one times are shorter"
+    return f"this machine is busy (load {load:.1f}, {pluralize(cores(), 'core')}): on a quiet one times are shorter"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Self, TextIO
 import ray
 
 from ppo_core.errors import ConfigError
-from ppo_core.output import counted
+from ppo_core.output import pluralize
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 """Ray's own variable: the cluster to use. Unset: one is started on this machine, and ends with this process."""
@@ -83,7 +83,7 @@ class RayCluster:
         """Nodes for trials, such as `Ray cluster: 2 nodes, 16 CPUs, 4 GPUs`."""
         nodes = self.nodes()
         cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
-        return f"Ray cluster: {counted(len(nodes), 'node')}, {cpus:g} CPUs, {gpus:g} GPUs"
+        return f"Ray cluster: {pluralize(len(nodes), 'node')}, {cpus:g} CPUs, {gpus:g} GPUs"
 
     def threads_per_trial(self, workers: int) -> int:
         """Return the most threads that each of `workers` simultaneous trials can have; at least 1."""

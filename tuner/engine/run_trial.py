@@ -123,8 +123,8 @@ def require_next(report: StepReport, before: tuple[int, int] | None, config: PPO
     if not isinstance(report, StepReport):
         raise ConfigError(f"it yielded {type(report).__name__}; expected a StepReport per iteration")
     last_step, last_episode = (-1, -1) if before is None else before
-    checks.whole(report.step, Bounds(last_step + 1, MOST), "step")
-    checks.whole(report.episode, Bounds(last_episode + 1, MOST), f"episode of step {report.step}")
+    checks.integer(report.step, Bounds(last_step + 1, MOST), "step")
+    checks.integer(report.episode, Bounds(last_episode + 1, MOST), f"episode of step {report.step}")
     if last_episode >= config.whole_episodes():
         raise ConfigError(f"step {report.step} is not allowed: the run's {config.whole_episodes()} episodes were over")
     require_numbers(report)

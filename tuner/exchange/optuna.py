@@ -189,7 +189,7 @@ def _report(row: TrialRow, spec: StudySpec) -> OptunaReport:
     if not row.status.is_final:
         return OptunaReport(TrialState.RUNNING)
     seen = to_optuna(row, spec)
-    if row.teaches and best_trial([row], spec.kl_budget) is not None:
+    if row.informs_sampler and best_trial([row], spec.kl_budget) is not None:
         return replace(seen, state=TrialState.COMPLETE)
     if seen.state is TrialState.COMPLETE:
         return OptunaReport(seen.state, seen.value, max(seen.constraint or 0.0, _LEAST_VIOLATION))

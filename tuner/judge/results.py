@@ -66,7 +66,7 @@ class StudyView:
         """
         if self.row.paused_at is not None:
             return "paused"
-        if self.row.is_held:
+        if self.row.has_controller:
             return "running"
         return "unfinished" if self.row.finished_at is None else "finished"
 

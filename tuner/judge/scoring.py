@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ppo_core.config.hyperparameters import PPOConfig
 from ppo_core.config.kl_budget import Point, bound, front, is_within, rank, thinned
-from ppo_core.output import counted
+from ppo_core.output import pluralize
 from tuner.judge.best import is_sound
 from tuner.store import Outcome, Store, TrialRow
 from tuner.study.rules import blame_of
@@ -194,16 +194,16 @@ class Tally:
     def text(self) -> str:
         """One line: `3 of 8 trials ended`, `5 trials ended, 4.2 of 12 full trials spent`."""
         if self.total is None:
-            parts = [f"{counted(self.ended, 'trial')} ended"]
+            parts = [f"{pluralize(self.ended, 'trial')} ended"]
         elif self.ended <= self.total:
-            parts = [f"{self.ended} of {counted(self.total, 'trial')} ended"]
+            parts = [f"{self.ended} of {pluralize(self.total, 'trial')} ended"]
         else:
-            parts = [f"{counted(self.ended, 'trial')} ended, {self.total} asked for"]
+            parts = [f"{pluralize(self.ended, 'trial')} ended, {self.total} asked for"]
         if self.budget is not None:
             under_way = self.under_way if self.confirmed >= self.confirming else 0.0
             parts.append(f"{self.spent + under_way:.1f} of {self.budget:g} full trials spent")
         if self.confirming:
-            parts.append(f"{self.confirmed} of {counted(self.confirming, 'confirming run')} ended")
+            parts.append(f"{self.confirmed} of {pluralize(self.confirming, 'confirming run')} ended")
         return ", ".join(parts)
 
     @property

@@ -124,7 +124,7 @@ def point(spec: StudySpec, params: Mapping[str, HyperValue]) -> tuple[HyperValue
 
 def tried(spec: StudySpec, rows: Rows) -> set[tuple[HyperValue, ...]]:
     """Return the points of the trials that count; a baseline is none of the search's if it states more than a point."""
-    own = [row for row in counting_trials(rows) if row.teaches or row.params.keys() <= spec.search.keys()]
+    own = [row for row in counting_trials(rows) if row.informs_sampler or row.params.keys() <= spec.search.keys()]
     return {tuple(row.config.get(name) for name in spec.search) for row in own}
 
 

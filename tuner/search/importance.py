@@ -16,7 +16,7 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_core.output import counted
+from ppo_core.output import pluralize
 from tuner.judge.scoring import is_finite
 from tuner.search.optuna_trials import OptunaReport, frozen
 from tuner.store import TrialRow
@@ -78,7 +78,7 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
         row
         for row in trials
         if row.status in (Status.COMPLETED, Status.STOPPED)
-        and row.teaches
+        and row.informs_sampler
         and is_finite(row.value)
         and is_finite(row.end_kl)
         and for_sampler(spec.search, row.params)[0]
@@ -92,7 +92,7 @@ def refusal(trials: Sequence[TrialRow], spec: StudySpec) -> str:
     count = len(usable(trials, spec))
     if count >= LEAST:
         return ""
-    ends = f"{counted(count, 'trial')} ran to the end or {'was' if count == 1 else 'were'} stopped with a value"
+    ends = f"{pluralize(count, 'trial')} ran to the end or {'was' if count == 1 else 'were'} stopped with a value"
     more = f"{LEAST - count} more {'is' if LEAST - count == 1 else 'are'} needed"
     return f"{ends}; importance needs {LEAST}, so {more}."
 

@@ -52,7 +52,7 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> OptunaReport:
 
     A completed trial that was never evaluated has no value, so it is reported as failed.
     """
-    if not row.teaches or row.status is Status.FAILED:
+    if not row.informs_sampler or row.status is Status.FAILED:
         return OptunaReport(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):

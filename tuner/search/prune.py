@@ -143,7 +143,7 @@ def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> list[TrialR
 
 
 def _tell(study: optuna.Study, trial: Trial, row: TrialRow) -> None:
-    if row.status is Status.COMPLETED and row.value is not None and row.teaches:
+    if row.status is Status.COMPLETED and row.value is not None and row.informs_sampler:
         study.tell(trial, row.value)
     else:
         study.tell(trial, state=TrialState.FAIL)

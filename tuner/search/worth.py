@@ -44,7 +44,7 @@ class Outlook:
 
 def outlook(rows: Sequence[TrialRow]) -> Outlook | None:
     """Return what another trial of a search promises; None: too few of its trials have ended with a value."""
-    own = [row for row in rows if row.teaches and row.origin in (Origin.REFERENCE, Origin.SAMPLED)]
+    own = [row for row in rows if row.informs_sampler and row.origin in (Origin.REFERENCE, Origin.SAMPLED)]
     ended = [row for row in own if row.status.is_final]
     valued = [row for row in ended if row.value is not None and row.baseline is not None and is_sound(row)]
     values = [row.value for row in valued if row.value is not None]

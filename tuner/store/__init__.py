@@ -69,7 +69,7 @@ def _require_one_host(store: Store) -> None:
     """Raise StoreError if a study in an SQLite file runs on another host: its log needs memory that all users share."""
     here, where = socket.gethostname(), schema.redacted(store.url)
     for study in store.studies():
-        if study.is_held and study.lease_host != here:
+        if study.has_controller and study.lease_host != here:
             store.close()
             raise StoreError(
                 f'the store {where} is a file that {study.lease_host} writes, for study "{study.name}"; SQLite files '

@@ -235,7 +235,7 @@ class Database:
             with self._engine.connect() as connection:
                 return work(connection)
 
-        return self._persistently(reading)
+        return self._with_retries(reading)
 
     def _change(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction; it may run twice if the reply to its commit is lost."""
@@ -244,7 +244,7 @@ class Database:
             with self._engine.begin() as connection:
                 return work(connection)
 
-        return self._persistently(changing)
+        return self._with_retries(changing)
 
     def _write(self, lease: Lease, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction that first renews the lease, and fails if it was lost; see `_change`."""
@@ -255,7 +255,7 @@ class Database:
 
         return self._change(writing)
 
-    def _persistently(self, attempt: Callable[[], T]) -> T:
+    def _with_retries(self, attempt: Callable[[], T]) -> T:
         is_in_trouble = False
         while True:
             try:

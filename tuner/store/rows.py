@@ -100,7 +100,7 @@ class StudyRow:
     """Time of this reading, by the leases' clock (see `tuner.store.connect`). Not stored."""
 
     @property
-    def is_held(self) -> bool:
+    def has_controller(self) -> bool:
         """True if a controller is alive: its process, or if that cannot be seen from here, its lease is fresh."""
         if self.lease_pid is None or self.lease_renewed_at is None:
             return False
@@ -110,7 +110,7 @@ class StudyRow:
     @property
     def is_stopping(self) -> bool:
         """True if a live controller is stopping: it ends once each running trial has finished its step."""
-        return self.is_held and self.stopping_at is not None
+        return self.has_controller and self.stopping_at is not None
 
     @property
     def lease_process_is_alive(self) -> bool | None:
@@ -191,7 +191,7 @@ class TrialRow:
     """True if it has not ended and its study has no live controller. Derived from the lease, not stored."""
 
     @property
-    def teaches(self) -> bool:
+    def informs_sampler(self) -> bool:
         """True if the study's sampler learns from it."""
         return self.role is Role.SEARCH and self.origin is not Origin.BASELINE
 

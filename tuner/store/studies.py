@@ -87,7 +87,7 @@ class Studies(Database):
     def require_free(self, name: str) -> StudyRow:
         """Return the study `name`; raise StudyError, naming the controller, if a live one holds it."""
         study = self.study(name)
-        if not study.is_held:
+        if not study.has_controller:
             return study
         left = max(1, math.ceil(LEASE_SECONDS - study.lease_age))
         wait = f", or wait {left} s if it is dead" if study.lease_process_is_alive is None else ""

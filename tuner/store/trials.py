@@ -80,7 +80,7 @@ class Trials(Database):
         `known`, from an earlier call, is updated; rows that did not change are not decoded again, and configurations
         never read again.
         """
-        table, is_held = schema.trials, study.is_held
+        table, is_held = schema.trials, study.has_controller
         known = KnownTrials() if known is None else known
         of_study = table.c.study_id == study.id
         # JSON as text: to decode it takes longer than to compare it.
@@ -125,7 +125,7 @@ class Trials(Database):
                 raise StudyError(f'study "{study.name}" has no trial {number}; {there_are}')
             return row
 
-        return _trial_row(self._read(find), study.is_held)
+        return _trial_row(self._read(find), study.has_controller)
 
     def add_trial(self, lease: Lease, trial: NewTrial) -> TrialRow:
         """Record a trial, or return the existing one of that number."""

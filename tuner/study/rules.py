@@ -293,7 +293,7 @@ class GuardSettings:
         }
         return cls(
             kl_limit,
-            checks.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
+            checks.integer(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
             checks.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
             {**{rule.name: rule.limit for rule in RULES.values()}, **set_limits},
             off,

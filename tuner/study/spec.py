@@ -24,7 +24,7 @@ from tuner.environment import STUDY_FILE, to_copy
 from tuner.study import study_file, trial_tables
 from tuner.study.rules import GuardSettings
 from tuner.study.study_file import SamplerSpec
-from tuner.study.trial_tables import ListedTrial, moved
+from tuner.study.trial_tables import ListedTrial, clip_to_space
 from tuner.study.worker_settings import WorkerSettings
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
@@ -211,13 +211,13 @@ class StudySpec:
             task=task.name,
             declared=task,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
-            trials=len(listed) or optional("trials", partial(checks.whole, bounds=Bounds(1))),
+            trials=len(listed) or optional("trials", partial(checks.integer, bounds=Bounds(1))),
             budget=optional("budget", partial(checks.number, bounds=checks.POSITIVE)),
-            stop_early=checks.truth(content.get("stop_early", True), f"{where}: stop_early"),
-            seed=checks.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
+            stop_early=checks.boolean(content.get("stop_early", True), f"{where}: stop_early"),
+            seed=checks.integer(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
-            threads=optional("threads", partial(checks.whole, bounds=THREADS)),
-            gpus_per_trial=checks.whole(content.get("gpus_per_trial", 1), Bounds(1), f"{where}: gpus_per_trial"),
+            threads=optional("threads", partial(checks.integer, bounds=THREADS)),
+            gpus_per_trial=checks.integer(content.get("gpus_per_trial", 1), Bounds(1), f"{where}: gpus_per_trial"),
             fixed=fixed,
             search=search,
             idle=idle,
@@ -234,7 +234,7 @@ class StudySpec:
         spec._check(where)
         known = {start.source for start in settled}
         recipes = [name for name in names if name in trial_tables.RECIPES and name not in known]
-        starts += [moved(trial_tables.RECIPES[name].values, search, name, source=name) for name in recipes]
+        starts += [clip_to_space(trial_tables.RECIPES[name].values, search, name, source=name) for name in recipes]
         return spec.with_starts(settled, starts, f"{where}: ")
 
     @classmethod

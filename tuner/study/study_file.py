@@ -355,7 +355,7 @@ def read_sampler(value: object, where: str) -> SamplerSpec:
     """Return the sampler of a name or of the [sampler] table, or raise ConfigError."""
     values = {"name": SamplerSpec.name, **_named_table(value, SAMPLER, where)}
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
-    startup_trials = checks.whole(startup, Bounds(1), f"{where}.startup_trials")
+    startup_trials = checks.integer(startup, Bounds(1), f"{where}.startup_trials")
     return SamplerSpec(_name_or_path(values["name"], SAMPLERS, where), startup_trials)
 
 

@@ -161,7 +161,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
     for number, values in enumerate(params):
         if (first := params.index(values)) < number:
             raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; remove one of them")
-    trials = checks.whole(content.get("trials", len(listed)), None, f"{where}: trials")
+    trials = checks.integer(content.get("trials", len(listed)), None, f"{where}: trials")
     if trials != len(listed):
         raise ConfigError(
             f"{where}: trials = {trials} is not allowed beside [[trial]] tables: leave it out, or list as many "
@@ -276,7 +276,7 @@ def read_starts(
                 hint = nearest(name, allowed)
                 raise ConfigError(f"{place}.{name}: it is not searched; a start may set: {', '.join(allowed)}{hint}")
         try:
-            inside = moved(start.params, search, start.label)
+            inside = clip_to_space(start.params, search, start.label)
         except ConfigError as error:
             raise ConfigError(f"{place}.{error}") from None
         requested.append(replace(inside, params={**start.params, **inside.params}))
@@ -290,7 +290,7 @@ def _tables(content: Mapping[str, Any], key: str, where: str) -> Sequence[object
     return tables
 
 
-def moved(
+def clip_to_space(
     values: Mapping[str, HyperValue], search: Mapping[str, Dimension], label: str, source: str = ""
 ) -> ListedTrial:
     """Return a start of the searched `values`, each moved to the nearest value of its range or choices.
