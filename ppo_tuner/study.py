@@ -58,12 +58,14 @@ class Answer:
     """What to do, in a sentence; or why there is no answer."""
     evidence: str
     """Reward and KL that speak for it; empty: there is no answer."""
+    gains: str
+    """Its gains over the reference and the baseline; empty: the study has no baseline."""
     doubt: str
     """What could change the decision; empty: nothing known."""
     remedy: str
     """The command that settles the doubt; empty: there is none."""
     command: str
-    """The command that launches it; empty: there is no answer."""
+    """The command that launches it; empty: there is no answer, or nothing was learned."""
     trial: int | None = None
     """Number of the trial that it is about."""
     config: Mapping[str, HyperValue] | None = None
@@ -72,13 +74,13 @@ class Answer:
     def __str__(self) -> str:
         doubt = " ".join(filter(None, (self.doubt, self.remedy)))
         launch = f"Launch: {self.command}" if self.command else ""
-        return "\n".join(filter(None, (self.decision, self.evidence, doubt, launch)))
+        return "\n".join(filter(None, (self.decision, self.evidence, self.gains, doubt, launch)))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         doubt = f"{escape(self.doubt)} <code>{escape(self.remedy)}</code>" if self.remedy else escape(self.doubt)
-        lines = [f"<b>{escape(self.decision)}</b>", str(escape(self.evidence)), str(doubt)]
+        lines = [f"<b>{escape(self.decision)}</b>", *map(str, (escape(self.evidence), escape(self.gains), doubt))]
         if self.command:
             lines.append(f"<code>{escape(self.command)}</code>")
         rows = "".join(f"<div style='margin: 2px 0'>{line}</div>" for line in lines if line)
@@ -115,13 +117,14 @@ class Study:
         with self._read() as (store, view):
             found = of_study(store, view)
             if found is None:
-                return Answer(report.no_winner(view), "", "", "", "")
+                return Answer(report.no_winner(view), "", "", "", "", "")
             return Answer(
                 decision=found.decision,
                 evidence=found.evidence,
+                gains=found.gained,
                 doubt=found.doubt,
                 remedy=storage.command(found.remedy, store) if found.remedy else "",
-                command=storage.command(found.launch, store),
+                command=storage.command(found.launch, store) if found.has_learned else "",
                 trial=found.number,
                 config=dict(found.trial.config),
             )
