@@ -150,7 +150,7 @@ def test_with_one_trial_that_has_made_no_step(view: str, tmp_path: Path, monkeyp
     trial = store.add_trial(lease, NewTrial(0, Origin.REFERENCE, {"total_episodes": 640}, {}, threads=1))
     store.begin_attempt(lease, trial, None)
     app = page(view, path, monkeypatch, **STUDY)
-    assert [*infos(app), *codes(app), *texts(app)]
+    assert [*infos(app), *codes(app), *texts(app), *app.dataframe]
     store.release(lease)
     store.close()
 

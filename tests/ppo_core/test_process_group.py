@@ -194,7 +194,7 @@ def test_an_error_of_one_processs_task_is_raised_in_all_before_a_checkpoint_is_r
             )
         return str(caught.value)
 
-    monkeypatch.setattr(trainer_module, "joined", lambda: own.world)
+    monkeypatch.setattr(trainer_module, "init_process_group", lambda: own.world)
     monkeypatch.setattr(trainer_module, "load_task", load)
     assert run_threads(2, refused) == ["rank 1 does not see the policy"] * 2
 

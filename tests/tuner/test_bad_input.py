@@ -223,7 +223,7 @@ OTHERS: list[Case] = [
     ("train --task reviews --kl_coef -1", 2, "kl_coef = | is not allowed | at least 0"),
     ("train --task reviews --config none.yaml", 2, "none.yaml"),
     ("train --task reviews --config bad.yaml", 2, "bad.yaml: "),
-    ("import-config unknown.yaml", 2, "unknown.yaml | TRL, OpenRLHF or verl"),
+    ("import-config unknown.yaml", 2, "unknown.yaml | TRL's PPO"),
     ("import-config folder", 2, "folder"),
     ("import-config trl.yaml", 2, "trl.yaml | kl_coef = -1.0 | at least 0"),
     ("import-config good_trl.yaml --for-study made.tml", 2, "study file made.tml not found"),
@@ -411,6 +411,7 @@ def test_a_study_file_may_begin_with_a_byte_order_mark_and_name_a_task_below_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
     skeleton.write(tmp_path / "home" / "mine", skeleton.DEFAULT_POLICY)
     text = changed(('task = "reviews"', 'task = "~/mine"'))
     (tmp_path / "s.toml").write_bytes(codecs.BOM_UTF8 + text.encode())

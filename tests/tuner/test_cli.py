@@ -58,7 +58,7 @@ def test_show_study_tells_all_kinds_of_trials(ppo_tuner: Invoke, made: str) -> N
     stdout = ppo_tuner("show", made)[1]
     trials = stdout.split("Searched values")[0]
     rows = {row.split()[0]: row for row in trials.splitlines() if re.match(r" {5}\d ", row)}
-    assert re.search(r"0 +completed +1\.000 ± 0\.030 +4\.00 +1\.000, 4\.00 ", rows["0"])
+    assert re.search(r"0 +completed +1\.000 ± 0\.030 +4\.00 +4\.00 ", rows["0"])
     assert re.search(r"4 +pruned +0\.900 ± 0\.030 +3\.00 .*KL 21\.5 over the ", rows["4"])
     assert re.search(r"6 +failed +- +- ", rows["6"])
     assert re.search(r"7 +interrupted +0\.500 ± 0\.030 +1\.00 ", rows["7"])
@@ -96,7 +96,7 @@ def test_best_tells_its_checkpoint_and_the_seconds(ppo_tuner: Invoke, made: str,
     """Trial 2 was last evaluated at step 4, its end."""
     again = "ppo-tuner train --from made 2"
     stdout = ppo_tuner("best", made)[1]
-    assert "It ran in 8 s, evaluations included." in stdout  # five steps of 1.5 s
+    assert "In the search it ran for 8 s, evaluations included." in stdout  # five steps of 1.5 s
     assert "\nCheckpoint of step 4, episode 256: not kept here (" in stdout
     assert f"\nLaunch: {again}\n" in stdout
     data = json.loads(ppo_tuner("best", made, "--json")[1])

@@ -242,6 +242,6 @@ def test_the_numbers_of_judge_and_search_that_have_a_tasks_unit_are_these() -> N
     found: Sequence[Any] = list(constants())
     assert [one.where for one in found if one.doc is None] == [], "a number without a description"
     assert {one.where.removeprefix("tuner.") for one in found if one.is_absolute} == {
-        "judge.diagnose FEWEST", "judge.guard WINDOW", "judge.guard patience", "judge.hacking LAST",
-        "judge.rules IDLE_STEPS", "judge.rules sampler_mismatch", "judge.rules approx_kl",
+        "judge.diagnose FEWEST", "judge.guard WINDOW", "study.rules patience", "judge.hacking LAST",
+        "study.rules IDLE_STEPS", "study.rules sampler_mismatch", "study.rules approx_kl",
     }  # fmt: skip

@@ -157,7 +157,7 @@ class Answer:
         at_kl = "" if self.kl is None else f" at KL {plus_minus(self.kl.mean, self.kl.se)} {budget}"
         value = "unknown" if self.reward is None else plus_minus(self.reward.mean, self.reward.se)
         twice = ", read twice" if is_reread(self.trial) else ""
-        over_sft = "" if self.over_sft is None else f"; {self.over_sft.text} over the SFT policy"
+        over_sft = "" if self.over_sft is None or self.gains else f"; {self.over_sft.text} over the SFT policy"
         return f"Best in budget, one seed{twice}: eval reward {value}{at_kl}{over_sft}."
 
     @property
@@ -276,12 +276,12 @@ def _of_confirmed(store: Store, view: StudyView, done: Confirmation, one: Confir
     if (lost := done.may_break) is not None and lost < share_at_most(len(one.lost), runs):
         yield f"Were it to break in over {lost:.0%} of its runs, it would lose its lead.", ()
     if not done.is_decided and (gain := done.worth) and gain < done.highest_gain:
-        text = f"A gain of {fixed(gain, decimals([gain], [gain]))}, {WORTH:.0%} of training's, would"
+        text = f"A gain of {fixed(gain, decimals([gain], [gain]))}, {WORTH:.0%} of training's,"
         seeds = done.seeds_to_show(gain)
         if seeds is None:
-            yield f"{text} not show on {MOST_SEEDS} seeds.", ()
+            yield f"{text} won't show on {MOST_SEEDS} seeds.", ()
         else:
-            yield f"{text} likely show on {seeds} seeds.", _confirm(view, done, seeds)
+            yield f"{text} would likely show on {seeds} seeds.", _confirm(view, done, seeds)
 
 
 def _of_one_seed(
