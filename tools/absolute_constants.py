@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ppo_core.metrics import METRICS
 from tuner.study.rules import RULES, SIGNS
 
-FOLDERS = ("tuner/judge", "tuner/search")
+FILES = ("tuner/judge/*.py", "tuner/search/*.py", "tuner/study/rules.py")
 UNIT = re.compile(r"\b(nats|reward|tokens|iterations)\b", re.IGNORECASE)
 SHARE = re.compile(r"^(A |The )?(share|factor|multiple|evaluation interval)", re.IGNORECASE)
 """Start of the description of a number that has no unit."""
@@ -37,7 +37,7 @@ class Constant(NamedTuple):
 def constants() -> Iterator[Constant]:
     """Yield the numbers that are constants of modules, or defaults of classes, and the limits of the rules."""
     root = Path(__file__).parent.parent
-    for path in sorted(path for folder in FOLDERS for path in (root / folder).glob("*.py")):
+    for path in sorted(path for pattern in FILES for path in root.glob(pattern)):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         module = path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
         for body in [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]:

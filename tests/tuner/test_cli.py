@@ -62,7 +62,7 @@ def test_show_study_tells_all_kinds_of_trials(ppo_tuner: Invoke, made: str) -> N
     assert re.search(r"4 +pruned +0\.900 ± 0\.030 +3\.00 .*KL 21\.5 over the ", rows["4"])
     assert re.search(r"6 +failed +- +- ", rows["6"])
     assert re.search(r"7 +interrupted +0\.500 ± 0\.030 +1\.00 ", rows["7"])
-    assert re.search(r"\* 2 +completed .*to launch", stdout)
+    assert re.search(r"\* 2 +completed .*leads", stdout)
     assert "2 of 8 trials were pruned by the guard for KL blow-up" in stdout
     assert "(kl_limit): trial 4; " in stdout
     assert "Improvement on the SFT baseline: +1.750 ± 0.040 reward" in stdout
