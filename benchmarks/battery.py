@@ -80,7 +80,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _lines(arguments: argparse.Namespace) -> list[dict[str, object]]:
     """Print table and picture, and return the table's lines as plain values."""
-    names = dict.fromkeys((runs.RANDOM, runs.OPTUNA, runs.OURS, arguments.name))
+    names = dict.fromkeys((*runs.ARMS, arguments.name))
     results = {name: runs.read_results(name) for name in names}
     tasks = _measured(recipes(arguments.group, arguments.make), results[runs.RANDOM])
     known = {name: found for name, found in results.items() if found.task.isin([task.name for task in tasks]).any()}

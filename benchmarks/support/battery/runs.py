@@ -76,7 +76,7 @@ def as_run(arm: str, start: Start) -> Start:
 
 def results_file(name: str) -> Path:
     """Return where the results of that name are kept: in the repository those of the arms, and others put there."""
-    file = f"{name.replace(' ', '_')}.parquet"
+    file = f"{name.replace(',', '').replace(' ', '_')}.parquet"
     return DATA / file if name in ARMS or (DATA / file).exists() else WORK / file
 
 
