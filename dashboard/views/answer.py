@@ -70,7 +70,8 @@ def _live(
     if answer is not None:
         with right:
             confirm.draw_picture(store, snapshot, answer)
-    _problems(snapshot, answer, cards)
+    with st.container():  # so that what is below is not built anew as a problem comes or goes
+        _problems(snapshot, answer, cards)
     _curves(store, snapshot, chosen)
     running.draw(snapshot, cards)
     if view.row.has_controller:

@@ -104,8 +104,7 @@ def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
     common.live(snapshot, follow, head)
     _buttons(
         store, view, _STUDY_BUTTONS, None,
-        "The study is finished: there is nothing to pause, stop or retry. Below it can be confirmed, or go on with a "
-        "larger budget; New trial adds one.",
+        "Finished: nothing to pause, stop or retry.",
     )  # fmt: skip
     if not was_held:
         _commands(store, view)
@@ -147,8 +146,8 @@ def _confirm(store: Store, view: StudyView) -> tuple[str, Sequence[str]]:
         return "Some confirming runs have not ended. To resume them:", words
     answer = of_study(store, view)
     if answer is None or not answer.remedy:
-        return "Its best configurations ran on fresh seeds (see Answer). To print how they did:", words
-    return "Its best configurations ran on fresh seeds (see Answer). To be surer:", answer.remedy
+        return "How its best configurations did on fresh seeds:", words
+    return "More fresh seeds, to be surer:", answer.remedy
 
 
 def _until_run(name: str, lease_token: int) -> None:
@@ -178,10 +177,7 @@ def _settings(store: Store, view: StudyView) -> None:
     more = "trials" if spec.budget is None else "budget"
     common.heading("Settings", "A running study takes a change at once, any other at its next run.")
     if is_finished:
-        st.write(
-            f"The search has ended; a higher {more} lets it go on. Type it and run this command, which changes it and "
-            "goes on:"
-        )
+        st.write(f"To go on, with a higher {more}:")
     columns = st.columns(len(current))
     texts = {
         name: columns[place].text_input(name, key=f"set {name}", placeholder=current[name], help=doc).strip()

@@ -93,7 +93,9 @@ def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
     table.scroll_into_view_if_needed()
     table.hover()
     with visit.page.expect_download() as download:
-        visit.page.get_by_role("button", name="Download as CSV").last.evaluate("button => button.click()")
+        visit.page.locator(".st-key-all-trials").get_by_role("button", name="Download as CSV").last.evaluate(
+            "button => button.click()"
+        )
     download.value.save_as(tmp_path / "trials.csv")
     rows = list(csv.DictReader((tmp_path / "trials.csv").open(encoding="utf-8-sig")))
     notes = {int(row["number"]): row["note"] for row in rows}

@@ -157,14 +157,14 @@ def _rows(visit: Visit) -> tuple[list[str], list[str]]:
 
 
 def _zoom(visit: Visit) -> None:
-    """Zoom into the figure with the mouse, and hide an entry of its legend."""
+    """Move the figure's view with the mouse, and hide an entry of its legend."""
     figure = visit.page.locator(".js-plotly-plot").first
     visit.scroll_to(figure)
     area = figure.locator(".nsewdrag").first.bounding_box()
     assert area is not None
-    visit.page.mouse.move(area["x"] + 100, area["y"] + 50)
+    visit.page.mouse.move(area["x"] + 250, area["y"] + 200)
     visit.page.mouse.down()
-    visit.page.mouse.move(area["x"] + 250, area["y"] + 200, steps=5)
+    visit.page.mouse.move(area["x"] + 100, area["y"] + 50, steps=5)
     visit.page.mouse.up()
     until(lambda: _figure(visit)["range"][0] > 1)
     figure.locator(".legendtoggle").first.click()

