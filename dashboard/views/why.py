@@ -62,7 +62,7 @@ def _importance(store: Store, snapshot: Snapshot, ended: pd.DataFrame) -> dict[O
     for outcome, place in zip(importances, st.columns(2), strict=True):
         with place:
             common.figure(
-                importance_figures.importance_bars(importances[outcome], f"Share of importance for {outcome}"),
+                importance_figures.importance_bars(importances[outcome], f"Importance for {outcome}"),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )

@@ -91,9 +91,7 @@ def _cut_off(visit: Visit) -> list[str]:
 
 
 @pytest.mark.parametrize("place", FIRST_SCREENS)
-def test_what_a_page_is_about_begins_high_in_the_window(
-    browser: Browser, server: Server, place: str
-) -> None:
+def test_what_a_page_is_about_begins_high_in_the_window(browser: Browser, server: Server, place: str) -> None:
     """The first chart, table or figure; on Answer the card, on the page of samples the first prompt: by 0.4 of 900."""
     with opened(browser, server, _with_query(place, QUERY), width=1440, height=900) as visit:
         thing = visit.page.locator(FIRST_SCREENS[place]).first

@@ -13,6 +13,7 @@ from tests.dashboard.fake_store import Course
 from tests.dashboard.shown import FAILED, GOOD, page
 
 pytestmark = pytest.mark.slow
+GATES = ("gauntlet wide", "gauntlet narrow")
 
 
 def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
@@ -20,10 +21,10 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
 ) -> None:
     app = page("why", built, monkeypatch)
     assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more is needed.")]
-    assert [chart.key for chart in app.get("plotly_chart")] == ["slices of value"]
+    assert [chart.key for chart in app.get("plotly_chart")] == [*GATES, "slices of value"]
     app = page("why", built, monkeypatch, more="true")
     assert [chart.key for chart in app.get("plotly_chart")] == [
-        "slices of value", "front of trials", "slice of kl", "pair", "parallel coordinates"
+        *GATES, "slices of value", "front of trials", "slice of kl", "pair", "parallel coordinates"
     ]  # fmt: skip
     assert "Different settings" not in shown.subheaders(app)
 
@@ -40,7 +41,7 @@ def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
     )  # fmt: skip
     fake_store.build(tmp_path / "store.db", courses=courses).close()
     app = page("why", tmp_path / "store.db", monkeypatch, more="true")
-    assert [chart.key for chart in app.get("plotly_chart")][:2] == ["importance for reward", "importance for KL"]
+    assert [chart.key for chart in app.get("plotly_chart")][2:4] == ["importance for reward", "importance for KL"]
     [best] = [text for text in shown.texts(app) if text.startswith("Policy learning rate: the 5 best lie at ")]
     assert best.endswith(" next.")
     assert app.selectbox(key="setting").value == "learning_rate", "the one that mattered most comes first"
