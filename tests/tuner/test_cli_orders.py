@@ -73,7 +73,7 @@ def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_di
             == "added as trial 3, forked from trial 0 at episode 96"
         )
         assert (
-            done(ppo_tuner, "set", "quick", "--trials", "3", "--kl-budget", "8")
+            done(ppo_tuner, "set", "quick", "--trials", "3", "--kl-budget", "8").partition(". ")[0]
             == "trials is now 3, kl_budget is now 8"
         )
         shown = data(ppo_tuner, "stop", "quick", "1")

@@ -181,7 +181,7 @@ def test_a_checkpoint_that_its_running_trial_removes_while_it_is_copied_is_repla
 def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:
     save(tmp_path / "3", 6)
     killed = (
-        "import os, shutil, signal, sys; from pathlib import Path; from tuner.control import forks\n"
+        "import os, shutil, signal, sys; from pathlib import Path; from tuner.judge import forks\n"
         "copy = shutil.copyfile\n"
         "def copyfile(*names):\n"
         "    copy(*names)\n"
