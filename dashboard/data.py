@@ -24,7 +24,7 @@ from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import without_secrets
 from ppo_core.report import TokenReadings
 from tuner.confirm.answer import decided
-from tuner.confirm.headline import Headline
+from tuner.confirm.headline import Headline, on_fresh_seeds
 from tuner.confirm.result import Confirmation, confirmations
 from tuner.environment import to_copy
 from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
@@ -157,7 +157,7 @@ class Snapshot:
     ones, too; `rule`, `reason` and `stop_step` say why and where it ended early;
     up to `fork_step` a fork's steps are its parent's; `params_*` are the searched values (missing: not searched)."""
     confirmations: tuple[Confirmation, ...] = ()
-    """By length, of the study's own KL budget; none under another one."""
+    """Confirmations under the study's own KL budget, the shortest runs first; empty under another budget."""
 
     @classmethod
     def of(cls, view: StudyView) -> "Snapshot":
@@ -193,8 +193,7 @@ class Snapshot:
 
     def headline(self, row: TrialRow) -> Headline:
         """Return a trial's one reward and KL (see `tuner.confirm.headline`)."""
-        read = (one for run in reversed(self.confirmations) if run.choice is not None for one in run.read)
-        return Headline(row, next((one for one in read if one.trial.number == row.number), None))
+        return Headline(row, on_fresh_seeds(self.confirmations).get(row.number))
 
 
 def total(view: StudyView) -> int | None:

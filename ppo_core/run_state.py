@@ -92,7 +92,7 @@ class RunState:
     score_spread: float = 0.0
     """Standard deviation of the scores of the first batch in which they differ, in which penalties and β may be."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of the task's parts; a checkpoint of others is refused."""
+    """Digest of each part of the task; a checkpoint with others is refused."""
     rounding: float | None = None
     """KL that rounding alone shows, in nats per token; None: not measured yet."""
 

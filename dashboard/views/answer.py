@@ -23,8 +23,6 @@ from tuner.judge.results import StudyView, spent
 from tuner.judge.scoring import with_running
 from tuner.store import Store
 
-BASELINE_TRIALS = 8
-"""Number of trials read for the SFT policy's evaluation, which is the same in all."""
 CHARTS = DEFAULT_METRICS[:2]
 """KL and eval reward."""
 
@@ -42,7 +40,7 @@ def page(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         common.heading(f"Settings of trial {first.number}")
         settings.draw(snapshot.view, first.trial)
     if snapshot.view.trials:
-        _cost(store, snapshot, _baseline(store, snapshot))
+        _cost(snapshot)
         _report(store, snapshot.view.row.name)
 
 
@@ -135,24 +133,19 @@ def _curves(store: Store, snapshot: Snapshot, chosen: common.Numbers) -> None:
         curve_charts.draw(curves, CHARTS, height=260)
 
 
-def _baseline(store: Store, snapshot: Snapshot) -> float | None:
-    numbers = [row.number for row in snapshot.view.trials[:BASELINE_TRIALS]]
-    return data.baseline(data.curves(store, snapshot, ("eval/reward",), numbers=numbers, evaluations_only=True))
-
-
-def _cost(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+def _cost(snapshot: Snapshot) -> None:
     """Draw the best value over device time, and device time by outcome; reads the evaluations only when opened."""
     part = st.expander("Cost: best value over device time, and what the time went into", key="cost", on_change="rerun")
     if part.open:
         with part:
-            common.live(snapshot, partial(_draw_cost, baseline=baseline))
+            common.live(snapshot, _draw_cost)
 
 
-def _draw_cost(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+def _draw_cost(store: Store, snapshot: Snapshot) -> None:
     left, right = st.columns(2)
     with left:
         st.markdown("**Best value so far, over the device time of the search**")
-        _best_so_far(store, snapshot, baseline)
+        _best_so_far(store, snapshot)
     with right:
         st.markdown("**Where the device time went**")
         costs, confirming = spent(store, snapshot.view), snapshot.view.confirming
@@ -177,7 +170,7 @@ def _draw_cost(store: Store, snapshot: Snapshot, baseline: float | None) -> None
         )
 
 
-def _best_so_far(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+def _best_so_far(store: Store, snapshot: Snapshot) -> None:
     view = snapshot.view
     steps = data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True)
     if steps.empty:
@@ -185,7 +178,8 @@ def _best_so_far(store: Store, snapshot: Snapshot, baseline: float | None) -> No
     best = analysis.best_so_far(view.trials, steps, view.spec)
     seconds = sum(row.seconds for row in view.trials if row.counts)
     alt = "The best value within the KL budget over the device time of the search"
-    st.echarts_chart(charts.progress(best, math.ceil(seconds), baseline), key="best so far", height=260, alt=alt)
+    chart = charts.progress(best, math.ceil(seconds), data.baseline(steps))
+    st.echarts_chart(chart, key="best so far", height=260, alt=alt)
 
 
 def _report(store: Store, name: str) -> None:

@@ -370,6 +370,13 @@ def paginate(items: Sequence[Item], per_page: int, key: str) -> Sequence[Item]:
 PLOTLY_CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
 
 
+def selected_trials(key: str) -> list[int]:
+    """Return the numbers of the trials whose points are selected in a figure, each once."""
+    found = (point.get("customdata") for point in st.session_state[key].selection.points)
+    numbers = (one[0] if isinstance(one, list) else one for one in found if one not in (None, []))
+    return list(dict.fromkeys(map(int, numbers)))
+
+
 def figure(plot: go.Figure, key: str, alt: str, on_select: Callable[[], None] | Literal["ignore"] = "ignore") -> None:
     """Draw a Plotly figure; its tool bar saves a PNG. `on_select` is called when points are selected."""
     st.plotly_chart(plot, key=key, config=PLOTLY_CONFIG, alt=alt, on_select=on_select, selection_mode=("points", "box"))

@@ -132,9 +132,7 @@ def _difference(store: Store, snapshot: Snapshot, base: TrialRow, row: TrialRow)
     """Return a line on a trial's reward relative to another's; empty if one has none."""
     lead = f"Trial {row.number} against trial {base.number}: "
     for run in reversed(snapshot.confirmations):
-        one_of = {one.trial.number: one for one in run.read}
-        one = one_of.get(row.number)
-        if one is not None and (difference := run.lead(one, one_of.get(base.number))) is not None:
+        if (difference := run.lead_of(row.number, base.number)) is not None:
             return f"{lead}{difference.signed} reward on {pluralize(difference.n, 'fresh seed')}."
     searched = over(store, base, row)
     if searched is None:

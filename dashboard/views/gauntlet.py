@@ -34,6 +34,4 @@ def show(store: Store, snapshot: Snapshot, answer: Answer | None) -> int | None:
 
 def _select(key: str, figure: str) -> None:
     """Keep the trial whose mark was clicked; a click beside all marks selects none."""
-    points = st.session_state[figure].selection.points
-    numbers = [int(point["customdata"][0]) for point in points if "customdata" in point]
-    st.session_state[key] = numbers[0] if numbers else None
+    st.session_state[key] = next(iter(common.selected_trials(figure)), None)

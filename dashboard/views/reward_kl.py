@@ -112,10 +112,8 @@ def _figure(
 
 def _choose() -> None:
     """Choose the trials whose points were clicked, on all pages."""
-    points = st.session_state[FIGURE].selection.points
-    numbers = [int(point["customdata"][0]) for point in points if point.get("customdata")]
-    if numbers:
-        st.session_state[TRIALS] = list(dict.fromkeys(numbers))[: style.DISTINCT]
+    if numbers := common.selected_trials(FIGURE):
+        st.session_state[TRIALS] = numbers[: style.DISTINCT]
 
 
 _LEGEND = (

@@ -171,11 +171,7 @@ def _use(key: str, marked: common.Numbers) -> None:
 
 def _select(key: str, figure: str) -> None:
     """Mark the trials whose points are selected in a figure."""
-    points = st.session_state[figure].selection.points
-    numbers = (point["customdata"] for point in points if "customdata" in point)
-    st.session_state[key] = tuple(
-        dict.fromkeys(int(number[0] if isinstance(number, list) else number) for number in numbers)
-    )
+    st.session_state[key] = tuple(common.selected_trials(figure))
 
 
 def _front(snapshot: Snapshot, linked: _Linked) -> None:

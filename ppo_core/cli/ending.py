@@ -81,7 +81,7 @@ FRONT_SHOWN = 5
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run reached within its KL budget, and on its way there."""
+    """Result of a run within its KL budget, and its front up to there."""
 
     reading: EvalReading
     """That of the model to use: the best checkpoint's, else the end's."""
@@ -101,7 +101,7 @@ class Outcome:
 
     @property
     def front_table(self) -> Table:
-        """What smaller KL budgets would have given."""
+        """Table of the rewards that smaller KL budgets would have given."""
         title = "What a KL budget would have given, by this run's evaluations"
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for name in ("KL budget from", "eval reward", "eval KL", "episode"):

@@ -1,4 +1,4 @@
-"""What bfloat16's rounding alone changes: passes in float32, and passes that are rounded otherwise."""
+"""Measure what bfloat16's rounding alone changes: passes in float32, and passes that are rounded otherwise."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager

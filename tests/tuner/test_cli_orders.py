@@ -73,8 +73,9 @@ def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_di
             == "added as trial 3, forked from trial 0 at episode 96"
         )
         assert (
-            done(ppo_tuner, "set", "quick", "--trials", "3", "--kl-budget", "8").partition(". ")[0]
-            == "trials is now 3, kl_budget is now 8"
+            done(ppo_tuner, "set", "quick", "--trials", "3", "--kl-budget", "8")
+            == "trials is now 3, kl_budget is now 8. Trials are still made for the study's first KL budget, 10: "
+            "to aim at 8, start another study."
         )
         shown = data(ppo_tuner, "stop", "quick", "1")
         assert (shown["state"], shown["outcome"]) == ("done", "trial 1 stops after this step")

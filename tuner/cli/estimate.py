@@ -73,7 +73,7 @@ LOADING, SAMPLING, LEARNING = "loading", "sampling and scoring", "learning"
 
 @dataclass(frozen=True)
 class _Measured:
-    """What one evaluation and one iteration took in a process of its own."""
+    """Cost of one evaluation and one iteration in a process of its own."""
 
     peak: int
     """Bytes, of the whole process on its device."""

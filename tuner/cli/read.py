@@ -136,10 +136,8 @@ def compare(args: argparse.Namespace) -> int:
     out.print(
         f"Differences in reward from trial {first}, the first one listed (+: better than trial {first}; -: worse):"
     )
-    of = {} if done is None else {one.trial.number: one for one in done.read}
     for trial, difference in zip(trials[1:], differences, strict=True):
-        one = of.get(trial.number)
-        lead = None if done is None or one is None else done.lead(one, of.get(first))
+        lead = None if done is None else done.lead_of(trial.number, first)
         out.print(render.difference_line(trials[0], trial, difference, lead), soft_wrap=True)
     return EXIT_OK
 

@@ -114,7 +114,7 @@ class Answer:
     over_sft: Difference | None
     """The trial's value over the SFT policy's; None: not known."""
     has_learned: bool
-    """False if the study is finished without confirming runs, and that is no more than noise: nothing to launch."""
+    """False if the study is finished, nothing is confirmed, and that is no more than noise: nothing to launch."""
     end: End
     test: OnTest | str
     """The checkpoint's result on the test prompts, or why there is none."""
@@ -124,7 +124,7 @@ class Answer:
     confirmed: Confirmed | None
     """The configuration's result on fresh seeds; None: not confirmed for this budget."""
     decision: str
-    """What to do, in a sentence."""
+    """Sentence that says what to do."""
     gains: tuple[Gain, ...]
     """Over the reference and the baseline, in a study with a baseline; else empty: the decision states the only one."""
     doubt: str

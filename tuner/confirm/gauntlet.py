@@ -28,7 +28,7 @@ from tuner.judge.best import best_rank
 from tuner.judge.diagnose import course_of, hacking_findings
 from tuner.judge.hacking import Finding, Symptom, on_fresh_seeds
 from tuner.judge.paired import ERRORS
-from tuner.judge.results import StudyView, as_view
+from tuner.judge.results import StudyView
 from tuner.judge.scoring import evaluations_by_trial, is_finite, trial_value
 from tuner.store import Store, TrialRow
 from tuner.study.rules import KL, RULES, blame_of
@@ -298,7 +298,7 @@ def _negative(interval: Interval | None) -> Interval | None:
 
 def _confirmation(store: Store, view: StudyView) -> Confirmation | None:
     """Return the confirmation that decides, else the longest with a reading; None under another KL budget."""
-    if view.spec.kl_budget != as_view(view.row, ()).spec.kl_budget:
+    if not view.is_own_budget:
         return None
     runs = confirmations(store, view)
     return decided(runs) or longest_read(runs)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppo_core.output import NOTHING, fixed, measured, pluralize, plus_minus
-from tuner.confirm.result import Confirmed, confirmations
+from tuner.confirm.result import Confirmation, Confirmed, confirmations
 from tuner.judge.best import Standing, is_reread, standing
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
@@ -85,8 +85,10 @@ def headlines(store: Store, view: StudyView, rows: Iterable[TrialRow] | None = N
         view: The study; a confirmation holds for its own KL budget alone.
         rows: Trials of it, valued as they are to be shown; None: those of the search.
     """
-    fresh: dict[int, Confirmed] = {}
-    for run in confirmations(store, view) if view.is_own_budget else ():  # from the shortest runs to the longest
-        if run.choice is not None:
-            fresh |= {one.trial.number: one for one in run.read}
+    fresh = on_fresh_seeds(confirmations(store, view) if view.is_own_budget else ())
     return {row.number: Headline(row, fresh.get(row.number)) for row in (view.trials if rows is None else rows)}
+
+
+def on_fresh_seeds(runs: Iterable[Confirmation]) -> dict[int, Confirmed]:
+    """Return by number what whole confirmations, from the shortest runs to the longest, read last of each trial."""
+    return {one.trial.number: one for run in runs if run.choice is not None for one in run.read}

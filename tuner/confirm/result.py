@@ -274,6 +274,11 @@ class Confirmation:
         error = error_of_look(self.most) / max(1, len(self.read) - 1)
         return self.spread.interval([one.readings, other.readings], error)
 
+    def lead_of(self, number: int, other: int) -> Interval | None:
+        """Return the lead of a trial's configuration over another trial's (see `lead`), both by number."""
+        of = {one.trial.number: one for one in self.read}
+        return self.lead(of[number], of.get(other)) if number in of else None
+
     @property
     def best(self) -> Confirmed | None:
         """The highest mean (certainty: see `verdict`); None: no run was read yet."""

@@ -25,7 +25,7 @@ ROWS = 512
 PROMPTS_FILE = "prompts.jsonl"
 _TEMPLATES = ("README.md", "reward.py", "study.toml", "task.toml")
 _FILES = ("study.toml", "task.toml")
-"""What is written for rewards and prompts of one's own."""
+"""Files that are written for rewards and prompts of one's own."""
 _FILLED = ("README.md", *_FILES)
 _EXAMPLE = {"reward": '"reward.py:exact"', "prompts": f'"{PROMPTS_FILE}"'}
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
