@@ -233,8 +233,8 @@ def test_workers_that_share_gpus_are_spread_evenly(tmp_path: Path) -> None:
     with LocalEngine(EngineNeeds(4, gpus=("4", "7"), trials_per_gpu=2)) as engine:
         for number in range(4):
             engine.start(own_spec(tmp_path / str(number), "loading", number=number))
-        environments = [process.environ() for process in workers()]
         found = run_out(engine, jobs=4)
+        environments = [process.environ() for process in workers()]  # before, a worker may still have its parent's
         assert sorted(reading(found[number], "quick/gpu") for number in range(4)) == [4.0, 4.0, 7.0, 7.0]
     assert {environment["PPO_TUNER_GPU_SHARED_BY"] for environment in environments} == {"2"}
 
