@@ -239,7 +239,7 @@ def time_left(view: StudyView) -> str:
 def status_text(view: StudyView, read_at: float) -> str:
     """Return the study's progress and time of reading."""
     is_stalled = data.shown_state(view) == "stalled"
-    silence = f", no sign of life for {duration(data.silence(view) or 0.0)}" if is_stalled else ""
+    silence = f", silent for {duration(data.silence(view) or 0.0)}" if is_stalled else ""
     clock = time.strftime("%H:%M:%S", time.localtime(read_at))
     return " · ".join(filter(None, ["" if view.state == "finished" else view.tally.text + silence, clock]))
 

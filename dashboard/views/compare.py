@@ -124,20 +124,23 @@ def _table(title: str, cells: Mapping[str, Sequence[str]], looks: Looks, roles: 
 def _differences(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
     """Draw each trial's reward relative to the first: on fresh seeds where both ran on them, else in the search."""
     base, *others = rows
-    for text in filter(None, (_difference(store, snapshot, base, row) for row in others)):
-        st.text(text)
+    for row in others:
+        text, about = _difference(store, snapshot, base, row)
+        if text:
+            st.text(text, help=about)
 
 
-def _difference(store: Store, snapshot: Snapshot, base: TrialRow, row: TrialRow) -> str:
-    """Return a line on a trial's reward relative to another's; empty if one has none."""
+def _difference(store: Store, snapshot: Snapshot, base: TrialRow, row: TrialRow) -> tuple[str, str | None]:
+    """Return a line on a trial's reward relative to another's with its help; empty if one has none."""
     lead = f"Trial {row.number} against trial {base.number}: "
     for run in reversed(snapshot.confirmations):
         if (difference := run.lead_of(row.number, base.number)) is not None:
-            return f"{lead}{difference.signed} reward on {pluralize(difference.n, 'fresh seed')}."
+            return f"{lead}{difference.signed} reward on {pluralize(difference.n, 'fresh seed')}.", None
     searched = over(store, base, row)
     if searched is None:
-        return ""
-    return f"{lead}{plus_minus(searched.mean, searched.se, signed=True)} reward, {searched.verdict}."
+        return "", None
+    text = plus_minus(searched.mean, searched.se, signed=True)
+    return f"{lead}{text} reward, {searched.verdict}.", f"{searched.evidence}."
 
 
 def lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:

@@ -34,15 +34,13 @@ def _text(incident: Incident, number: int, spec: StudySpec) -> str:
 
 
 def draw(store: Store, snapshot: Snapshot, number: int) -> None:
-    """Draw what moved first in trial `number`, if its KL crossed a limit."""
+    """Draw what moved first in trial `number`, if its KL crossed a limit after enough steps to know what is usual."""
     spec, steps = snapshot.view.spec, _steps(store, snapshot, number)
     incident = None if steps.empty else _find(snapshot, steps)
-    if incident is None:
+    if incident is None or not incident.moves:
         return
     named = " and ".join(METRICS[move.signal.metric].label for move in incident.first)
-    common.heading(f"What moved first: {named or 'nothing'}", f"{_text(incident, number, spec)} {_RULE}")
-    if not incident.moves:
-        return
+    common.heading(f"Moved first: {named or 'nothing'}", f"{_text(incident, number, spec)} {_RULE}")
     _panels(snapshot, steps, incident, number)
     number_column = st.column_config.NumberColumn
     common.table(

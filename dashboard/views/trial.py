@@ -97,14 +97,13 @@ def draw_curves(store: Store, snapshot: Snapshot, number: int) -> bool:
 def _key_numbers(snapshot: Snapshot, row: TrialRow) -> list[KeyNumber]:
     """Return the trial's reward and KL, and its cost."""
     headline, spec, total = snapshot.headline(row), snapshot.view.spec, int(row.config.get("total_episodes") or 0)
-    share = f", {row.episodes / total:.0%}" if total and row.episodes < total else ""
     about = "On fresh seeds: the mean over the runs that confirm it, on the test prompts, with its 95% interval. Else "
     return [
         KeyNumber(
             "Reward", headline.text(), headline.label, f"{about}its value ± one standard error. {common.VALUE_IS}"
         ),
         KeyNumber("Eval KL", headline.kl_text(), f"budget {spec.kl_budget:g}", METRICS["eval/kl"].title),
-        KeyNumber("Episodes", f"{row.episodes:,}", f"of {total:,}{share}" if total else None, "Trained so far."),
+        KeyNumber("Episodes", f"{row.episodes:,}", f"of {total:,}" if total else None, "Trained so far."),
         KeyNumber("Time", duration(row.seconds), running.time_left(row) or None, "Training time over all attempts."),
     ]
 

@@ -25,7 +25,7 @@ DRAWINGS = '[data-testid="stEChartsChart"] canvas, [data-testid="data-grid-canva
 
 _WORDS = r"""() => {
     const left_out = "[data-testid=stDataFrame], [data-testid=stEChartsChart], .js-plotly-plot, [data-testid^=stIcon], "
-        + ".response, [class*=st-key-said], a[href^='#'], script, style";
+        + "[data-testid=stSliderTickBar], .response, [class*=st-key-said], a[href^='#'], script, style";
     const words = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     for (let text = texts.nextNode(); text; text = texts.nextNode()) {
         const holder = text.parentElement, range = document.createRange();

@@ -26,7 +26,7 @@ def test_it_is_of_the_answer_of_the_first_chosen_or_of_the_one_in_the_link(
     assert cards(app)["Reward"] == ("1.739 ± 0.035", ONE_SEED) and cards(app)["Eval KL"] == ("9.56", "budget 10")
     app.multiselect(key="trial").set_value([6, 5])
     assert charts(run(app)) == [*CURVES, "incident chart"]
-    [told] = [one.help for one in app.subheader if one.value == "What moved first: Clip fraction and Entropy"]
+    [told] = [one.help for one in app.subheader if one.value == "Moved first: Clip fraction and Entropy"]
     assert told.startswith(
         "Trial 6: Training KL was 18.9 nats at step 21, the first step over the guard's limit of 15. "
     )

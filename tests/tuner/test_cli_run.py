@@ -53,7 +53,8 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
         "[4/4",
     ]
     assert re.search(
-        r"\[1/4\] trial +0  completed +best in budget 0\.650 ± 0\.050 +at KL 0\.800 .*learning_rate=0\.0002", stdout
+        r"\[1/4\] trial +0  completed +best in budget, one seed 0\.650 ± 0\.050 +at KL 0\.800 .*learning_rate=0\.0002",
+        stdout,
     )
     assert "preparing: making nothing" in stdout
     assert "which is not confirmed." in stdout
@@ -102,7 +103,7 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
         progress(
             TrialStepped(0, StepReport(4, 128, {"eval/reward": 0.75, "eval/kl": 4.0, "objective/kl_exact": 16}), 8)
         )
-        progress(TrialEnded(pruned(0, params={"lam": 0.95}), Tally(5, 8, 5.0, None)))
+        progress(TrialEnded(pruned(0, value_step=4, params={"lam": 0.95}), Tally(5, 8, 5.0, None)))
         progress(StudyStopping(1, "interrupted"))
         progress(StudyStopped(Tally(5, 8, 5.0, None), "interrupted"))
     text = out.getvalue()
@@ -112,7 +113,7 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
         "note: search.lam: not searched, was 0.9 to 1",
         r"preparing: the \x1b[31mmodels",
         "trial 0 resumes after step 2",
-        "[5/8] trial   0  pruned     best in budget 1.00 ± 0.10   at KL  5.00     10 s  made up: kl_limit  lam=0.95",
+        "[5/8] trial   0  pruned     best in budget, one seed 1.00 ± 0.10   at KL  5.00     10 s  made up: kl_limit  lam=0.95",
         "stopping: interrupted; running trials save a checkpoint first",
     ):
         assert line in text

@@ -347,7 +347,7 @@ def difference_line(base: TrialRow, other: TrialRow, difference: Difference | No
     if difference is None:
         return f"{names}: one of them has no trained checkpoint within the KL budget."
     reward = plus_minus(difference.mean, difference.se, signed=True)
-    return f"{names}: {reward} reward, {difference.verdict}."
+    return f"{names}: {reward} reward, {difference.verdict} ({difference.evidence})."
 
 
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:

@@ -46,9 +46,14 @@ class Difference:
         """The difference's significance in words."""
         if self.se is None or self.se <= 0:
             return "its noise is not known"
-        times = abs(self.mean) / self.se
-        exceeds = "more than the noise of the prompts" if times > ERRORS else "within the noise of the prompts"
-        return f"{exceeds} ({times:.1f} standard errors, {self.basis}; one seed each)"
+        exceeds = "more than" if abs(self.mean) > ERRORS * self.se else "within"
+        return f"{exceeds} the noise of the prompts"
+
+    @property
+    def evidence(self) -> str:
+        """What the verdict is based on, in words."""
+        times = f"{abs(self.mean) / self.se:.1f} standard errors, " if self.se else ""
+        return f"{times}{self.basis}; one seed each"
 
     @property
     def basis(self) -> str:
