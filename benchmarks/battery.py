@@ -24,6 +24,7 @@ from support.battery.recipes import GROUPS, MAKES, Recipe
 from support.battery.tasks import recipes
 from support.common import commit, run_command
 
+from docs.kl_by_beta import draw
 from ppo_core.errors import PPOTunerError
 
 LEDGER = runs.DATA / "ledger.jsonl"
@@ -33,7 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="command")
     run = commands.add_parser("run", help="run what is missing, then show")
-    show = commands.add_parser("show", help="print table and picture of what has run")
+    show = commands.add_parser("show", help="print a table of what has run, and draw its picture")
+    show.add_argument("--picture", type=Path, metavar="FILE", help="draw value against cost into a PNG file")
     for command in (run, show):
         command.add_argument("group", choices=GROUPS)
         command.add_argument("--name", default=runs.OURS, help="ours under another name, to be compared (ours)")
@@ -48,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seeds", type=int, metavar="N", default=5, help="studies of each kind, with seeds from 0 (5)")
     run.add_argument("--screen", action="store_true", help="ours alone, two starts, three seeds")
     run.add_argument("--workers", type=int, metavar="N", default=2, help="studies at a time (2)")
-    run.set_defaults(run=_run)
+    run.set_defaults(run=_run, picture=None)
     show.set_defaults(run=_show)
     check.set_defaults(run=_check)
     return parser
@@ -79,7 +81,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _lines(arguments: argparse.Namespace) -> list[dict[str, object]]:
-    """Print table and picture, and return the table's lines as plain values."""
+    """Print the table, and return its lines as plain values."""
     names = dict.fromkeys((*runs.ARMS, arguments.name))
     results = {name: runs.read_results(name) for name in names}
     tasks = _measured(recipes(arguments.group, arguments.make), results[runs.RANDOM])
@@ -88,10 +90,9 @@ def _lines(arguments: argparse.Namespace) -> list[dict[str, object]]:
         raise PPOTunerError(f"no random search of the {arguments.group} tasks has run, and values are measured by it")
     battery = report.Battery(tasks, known)
     lines = battery.lines()
-    picture = runs.WORK / f"{arguments.group}.html"
-    report.draw(battery, picture)
     print(report.table(lines))
-    print(f"value against cost: {picture.relative_to(runs.ROOT)}")
+    if arguments.picture:
+        draw(report.figure(battery), arguments.picture)
     found = report.as_json(lines)
     if arguments.json:
         print(json.dumps(found))
