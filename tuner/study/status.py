@@ -79,6 +79,7 @@ class Reason:
     """Reason of an early end: `rule` read `metric` = `value` against `limit` for `steps_over` steps up to `step`."""
 
     rule: str
+    """A guard's rule, `pruner`, `person`, `error`, `out_of_memory` or `worker_lost`; `outage`: it waits."""
     message: str
     """One line for people."""
     metric: str | None = None
