@@ -38,7 +38,7 @@ from tuner.control.events import (
 )
 from tuner.control.held_out_readings import HeldOutReadings
 from tuner.control.orders import OrderDesk
-from tuner.control.retry import TrialWatch
+from tuner.control.retry import OutageWatch
 from tuner.control.session import OpenStudy, accept
 from tuner.control.trial_ends import TrialEnds
 from tuner.control.trial_files import TrialFiles
@@ -111,7 +111,7 @@ class TrialLoop:
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
         """Trials whose checkpoint is being looked up."""
-        self._outages = TrialWatch(self._warn)
+        self._outages = OutageWatch(self._warn)
         self._verdict: str | None = None
         self._stopping: str | None = None
         self._renewed_at = time.monotonic()
@@ -264,7 +264,7 @@ class TrialLoop:
         is_paused = self._study.row.paused_at is not None
         if not self._is_stopping():
             self._readings.add_confirming_runs()
-        is_held = self._has_outage() and not is_paused
+        is_held = not is_paused and self._outages.is_waiting(self._study.rows)
         if not (is_paused or is_held):
             self._start_trials()
             self._start_readings()
@@ -486,7 +486,7 @@ class TrialLoop:
         row = study.refresh(number)
         study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec), Reason(OUTAGE, what))
         if study.refresh(number).status is Status.WAITING:  # no pending order stopped or paused it
-            self._outages.record_outage(number, what, row.episodes)
+            self._outages.record(number, what, row.episodes)
 
     def _is_left_to_next_run(self, number: int, what: str) -> bool:
         """Note what interrupted a trial, and return True if this run is stopping, so that the next one resumes it."""
@@ -495,13 +495,6 @@ class TrialLoop:
             self._warn(f"trial {number}: {what}; the next run of the study resumes it")
             return True
         return False
-
-    def _has_outage(self) -> bool:
-        """Return True if a trial waits for an outage to end."""
-        for number in self._outages.waiting:
-            if self._study.rows[number].status is not Status.WAITING:  # an order stopped or paused it
-                self._outages.end(number, is_well=False)
-        return not all(map(self._outages.is_due, self._outages.waiting))
 
     def _retry(self, number: int, what: str, reason: Reason) -> None:
         """Resume a trial from its checkpoint in another worker; after too many attempts it fails for `reason`."""

@@ -214,7 +214,7 @@ class Database:
         self.on_trouble: Trouble = lambda _: False
         """Called when the database is unreachable, full or locked; gives up by default."""
         self.on_answer: Callable[[], None] = lambda: None
-        """Called when the database answers again after `on_trouble` retried."""
+        """Called whenever the database has answered."""
 
     @property
     def url(self) -> URL:
@@ -256,7 +256,6 @@ class Database:
         return self._change(writing)
 
     def _with_retries(self, attempt: Callable[[], T]) -> T:
-        is_in_trouble = False
         while True:
             try:
                 result = attempt()
@@ -264,15 +263,12 @@ class Database:
                 failure = store_error(self.url, error)
                 if not (may_pass(error) and self.on_trouble(failure)):
                     raise failure from error
-                is_in_trouble = True
-                continue
             except PPOTunerError:  # it answered, with what the caller must know: the lease is lost
-                if is_in_trouble:
-                    self.on_answer()
-                raise
-            if is_in_trouble:
                 self.on_answer()
-            return result
+                raise
+            else:
+                self.on_answer()
+                return result
 
 
 def renew(connection: Connection, lease: Lease) -> None:
