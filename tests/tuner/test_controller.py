@@ -400,7 +400,7 @@ def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     before = signal.getsignal(signal.SIGINT)
     assert not run(tmp_path, spec, workers=2, timeout=5000, on_event=listen)[0]
     assert signal.getsignal(signal.SIGINT) is before
-    assert events[-1] == StudyStopped(Tally(0, 2, pytest.approx(1.4, abs=0.5), None), why)
+    assert events[-1] == StudyStopped(Tally(0, 2, pytest.approx(1.4, abs=0.5), None), why, is_deliberate=not by_signal)
     assert stopping == [True] and not is_stopping(tmp_path)
     assert [row.status for row in rows(tmp_path)] == [Status.RUNNING] * 2
     for number in (0, 1):

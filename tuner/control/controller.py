@@ -21,15 +21,13 @@ from tuner.control import retry
 from tuner.control.decision import NOTHING_DECIDED, Decision, answer, guarded
 from tuner.control.disk import most_kept
 from tuner.control.events import (
-    ONLY_PAUSED,
-    ORDERED,
-    TIME_LIMIT,
     Emit,
     Limits,
     OrderDecided,
     Preparing,
     ReadingAgain,
     ReadingOnTest,
+    Stop,
     StudyPaused,
     StudyStopping,
     StudyWarned,
@@ -44,10 +42,10 @@ from tuner.control.trial_ends import TrialEnds
 from tuner.control.trial_files import TrialFiles
 from tuner.engine.base import Engine, JobId
 from tuner.engine.protocol import (
+    Checkpointed,
     Ended,
     Entered,
     Failed,
-    Left,
     Lost,
     Message,
     Phase,
@@ -69,6 +67,7 @@ from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.study.spec import PPO_TRAINER
 from tuner.study.status import OUTAGE, Reason, Status, Wanted
 
+ORDERED = "stopped by an order"
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
 RENEW_SECONDS = 5.0
 """Interval between renewals of the lease."""
@@ -113,12 +112,12 @@ class TrialLoop:
         """Trials whose checkpoint is being looked up."""
         self._outages = OutageWatch(self._warn)
         self._verdict: str | None = None
-        self._stopping: str | None = None
+        self._stopping: Stop | None = None
         self._renewed_at = time.monotonic()
         self._is_idle = False
         self._notices_emitted = 0
 
-    def run(self) -> str | None:
+    def run(self) -> Stop | None:
         """Run the study; return None if it finished, or why it stopped.
 
         Raises:
@@ -188,18 +187,16 @@ class TrialLoop:
             self._stopping = self._why_stop()
             if self._stopping is not None and self._running and not self._engine.is_exhausted:
                 self._study.store.show_stopping(self._study.lease)
-                self._emit(StudyStopping(len(self._running), self._stopping))
+                self._emit(StudyStopping(len(self._running), self._stopping.why))
         return self._stopping is not None
 
-    def _why_stop(self) -> str | None:
-        limits = self._limits
-        return (
-            self._verdict
-            or self._stop.why
-            or (f"{TIME_LIMIT} of {limits.timeout:g} s has passed" if time.monotonic() >= limits.deadline else None)
-            or self._outages.why_give_up
-            or (NO_PLACE if self._engine.is_exhausted else None)
-        )
+    def _why_stop(self) -> Stop | None:
+        if self._verdict is None and self._stop.why is not None:
+            return Stop(self._stop.why, is_deliberate=self._stop.why == ORDERED)
+        if self._verdict is None and time.monotonic() >= self._limits.deadline:
+            return Stop(f"the time limit of {self._limits.timeout:g} s has passed", is_deliberate=True)
+        why = self._verdict or self._outages.why_give_up or (NO_PLACE if self._engine.is_exhausted else None)
+        return None if why is None else Stop(why)
 
     # The task
 
@@ -276,9 +273,10 @@ class TrialLoop:
         if is_held and not self._is_stopping():
             return True
         if self._is_stopping() or not is_paused or (self._is_finished() and not self._due_readings()):
-            left = paused(self._study.spec, self._study.rows)
+            left = tuple(row.number for row in paused(self._study.spec, self._study.rows))
             if left and self._stopping is None:
-                self._stopping = f"{ONLY_PAUSED} ({', '.join(str(row.number) for row in left)})"
+                numbers = ", ".join(map(str, left))
+                self._stopping = Stop(f"only paused trials are left ({numbers})", is_deliberate=True, paused=left)
             return False
         if not self._is_idle:
             self._is_idle = True
@@ -401,7 +399,7 @@ class TrialLoop:
             case Ended():
                 self._outages.end(number)
                 self._end(number)
-            case Left():
+            case Checkpointed():
                 self._outages.end(number)
                 self._leave(number)
             case Failed(is_outage=True):

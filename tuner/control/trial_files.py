@@ -40,8 +40,8 @@ T = TypeVar("T")
 class FileWork:
     """A thread for work on files: hashing, copying and deleting checkpoints takes from a second to minutes.
 
-    It does one piece after the other, while the controller's loop, which alone uses the store, goes on and collects the
-    results. Close it, or use it in a `with` statement.
+    It runs jobs in sequence, while the controller's loop, which alone uses the store, goes on and collects the results.
+    Close it, or use it in a `with` statement.
     """
 
     def __init__(self) -> None:

@@ -207,9 +207,7 @@ class RayEngine(Engine):
         for busy in list(self._busy):
             silence = None if busy.watch is None else busy.watch.verdict(self._clock())
             if silence is not None and self._results.empty():  # it may have sent one while others were received
-                message = self._end(busy, Lost(silence))
-                if message is not None:
-                    yield busy.job.number, message
+                yield busy.job.number, self._end(busy, Lost(silence))
         while self._idle and self._clock() - self._idle[0].idle_since >= _IDLE_SECONDS:
             _kill(self._idle.pop(0))
         self._note_waiting()
@@ -321,6 +319,8 @@ class RayEngine(Engine):
             if busy.is_first_here:
                 self._begin(busy)
                 return None
+        if isinstance(message, Failed) and busy.job.number is None:
+            message = replace(message, message=f"node {busy.relay.node}: {message.message}")
         if is_last(message):
             return self._end(busy, message)
         if not isinstance(message, Stepped):
@@ -331,7 +331,7 @@ class RayEngine(Engine):
             return replace(message, what=f"{message.what} on {busy.relay.node}")
         return message
 
-    def _end(self, busy: _Busy, message: Message) -> Message | None:
+    def _end(self, busy: _Busy, message: Message) -> Message:
         """Keep or end the worker of an ended job, and end other preparations of the task; return its message."""
         self._busy.remove(busy)
         is_spent = is_worker_spent(message)
@@ -339,13 +339,9 @@ class RayEngine(Engine):
             _kill(busy.relay)
         else:
             self._keep(busy.relay)
-        if busy.job.number is not None:
-            return message
-        for each in [each for each in self._busy if each.job.number is None]:
+        for each in [each for each in self._busy if busy.job.number is None and each.job.number is None]:
             self._busy.remove(each)
             _kill(each.relay)
-        if isinstance(message, Failed) and not message.message.startswith(f"node {busy.relay.node}"):
-            return replace(message, message=f"node {busy.relay.node}: {message.message}")
         return message
 
     def _keep(self, relay: _Relay) -> None:

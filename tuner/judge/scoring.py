@@ -235,8 +235,8 @@ def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
     whole = spec.total_episodes
     return Tally(
         ended=sum(row.status.is_final for row in searched),
-        total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
-        spent=sum(charged(row, whole) for row in searched if row.counts) / whole,
+        total=None if spec.trials is None else spec.trials + sum(not row.counts_toward_total for row in searched),
+        spent=sum(charged(row, whole) for row in searched if row.counts_toward_total) / whole,
         budget=spec.most_spent,
         confirming=len(confirming),
         confirmed=sum(row.status.is_final for row in confirming),

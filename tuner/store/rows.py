@@ -200,7 +200,7 @@ class TrialRow:
         return self.role is Role.SEARCH and self.origin is not Origin.BASELINE
 
     @property
-    def counts(self) -> bool:
+    def counts_toward_total(self) -> bool:
         """True if it counts towards the study's total; trials that people add do not."""
         return self.role is Role.SEARCH and self.origin is not Origin.ENQUEUED
 

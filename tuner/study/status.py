@@ -57,7 +57,7 @@ class Origin(StrEnum):
 
 
 class Role(StrEnum):
-    """Purpose of a trial. Only trials of the search teach the sampler; see `TrialRow.counts` for the study's total."""
+    """Purpose of a trial. Only trials of the search inform the sampler."""
 
     SEARCH = "search"
     """A trial of the search, or one that a person enqueued."""
