@@ -3,6 +3,7 @@
 `tuner.control.run` opens the study around it.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Future
@@ -62,7 +63,7 @@ from tuner.judge import forks
 from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
 from tuner.search.choose import New, Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
-from tuner.search.prune import Replay, why_pruned
+from tuner.search.prune import why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.study.spec import PPO_TRAINER
 from tuner.study.status import OUTAGE, Reason, Status, Wanted
@@ -106,7 +107,6 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._training(), self._on_decided)
         self._ends = TrialEnds(study, files, emit)
         self._readings = HeldOutReadings(study, plan)
-        self._replay = Replay()
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
         """Trials whose checkpoint is being looked up."""
@@ -149,17 +149,13 @@ class TrialLoop:
 
     def _messages(self) -> Iterator[tuple[JobId, Message]]:
         """Yield the workers' messages of one wait; then do other due work, such as orders."""
-        for job, message in self._engine.events(self._longest_wait()):
+        left = math.inf if self._stopping is not None else max(0.0, self._limits.deadline - time.monotonic())
+        for job, message in self._engine.events(min(ORDER_SECONDS, left)):
             yield job, message
             self._stay_alive()  # ending a worker may take a while
         self._files.work.collect()
         self._stay_alive()
         self._obey()
-
-    def _longest_wait(self) -> float:
-        if self._stopping is not None:
-            return ORDER_SECONDS
-        return min(ORDER_SECONDS, max(0.0, self._limits.deadline - time.monotonic()))
 
     def _finish_files(self) -> None:
         """Finish all file work, which ends with deleting checkpoints that are no longer kept."""
@@ -437,7 +433,8 @@ class TrialLoop:
             self._ends.note(number, f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
             self._ends.note(number, report_line(message.report, last_step))
-        self._engine.answer(number, answer(decision, running.wanted, must_leave=self._must_leave()))
+        must_leave = study.row.paused_at is not None or self._is_stopping()
+        self._engine.answer(number, answer(decision, running.wanted, must_leave=must_leave))
         if decision.action is not NextMove.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, last_step, decision.reason))
 
@@ -448,12 +445,8 @@ class TrialLoop:
             return None
         ids = [row.id for row in study.rows if row.informs_sampler]
         evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
-        reason = why_pruned(study.spec, study.rows, evaluations, number, self._replay)
+        reason = why_pruned(study.spec, study.rows, evaluations, number)
         return None if reason is None else Decision(NextMove.STOP, reason)
-
-    def _must_leave(self) -> bool:
-        """Return True if all trials must leave their workers."""
-        return self._study.row.paused_at is not None or self._is_stopping()
 
     def _leave(self, number: int) -> None:
         """Apply pending orders to a trial whose worker left it; they may have changed meanwhile.

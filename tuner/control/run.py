@@ -188,11 +188,7 @@ def _require_searched(study: OpenStudy) -> None:
 
 
 def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:
-    """Return the number of trials that fit the GPUs at a time; None: unlimited.
-
-    Raises:
-        ConfigError: there is room for none, or for fewer than were asked for.
-    """
+    """Return the number of trials that fit the GPUs at a time; None: unlimited."""
     ranks = spec.gpus_per_trial
     if trials_per_gpu > 1 and ranks > 1:
         raise ConfigError(f"trials_per_gpu is not allowed beside gpus_per_trial = {ranks}: a trial has its GPUs alone")

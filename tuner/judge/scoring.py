@@ -147,12 +147,7 @@ def own_fronts(store: Store, rows: Iterable[TrialRow]) -> dict[int, list[Point]]
 
 
 def kept_of_front(own: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -> list[Point]:
-    """Return the points of a study's front whose checkpoints are kept, by rising KL and reward.
-
-    Args:
-        own: The trials' own fronts by number.
-        is_here: True for a checkpoint that still exists.
-    """
+    """Return the points of a study's front whose checkpoints are kept, by rising KL and reward."""
     whole = front(point for points in own.values() for point in points)
     return thinned([point for point in whole if point.step > 0 and is_here(point)], MOST_ON_FRONT)
 

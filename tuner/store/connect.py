@@ -41,11 +41,7 @@ def _json(value: Any) -> str:
 
 
 def connect(url: URL) -> Engine:
-    """Return an engine, not connected yet.
-
-    Raises:
-        StoreError: the driver is missing or not supported.
-    """
+    """Return an engine, not connected yet."""
     is_sqlite = url.get_backend_name() == "sqlite"
     try:
         with warnings.catch_warnings():
@@ -68,12 +64,7 @@ def connect(url: URL) -> Engine:
 
 
 def found_version(engine: Engine) -> int | None:
-    """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing.
-
-    Raises:
-        StoreError: it is a folder or a device, damaged or not a store.
-        SQLAlchemyError: it cannot be read.
-    """
+    """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing."""
     path, where = file_of(engine.url), redacted(engine.url)
     if path is not None and not path.exists():
         return None
