@@ -233,7 +233,7 @@ def best_so_far(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec)
     `seconds` are those that all trials of the search had spent by then, each trial's spread evenly over its episodes.
     Failed and broken trials do not count, as for the best trial.
     """
-    searched = {row.number: row for row in rows if row.counts}
+    searched = {row.number: row for row in rows if row.counts_toward_total}
     steps = curves[curves["trial"].isin(searched)].sort_values(["trial", "step"], kind="stable")
     pace = steps["trial"].map({number: row.seconds / max(1, row.episodes) for number, row in searched.items()})
     new = steps.groupby("trial")["episode"].diff().fillna(steps["episode"]) * pace

@@ -1,11 +1,10 @@
 """Read the store for the pages, as pandas frames.
 
-Trials are named by number everywhere. A refresh reads only trials and steps that are new (`TrialCache`, `StepCache`).
+Trials are named by number everywhere. A refresh reads only steps that are new (`StepCache`).
 Caches are keyed by strings and integers: the store's identity, the study, the metrics.
 """
 
 import math
-import operator
 import os
 import threading
 import time
@@ -29,7 +28,7 @@ from tuner.confirm.result import Confirmation, confirmations
 from tuner.environment import to_copy
 from tuner.judge.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.judge.results import under_budget as judged_under
-from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
+from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, Store, StudyRow, TrialRow, schema
 from tuner.study.status import Origin, Reason, Role, Status
 
 CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
@@ -84,7 +83,7 @@ class StepCache:
         kept = kept[~(is_changed & (kept["step"] == kept["trial"].map(newest)))]
         new = [
             self._steps(
-                store.step_values(numbers, self._metrics, after_step=step - 1, evaluations_only=self._evaluations_only),
+                store.steps(numbers, self._metrics, after_step=step - 1, evaluations_only=self._evaluations_only),
                 numbers,
             )
             for step, numbers in by_newest.items()
@@ -97,7 +96,7 @@ class StepCache:
         attempts, episodes, _ = self._progress.get(row.number, _progress(row))
         return attempts != row.attempts or row.episodes < episodes
 
-    def _steps(self, rows: list[tuple[object, ...]], numbers: Mapping[int, int]) -> pd.DataFrame:
+    def _steps(self, rows: list[dict[str, Any]], numbers: Mapping[int, int]) -> pd.DataFrame:
         """Return stored step rows as a frame; `numbers` are the trials' numbers by id."""
         frame = pd.DataFrame.from_records(rows, columns=[*STEP_KEYS, *self._metrics])
         frame["trial_id"] = frame["trial_id"].map(numbers)
@@ -110,19 +109,18 @@ def _progress(row: TrialRow) -> tuple[int, int, float]:
 
 
 class TrialCache:
-    """Cached trials of one study, so that a refresh reads only what may have changed. Thread-safe."""
+    """The frame of a study's trials, made again where one of them has changed. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known = KnownTrials()
         self._rows: tuple[TrialRow, ...] = ()
         self._frame = _trial_frame(())
 
     def read(self, store: Store, study: StudyRow) -> tuple[tuple[TrialRow, ...], pd.DataFrame]:
         """Return the study's trials by number, and as a frame (see `dashboard.data.Snapshot`)."""
         with self._lock:
-            rows = tuple(store.trials(study, known=self._known))
-            if len(rows) != len(self._rows) or any(map(operator.is_not, rows, self._rows)):
+            rows = tuple(store.trials(study))
+            if rows != self._rows:
                 searched = tuple(row for row in rows if row.role is not Role.CONFIRM)
                 self._rows, self._frame = rows, _trial_frame(searched)
             return self._rows, self._frame.copy(deep=False)

@@ -16,9 +16,9 @@ import optuna
 import torch
 
 from ppo_core.config.hyperparameters import PPOConfig
-from tuner.engine.run_trial import import_factory
 from tuner.study.space import read_by_sampler
 from tuner.study.spec import StudySpec
+from tuner.study.study_file import import_object
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("study")
@@ -56,7 +56,7 @@ def make_config(trial: optuna.Trial) -> PPOConfig:
 def objective(trial: optuna.Trial) -> float:
     global spent
     config, rewards, seen = make_config(trial), [], 0
-    for report in import_factory(spec.trainer)(config, spec.task, device="cpu"):
+    for report in import_object(spec.trainer, "trainer")(config, spec.task, device="cpu"):
         spent, seen = spent + report.episode - seen, report.episode
         training_kl = report.metrics.get("objective/kl_exact", 0.0)
         if not math.isfinite(training_kl) or training_kl > spec.kl_limit:

@@ -176,7 +176,7 @@ def _best_so_far(store: Store, snapshot: Snapshot) -> None:
     if steps.empty:
         return
     best = analysis.best_so_far(view.trials, steps, view.spec)
-    seconds = sum(row.seconds for row in view.trials if row.counts)
+    seconds = sum(row.seconds for row in view.trials if row.counts_toward_total)
     alt = "The best value within the KL budget over the device time of the search"
     chart = charts.progress(best, math.ceil(seconds), data.baseline(steps))
     st.echarts_chart(chart, key="best so far", height=260, alt=alt)

@@ -234,7 +234,7 @@ def _reach(chart: Locator) -> int:
 
 def _last_step(store: Store) -> int:
     trial = store.trial(store.study(fake_store.STUDY), RUNS)
-    return max(int(row[1]) for row in store.step_values([trial.id], ("objective/kl_exact",)))
+    return max(int(row["step"]) for row in store.steps([trial.id], ("objective/kl_exact",)))
 
 
 def _is_drawn_anew_when_asked(visit: Visit, label: str) -> None:

@@ -19,15 +19,15 @@ from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
 from tuner.engine.base import EngineNeeds, JobId, MakeEngine
 from tuner.engine.protocol import (
+    Checkpointed,
+    CheckpointResult,
     Ended,
     Failed,
-    Left,
     Lost,
     Message,
     Prepared,
     PrepareTask,
     Progress,
-    Read,
     ReadCheckpoint,
     Stepped,
     TrialSpec,
@@ -91,7 +91,7 @@ class _Driver:
                     answer = (answers or {}).get(message.report.step, NextMove.GO_ON)
                     again = NextMove.GO_ON if message.is_again else answer
                     self.engine.answer(job, again)
-                jobs -= isinstance(message, Prepared | Read | Ended | Left | Failed | Lost)
+                jobs -= isinstance(message, Prepared | CheckpointResult | Ended | Checkpointed | Failed | Lost)
         return said
 
     def until_a_step(self) -> Stepped:
@@ -148,7 +148,7 @@ def _evaluates_when_asked(driver: _Driver) -> None:
 def _saves_leaves_and_resumes(driver: _Driver) -> None:
     job = driver.start()
     said = driver.hear(answers={1: NextMove.SAVE, 4: NextMove.LEAVE})[0]
-    assert said[-1] == Left() and _steps(said)[-1] == 4, "a trial that is ordered to leave does so at that step"
+    assert said[-1] == Checkpointed() and _steps(said)[-1] == 4, "a trial that is ordered to leave does so at that step"
     saved = [checkpoint.step_of(path) for path in checkpoint.complete(job.folder)]
     assert saved and saved[-1] == 4, f"it leaves a checkpoint of that step, and not {saved}"
     newest = checkpoint.latest(job.folder)
@@ -164,7 +164,7 @@ def _reads_a_checkpoint_on_the_test_prompts(driver: _Driver) -> None:
     job = ReadCheckpoint(0, trial.config, trial.task, trial.trainer, trial.device, trial.threads, trial.folder, newest)
     driver.engine.start(job)
     assert driver.engine.free == 0, "a job that runs takes up its room"
-    assert driver.hear() == {0: [Read(SplitReading(4, 4.0, 0.5, 1.6, 0.25))]}, "it is read as it was saved"
+    assert driver.hear() == {0: [CheckpointResult(SplitReading(4, 4.0, 0.5, 1.6, 0.25))]}, "it is read as it was saved"
     driver.engine.start(replace(job, checkpoint=newest.parent / "step-000099"))
     assert isinstance(driver.hear()[0][-1], Failed), "what cannot be read is reported"
 

@@ -1,7 +1,6 @@
 """Whole studies through real spawned workers, with the quick trainer."""
 
 import errno
-import functools
 import math
 import os
 import signal
@@ -41,7 +40,7 @@ from tuner.control.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.control.retry import TrialWatch
+from tuner.control.retry import Policy
 from tuner.files import folder as study_folder
 from tuner.judge.best import best_trial
 from tuner.judge.scoring import Tally, tally
@@ -228,8 +227,7 @@ def test_a_corner_that_cannot_run_does_not_end_a_study_that_is_well(tmp_path: Pa
 @pytest.fixture
 def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that says how often a host cannot be reached; trials wait only a moment for it."""
-    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 0.01)
-    monkeypatch.setattr("tuner.control.retry.LONGEST_OUTAGE_WAIT", 0.02)
+    monkeypatch.setattr("tuner.control.retry.OUTAGE", Policy(0.01, 0.02))
     return tmp_path / "kills"
 
 
@@ -254,7 +252,7 @@ def test_an_outage_that_does_not_end_stops_the_study_and_fails_no_trial(
 ) -> None:
     outage.write_text("1000000")
     with monkeypatch.context() as patched:
-        patched.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, limit=0.2))
+        patched.setattr("tuner.control.retry.OUTAGE", Policy(0.01, 0.02, limit=0.2))
         finished, events = run(tmp_path, quick_spec("cut_off", trials=3), workers=1)
     (stopped,) = of_kind(events, StudyStopped)
     assert not finished and stopped.why == "trial 0 waited for 0 s: RuntimeError: no answer"
@@ -269,7 +267,7 @@ def test_an_outage_that_does_not_end_stops_the_study_and_fails_no_trial(
 def test_orders_are_obeyed_while_an_outage_is_waited_for(
     tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: Status
 ) -> None:
-    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 3600.0)
+    monkeypatch.setattr("tuner.control.retry.OUTAGE", Policy(3600.0, 3600.0))
     outage.write_text("1")
     seen: list[TrialRow] = []
 
@@ -288,7 +286,7 @@ def test_orders_are_obeyed_while_an_outage_is_waited_for(
 
 @pytest.mark.slow
 def test_a_study_paused_during_an_outage_says_so(tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.control.retry.FIRST_OUTAGE_WAIT", 3600.0)
+    monkeypatch.setattr("tuner.control.retry.OUTAGE", Policy(3600.0, 3600.0))
     outage.write_text("1")
     told: list[str] = []
 
@@ -310,7 +308,7 @@ def test_an_outage_that_is_over_is_forgotten_where_no_step_follows_it(
     tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trial 0's disk fails at its last checkpoint, which is made by the next attempt."""
-    monkeypatch.setattr("tuner.control.controller.TrialWatch", functools.partial(TrialWatch, limit=0.05))
+    monkeypatch.setattr("tuner.control.retry.OUTAGE", Policy(0.01, 0.02, limit=0.05))
     outage.write_text("1")
     finished, events = run(tmp_path, quick_spec("unsaved", trials=6), workers=1)
     assert finished and [row.status for row in rows(tmp_path)] == [COMPLETED] * 5 + [PRUNED]
@@ -402,7 +400,7 @@ def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     before = signal.getsignal(signal.SIGINT)
     assert not run(tmp_path, spec, workers=2, timeout=5000, on_event=listen)[0]
     assert signal.getsignal(signal.SIGINT) is before
-    assert events[-1] == StudyStopped(Tally(0, 2, pytest.approx(1.4, abs=0.5), None), why)
+    assert events[-1] == StudyStopped(Tally(0, 2, pytest.approx(1.4, abs=0.5), None), why, is_deliberate=not by_signal)
     assert stopping == [True] and not is_stopping(tmp_path)
     assert [row.status for row in rows(tmp_path)] == [Status.RUNNING] * 2
     for number in (0, 1):

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from docs import json_shapes
+from docs import reference
 from ppo_core.errors import ConfigError, StudyError
-from ppo_core.metrics import METRICS
 from tests.tuner.exported import FORMATS, everything, files
 from tuner.exchange import SUFFIXES, export_folder
 from tuner.exchange.export_folder import export_study
@@ -75,12 +74,11 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
                 assert (float(got[column]) if isinstance(cell, float) else got[column]) == cell
 
 
-def test_the_reference_names_every_column() -> None:
-    assert list(json_shapes.TABLES) == [table.name for table in export_folder.TABLES]
-    metrics = [metric.column for metric in METRICS.values()]
+def test_the_reference_says_what_every_column_is() -> None:
     for table in export_folder.TABLES:
-        named = [name for key in json_shapes.TABLES[table.name][1] for name in key.split(", ")]
-        assert sorted([*named, *(metrics if table.name == "steps" else [])]) == sorted(table.fields), table.name
+        _, kind = reference.EXPORTED[table.name]
+        if kind is not None:  # its columns are the fields of a dataclass, which documents them
+            assert table.fields.keys() - {"trial", "step"} <= reference._all_fields(kind).keys(), table.name
 
 
 # What an export is

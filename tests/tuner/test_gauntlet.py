@@ -18,6 +18,7 @@ from tuner.confirm.plan import Plan, missing
 from tuner.judge.results import read_study, under_budget
 from tuner.judge.scoring import judged
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
+from tuner.study.rules import blame_of
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Reason, Status
 
@@ -102,10 +103,14 @@ def read(path: Path, budget: float | None = None) -> Gauntlet:
 
 def stops(found: Gauntlet) -> dict[int, tuple[str, float | None]]:
     """Where each trial stopped, and by how much."""
-    return {
-        row.number: (str(row.stopped_at or row.state), None if (by := found.excess(row)) is None else round(by, 6))
-        for row in found.rows
-    }
+
+    def excess(row: Row) -> float | None:
+        gate = row.stopped_at
+        limit, value = (None, None) if gate is None else (found.limits[gate], row.readings[row.passed].value)
+        is_other = gate is Gate.TRAINING and blame_of(row.trial.reason) != "kl"
+        return None if limit is None or value is None or is_other else round(value - limit, 6)
+
+    return {row.number: (str(row.stopped_at or row.state), excess(row)) for row in found.rows}
 
 
 def close(row: Row) -> list[str]:

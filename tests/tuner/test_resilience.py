@@ -4,6 +4,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from ppo_core.errors import StoreError
 from ppo_core.report import Sample, StepReport
 from tests.processes import spawned
 from tests.tuner import stores
-from tuner.control.retry import StoreRetry, TrialWatch
+from tests.tuner.trial_rows import trial_row
+from tuner.control.retry import STORE, OutageWatch, Policy, StoreRetry
 from tuner.store import Lease, NewTrial, Outcome, Store, schema
 from tuner.study.status import Origin, Reason, Status, Wanted
 
@@ -208,7 +210,7 @@ class Clock:
 
 def test_the_wait_doubles_up_to_half_a_minute_and_ends_at_the_limit() -> None:
     clock, told = Clock(), list[str]()
-    patience = StoreRetry(told.append, limit=150, clock=lambda: clock.now, wait=clock.wait)
+    patience = StoreRetry(told.append, policy=replace(STORE, limit=150), clock=lambda: clock.now, wait=clock.wait)
     waited = []
     while True:
         before = clock.now
@@ -249,19 +251,22 @@ def test_a_stop_ends_the_wait_early() -> None:
     assert clock.now == 110 and max(clock.waits) <= 0.5
 
 
+WAITING = [trial_row(number, status=Status.WAITING) for number in range(5)]
+
+
 def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit() -> None:
     clock, told = Clock(), list[str]()
-    room = TrialWatch(told.append, limit=3000, clock=lambda: clock.now)
+    room = OutageWatch(told.append, Policy(10, 600, limit=3000), lambda: clock.now)
     waits = []
-    room.record_outage(3, "no space")
+    room.record(3, "no space")
     while room.why_give_up is None:
         before = clock.now
-        while not room.is_due(3):
+        while room.is_waiting(WAITING):
             clock.now += 0.5
         waits.append(clock.now - before)
         room.retrying(3)
-        assert room.waiting == []
-        room.record_outage(3, "no space")
+        assert not room.is_waiting(WAITING)
+        room.record(3, "no space")
     assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600, 570]
     assert told == ["trial 3: no space; trying again for up to 50 min"]
     assert room.why_give_up == "trial 3 waited for 50 min: no space"
@@ -275,13 +280,12 @@ def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit
 def test_a_trial_that_was_not_asked_to_try_again_does_not_make_its_study_give_up() -> None:
     """As one that an order paused meanwhile, or that has ended."""
     clock = Clock()
-    watch = TrialWatch(lambda _: None, limit=150, clock=lambda: clock.now)
-    watch.record_outage(3, "no answer")
-    watch.retrying(3)
+    watch = OutageWatch(lambda _: None, Policy(10, 600, limit=150), lambda: clock.now)
+    watch.record(3, "no answer")
+    assert watch.is_waiting(WAITING)
+    assert not watch.is_waiting([replace(row, status=Status.PAUSED) for row in WAITING])
     clock.now += 1000
-    assert watch.why_give_up is None
-    watch.end(3, is_well=False)
-    watch.record_outage(3, "no answer")
+    watch.record(3, "no answer")
     assert watch.why_give_up is None, "another outage has an hour of its own"
 
 

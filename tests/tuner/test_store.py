@@ -20,7 +20,7 @@ from tests.processes import spawned
 from tests.tuner import stores
 from tests.tuner.stores import pretend
 from tests.waiting import until
-from tuner.store import LEASE_SECONDS, KnownTrials, Lease, NewTrial, Outcome, Store, TrialRow, processes
+from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow, processes
 from tuner.study.status import Origin, Reason, Status
 
 
@@ -237,22 +237,6 @@ def test_a_trial_that_nobody_runs_is_interrupted_until_its_study_is_held_again(s
     assert shown() == ["running", "completed"]
 
 
-def test_known_trials_are_read_again_but_for_what_never_changes_of_them(store: Store) -> None:
-    lease, study = store.acquire("a"), store.study("a")
-    first = store.begin_attempt(lease, add_trial(store, lease), None)
-    known = KnownTrials()
-    store.trials(study, known=known)
-    known.rows = {one: replace(row, config={"seed": 2}, params={}) for one, row in known.rows.items()}
-    store.add_step(lease, first.id, StepReport(1, 64, {}), 2.0)
-    added = add_trial(store, lease, 1)
-    again, new = store.trials(study, known=known)
-    assert (again.episodes, again.seconds, again.config, again.params) == (64, 2.0, {"seed": 2}, {})
-    assert new == added and new.config == {"seed": 1}
-    assert all(one is other for one, other in zip(store.trials(study, known=known), (again, new), strict=True))
-    store.release(lease)
-    assert [row.is_interrupted for row in store.trials(store.study("a"), known=known)] == [True, True]
-
-
 def test_a_process_is_known_by_what_no_clock_changes() -> None:
     mine = processes.this_process()
     assert processes.is_alive(mine) is True
@@ -304,6 +288,3 @@ def test_any_text_and_any_number_is_stored(store: Store) -> None:
     assert (kept["prompt"], kept["response"]) == ("pro\ufffdmpt", "re\ufffdsponse")
     tokens = store.sample_tokens(row.id, 0, 0)
     assert tokens is not None and tokens.texts == ("\ufffd", "b")
-    known = KnownTrials()
-    (first,), (again,) = store.trials(study, known), store.trials(study, known)
-    assert again is first, "it did not change, so it is not read again"

@@ -19,8 +19,18 @@ from ppo_core.report import NextMove, SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import QuickTrainer
 from tuner.control.decision import answer, guarded
-from tuner.engine.protocol import Ended, Failed, Left, Phase, Read, ReadCheckpoint, Stepped, TrialSpec
-from tuner.engine.run_trial import import_factory, read_checkpoint, run_trial, with_evaluation
+from tuner.engine.protocol import (
+    Checkpointed,
+    CheckpointResult,
+    Ended,
+    Failed,
+    Phase,
+    ReadCheckpoint,
+    Stepped,
+    TrialSpec,
+)
+from tuner.engine.run_trial import read_checkpoint, run_trial, with_evaluation
+from tuner.study import study_file
 
 OVER_THE_LIMIT = 8.89e-4
 """A learning rate whose KL is 3.556 nats a step: over 15 from step 5 on."""
@@ -167,15 +177,15 @@ def test_a_checkpoint_is_read_on_the_test_prompts_or_it_is_said_why_not(tmp_path
     run_trial(trial_spec(tmp_path, "tested"), Script())
     spec = trial_spec(tmp_path)
 
-    def read(trainer: str) -> Read:
+    def read(trainer: str) -> CheckpointResult:
         path = tmp_path / "step-000010"
         return read_checkpoint(
             ReadCheckpoint(0, spec.config, spec.task, f"{MODULE}:{trainer}", spec.device, spec.threads, tmp_path, path)
         )
 
-    assert read("tested") == Read(SplitReading(4, 10.0, 0.5, 4.0, 0.25))
-    assert read("untested") == Read(None, f"the task {MODULE}:TASK has no test prompts")
-    assert read("factory") == Read(None, f"the trainer {MODULE}:factory evaluates no test prompts")
+    assert read("tested") == CheckpointResult(SplitReading(4, 10.0, 0.5, 4.0, 0.25))
+    assert read("untested") == CheckpointResult(None, f"the task {MODULE}:TASK has no test prompts")
+    assert read("factory") == CheckpointResult(None, f"the trainer {MODULE}:factory evaluates no test prompts")
 
 
 def test_a_trial_whose_checkpoints_find_no_room_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +280,7 @@ def test_a_trial_that_goes_on_knows_its_longest_step(tmp_path: Path, monkeypatch
 def test_a_trial_told_to_leave_is_left_there_and_goes_on_as_if_unbroken(tmp_path: Path) -> None:
     unbroken, first, second = Script(), Script({5: NextMove.LEAVE}), Script()
     run_trial(trial_spec(tmp_path / "a"), unbroken)
-    assert run_trial(trial_spec(tmp_path / "b"), first) == Left()
+    assert run_trial(trial_spec(tmp_path / "b"), first) == Checkpointed()
     left_at = checkpoint.latest(tmp_path / "b")
     assert left_at is not None and left_at.name == "step-000005"
     assert run_trial(trial_spec(tmp_path / "b", resume_from=left_at), second) == Ended()
@@ -391,11 +401,11 @@ def test_out_of_memory_is_told_apart(error: Exception) -> None:
     [
         ("no_such_module:f", 'trainer "no_such_module:f": module "no_such_module" not found'),
         ("tests.tuner.nothing:f", 'trainer "tests.tuner.nothing:f": module "tests.tuner.nothing" not found'),
-        (f"{MODULE}:factry", f'module "{MODULE}" has no function "factry"; did you mean "factory"?'),
-        (f"{MODULE}:NAME_OF_NOTHING", f'module "{MODULE}" has no function "NAME_OF_NOTHING"'),
+        (f"{MODULE}:factry", f'module "{MODULE}" has no callable "factry"; did you mean "factory"?'),
+        (f"{MODULE}:NAME_OF_NOTHING", f'module "{MODULE}" has no callable "NAME_OF_NOTHING"'),
     ],
 )
 def test_a_trainer_that_is_not_there_is_an_error_that_names_it(path: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        import_factory(path)
+        study_file.import_object(path, "trainer")
     assert message in str(caught.value)

@@ -103,11 +103,7 @@ def diagnose(args: argparse.Namespace) -> int:
 
 
 def importance(args: argparse.Namespace) -> int:
-    """Show which hyperparameters mattered.
-
-    Raises:
-        StudyError: there are too few trials to tell.
-    """
+    """Show which hyperparameters mattered."""
     from tuner.search import importance as importances
 
     with storage.opened(args.storage) as store:

@@ -290,7 +290,7 @@ class StudyProgress:
         under_way = sum(
             running.share(self._spec)
             for running in self._running.values()
-            if (running.row.role is Role.CONFIRM if is_confirming else running.row.counts)
+            if (running.row.role is Role.CONFIRM if is_confirming else running.row.counts_toward_total)
         )
         return replace(self._tally, under_way=under_way)
 

@@ -264,11 +264,11 @@ def _width(columns: Mapping[str, list[str]]) -> int:
     return sum(2 + max(map(len, [*header.split("\n"), *cells])) for header, cells in columns.items())
 
 
-def _broken(name: str, width: int = 7) -> str:
+def _broken(name: str) -> str:
     """Break a hyperparameter's name after underscores, for a narrow column."""
     lines = [""]
     for piece in plain(name).replace("_", "_\0").split("\0"):
-        if lines[-1] and len(lines[-1]) + len(piece) > width:
+        if lines[-1] and len(lines[-1]) + len(piece) > 7:
             lines.append("")
         lines[-1] += piece
     return "\n".join(lines)

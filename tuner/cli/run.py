@@ -151,12 +151,6 @@ def run_whole(
 ) -> tuple[StudyStopped | None, bool]:
     """Run the study, and what confirms it, with its progress shown.
 
-    Args:
-        spec: The study.
-        args: The flags of `run`.
-        from_file: False if the spec is the stored one.
-        plan: The confirmation; None: the one that the rest of the budget pays for, if any.
-
     Returns:
         The event with which it stopped early, if it did, and True if a confirmation was due.
     """
@@ -225,11 +219,7 @@ def run_rest(
 
 
 def _gpus(spec: StudySpec, args: argparse.Namespace) -> tuple[str, ...]:
-    """Return this machine's GPUs, one per worker; empty if Ray assigns them.
-
-    Raises:
-        ConfigError: torch does not see one of them, or there is none to share.
-    """
+    """Return this machine's GPUs, one per worker; empty if Ray assigns them."""
     gpus: tuple[str, ...] = args.gpus or ()
     if args.engine != LOCAL:
         if gpus:
@@ -246,11 +236,7 @@ def _gpus(spec: StudySpec, args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _ray_cluster(engine: str) -> "RayCluster":
-    """Return the cluster that `--engine` names, which is not connected yet.
-
-    Raises:
-        ConfigError: Ray, or what it needs for such an address, is not installed.
-    """
+    """Return the cluster that `--engine` names, which is not connected yet."""
     try:
         from tuner.engine.ray_cluster import RayCluster
     except ModuleNotFoundError as error:

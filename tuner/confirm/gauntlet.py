@@ -127,17 +127,6 @@ class Gauntlet:
         """`32 → 31 → 15 → 6 → 6 → 2`."""
         return " → ".join(map(str, self.left))
 
-    def excess(self, row: Row) -> float | None:
-        """Return by how much a row's reading is over the limit of the gate that stopped it, below it if negative.
-
-        None: nothing stopped it, or not that limit.
-        """
-        gate = row.stopped_at
-        limit, value = (None, None) if gate is None else (self.limits[gate], row.readings[row.passed].value)
-        if limit is None or value is None or (gate is Gate.TRAINING and blame_of(row.trial.reason) != "kl"):
-            return None
-        return value - limit
-
 
 def of_study(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
     """Return the gauntlet of a study whose answer under the view's KL budget is `answer`."""

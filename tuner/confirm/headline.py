@@ -78,13 +78,7 @@ def headline_data(headline: Headline | None) -> dict[str, Any]:
 
 
 def headlines(store: Store, view: StudyView, rows: Iterable[TrialRow] | None = None) -> dict[int, Headline]:
-    """Return the trials' numbers under the view's KL budget, by the trial's number.
-
-    Args:
-        store: Has the study.
-        view: The study; a confirmation holds for its own KL budget alone.
-        rows: Trials of it, valued as they are to be shown; None: those of the search.
-    """
+    """Return the trials' numbers under the view's KL budget, by the trial's number."""
     fresh = on_fresh_seeds(confirmations(store, view) if view.is_own_budget else ())
     return {row.number: Headline(row, fresh.get(row.number)) for row in (view.trials if rows is None else rows)}
 

@@ -3,6 +3,7 @@
 `tuner.control.run` opens the study around it.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Future
@@ -21,15 +22,13 @@ from tuner.control import retry
 from tuner.control.decision import NOTHING_DECIDED, Decision, answer, guarded
 from tuner.control.disk import most_kept
 from tuner.control.events import (
-    ONLY_PAUSED,
-    ORDERED,
-    TIME_LIMIT,
     Emit,
     Limits,
     OrderDecided,
     Preparing,
     ReadingAgain,
     ReadingOnTest,
+    Stop,
     StudyPaused,
     StudyStopping,
     StudyWarned,
@@ -38,16 +37,16 @@ from tuner.control.events import (
 )
 from tuner.control.held_out_readings import HeldOutReadings
 from tuner.control.orders import OrderDesk
-from tuner.control.retry import TrialWatch
+from tuner.control.retry import OutageWatch
 from tuner.control.session import OpenStudy, accept
 from tuner.control.trial_ends import TrialEnds
 from tuner.control.trial_files import TrialFiles
 from tuner.engine.base import Engine, JobId
 from tuner.engine.protocol import (
+    Checkpointed,
     Ended,
     Entered,
     Failed,
-    Left,
     Lost,
     Message,
     Phase,
@@ -64,11 +63,12 @@ from tuner.judge import forks
 from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
 from tuner.search.choose import New, Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
-from tuner.search.prune import Replay, why_pruned
+from tuner.search.prune import why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.study.spec import PPO_TRAINER
 from tuner.study.status import OUTAGE, Reason, Status, Wanted
 
+ORDERED = "stopped by an order"
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
 RENEW_SECONDS = 5.0
 """Interval between renewals of the lease."""
@@ -107,18 +107,17 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._training(), self._on_decided)
         self._ends = TrialEnds(study, files, emit)
         self._readings = HeldOutReadings(study, plan)
-        self._replay = Replay()
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
         """Trials whose checkpoint is being looked up."""
-        self._outages = TrialWatch(self._warn)
+        self._outages = OutageWatch(self._warn)
         self._verdict: str | None = None
-        self._stopping: str | None = None
+        self._stopping: Stop | None = None
         self._renewed_at = time.monotonic()
         self._is_idle = False
         self._notices_emitted = 0
 
-    def run(self) -> str | None:
+    def run(self) -> Stop | None:
         """Run the study; return None if it finished, or why it stopped.
 
         Raises:
@@ -150,17 +149,13 @@ class TrialLoop:
 
     def _messages(self) -> Iterator[tuple[JobId, Message]]:
         """Yield the workers' messages of one wait; then do other due work, such as orders."""
-        for job, message in self._engine.events(self._longest_wait()):
+        left = math.inf if self._stopping is not None else max(0.0, self._limits.deadline - time.monotonic())
+        for job, message in self._engine.events(min(ORDER_SECONDS, left)):
             yield job, message
             self._stay_alive()  # ending a worker may take a while
         self._files.work.collect()
         self._stay_alive()
         self._obey()
-
-    def _longest_wait(self) -> float:
-        if self._stopping is not None:
-            return ORDER_SECONDS
-        return min(ORDER_SECONDS, max(0.0, self._limits.deadline - time.monotonic()))
 
     def _finish_files(self) -> None:
         """Finish all file work, which ends with deleting checkpoints that are no longer kept."""
@@ -188,18 +183,16 @@ class TrialLoop:
             self._stopping = self._why_stop()
             if self._stopping is not None and self._running and not self._engine.is_exhausted:
                 self._study.store.show_stopping(self._study.lease)
-                self._emit(StudyStopping(len(self._running), self._stopping))
+                self._emit(StudyStopping(len(self._running), self._stopping.why))
         return self._stopping is not None
 
-    def _why_stop(self) -> str | None:
-        limits = self._limits
-        return (
-            self._verdict
-            or self._stop.why
-            or (f"{TIME_LIMIT} of {limits.timeout:g} s has passed" if time.monotonic() >= limits.deadline else None)
-            or self._outages.why_give_up
-            or (NO_PLACE if self._engine.is_exhausted else None)
-        )
+    def _why_stop(self) -> Stop | None:
+        if self._verdict is None and self._stop.why is not None:
+            return Stop(self._stop.why, is_deliberate=self._stop.why == ORDERED)
+        if self._verdict is None and time.monotonic() >= self._limits.deadline:
+            return Stop(f"the time limit of {self._limits.timeout:g} s has passed", is_deliberate=True)
+        why = self._verdict or self._outages.why_give_up or (NO_PLACE if self._engine.is_exhausted else None)
+        return None if why is None else Stop(why)
 
     # The task
 
@@ -264,7 +257,7 @@ class TrialLoop:
         is_paused = self._study.row.paused_at is not None
         if not self._is_stopping():
             self._readings.add_confirming_runs()
-        is_held = self._has_outage() and not is_paused
+        is_held = not is_paused and self._outages.is_waiting(self._study.rows)
         if not (is_paused or is_held):
             self._start_trials()
             self._start_readings()
@@ -276,9 +269,10 @@ class TrialLoop:
         if is_held and not self._is_stopping():
             return True
         if self._is_stopping() or not is_paused or (self._is_finished() and not self._due_readings()):
-            left = paused(self._study.spec, self._study.rows)
+            left = tuple(row.number for row in paused(self._study.spec, self._study.rows))
             if left and self._stopping is None:
-                self._stopping = f"{ONLY_PAUSED} ({', '.join(str(row.number) for row in left)})"
+                numbers = ", ".join(map(str, left))
+                self._stopping = Stop(f"only paused trials are left ({numbers})", is_deliberate=True, paused=left)
             return False
         if not self._is_idle:
             self._is_idle = True
@@ -401,7 +395,7 @@ class TrialLoop:
             case Ended():
                 self._outages.end(number)
                 self._end(number)
-            case Left():
+            case Checkpointed():
                 self._outages.end(number)
                 self._leave(number)
             case Failed(is_outage=True):
@@ -439,7 +433,8 @@ class TrialLoop:
             self._ends.note(number, f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
             self._ends.note(number, report_line(message.report, last_step))
-        self._engine.answer(number, answer(decision, running.wanted, must_leave=self._must_leave()))
+        must_leave = study.row.paused_at is not None or self._is_stopping()
+        self._engine.answer(number, answer(decision, running.wanted, must_leave=must_leave))
         if decision.action is not NextMove.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, last_step, decision.reason))
 
@@ -450,12 +445,8 @@ class TrialLoop:
             return None
         ids = [row.id for row in study.rows if row.informs_sampler]
         evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
-        reason = why_pruned(study.spec, study.rows, evaluations, number, self._replay)
+        reason = why_pruned(study.spec, study.rows, evaluations, number)
         return None if reason is None else Decision(NextMove.STOP, reason)
-
-    def _must_leave(self) -> bool:
-        """Return True if all trials must leave their workers."""
-        return self._study.row.paused_at is not None or self._is_stopping()
 
     def _leave(self, number: int) -> None:
         """Apply pending orders to a trial whose worker left it; they may have changed meanwhile.
@@ -486,7 +477,7 @@ class TrialLoop:
         row = study.refresh(number)
         study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec), Reason(OUTAGE, what))
         if study.refresh(number).status is Status.WAITING:  # no pending order stopped or paused it
-            self._outages.record_outage(number, what, row.episodes)
+            self._outages.record(number, what, row.episodes)
 
     def _is_left_to_next_run(self, number: int, what: str) -> bool:
         """Note what interrupted a trial, and return True if this run is stopping, so that the next one resumes it."""
@@ -495,13 +486,6 @@ class TrialLoop:
             self._warn(f"trial {number}: {what}; the next run of the study resumes it")
             return True
         return False
-
-    def _has_outage(self) -> bool:
-        """Return True if a trial waits for an outage to end."""
-        for number in self._outages.waiting:
-            if self._study.rows[number].status is not Status.WAITING:  # an order stopped or paused it
-                self._outages.end(number, is_well=False)
-        return not all(map(self._outages.is_due, self._outages.waiting))
 
     def _retry(self, number: int, what: str, reason: Reason) -> None:
         """Resume a trial from its checkpoint in another worker; after too many attempts it fails for `reason`."""

@@ -24,14 +24,7 @@ class Disk:
 
 
 def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
-    """Return the disk space that checkpoints take.
-
-    Args:
-        one: Bytes of a checkpoint.
-        model: Bytes of a saved model.
-        spec: The study; None: a single run, which also saves models.
-        free: Free bytes.
-    """
+    """Return the space of checkpoints of a study, or of a run that also saves models (None); sizes in bytes."""
     if spec is None:
         most = (MOST_KEPT + 1) * one + 2 * model
         kept = f"{at_most(one)}, then models of {size(model)}"
@@ -60,13 +53,7 @@ def full_trials(spec: StudySpec) -> float:
 
 
 def search_line(spec: StudySpec, iteration: float, evaluation: float) -> str:
-    """Return a line on the time of a study's search.
-
-    Args:
-        spec: The study.
-        iteration: Seconds per iteration.
-        evaluation: Seconds per evaluation.
-    """
+    """Return a line on the time of a study's search, given the seconds of an iteration and an evaluation."""
     config = spec.config({})
     run = evaluation + seconds_left(config, 0, config.num_iterations(), iteration, evaluation)
     whole = full_trials(spec) * run * spec.gpus_per_trial

@@ -9,11 +9,14 @@ from tuner.store import Order, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Reason
 
-TIME_LIMIT = "the time limit"
-ORDERED = "stopped by an order"
-ONLY_PAUSED = "only paused trials are left"
-DELIBERATE = (TIME_LIMIT, ORDERED, ONLY_PAUSED)
-"""Beginnings of `why` for a study that stopped as it was asked to."""
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a study stops unfinished; see `StudyStopped`."""
+
+    why: str
+    is_deliberate: bool = False
+    paused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,10 @@ class StudyStopped:
 
     tally: Tally
     why: str
+    is_deliberate: bool = False
+    """True if it stopped as requested in advance, or by an order."""
     paused: tuple[int, ...] = ()
     """The paused trials that only an order resumes, if only such are left."""
-
-    @property
-    def is_deliberate(self) -> bool:
-        """True if it stopped as requested in advance, or by an order."""
-        return self.why.startswith(DELIBERATE)
 
 
 Event = (

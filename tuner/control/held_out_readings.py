@@ -11,7 +11,7 @@ from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tuner.confirm.plan import Plan, due_step, missing
 from tuner.control.session import OpenStudy
-from tuner.engine.protocol import Failed, Message, Read, ReadCheckpoint, Split
+from tuner.engine.protocol import CheckpointResult, Failed, Message, ReadCheckpoint, Split
 from tuner.environment import to_copy
 from tuner.judge.best import best_trial, unread
 from tuner.store import TrialRow
@@ -48,7 +48,7 @@ class HeldOutReadings:
     def end(self, number: int, message: Message) -> str | None:
         """Record a reading from its job's last message; return a warning if it failed, else None."""
         job, study = self.running.pop(number), self._study
-        if isinstance(message, Read):
+        if isinstance(message, CheckpointResult):
             trial_id = study.rows[number].id
             if job.split == "test":
                 study.store.add_test_reading(study.lease, trial_id, job.step, message.reading, message.why_not)
@@ -60,11 +60,7 @@ class HeldOutReadings:
         return f"trial {number} could not be evaluated on the {job.split} prompts: {why}"
 
     def add_confirming_runs(self) -> None:
-        """Add the confirming runs that the study lacks, once the SFT policy has been evaluated.
-
-        Raises:
-            StudyError: the task has no test prompts, or they could not be evaluated.
-        """
+        """Add the confirming runs that the study lacks, once the SFT policy has been evaluated."""
         study = self._study
         if self._plan is None or any(job.split == "eval" for job in self.due(is_searched=True)):
             return

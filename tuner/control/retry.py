@@ -1,4 +1,4 @@
-"""Retries, and when to give up: for the store, for outages, and for trials that failed."""
+"""What is tried again, and when to give up: the store, a trial's outage, and trials whose worker was lost or failed."""
 
 import re
 import time
@@ -14,23 +14,62 @@ from tuner.files.trial_log import last_words
 from tuner.store import TrialRow
 from tuner.study.status import WORKER_LOST, Reason, Status
 
-LIMIT_SECONDS = 3_600.0
-"""Default limit of a controller's wait for its store."""
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-"""Seconds before the first retry, doubled with each, and their maximum."""
+
+@dataclass(frozen=True)
+class Policy:
+    """How long something is waited for: seconds to the first retry, doubled with each, at most, and in all."""
+
+    first: float
+    longest: float
+    limit: float = 3_600.0
+
+
+STORE = Policy(first=0.5, longest=30.0)
+"""The controller's wait for its store."""
+OUTAGE = Policy(first=10.0, longest=600.0)
+"""A trial's wait for what is not its fault, such as a reward's server or a full disk."""
 _SLICE = 0.5
 """Seconds between two checks whether a stop was asked for."""
 
 
-class StoreRetry:
-    """Waits between retries, doubling; reports once when trouble begins and once when it ends.
-
-    Give it to a store as `store.on_trouble = patience.wait` and `store.on_answer = patience.end`.
+class Trouble:
+    """Something that is waited for: told once when it begins and once when it is over.
 
     Args:
-        emit: Takes one line when trouble begins and one when it is over.
+        emit: Takes one line when it begins and one when it is over.
+        policy: The waits.
+        clock: Seconds, from any beginning.
+    """
+
+    def __init__(self, emit: Callable[[str], None], policy: Policy, clock: Callable[[], float]) -> None:
+        self._emit, self._policy, self._clock = emit, policy, clock
+        self._began: float | None = None
+        self._next_wait = policy.first
+
+    def next_try(self, why: str) -> float | None:
+        """Return the time of the next try after a failure; None: time is up, until it is over."""
+        now = self._clock()
+        if self._began is None:
+            self._began, self._next_wait = now, self._policy.first
+            self._emit(f"{why}; trying again for up to {duration(self._policy.limit)}")
+        wait, self._next_wait = self._next_wait, min(2 * self._next_wait, self._policy.longest)
+        deadline = self._began + self._policy.limit
+        return min(now + wait, deadline) if now < deadline else None
+
+    def end(self, what: str) -> None:
+        """Report that it is over, if it had begun."""
+        if self._began is not None:
+            self._emit(f"{what} after {duration(self._clock() - self._began)}")
+            self._began = None
+
+
+class StoreRetry:
+    """Waits for a store: give it one as `store.on_trouble = patience.wait` and `store.on_answer = patience.end`.
+
+    Args:
+        emit: See `Trouble`.
         is_stopping: Returns True once a stop was asked for, which ends a wait early and all retries.
-        limit: Seconds from the first failure after which to give up.
+        policy: The waits.
         clock: Seconds, from any beginning.
         wait: Waits for some seconds.
     """
@@ -40,97 +79,59 @@ class StoreRetry:
         emit: Callable[[str], None],
         is_stopping: Callable[[], bool] = lambda: False,
         *,
-        limit: float = LIMIT_SECONDS,
+        policy: Policy = STORE,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._emit, self._is_stopping = emit, is_stopping
-        self._limit, self._clock, self._wait = limit, clock, wait
-        self._began: float | None = None
-        self._next_wait = FIRST_WAIT
+        self._is_stopping, self._clock, self._wait = is_stopping, clock, wait
+        self._trouble = Trouble(emit, policy, clock)
 
     def wait(self, failure: StoreError) -> bool:
         """Wait, and return True to retry; False: a stop was asked for, or time is up."""
-        if self._began is None:
-            self._began, self._next_wait = self._clock(), FIRST_WAIT
-            if not self._is_stopping():
-                self._emit(f"{failure}; trying again for up to {duration(self._limit)}")
-        deadline = self._began + self._limit
-        if self._clock() >= deadline:
-            return False  # and at each later failure, until it answers
-        until = min(self._clock() + self._next_wait, deadline)
-        self._next_wait = min(2 * self._next_wait, LONGEST_WAIT)
-        while (left := until - self._clock()) > 0:
-            if self._is_stopping():
-                return False
+        until = None if self._is_stopping() else self._trouble.next_try(str(failure))
+        while until is not None and not self._is_stopping() and (left := until - self._clock()) > 0:
             self._wait(min(left, _SLICE))
-        return True
+        return until is not None and not self._is_stopping()
 
     def end(self) -> None:
-        """Report that the store answers again."""
-        if self._began is not None:
-            self._emit(f"the store answers again after {duration(self._clock() - self._began)}")
-            self._began = None
-
-
-FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT = 10.0, 600.0
-"""Seconds before a trial ended by an outage is resumed, doubled each time, and their maximum."""
+        """Report that the store answers again, if it had failed."""
+        self._trouble.end("the store answers again")
 
 
 @dataclass
 class _Waiting:
-    began: float
-    wait: float
-    """Seconds until the retry after the next one."""
+    trouble: Trouble
     due: float | None = None
     """Time of the next retry; None while that is under way."""
     reached: int = 0
     """Furthest episode at which it was interrupted."""
 
 
-class TrialWatch:
-    """Schedules retries of trials that wait for an external problem to clear, each with doubling waits.
-
-    Args:
-        emit: Takes one line when a trial begins to wait and one when that is over.
-        limit: Seconds after which to give up.
-        clock: Seconds, from any beginning.
-    """
+class OutageWatch:
+    """The trials that wait for an external problem to clear, each with doubling waits."""
 
     def __init__(
-        self,
-        emit: Callable[[str], None],
-        *,
-        limit: float = LIMIT_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        self, emit: Callable[[str], None], policy: Policy | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._emit, self._limit, self._clock = emit, limit, clock
+        self._emit, self._policy, self._clock = emit, policy or OUTAGE, clock
         self._waiting: dict[int, _Waiting] = {}
         self.why_give_up: str | None = None
         """The reason to give up, set if a trial was retried for the whole time and still has to wait."""
 
-    def record_outage(self, number: int, why: str, episode: int = 0) -> None:
+    def record(self, number: int, why: str, episode: int = 0) -> None:
         """Record that a trial, interrupted at `episode`, has to wait (again) for `why`."""
-        now = self._clock()
-        if number not in self._waiting:
-            self._waiting[number] = _Waiting(now, FIRST_OUTAGE_WAIT)
-            self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
-        trial = self._waiting[number]
+        trial = self._waiting.setdefault(number, _Waiting(Trouble(self._emit, self._policy, self._clock)))
         trial.reached = max(trial.reached, episode)
-        if now - trial.began >= self._limit:
-            self.why_give_up = f"trial {number} waited for {duration(self._limit)}: {why}"
-        trial.due = min(now + trial.wait, max(now, trial.began + self._limit))
-        trial.wait = min(2 * trial.wait, LONGEST_OUTAGE_WAIT)
+        trial.due = trial.trouble.next_try(f"trial {number}: {why}")
+        if trial.due is None:
+            self.why_give_up = f"trial {number} waited for {duration(self._policy.limit)}: {why}"
 
-    @property
-    def waiting(self) -> list[int]:
-        """Trials that wait for their next retry."""
-        return [number for number, trial in self._waiting.items() if trial.due is not None]
-
-    def is_due(self, number: int) -> bool:
-        """Return True if a waiting trial is due for a retry."""
-        due = self._waiting[number].due
-        return due is not None and self._clock() >= due
+    def is_waiting(self, rows: Sequence[TrialRow]) -> bool:
+        """Return True while a trial waits for its next retry; one that an order ended or paused waits no more."""
+        for number in [number for number, trial in self._waiting.items() if trial.due is not None]:
+            if rows[number].status is not Status.WAITING:
+                self.end(number, is_well=False)
+        return any(trial.due is not None and self._clock() < trial.due for trial in self._waiting.values())
 
     def retrying(self, number: int) -> None:
         """Record that a waiting trial is being retried."""
@@ -143,10 +144,10 @@ class TrialWatch:
             self.end(number)
 
     def end(self, number: int, *, is_well: bool = True) -> None:
-        """Remove a trial from the schedule, and report it if it is well again."""
+        """Remove a trial, and report it if it is well again."""
         trial = self._waiting.pop(number, None)
         if trial is not None and is_well:
-            self._emit(f"trial {number}: it goes on after {duration(self._clock() - trial.began)}")
+            trial.trouble.end(f"trial {number}: it goes on")
 
 
 RETRIES = 2

@@ -14,7 +14,7 @@ from ppo_core.loading.digest import digests
 from ppo_core.loading.task_file import get_task
 from tuner.confirm.plan import Plan, cost_line, missing
 from tuner.control.controller import TrialLoop
-from tuner.control.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
+from tuner.control.events import Emit, Limits, Stop, StudyStarted, StudyStopped, StudyWarned
 from tuner.control.held_out_readings import due_readings, why_unread
 from tuner.control.retry import StoreRetry
 from tuner.control.session import OpenStudy, accept, changed_spec, changed_task, open_study, reconcile
@@ -26,7 +26,7 @@ from tuner.environment import to_copy
 from tuner.judge.best import best_trial
 from tuner.judge.scoring import tally
 from tuner.search import propose, prune
-from tuner.search.choose import is_finished, paused
+from tuner.search.choose import is_finished
 from tuner.store import Store
 from tuner.study.spec import StudySpec
 from tuner.study.status import Role
@@ -139,10 +139,10 @@ def _run_held(
     plan: Plan | None,
 ) -> bool:
     """Run the rest of a study that this process holds; return True if it finished."""
-    why: str | None = None
+    stopped: Stop | None = None
     is_due = plan is not None or not is_finished(study.spec, study.rows) or bool(due_readings(study))
     finished = not is_due and _end_again(study, emit)
-    while not finished and why is None:  # twice if an order came at the last moment
+    while not finished and stopped is None:  # twice if an order came at the last moment
         files = TrialFiles(study)
         try:
             with files.work, ExitStack() as stack:
@@ -151,14 +151,13 @@ def _run_held(
                 loop = TrialLoop(study, files, engine, stop, limits, emit, plan)
                 stack.callback(loop.emit_notices)  # after the engine has closed
                 stack.enter_context(engine)
-                why = loop.run()
+                stopped = loop.run()
         except KeyboardInterrupt:
-            why = INTERRUPTED
+            stopped = Stop(INTERRUPTED)
         finished = is_finished(study.spec, study.rows) and study.store.set_finished(study.lease)
-    is_unread = why is not None and (due_readings(study) or (plan and missing(study.rows, study.spec, plan)))
-    if not finished or is_unread:
-        left = paused(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
-        emit(StudyStopped(tally(study.rows, study.spec), str(why), tuple(row.number for row in left)))
+    is_unread = stopped is not None and (due_readings(study) or (plan and missing(study.rows, study.spec, plan)))
+    if stopped is not None and (not finished or is_unread):
+        emit(StudyStopped(tally(study.rows, study.spec), stopped.why, stopped.is_deliberate, stopped.paused))
     elif (unread := why_unread(study)) is not None:
         emit(StudyWarned(unread))
     return finished
@@ -189,11 +188,7 @@ def _require_searched(study: OpenStudy) -> None:
 
 
 def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:
-    """Return the number of trials that fit the GPUs at a time; None: unlimited.
-
-    Raises:
-        ConfigError: there is room for none, or for fewer than were asked for.
-    """
+    """Return the number of trials that fit the GPUs at a time; None: unlimited."""
     ranks = spec.gpus_per_trial
     if trials_per_gpu > 1 and ranks > 1:
         raise ConfigError(f"trials_per_gpu is not allowed beside gpus_per_trial = {ranks}: a trial has its GPUs alone")

@@ -124,9 +124,6 @@ def accept(study: OpenStudy, digests: Mapping[str, str] | None = None, **values:
     """Store the spec as this run has it, with further columns of the study; before, nothing of it is stored.
 
     `digests` are those of its task (`ppo_core.loading.digest`); None: no trial runs.
-
-    Raises:
-        ConfigError: the study's trials ran on another task.
     """
     changed = [] if digests is None else changed_task(study, digests)
     if changed:
@@ -160,11 +157,7 @@ An order's value holds until the file's own value changes or a flag of `run` giv
 
 
 def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
-    """Return the spec changed by an order `set`; a change of `workers` is only checked.
-
-    Raises:
-        ConfigError: an unknown setting, or a value that is not allowed.
-    """
+    """Return the spec changed by an order `set`; a change of `workers` is only checked."""
     if not changes:
         raise ConfigError(f"set changes nothing; available: {', '.join(CHANGEABLE_SETTINGS)}")
     for name in changes:
@@ -196,9 +189,6 @@ def _at_run(
         overrides: The record so far.
         from_file: True if `spec` comes from a file.
         flags: Values of `--trials` and `--budget`, if given.
-
-    Raises:
-        ConfigError: a kept value contradicts the file, or a flag does not apply to a study that lists its trials.
     """
     record: dict[str, dict[str, float | None]] = {}
     notes = []
@@ -224,14 +214,7 @@ def _at_run(
 def _settle_starts(
     store: Store, spec: StudySpec, stored: StudySpec | None, ran: int
 ) -> tuple[StudySpec, list[str], list[str]]:
-    """Return the study with all starts settled, changes in those still to run, and forbidden changes, one line each.
-
-    Args:
-        store: Has the earlier studies whose best trials are starts of this one.
-        spec: The study as its file describes it now.
-        stored: The study as stored; None: it has no trial yet.
-        ran: Number of its stored starts that have run, or are running.
-    """
+    """Return the study with all starts settled, changes in those still to run, and forbidden changes, one line each."""
     before = () if stored is None else stored.starts
     done, known = before[:ran], {start.source: start for start in before}
     asked = [*spec.starts, *(start for start, _ in spec.dropped)]
@@ -272,9 +255,6 @@ def _best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
     """Return the best trial of the study in `study:NAME`, moved into the ranges of `spec`.
 
     Values without effect in that trial are left out, as the learning rate of one that found its own.
-
-    Raises:
-        StudyError: the store holds no such study, or it has no best trial.
     """
     study = name.removeprefix(STUDY)
     try:

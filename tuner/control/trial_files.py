@@ -40,8 +40,8 @@ T = TypeVar("T")
 class FileWork:
     """A thread for work on files: hashing, copying and deleting checkpoints takes from a second to minutes.
 
-    It does one piece after the other, while the controller's loop, which alone uses the store, goes on and collects the
-    results. Close it, or use it in a `with` statement.
+    It runs jobs in sequence, while the controller's loop, which alone uses the store, goes on and collects the results.
+    Close it, or use it in a `with` statement.
     """
 
     def __init__(self) -> None:
@@ -224,11 +224,7 @@ class TrialFiles:
     ) -> None:
         """Copy the checkpoint from which a fork of `parent` starts to a folder `name` of the study, for `place_fork`.
 
-        May be repeated. On failure the outcome holds:
-
-        Raises:
-            ConfigError: a value cannot be changed, or there is no such checkpoint.
-            CheckpointError: it cannot be copied.
+        May be repeated. On failure the outcome holds a ConfigError or CheckpointError.
         """
         source, target = self._folder(parent.number), self._study.folder / name
 
@@ -242,11 +238,7 @@ class TrialFiles:
         self.work.give(fork, then)
 
     def place_fork(self, point: ForkPoint, number: int) -> None:
-        """Move a fork's checkpoint to its trial's folder, replacing leftovers of an interrupted attempt.
-
-        Raises:
-            CheckpointError: it cannot be moved.
-        """
+        """Move a fork's checkpoint to its trial's folder, replacing leftovers of an interrupted attempt."""
         folder = self._folder(number)
         try:
             for left in list(folder.glob("step-*")):
@@ -289,13 +281,7 @@ def fork_copy(
 def to_delete(
     rows: Sequence[TrialRow], saved: Mapping[int, Saved], front: Collection[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Return the checkpoints to delete, as (trial, step).
-
-    Args:
-        rows: The study's trials.
-        saved: By number, the checkpoints on disk of trials that have ended.
-        front: The checkpoints of the study's front, as (trial, step).
-    """
+    """Return the checkpoints to delete, as (trial, step)."""
     return [
         (row.number, step)
         for row in rows

@@ -17,9 +17,8 @@ JobId = int | None
 class Engine(Protocol):
     """Runs several jobs at a time, in processes isolated from each other's errors.
 
-    A job's messages come in order, and its last one is `Prepared`, `Read`, `Ended`, `Left`, `Failed` or `Lost`. The
-    engine itself notices that a process hangs or died, ends it, and reports `Lost`. No call waits without end for a
-    process that cannot be killed.
+    A job's messages come in order; `is_last` names the last ones. The engine itself notices that a process hangs or
+    died, ends it, and reports `Lost`. No call waits without end for a process that cannot be killed.
     """
 
     @property
@@ -128,7 +127,7 @@ class HangTimeout:
         return math.inf if self._since is None else self._since + self._allowed
 
     def heard(self, message: Message, now: float) -> None:
-        """Note a message; after a step's report the worker owes nothing until it is answered."""
+        """Note a message; a report of a step pauses the timer until it is answered."""
         self._since = None if isinstance(message, Stepped) else now
         if isinstance(message, Stepped):
             self._longest_step = message.longest_step

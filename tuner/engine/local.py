@@ -52,11 +52,7 @@ class LocalEngine(Engine):
     """Up to `needs.workers` processes, each at one job at a time. Close it, or use it in a `with` statement."""
 
     def __init__(self, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is started yet.
-
-        Raises:
-            ConfigError: fewer than 1 worker, more than there is room for on the GPUs, or no GPU to share.
-        """
+        """Nothing is started yet."""
         if needs.trials_per_gpu > 1 and not needs.gpus:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
         self._needs, self._clock = needs, clock
@@ -69,7 +65,6 @@ class LocalEngine(Engine):
 
     @property
     def free(self) -> int:
-        """Number of further jobs that could start now."""
         return max(0, min(self._limit, self._room) - len(self._busy))
 
     @property
@@ -79,7 +74,6 @@ class LocalEngine(Engine):
 
     @property
     def is_exhausted(self) -> bool:
-        """True if no place is left that a job could get."""
         return self._room == 0
 
     @property
@@ -92,11 +86,6 @@ class LocalEngine(Engine):
         return len(self._gpus) * self._needs.trials_per_gpu
 
     def resize(self, workers: int) -> None:
-        """Change the number of jobs at a time; running jobs finish first.
-
-        Raises:
-            ConfigError: fewer than 1, or more than there is room for on the GPUs.
-        """
         if workers < 1:
             raise ConfigError(f"workers {workers} is not allowed; expected at least 1")
         if self._gpus and workers > self._most:
@@ -106,11 +95,7 @@ class LocalEngine(Engine):
             self._end(self._idle.pop(0))
 
     def start(self, job: Job) -> None:
-        """Give a job to an idle worker, or to a new one.
-
-        Raises:
-            ConfigError: it asks for more processes than this engine's trials have.
-        """
+        """Give a job to an idle worker, or to a new one."""
         ranks = self._needs.gpus_per_trial
         if job.ranks > ranks:
             raise ConfigError(f"trial {job.number} asks for {job.ranks} processes, and trials have {ranks} here")
@@ -126,7 +111,6 @@ class LocalEngine(Engine):
         self._busy[job.number] = _Busy(worker, HangTimeout(self._needs.settings, job, self._clock()))
 
     def answer(self, number: int, answer: NextMove) -> None:
-        """Answer a trial's last report."""
         busy = self._busy[number]
         busy.worker.give(answer)  # if it died, `events` says so
         busy.watch.answered(self._clock())
@@ -147,7 +131,6 @@ class LocalEngine(Engine):
                 yield job, Lost(silence)
 
     def wake(self) -> None:
-        """Make a waiting `events` call, or the next one, return at once. Safe in signal handlers."""
         self._wake.send_bytes(b"w")
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class TrialSpec(TrialJob):
-    """Run one trial; answered by `Entered`, `Stepped` and finally `Ended`, `Left` or `Failed`."""
+    """Run one trial; answered by `Entered`, `Stepped` and finally `Ended`, `Checkpointed` or `Failed`."""
 
     guard: GuardSettings
     kl_budget: float
@@ -87,7 +87,7 @@ Split = Literal["eval", "test"]
 
 @dataclass(frozen=True)
 class ReadCheckpoint(TrialJob):
-    """Read a trial's checkpoint on prompts of the task; answered by `Read` or `Failed`."""
+    """Read a trial's checkpoint on prompts of the task; answered by `CheckpointResult` or `Failed`."""
 
     checkpoint: Path | None
     """None: the SFT policy."""
@@ -151,7 +151,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Read:
+class CheckpointResult:
     """Result of reading a checkpoint."""
 
     reading: SplitReading | None
@@ -170,7 +170,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Left:
+class Checkpointed:
     """The trial left as ordered, at a new checkpoint."""
 
 
@@ -220,7 +220,7 @@ class Lost:
 
 
 Job = PrepareTask | TrialSpec | ReadCheckpoint
-Message = Progress | Prepared | Entered | Stepped | Read | Ended | Left | Failed | Lost
+Message = Progress | Prepared | Entered | Stepped | CheckpointResult | Ended | Checkpointed | Failed | Lost
 
 
 def is_last(message: Message) -> bool:

@@ -95,11 +95,7 @@ class RayEngine(Engine):
     """Up to `workers` jobs at a time on a cluster's nodes. Close it, or use it in a `with` statement."""
 
     def __init__(self, cluster: RayCluster, needs: EngineNeeds, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is started yet.
-
-        Raises:
-            ConfigError: the cluster has no node for a trial, or no GPU to share.
-        """
+        """Nothing is started yet."""
         self._cluster, self._needs, self._clock = cluster, needs, clock
         nodes = cluster.nodes()
         if not nodes:
@@ -134,7 +130,6 @@ class RayEngine(Engine):
 
     @property
     def free(self) -> int:
-        """Number of further jobs that could start now."""
         return max(0, self._limit - len({busy.job.number for busy in self._busy}))
 
     @property
@@ -148,11 +143,6 @@ class RayEngine(Engine):
         return False
 
     def resize(self, workers: int) -> None:
-        """Change the number of jobs at a time; running jobs finish first.
-
-        Raises:
-            ConfigError: fewer than 1.
-        """
         if workers < 1:
             raise ConfigError(f"workers {workers} is not allowed; expected at least 1")
         self._limit = workers
@@ -163,9 +153,6 @@ class RayEngine(Engine):
         """Give a job to a worker once the cluster has room for it.
 
         A task is prepared on the nodes that have room, until one is ready; on any other one before its first trial.
-
-        Raises:
-            ConfigError: no node has what it asks for.
         """
         share = self._share(job)
         job = replace(job, folder=job.folder.absolute())
@@ -188,7 +175,6 @@ class RayEngine(Engine):
             self._greet(job, self._new_relay(share))
 
     def answer(self, number: int, answer: NextMove) -> None:
-        """Answer a trial's last report."""
         busy = next(busy for busy in self._busy if busy.job.number == number)
         self._exchange(busy, answer)
         if busy.watch is not None:
@@ -207,15 +193,12 @@ class RayEngine(Engine):
         for busy in list(self._busy):
             silence = None if busy.watch is None else busy.watch.verdict(self._clock())
             if silence is not None and self._results.empty():  # it may have sent one while others were received
-                message = self._end(busy, Lost(silence))
-                if message is not None:
-                    yield busy.job.number, message
+                yield busy.job.number, self._end(busy, Lost(silence))
         while self._idle and self._clock() - self._idle[0].idle_since >= _IDLE_SECONDS:
             _kill(self._idle.pop(0))
         self._note_waiting()
 
     def wake(self) -> None:
-        """Make a waiting `events` call, or the next one, return at once. Safe in signal handlers."""
         self._results.put(None)  # which may interrupt itself: SimpleQueue allows that
 
     def close(self) -> None:
@@ -243,11 +226,7 @@ class RayEngine(Engine):
         return _Share(cpus, float(job.ranks) if shared_by == 1 else math.floor(10_000 / shared_by) / 10_000)
 
     def _write_token(self, folder: Path) -> None:
-        """Write the token to the study's folder, for nodes to check that they see it.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Write the token to the study's folder, for nodes to check that they see it."""
         self._token, token = folder / TOKEN, uuid.uuid4().hex
         try:
             self._token.write_text(token, encoding="utf-8")
@@ -321,6 +300,8 @@ class RayEngine(Engine):
             if busy.is_first_here:
                 self._begin(busy)
                 return None
+        if isinstance(message, Failed) and busy.job.number is None:
+            message = replace(message, message=f"node {busy.relay.node}: {message.message}")
         if is_last(message):
             return self._end(busy, message)
         if not isinstance(message, Stepped):
@@ -331,7 +312,7 @@ class RayEngine(Engine):
             return replace(message, what=f"{message.what} on {busy.relay.node}")
         return message
 
-    def _end(self, busy: _Busy, message: Message) -> Message | None:
+    def _end(self, busy: _Busy, message: Message) -> Message:
         """Keep or end the worker of an ended job, and end other preparations of the task; return its message."""
         self._busy.remove(busy)
         is_spent = is_worker_spent(message)
@@ -339,13 +320,9 @@ class RayEngine(Engine):
             _kill(busy.relay)
         else:
             self._keep(busy.relay)
-        if busy.job.number is not None:
-            return message
-        for each in [each for each in self._busy if each.job.number is None]:
+        for each in [each for each in self._busy if busy.job.number is None and each.job.number is None]:
             self._busy.remove(each)
             _kill(each.relay)
-        if isinstance(message, Failed) and not message.message.startswith(f"node {busy.relay.node}"):
-            return replace(message, message=f"node {busy.relay.node}: {message.message}")
         return message
 
     def _keep(self, relay: _Relay) -> None:

@@ -49,11 +49,7 @@ class RayCluster:
         self.address = address or os.environ.get(ADDRESS_VARIABLE) or _LOCAL
 
     def __enter__(self) -> Self:
-        """Connect.
-
-        Raises:
-            ConfigError: there is no such cluster, or it runs another version of Ray or Python.
-        """
+        """Connect."""
         is_local = self.address == _LOCAL
         options = {"include_dashboard": False, "object_store_memory": _STORE_BYTES} if is_local else {}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

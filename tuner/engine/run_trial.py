@@ -17,17 +17,27 @@ from ppo_core.checkpoint import CheckpointKeeper, require_room
 from ppo_core.config import checks
 from ppo_core.config.checks import Bounds
 from ppo_core.config.hyperparameters import PPOConfig
-from ppo_core.config.lookup import import_module
 from ppo_core.config.stages import StagedTrainer
 from ppo_core.distributed import launch as launched
 from ppo_core.distributed.rank_zero import on_rank_zero
 from ppo_core.drive import Hooks, drive
-from ppo_core.errors import ConfigError, PPOTunerError, is_outage, located, nearest
+from ppo_core.errors import ConfigError, PPOTunerError, is_outage, located
 from ppo_core.report import NextMove, Sample, StepReport, Trainer
 from tuner.engine.gpu import limit_memory, require_own_gpu
-from tuner.engine.protocol import Ended, Left, Phase, Read, ReadCheckpoint, Split, Stepped, TrialJob, TrialSpec
+from tuner.engine.protocol import (
+    Checkpointed,
+    CheckpointResult,
+    Ended,
+    Phase,
+    ReadCheckpoint,
+    Split,
+    Stepped,
+    TrialJob,
+    TrialSpec,
+)
 from tuner.judge.guard import Guard
 from tuner.study.status import Reason
+from tuner.study.study_file import import_object
 
 LONGEST_STEP = "longest_step"
 """Key in a checkpoint's `extra` of the trial's longest step so far, in seconds."""
@@ -40,7 +50,7 @@ MOST_METRIC = 3.4e38
 Ask = Callable[[Stepped], NextMove]
 
 
-def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
+def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Checkpointed:
     """Run one trial; `ask` reports each step and returns whether to go on.
 
     Every process of a trial runs this, and rank 0 alone asks. `enter` is called before a checkpoint is saved and before
@@ -51,7 +61,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
     move = drive(staged, _make_keeper(spec, staged.trainer), trial)
     trial.require_a_step()
-    return Left() if move is NextMove.LEAVE else Ended(is_worker_spent=trial.has_raised)
+    return Checkpointed() if move is NextMove.LEAVE else Ended(is_worker_spent=trial.has_raised)
 
 
 class _Trial(Hooks):
@@ -160,16 +170,16 @@ READERS: Mapping[Split, str] = {"eval": "evaluated_again", "test": "tested"}
 """A trainer's method that reads a split."""
 
 
-def read_checkpoint(job: ReadCheckpoint) -> Read:
+def read_checkpoint(job: ReadCheckpoint) -> CheckpointResult:
     """Evaluate a checkpoint on a split."""
     start = time.perf_counter()
     trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
     evaluate = getattr(trainer, READERS[job.split], None)
     if evaluate is None:
-        return Read(None, f"the trainer {job.trainer} evaluates no {job.split} prompts")
+        return CheckpointResult(None, f"the trainer {job.trainer} evaluates no {job.split} prompts")
     reading = evaluate()
     why_not = f"the task {job.task} has no {job.split} prompts" if reading is None else None
-    return Read(reading, why_not, time.perf_counter() - start)
+    return CheckpointResult(reading, why_not, time.perf_counter() - start)
 
 
 def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
@@ -203,27 +213,13 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
 
 
 def _make_trainer(job: TrialJob, config: PPOConfig, resume_from: Path | None) -> Trainer:
-    factory = import_factory(job.trainer)
+    factory = import_object(job.trainer, "trainer")
     _set_torch_threads(job.threads)
     limit_memory()
     trainer: Trainer = factory(config, job.task, device=job.device, resume_from=resume_from)
     _set_torch_threads(job.threads)  # the factory may have been what imported torch
     require_own_gpu()
     return trainer
-
-
-def import_factory(path: str) -> Callable[..., Trainer]:
-    """Return the trainer factory at `module:function`.
-
-    Raises:
-        ConfigError: there is no such module or function.
-    """
-    module, name = import_module(path, "trainer", ConfigError)
-    factory: Callable[..., Trainer] | None = getattr(module, name, None)
-    if not callable(factory):
-        hint = nearest(name, (key for key, value in vars(module).items() if callable(value)))
-        raise ConfigError(f'trainer "{path}": module "{module.__name__}" has no function "{name}"{hint}')
-    return factory
 
 
 def _set_torch_threads(threads: int) -> None:

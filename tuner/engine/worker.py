@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import traceback
-import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -140,8 +139,6 @@ def _begin_log(job: Job) -> None:
         what = f"trial {job.number} is evaluated at step {job.step} on the {job.split} prompts"
     else:
         path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
-    with warnings.catch_warnings():
-        pass  # a side effect: warnings that the last trial has printed are printed again
     if launched.size() == 1:  # else its supervisor has begun the log
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
         where = f"{os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")

@@ -59,11 +59,6 @@ def export_to_optuna(store: Store, name: str, output: str, *, replace: bool = Fa
 
     Returns:
         The storage's URL for Optuna's tools, with its password hidden, and the trials as written.
-
-    Raises:
-        StudyError: there is no such study in the store; the message names the nearest.
-        ConfigError: a study of that name is in the storage already.
-        StoreError: one of the two failed.
     """
     study = store.study(name)
     spec = StudySpec.from_stored(study.spec, f'study "{study.name}"')
@@ -91,11 +86,7 @@ def export_to_optuna(store: Store, name: str, output: str, *, replace: bool = Fa
 
 
 def open_storage(output: str) -> RDBStorage:
-    """Open the Optuna storage at a file or URL, creating it if there is none.
-
-    Raises:
-        StoreError: it cannot be used.
-    """
+    """Open the Optuna storage at a file or URL, creating it if there is none."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = schema.parse_url(output)
     if (path := file_of(url)) is not None:
@@ -134,14 +125,7 @@ def as_optuna(
     reference: Mapping[str, HyperValue],
     evaluations: Sequence[Mapping[str, Any]],
 ) -> FrozenTrial:
-    """Convert a trial for Optuna's tools.
-
-    Args:
-        row: The trial.
-        spec: Its study.
-        reference: See `reference_config`.
-        evaluations: Rows of `episode`, `eval/reward` and `eval/kl`, as `Store.steps` returns them.
-    """
+    """Convert a trial for Optuna's tools."""
     encoded = _listed_for_people(spec.listed, row.params) if spec.listed else space.for_people(spec.search, row.params)
     trial = frozen(_report(row, spec), encoded)
     trial.datetime_start = datetime.fromtimestamp(row.started_at)

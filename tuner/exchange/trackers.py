@@ -32,7 +32,7 @@ END_SECONDS = 60.0
 class StudyTrackers:
     """Passes a study's events on to `emit` and, in a thread that the study does not wait for, to trackers.
 
-    A tracker that fails gets nothing more, and one warning says so; trials go on. A context manager, and the callback
+    A tracker that fails is dropped with a warning; trials go on. A context manager, and the callback
     itself.
     """
 

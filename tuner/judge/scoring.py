@@ -147,12 +147,7 @@ def own_fronts(store: Store, rows: Iterable[TrialRow]) -> dict[int, list[Point]]
 
 
 def kept_of_front(own: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -> list[Point]:
-    """Return the points of a study's front whose checkpoints are kept, by rising KL and reward.
-
-    Args:
-        own: The trials' own fronts by number.
-        is_here: True for a checkpoint that still exists.
-    """
+    """Return the points of a study's front whose checkpoints are kept, by rising KL and reward."""
     whole = front(point for points in own.values() for point in points)
     return thinned([point for point in whole if point.step > 0 and is_here(point)], MOST_ON_FRONT)
 
@@ -235,8 +230,8 @@ def tally(rows: Iterable[TrialRow], spec: StudySpec) -> Tally:
     whole = spec.total_episodes
     return Tally(
         ended=sum(row.status.is_final for row in searched),
-        total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
-        spent=sum(charged(row, whole) for row in searched if row.counts) / whole,
+        total=None if spec.trials is None else spec.trials + sum(not row.counts_toward_total for row in searched),
+        spent=sum(charged(row, whole) for row in searched if row.counts_toward_total) / whole,
         budget=spec.most_spent,
         confirming=len(confirming),
         confirmed=sum(row.status.is_final for row in confirming),

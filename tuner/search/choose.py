@@ -67,7 +67,7 @@ def as_stored(params: Mapping[str, HyperValue], config: Mapping[str, HyperValue]
 
 def counting_trials(rows: Rows) -> list[TrialRow]:
     """Return the trials that count towards the study's total."""
-    return [row for row in rows if row.counts]
+    return [row for row in rows if row.counts_toward_total]
 
 
 def left_out(spec: StudySpec, rows: Rows) -> list[TrialRow]:

@@ -36,14 +36,7 @@ Values = Mapping[str, HyperValue]
 
 
 def first_params(search: Search, centre: Values, seed: int, number: int) -> dict[str, HyperValue]:
-    """Return the params of one of a search's first trials.
-
-    Args:
-        search: The study's search space.
-        centre: Values to draw around, by name; where one is missing, the middle of the range.
-        seed: The study's.
-        number: The trial's.
-    """
+    """Return the params of one of a search's first trials."""
     random = np.random.default_rng([seed, number, 1])  # the 1: NumPy ignores zeros at the end of a seed
     if random.random() >= AROUND:
         return spread_params(search, seed, number)

@@ -18,8 +18,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.config.declare import HyperValue
-from ppo_core.config.lookup import import_module
-from ppo_core.errors import ConfigError, cut, nearest, one_line
+from ppo_core.errors import ConfigError, cut, one_line
 from tuner.judge.best import is_sound
 from tuner.search.choose import New, as_stored, point, tried
 from tuner.search.optuna_trials import OptunaReport, frozen, to_optuna
@@ -28,7 +27,7 @@ from tuner.store import NewTrial, TrialRow
 from tuner.study.space import MOST_POINTS, decode, read_by_sampler, sampler_space
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin
-from tuner.study.study_file import OF_A_SCHEDULE
+from tuner.study.study_file import OF_A_SCHEDULE, import_object
 
 MOST_READ, BEST_READ = 500, 100
 """Trials that a sampler reads beside those that run or wait, and the number of these that are the best older ones. TPE
@@ -46,9 +45,6 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
     """Return the params of trial `number`; they follow from the spec, the number and the trials so far alone.
 
     No trial repeats another while the space has other points.
-
-    Raises:
-        ConfigError: the study's own sampler cannot be used.
     """
     known = tried(spec, rows)
     for draw in (number + attempt * OTHER_DRAW for attempt in range(ATTEMPTS)):
@@ -178,33 +174,15 @@ def _sampler(spec: StudySpec, number: int) -> BaseSampler:
 
 
 def own_callable(path: str, what: str, kind: Any, **arguments: Any) -> Any:
-    """Call a user's own sampler or pruner, `module:callable`, and return the object, checked to be of the kind.
-
-    Args:
-        path: `module:callable`, as in the study file.
-        what: "sampler" or "pruner", for errors.
-        kind: Class that the object must be an instance of.
-        arguments: Arguments of the call.
-
-    Raises:
-        ConfigError: it cannot be imported or called, or returns something else.
-    """
+    """Call a user's own sampler or pruner, `module:callable`, and return the object, checked to be of the kind."""
     who = f'{what} "{path}"'
-    try:
-        module, name = import_module(path, what, ConfigError)
-    except ConfigError:
-        raise
-    except Exception as error:  # the user's module may raise anything
-        raise ConfigError(f"{who}: importing it raised {one_line(error)}") from error
-    make = getattr(module, name, None)
-    if not callable(make):
-        there_are = [key for key, value in vars(module).items() if callable(value)]
-        raise ConfigError(f'{who}: module "{module.__name__}" has no callable "{name}"{nearest(name, there_are)}')
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # of Optuna's own classes: the user chose them
-            made = make(**arguments)
-    except Exception as error:
+            made = import_object(path, what)(**arguments)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's module may raise anything
         given = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise ConfigError(f"{who}: calling it with {given or 'nothing'} raised {one_line(error)}") from error
     if not isinstance(made, kind):

@@ -15,14 +15,13 @@ from tuner.store import connect, schema
 from tuner.store.orders import Order, Orders, OrderState
 from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Outcome, StudyRow, TrialRow
 from tuner.store.studies import Studies
-from tuner.store.trials import STEP_KEYS, KnownTrials, NewTrial, Trials
+from tuner.store.trials import STEP_KEYS, NewTrial, Trials
 
 __all__ = [
     "DEFAULT_STORAGE",
     "INTERRUPTED",
     "LEASE_SECONDS",
     "STEP_KEYS",
-    "KnownTrials",
     "Lease",
     "NewTrial",
     "OnTest",

@@ -41,11 +41,7 @@ def _json(value: Any) -> str:
 
 
 def connect(url: URL) -> Engine:
-    """Return an engine, not connected yet.
-
-    Raises:
-        StoreError: the driver is missing or not supported.
-    """
+    """Return an engine, not connected yet."""
     is_sqlite = url.get_backend_name() == "sqlite"
     try:
         with warnings.catch_warnings():
@@ -68,12 +64,7 @@ def connect(url: URL) -> Engine:
 
 
 def found_version(engine: Engine) -> int | None:
-    """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing.
-
-    Raises:
-        StoreError: it is a folder or a device, damaged or not a store.
-        SQLAlchemyError: it cannot be read.
-    """
+    """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing."""
     path, where = file_of(engine.url), redacted(engine.url)
     if path is not None and not path.exists():
         return None
@@ -214,7 +205,7 @@ class Database:
         self.on_trouble: Trouble = lambda _: False
         """Called when the database is unreachable, full or locked; gives up by default."""
         self.on_answer: Callable[[], None] = lambda: None
-        """Called when the database answers again after `on_trouble` retried."""
+        """Called whenever the database has answered."""
 
     @property
     def url(self) -> URL:
@@ -256,7 +247,6 @@ class Database:
         return self._change(writing)
 
     def _with_retries(self, attempt: Callable[[], T]) -> T:
-        is_in_trouble = False
         while True:
             try:
                 result = attempt()
@@ -264,15 +254,12 @@ class Database:
                 failure = store_error(self.url, error)
                 if not (may_pass(error) and self.on_trouble(failure)):
                     raise failure from error
-                is_in_trouble = True
-                continue
             except PPOTunerError:  # it answered, with what the caller must know: the lease is lost
-                if is_in_trouble:
-                    self.on_answer()
-                raise
-            if is_in_trouble:
                 self.on_answer()
-            return result
+                raise
+            else:
+                self.on_answer()
+                return result
 
 
 def renew(connection: Connection, lease: Lease) -> None:

@@ -36,7 +36,7 @@ class Order:
     key: str
     """Chosen by whoever placed it."""
     kind: str
-    """A name of `tuner.study.status.ORDER_KINDS`."""
+    """The command, a name of ORDER_KINDS."""
     trial: int | None
     """Number of the trial concerned; None: the study."""
     arguments: dict[str, Any]

@@ -130,10 +130,7 @@ class StudyRow:
 
 @dataclass(frozen=True)
 class TrialRow:
-    """One trial as stored. `value` is eval reward, `kl` eval KL in nats per response.
-
-    Times are seconds since the epoch; `seconds` is device time.
-    """
+    """One trial as stored; the reference documents these fields. Times are seconds since the epoch."""
 
     id: int
     study_id: int
@@ -142,24 +139,31 @@ class TrialRow:
     status: Status
     reason: Reason | None
     config: dict[str, HyperValue]
+    """All hyperparameters by name."""
     params: dict[str, HyperValue]
     """Values given to this trial: searched, listed, enqueued, or changed in a fork."""
     value: float | None
+    """Eval reward of its best checkpoint within the KL budget; None: it has none yet."""
     value_se: float | None
+    """Its standard error over the eval prompts."""
     kl: float | None
+    """Eval KL of that checkpoint, in nats per response."""
     violation: float | None
     """log(eval KL / KL budget) of its value, -5 to 0; 0: it has none, 1: the run broke, None: not judged."""
     episodes: int
     seconds: float
+    """Device time of all attempts."""
     attempts: int
+    """Starts and resumptions."""
     threads: int
+    """CPU threads of its trainer."""
     started_at: float
     """Start of its first attempt; before that, when it was recorded."""
     ended_at: float | None
     label: str = ""
     """Name given by the study file or an order, or empty."""
     parent: int | None = None
-    """Number of the trial it was forked from."""
+    """Number of the trial that it was forked from, or confirms."""
     fork_step: int | None = None
     """The parent's step whose checkpoint it starts from; rows up to there are copies of the parent's."""
     wanted: Wanted | None = None
@@ -196,7 +200,7 @@ class TrialRow:
         return self.role is Role.SEARCH and self.origin is not Origin.BASELINE
 
     @property
-    def counts(self) -> bool:
+    def counts_toward_total(self) -> bool:
         """True if it counts towards the study's total; trials that people add do not."""
         return self.role is Role.SEARCH and self.origin is not Origin.ENQUEUED
 

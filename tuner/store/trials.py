@@ -1,22 +1,17 @@
 """Trials, recorded step by step, each write in one transaction, and reads of their steps, samples and readings."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from sys import intern
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import (
-    JSON,
     Connection,
     Row,
     Select,
     Table,
-    Text,
     and_,
-    cast,
     delete,
     func,
     insert,
@@ -38,16 +33,6 @@ JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_reward",
 """Columns derived from a trial's evaluations, recomputed when the KL budget changes."""
 STEP_KEYS = ("trial_id", "step", "episode", "at")
 """Columns that identify and date a row of steps."""
-
-
-@dataclass
-class KnownTrials:
-    """Cache of a study's trials as last read."""
-
-    rows: dict[int, TrialRow] = field(default_factory=dict)
-    """Trials by id, in order of number."""
-    stored: dict[int, tuple[object, ...]] = field(default_factory=dict)
-    """Maps a trial's id to True if the study was held, and the columns that may change, as stored."""
 
 
 @dataclass(frozen=True)
@@ -74,43 +59,11 @@ class NewTrial:
 class Trials(Database):
     """The store's trials."""
 
-    def trials(self, study: StudyRow, known: KnownTrials | None = None) -> list[TrialRow]:
-        """Return the study's trials by number.
-
-        `known`, from an earlier call, is updated; rows that did not change are not decoded again, and configurations
-        never read again.
-        """
+    def trials(self, study: StudyRow) -> list[TrialRow]:
+        """Return the study's trials by number."""
         table, is_held = schema.trials, study.has_controller
-        known = KnownTrials() if known is None else known
-        of_study = table.c.study_id == study.id
-        # JSON as text: to decode it takes longer than to compare it.
-        columns = [
-            cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column
-            for column in table.c
-            if column.name not in ("config", "params")
-        ]
-
-        def read(connection: Connection) -> list[TrialRow]:
-            query = select(*columns).where(of_study).order_by(table.c.number)
-            rows = {row.id: row for row in connection.execute(query)}
-            constant = {key: {"config": row.config, "params": row.params} for key, row in known.rows.items()}
-            if new := [row.number for key, row in rows.items() if key not in constant]:
-                fixed = select(table.c.id, table.c.config, table.c.params)
-                for row in connection.execute(fixed.where(of_study, table.c.number >= min(new))):
-                    constant[row.id] = {"config": _lean(row.config), "params": row.params}
-            stored = {key: (is_held, *row) for key, row in rows.items() if key in constant}
-            trials = {}
-            for key, values in stored.items():
-                if known.stored.get(key) == values:
-                    trials[key] = known.rows[key]
-                else:
-                    row, reason = rows[key], rows[key].reason
-                    decoded = {"reason": None if reason is None else json.loads(reason)}
-                    trials[key] = _to_trial({**row._mapping, **decoded, **constant[key]}, is_held)
-            known.rows, known.stored = trials, stored
-            return list(trials.values())
-
-        return self._read(read)
+        query = select(table).where(table.c.study_id == study.id).order_by(table.c.number)
+        return self._read(lambda connection: [_trial_row(row, is_held) for row in connection.execute(query)])
 
     def trial(self, study: StudyRow, number: int) -> TrialRow:
         """Return one trial, or raise StudyError saying which numbers there are."""
@@ -246,20 +199,14 @@ class Trials(Database):
 
         A metric is None where not measured or not finite.
         """
-        rows = self.step_values(trial_ids, metrics, after_step=after_step, evaluations_only=evaluations_only)
-        return [dict(zip((*STEP_KEYS, *metrics), row, strict=True)) for row in rows]
-
-    def step_values(
-        self, trial_ids: Iterable[int], metrics: Sequence[str], *, after_step: int = -1, evaluations_only: bool = False
-    ) -> list[tuple[Any, ...]]:
-        """Return `steps` as bare values in the order `STEP_KEYS`, then `metrics`; three times as fast for many rows."""
         table = schema.steps
         columns = [table.c[name] for name in (*STEP_KEYS, *(METRICS[metric].column for metric in metrics))]
         query = select(*columns).where(table.c.trial_id.in_(list(trial_ids)), table.c.step > after_step)
         if evaluations_only:
             query = query.where(table.c.eval_reward.is_not(None))
         query = query.order_by(table.c.trial_id, table.c.step)
-        return self._read(lambda connection: [tuple(row) for row in connection.execute(query)])
+        values = self._read(lambda connection: [tuple(row) for row in connection.execute(query)])
+        return [dict(zip((*STEP_KEYS, *metrics), row, strict=True)) for row in values]
 
     def highest(self, trial_ids: Iterable[int], metric: str) -> dict[int, float]:
         """Return the highest finite reading of a metric by trial id; a trial without one is left out."""
@@ -398,15 +345,7 @@ def _is_evaluated(row: Row[Any, Any]) -> bool:
 
 def _trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
     """Convert a row of the trials table; `is_held`: a controller runs its study."""
-    return _to_trial({**row._mapping, "config": _lean(row.config)}, is_held)
-
-
-def _lean(config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-    """Return a configuration that shares its key names with all others in memory: half the size."""
-    return {intern(name): value for name, value in config.items()}
-
-
-def _to_trial(values: dict[str, Any], is_held: bool) -> TrialRow:
+    values = row._mapping
     typed = {name: None if values[name] is None else convert(values[name]) for name, convert in _TYPES.items()}
     return TrialRow(**{**values, **typed}, is_interrupted=not is_held and typed["status"] is Status.RUNNING)
 

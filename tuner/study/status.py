@@ -57,7 +57,7 @@ class Origin(StrEnum):
 
 
 class Role(StrEnum):
-    """Purpose of a trial. Only trials of the search teach the sampler; see `TrialRow.counts` for the study's total."""
+    """Purpose of a trial. Only trials of the search inform the sampler."""
 
     SEARCH = "search"
     """A trial of the search, or one that a person enqueued."""
@@ -79,6 +79,7 @@ class Reason:
     """Reason of an early end: `rule` read `metric` = `value` against `limit` for `steps_over` steps up to `step`."""
 
     rule: str
+    """A guard's rule, `pruner`, `person`, `error`, `out_of_memory` or `worker_lost`; `outage`: it waits."""
     message: str
     """One line for people."""
     metric: str | None = None

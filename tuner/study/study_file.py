@@ -30,7 +30,7 @@ from ppo_core.config.hyperparameters import (
     inert,
     require_name,
 )
-from ppo_core.config.lookup import user_path
+from ppo_core.config.lookup import import_module, user_path
 from ppo_core.data.task import BUILT_IN, Task
 from ppo_core.errors import ConfigError, TaskError, nearest
 from ppo_core.loading.task_file import KL_LIMIT, get_task, is_task_path, read_table, stated_name
@@ -382,6 +382,20 @@ def _name_or_path(name: object, known: Mapping[str, str], where: str) -> str:
             f"{nearest(str(name), known)}"
         )
     return name
+
+
+def import_object(path: str, what: str) -> Callable[..., Any]:
+    """Return the trainer, sampler or pruner that a study file names as `module:callable`.
+
+    Raises:
+        ConfigError: there is no such module or callable; `what` it is begins the message.
+    """
+    module, name = import_module(path, what, ConfigError)
+    found: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(found):
+        hint = nearest(name, (key for key, value in vars(module).items() if callable(value)))
+        raise ConfigError(f'{what} "{path}": module "{module.__name__}" has no callable "{name}"{hint}')
+    return found
 
 
 def optional(content: Mapping[str, Any], where: str, key: str, read: Callable[..., Any]) -> Any:
