@@ -182,20 +182,12 @@ def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, d
 def _at_run(
     spec: StudySpec, overrides: Overrides, *, from_file: bool, flags: Mapping[str, float]
 ) -> tuple[StudySpec, dict[str, dict[str, float | None]], list[str]]:
-    """Return a run's spec, the updated record, and notes for the user, one line each.
-
-    Args:
-        spec: The study file's, or the stored one.
-        overrides: The record so far.
-        from_file: True if `spec` comes from a file.
-        flags: Values of `--trials` and `--budget`, if given.
-    """
+    """Return a run's spec, the updated record, and notes for the user, one line each; see `reconcile`."""
     record: dict[str, dict[str, float | None]] = {}
     notes = []
     for name in FILE_KEYS:
         old, value = overrides.get(name, {}), getattr(spec, name)
-        in_file = {FILE: value} if from_file else old
-        record[name] = {FILE: in_file[FILE]} if FILE in in_file else {}
+        record[name] = {FILE: value} if from_file else {FILE: old[FILE]} if FILE in old else {}
         is_changed = from_file and old.get(FILE, value) != value
         kept = old.get(SET)
         if kept is None or name in flags or is_changed:

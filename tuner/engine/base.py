@@ -82,13 +82,10 @@ class EngineNeeds:
     """Requirements of a study's run."""
 
     workers: int
-    """Jobs at a time."""
     gpus: Sequence[str] = ()
     """In the form of CUDA_VISIBLE_DEVICES; each job gets its own; empty: all see the GPUs of this process."""
     settings: WorkerSettings = field(default_factory=WorkerSettings)
-    """Timeouts and other settings."""
     trials_per_gpu: int = 1
-    """Jobs that share a GPU."""
     gpus_per_trial: int = 1
     """Processes that train a trial together, on a GPU each, or on the CPU."""
 

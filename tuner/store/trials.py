@@ -200,13 +200,12 @@ class Trials(Database):
         A metric is None where not measured or not finite.
         """
         table = schema.steps
-        columns = [table.c[name] for name in (*STEP_KEYS, *(METRICS[metric].column for metric in metrics))]
+        named = (table.c[METRICS[metric].column].label(metric) for metric in metrics)
+        columns = [*(table.c[name] for name in STEP_KEYS), *named]
         query = select(*columns).where(table.c.trial_id.in_(list(trial_ids)), table.c.step > after_step)
         if evaluations_only:
             query = query.where(table.c.eval_reward.is_not(None))
-        query = query.order_by(table.c.trial_id, table.c.step)
-        values = self._read(lambda connection: [tuple(row) for row in connection.execute(query)])
-        return [dict(zip((*STEP_KEYS, *metrics), row, strict=True)) for row in values]
+        return self._rows(query.order_by(table.c.trial_id, table.c.step))
 
     def highest(self, trial_ids: Iterable[int], metric: str) -> dict[int, float]:
         """Return the highest finite reading of a metric by trial id; a trial without one is left out."""
