@@ -86,7 +86,6 @@ class TrialLoop:
         self._stopping: events.Stop | None = None
         self._renewed_at = time.monotonic()
         self._is_idle = False
-        self._notices_emitted = 0
 
     def run(self) -> events.Stop | None:
         """Run the study; return None if it finished, or why it stopped.
@@ -136,14 +135,7 @@ class TrialLoop:
             self._files.work.collect()
             self._stay_alive()
 
-    def emit_notices(self) -> None:
-        """Report each of the engine's notices once."""
-        for line in self._engine.notices[self._notices_emitted :]:
-            self._notices_emitted += 1
-            self._warn(line)
-
     def _stay_alive(self) -> None:
-        self.emit_notices()
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
             self._study.store.renew(self._study.lease)
             self._renewed_at = time.monotonic()

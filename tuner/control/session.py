@@ -4,7 +4,7 @@ Settled starts are stored in place of the names in `warm_start`, so that neither
 earlier study changes one that has run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -224,7 +224,10 @@ def _settle_starts(
     refused = [
         f"{start.name} has run, and the file no longer has it unchanged; give the study another name" for start in gone
     ]
-    return settled, [] if stored is None else list(_changes_of_starts(before[ran:], settled.starts[ran:])), refused
+    pending, to_run = before[ran:], settled.starts[ran:]
+    notes = [f"{start.name} will not run any more" for start in pending if start not in to_run]
+    notes += [f"{start.name} will run: {start.text}" for start in to_run if start not in pending]
+    return settled, [] if stored is None else notes, refused
 
 
 def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
@@ -236,11 +239,6 @@ def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
         {name: value for name, value in start.original.items() if name in names} for start in (one, other)
     )
     return one.label == other.label and values == others
-
-
-def _changes_of_starts(before: Sequence[ListedTrial], after: Sequence[ListedTrial]) -> Iterator[str]:
-    yield from (f"{start.name} will not run any more" for start in before if start not in after)
-    yield from (f"{start.name} will run: {start.text}" for start in after if start not in before)
 
 
 def _best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:

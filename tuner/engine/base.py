@@ -27,11 +27,6 @@ class Engine(Protocol):
         ...
 
     @property
-    def notices(self) -> Sequence[str]:
-        """Messages so far for the user, a line each: places that were lost, or resources that jobs wait for."""
-        ...
-
-    @property
     def is_exhausted(self) -> bool:
         """True if no place is left that a job could get."""
         ...
@@ -88,6 +83,8 @@ class EngineNeeds:
     trials_per_gpu: int = 1
     gpus_per_trial: int = 1
     """Processes that train a trial together, on a GPU each, or on the CPU."""
+    tell: Callable[[str], None] = lambda _: None
+    """Takes a line for the user: a place that was lost, or resources that jobs wait for."""
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ class Trials(Database):
             stored = connection.execute(select(steps.c.eval_reward, steps.c.extra).where(same)).first()
             if stored is None:
                 connection.execute(insert(steps).values(trial_id=trial_id, **step_columns(report)))
-            elif report.is_evaluation and not _is_evaluated(stored):
+            elif report.is_evaluation and stored.eval_reward is None and "eval/reward" not in (stored.extra or {}):
                 connection.execute(update(steps).where(same).values(**step_columns(report)))
             else:
                 return pending_order(connection)
@@ -335,11 +335,6 @@ def step_columns(report: StepReport) -> dict[str, Any]:
         else:
             extra[name] = value
     return columns | {"extra": extra or None}
-
-
-def _is_evaluated(row: Row[Any, Any]) -> bool:
-    """Return True if a step has its evaluation, counting a reward that is not finite, which is in `extra`."""
-    return row.eval_reward is not None or "eval/reward" in (row.extra or {})
 
 
 def _trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
