@@ -98,7 +98,7 @@ class Blocked:
 
 
 @pytest.mark.parametrize(
-    "path", ["tuner.judge.forks.fork_files", "ppo_core.checkpoint.best", "tuner.control.trial_files.to_delete"]
+    "path", ["tuner.judge.forks.fork_files", "ppo_core.checkpoint.by_rank", "tuner.control.trial_files.to_delete"]
 )
 def test_steps_orders_and_the_lease_do_not_wait_for_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str

@@ -191,15 +191,15 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("unkillable")
 def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_trial(tmp_path: Path) -> None:
-    clock = Clock()
-    with LocalEngine(EngineNeeds(2, gpus=("4", "7"), settings=SETTINGS), clock=clock) as engine:
+    clock, told = Clock(), list[str]()
+    with LocalEngine(EngineNeeds(2, gpus=("4", "7"), settings=SETTINGS, tell=told.append), clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         stuck = to_gate(engine, 0)
         clock.now += 13.0
         ((job, lost),) = engine.events(SECONDS)
         assert job == 0 and isinstance(lost, Lost) and stuck.is_running()
         assert engine.free == 1 and not engine.is_exhausted
-        (line,) = engine.notices
+        (line,) = told
         assert f"process {stuck.pid} on GPU 4 cannot be killed" in line
         for number in (1, 2):
             engine.start(own_spec(tmp_path / str(number), "loading", number=number))
@@ -209,7 +209,7 @@ def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_tria
         clock.now += 13.0
         ((job, lost),) = engine.events(SECONDS)
         assert job == 3 and isinstance(lost, Lost)
-        assert engine.free == 0 and engine.is_exhausted and len(engine.notices) == 2
+        assert engine.free == 0 and engine.is_exhausted and len(told) == 2
 
 
 @pytest.mark.usefixtures("unkillable")
@@ -219,8 +219,8 @@ def test_a_study_without_a_place_left_ends_and_its_next_run_goes_on(tmp_path: Pa
     assert not finished
     (stuck,) = workers()
     warnings = [event.message for event in events if isinstance(event, StudyWarned)]
-    assert "trial 0: worker lost: silent for" in warnings[0] and "the next run of the study resumes it" in warnings[0]
-    assert [f"process {stuck.pid} cannot be killed" in line for line in warnings] == [False, True]
+    assert "trial 0: worker lost: silent for" in warnings[1] and "the next run of the study resumes it" in warnings[1]
+    assert [f"process {stuck.pid} cannot be killed" in line for line in warnings] == [True, False]
     assert isinstance(events[-1], StudyStopped) and events[-1].why == NO_PLACE and not events[-1].is_deliberate
     (tmp_path / "gate").touch()
     finished, events = run(tmp_path, spec, workers=1)

@@ -190,26 +190,27 @@ def test_what_jobs_wait_for_is_told_once_and_idle_actors_are_ended(tmp_path: Pat
         hear(engine)
         return bool(waiting(tmp_path))
 
-    needs = EngineNeeds(3, (), WorkerSettings())
+    told: list[str] = []
+    needs = EngineNeeds(3, (), WorkerSettings(), tell=told.append)
     with nodes("only") as made, RayCluster(made.address) as cluster, RayEngine(cluster, needs, clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         until(lambda: at_gate(engine))
         for number in (1, 2):
             engine.start(trial_spec(tmp_path / str(number), number=number))
         hear(engine)
-        assert engine.notices == []
+        assert told == []
         for _ in range(2):
             clock.now += 10.0
             hear(engine)
-            (line,) = engine.notices
+            (line,) = told
         assert "waiting for the cluster: trial 1 needs 1 CPU of one node; 0 of 1 CPUs are free" in line
         (tmp_path / "gate").touch()
         until(lambda: heard(engine, 3))
-        assert len(engine.notices) == 1  # another one may wait soon
+        assert len(told) == 1  # another one may wait soon
         assert ray.available_resources().get("CPU", 0) == 0  # its actor is kept for the next trial
         clock.now += 10.0
         hear(engine)
-        assert len(engine.notices) == 2
+        assert len(told) == 2
         until(lambda: ray.available_resources().get("CPU") == 1)
         engine.start(trial_spec(tmp_path / "3", number=3))
         until(lambda: heard(engine, 4))

@@ -1,15 +1,16 @@
 """Which checkpoints are kept: the rule, case by case, and the folders of a study that runs."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ppo_core import checkpoint
 from tests.tuner.quick_study import NAME, opened, quick_spec, run
 from tests.tuner.trial_rows import trial_row
-from tuner.control.session import open_study
-from tuner.control.trial_files import Saved, TrialFiles, to_delete
+from tuner.control.session import OpenStudy, open_study
+from tuner.control.trial_files import TrialFiles, to_delete
 from tuner.study.status import Role, Status
 
 FORK = dict[str, Any](role=Role.FORK, parent=1, fork_step=1)
@@ -27,17 +28,26 @@ FORK = dict[str, Any](role=Role.FORK, parent=1, fork_step=1)
         ({"status": Status.FAILED}, (1, 2, 3, 4), 2, (), (2, 4)),
         ({"status": Status.STOPPED}, (1, 2, 3, 4), 2, (), (2, 4)),
         (FORK, (1, 2, 3, 4), 3, (), (1, 3, 4)),
-        ({"status": Status.PAUSED}, (1, 2, 3, 4), 2, (), (1, 2, 3, 4)),
-        ({"status": Status.RUNNING}, (1, 2, 3, 4), 2, (), (1, 2, 3, 4)),
-        ({"status": Status.WAITING}, (1, 2, 3, 4), 2, (), (1, 2, 3, 4)),
     ],
 )
 def test_what_a_trial_keeps(
     row: dict[str, Any], steps: tuple[int, ...], best: int | None, front: tuple[int, ...], left: tuple[int, ...]
 ) -> None:
-    rows = [trial_row(0), trial_row(1, **row)]
-    gone = to_delete(rows, {1: Saved(steps, best)}, [(1, step) for step in front] + [(0, step) for step in steps])
-    assert gone == [(1, step) for step in steps if step not in left]
+    at_best = None if best is None else checkpoint.step_folder(Path("1"), best)
+    gone = to_delete(trial_row(1, **row), steps, at_best, [(1, step) for step in front] + [(0, step) for step in steps])
+    assert gone == [step for step in steps if step not in left]
+
+
+def test_a_damaged_best_checkpoint_goes_and_the_next_best_stays(tmp_path: Path) -> None:
+    for step, reward in {1: 3.0, 2: 2.0, 3: 1.0, 4: 0.0}.items():
+        extra = {checkpoint.EPISODE: 64 * step, checkpoint.EVALUATION: {"reward": reward, "kl": 1.0}}
+        folder = checkpoint.step_folder(tmp_path, step)
+        checkpoint.write(folder, {"state.json": lambda path: path.write_text("{}")}, state={}, extra=extra)
+    (checkpoint.step_folder(tmp_path, 1) / "state.json").write_text("damaged")
+    files = TrialFiles(cast(OpenStudy, SimpleNamespace(trial_folder=lambda _: tmp_path)))
+    with files.work:
+        files._tidy_trial(trial_row(0), 10.0, ())
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [2, 4]
 
 
 def on_disk(folder: Path) -> dict[int, list[int]]:

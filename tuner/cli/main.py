@@ -39,7 +39,6 @@ class Command:
     does: str
     path: str
     epilog: str | None = None
-    """Further sentences of its help."""
 
 
 _RUN_EPILOG = "If a study of that name exists, it resumes; a finished one prints its result."

@@ -21,23 +21,8 @@ from ppo_core.errors import NO_ROOM
 from ppo_core.report import StepReport, iteration_seconds
 from tuner.cli import render
 from tuner.confirm.headline import Headline
+from tuner.control import events
 from tuner.control.disk import search_line
-from tuner.control.events import (
-    Event,
-    OrderDecided,
-    Preparing,
-    ReadingAgain,
-    ReadingOnTest,
-    StudyPaused,
-    StudyStarted,
-    StudyStopped,
-    StudyStopping,
-    StudyWarned,
-    TrialEnded,
-    TrialSetAside,
-    TrialStarted,
-    TrialStepped,
-)
 from tuner.environment import to_copy
 from tuner.judge.best import Rank, best_rank
 from tuner.judge.scoring import Tally
@@ -90,7 +75,7 @@ class _Running:
     """Its row when it started."""
     printed_at: float
     """Time of its last line, or of its start."""
-    stepped: TrialStepped | None = None
+    stepped: events.TrialStepped | None = None
 
     def share(self, spec: StudySpec) -> float:
         """Return the share of its episodes that it has trained on since this start."""
@@ -125,7 +110,7 @@ class StudyProgress:
         out.file = cast(IO[str], _DiskTolerantStream(out.file))
         self._out = out
         self._is_started = False
-        self._preparing: Preparing | None = None
+        self._preparing: events.Preparing | None = None
         self._running: dict[int, _Running] = {}
         self._best: dict[int, tuple[Rank, str]] = {}
         """Rank and result within the KL budget, by trial."""
@@ -134,7 +119,7 @@ class StudyProgress:
         self._evaluation_seconds: float | None = 0.0
         """Seconds of the last evaluation; None once the search's cost was printed, or if it resumed."""
         self._is_reading = False
-        self.stopped: StudyStopped | None = None
+        self.stopped: events.StudyStopped | None = None
         """The event with which the study stopped short of its total, if it did."""
         self._live = Live(console=out, transient=True, auto_refresh=False) if out.is_terminal else None
 
@@ -147,50 +132,50 @@ class StudyProgress:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Show one event."""
         match event:
-            case StudyStarted():
+            case events.StudyStarted():
                 self._start(event)
-            case Preparing(what):
+            case events.Preparing(what):
                 if self._preparing is None or what != self._preparing.what:
                     self.say(f"preparing: {output.plain(what)}")
                 self._preparing = event
-            case TrialStarted():
+            case events.TrialStarted():
                 self._start_trial(event)
-            case TrialStepped():
+            case events.TrialStepped():
                 self._step(event)
-            case TrialEnded(row, tally):
+            case events.TrialEnded(row, tally):
                 self._settle(row, tally)
                 self._say_trial(row, f"[{_count(row, tally)}] ")
-            case TrialSetAside(row, tally):
+            case events.TrialSetAside(row, tally):
                 self._settle(row, tally)
                 self.say(f"trial {row.number} saved a checkpoint and is {row.status}")
-            case ReadingAgain(trial, step):
+            case events.ReadingAgain(trial, step):
                 self.say(f"evaluating the best checkpoints once more: trial {trial} at step {step}")
-            case ReadingOnTest():
+            case events.ReadingOnTest():
                 if not self._is_reading:
                     self.say("evaluating the chosen checkpoints on the test prompts, each once")
                 self._is_reading = True
-            case OrderDecided(order, spec, tally):
+            case events.OrderDecided(order, spec, tally):
                 self._spec, self._tally = spec, tally
                 about = "" if order.trial is None else f" trial {order.trial}"
                 refused = " refused" if order.state is OrderState.REFUSED else ""
                 self.say(f"order {order.id} ({order.kind}{about}){refused}: {output.plain(order.outcome or '')}")
-            case StudyPaused(study):
+            case events.StudyPaused(study):
                 self.say(f"the study is paused; to resume: {to_copy(['resume', study])}")
-            case StudyWarned(message):
+            case events.StudyWarned(message):
                 self.say(f"warning: {output.plain(message)}")
-            case StudyStopping(why=why):
+            case events.StudyStopping(why=why):
                 self.say(f"stopping: {output.plain(why)}; running trials save a checkpoint first")
-            case StudyStopped():
+            case events.StudyStopped():
                 self.stopped = event
             case _:
                 assert_never(event)
         if self._live is not None and self._is_started:  # not in rich's thread, whose output would mix with lines
             self._live.update(self._view(), refresh=True)
 
-    def _start(self, event: StudyStarted) -> None:
+    def _start(self, event: events.StudyStarted) -> None:
         spec = event.spec
         self._spec, self._tally, self._is_started = spec, event.tally, True
         if event.tally.done:
@@ -210,7 +195,7 @@ class StudyProgress:
         if event.best is not None:
             self._rank(event.best)
 
-    def _start_trial(self, event: TrialStarted) -> None:
+    def _start_trial(self, event: events.TrialStarted) -> None:
         self._preparing = None
         if self._began is None:
             self._began = time.monotonic(), self._now.done
@@ -219,7 +204,7 @@ class StudyProgress:
             self.say(f"trial {number} resumes after step {event.resumed_step}")
         self._running[number] = _Running(event.row, time.monotonic())
 
-    def _step(self, event: TrialStepped) -> None:
+    def _step(self, event: events.TrialStepped) -> None:
         running = self._running.get(event.number)
         if running is None:
             return
@@ -254,7 +239,7 @@ class StudyProgress:
         self._tally = tally
         self._rank(row)
 
-    def _say_trial(self, row: TrialRow, count: str = "") -> None:
+    def _say_trial(self, row: TrialRow, count: str) -> None:
         """Print a trial's line, cut to a terminal's width: `show` has all of it."""
         is_terminal = self._out.is_terminal
         text = Text(count + render.trial_line(Headline(row, None)), style=render.STYLES[row.status])

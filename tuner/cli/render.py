@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -480,13 +480,9 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]
 def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:
     """Return the number of trials that were pruned for their KL, by rule."""
     count = sum(len(numbers) for numbers in by_rule.values())
-    rules = "; ".join(f"{RULES[rule].label} ({rule}): {_ranges(numbers)}" for rule, numbers in by_rule.items())
+    rules = "; ".join(
+        f"{RULES[rule].label} ({rule}): trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        for rule, numbers in by_rule.items()
+    )
     were = "was" if count == 1 else "were"
     return f"{count} of {pluralize(trials, 'trial')} {were} pruned by the guard for KL blow-up. {rules}."
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return `trial 3` or `trials 2-4, 7`."""
-    runs = [list(run) for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
-    texts = [str(run[0][1]) if len(run) == 1 else f"{run[0][1]}-{run[-1][1]}" for run in runs]
-    return f"trial{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"

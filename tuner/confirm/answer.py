@@ -40,7 +40,8 @@ from tuner.judge.best import is_reread, standing
 from tuner.judge.diagnose import course_of, hacked
 from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.paired import Difference, improvement, over
-from tuner.judge.results import End, Measured, StudyView
+from tuner.judge.results import Measured, StudyView
+from tuner.judge.scoring import ends_within
 from tuner.store import OnTest, Store, TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
@@ -73,7 +74,6 @@ class Gain:
 
     over: Origin
     trial: int
-    """Its number."""
     mean: float | None = None
     se: float | None = None
     """Standard error over the eval prompts, of one seed; None if it is confirmed."""
@@ -115,7 +115,8 @@ class Answer:
     """The trial's value over the SFT policy's; None: not known."""
     has_learned: bool
     """False if the study is finished, nothing is confirmed, and that is no more than noise: nothing to launch."""
-    end: End
+    ends_within: bool | None
+    """True if the configuration itself ends within the budget; None: its trial was not trained to its end."""
     test: OnTest | str
     """The checkpoint's result on the test prompts, or why there is none."""
     badge: Badge
@@ -124,7 +125,6 @@ class Answer:
     confirmed: Confirmed | None
     """The configuration's result on fresh seeds; None: not confirmed for this budget."""
     decision: str
-    """Sentence that says what to do."""
     gains: tuple[Gain, ...]
     """Over the reference and the baseline, in a study with a baseline; else empty: the decision states the only one."""
     doubt: str
@@ -209,7 +209,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         kl=Measured(stands.kl, trial.reread_kl_se) if stands and is_reread(trial) else results.value_kl(store, trial),
         over_sft=over_sft,
         has_learned=has_learned,
-        end=results.end_of(store, trial, view.spec),
+        ends_within=ends_within(trial, view.spec),
         test=results.on_test(store, view, trial),
         badge=badge,
         confirmation=done,
@@ -353,17 +353,13 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
     """Return the answer for JSON; `launch` and `remedy` are the commands with the storage's flags."""
     checkpoint, confirmed = answer.checkpoint, answer.confirmed
     test = answer.test if isinstance(answer.test, OnTest) else None
-    confirmation = (
-        None
-        if confirmed is None
-        else {
-            "total_episodes": confirmed.length,
-            "reward": None if confirmed.reward is None else asdict(confirmed.reward),
-            "kl": None if confirmed.kl is None else asdict(confirmed.kl),
-            "ends_within": confirmed.ends_within,
-            "breaks_at_most": share_at_most(len(confirmed.lost), len(confirmed.rewards)),
-        }
-    )
+    confirmation = confirmed and {
+        "total_episodes": confirmed.length,
+        "reward": confirmed.reward and asdict(confirmed.reward),
+        "kl": confirmed.kl and asdict(confirmed.kl),
+        "ends_within": confirmed.ends_within,
+        "breaks_at_most": share_at_most(len(confirmed.lost), len(confirmed.rewards)),
+    }
     return {
         "trial": answer.number,
         "is_reference": answer.trial.origin is Origin.REFERENCE,
@@ -372,12 +368,12 @@ def answer_data(answer: Answer, launch: str, remedy: str | None) -> dict[str, An
         **results.with_error("reward", answer.reward),
         **results.with_error("improvement", answer.over_sft),
         **results.with_error("kl", answer.kl),
-        "step": None if checkpoint is None else checkpoint.step,
-        "episode": None if checkpoint is None else checkpoint.episode,
-        "end_kl": None if answer.end.kl is None else answer.end.kl.mean,
-        "ends_within_budget": answer.end.is_within,
-        "test_reward": None if test is None else test.reward,
-        "test_kl": None if test is None else test.kl,
+        "step": checkpoint and checkpoint.step,
+        "episode": checkpoint and checkpoint.episode,
+        "end_kl": answer.trial.end_kl,
+        "ends_within_budget": answer.ends_within,
+        "test_reward": test and test.reward,
+        "test_kl": test and test.kl,
         "confirmed": confirmation,
         "decision": answer.decision,
         "certainty": answer.evidence,

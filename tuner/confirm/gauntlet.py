@@ -62,16 +62,13 @@ class Reading:
     """A configuration's reading at a gate."""
 
     value: float | None
-    """None: it has none."""
     text: str
     """The number in few characters, or why there is none."""
     detail: str
     """The same with its error and unit."""
     low: float | None = None
-    """Lower end of its error or interval."""
     high: float | None = None
     seeds: tuple[float, ...] = ()
-    """Its values on fresh seeds."""
     is_close: bool = False
     """True if it is within two standard errors of the limit, or over it and went on all the same."""
 
@@ -84,7 +81,6 @@ class Row:
     readings: tuple[Reading, ...]
     """By gate, up to the last one that it came to."""
     passed: int
-    """Number of gates."""
     state: State
     """At the end of its way."""
     is_answer: bool
@@ -114,7 +110,6 @@ class Gauntlet:
     limits: Mapping[Gate, float | None]
     """None: there is none yet, or the rule is off."""
     limit_texts: Mapping[Gate, str]
-    """Each limit in words."""
 
     @property
     def left(self) -> list[int]:

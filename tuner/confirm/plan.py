@@ -39,7 +39,6 @@ class Plan:
     top: int | None = None
     """Number of best configurations, beside those that are always confirmed; None: up to DEFAULT_TOP."""
     seeds: int = DEFAULT_SEEDS
-    """Runs of each configuration."""
     total_episodes: int | None = None
     """Length of the runs; None: the study's."""
 

@@ -18,45 +18,17 @@ from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.output import report_line
 from ppo_core.report import NextMove, StepReport
 from tuner.confirm.plan import Plan
-from tuner.control import retry
+from tuner.control import events, retry
 from tuner.control.decision import NOTHING_DECIDED, Decision, answer, guarded
 from tuner.control.disk import most_kept
-from tuner.control.events import (
-    Emit,
-    Limits,
-    OrderDecided,
-    Preparing,
-    ReadingAgain,
-    ReadingOnTest,
-    Stop,
-    StudyPaused,
-    StudyStopping,
-    StudyWarned,
-    TrialStarted,
-    TrialStepped,
-)
 from tuner.control.held_out_readings import HeldOutReadings
 from tuner.control.orders import OrderDesk
 from tuner.control.retry import OutageWatch
 from tuner.control.session import OpenStudy, accept
 from tuner.control.trial_ends import TrialEnds
 from tuner.control.trial_files import TrialFiles
+from tuner.engine import protocol
 from tuner.engine.base import Engine, JobId
-from tuner.engine.protocol import (
-    Checkpointed,
-    Ended,
-    Entered,
-    Failed,
-    Lost,
-    Message,
-    Phase,
-    Prepared,
-    PrepareTask,
-    Progress,
-    ReadCheckpoint,
-    Stepped,
-    TrialSpec,
-)
 from tuner.files import folder as study_folder
 from tuner.files import trial_log
 from tuner.judge import forks
@@ -86,7 +58,6 @@ class _Running:
     wanted: Wanted | None = None
     """The order that its worker has received."""
     has_saved: bool = False
-    """True once this attempt has saved a checkpoint."""
 
 
 class TrialLoop:
@@ -98,8 +69,8 @@ class TrialLoop:
         files: TrialFiles,
         engine: Engine,
         stop: StopRequest,
-        limits: Limits,
-        emit: Emit,
+        limits: events.Limits,
+        emit: events.Emit,
         plan: Plan | None = None,
     ) -> None:
         self._study, self._files, self._engine = study, files, engine
@@ -112,12 +83,11 @@ class TrialLoop:
         """Trials whose checkpoint is being looked up."""
         self._outages = OutageWatch(self._warn)
         self._verdict: str | None = None
-        self._stopping: Stop | None = None
+        self._stopping: events.Stop | None = None
         self._renewed_at = time.monotonic()
         self._is_idle = False
-        self._notices_emitted = 0
 
-    def run(self) -> Stop | None:
+    def run(self) -> events.Stop | None:
         """Run the study; return None if it finished, or why it stopped.
 
         Raises:
@@ -143,11 +113,11 @@ class TrialLoop:
         return self._stopping
 
     def _warn(self, line: str) -> None:
-        self._emit(StudyWarned(line))
+        self._emit(events.StudyWarned(line))
 
     # Waiting
 
-    def _messages(self) -> Iterator[tuple[JobId, Message]]:
+    def _messages(self) -> Iterator[tuple[JobId, protocol.Message]]:
         """Yield the workers' messages of one wait; then do other due work, such as orders."""
         left = math.inf if self._stopping is not None else max(0.0, self._limits.deadline - time.monotonic())
         for job, message in self._engine.events(min(ORDER_SECONDS, left)):
@@ -165,14 +135,7 @@ class TrialLoop:
             self._files.work.collect()
             self._stay_alive()
 
-    def emit_notices(self) -> None:
-        """Report each of the engine's notices once."""
-        for line in self._engine.notices[self._notices_emitted :]:
-            self._notices_emitted += 1
-            self._warn(line)
-
     def _stay_alive(self) -> None:
-        self.emit_notices()
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
             self._study.store.renew(self._study.lease)
             self._renewed_at = time.monotonic()
@@ -183,16 +146,16 @@ class TrialLoop:
             self._stopping = self._why_stop()
             if self._stopping is not None and self._running and not self._engine.is_exhausted:
                 self._study.store.show_stopping(self._study.lease)
-                self._emit(StudyStopping(len(self._running), self._stopping.why))
+                self._emit(events.StudyStopping(len(self._running), self._stopping.why))
         return self._stopping is not None
 
-    def _why_stop(self) -> Stop | None:
+    def _why_stop(self) -> events.Stop | None:
         if self._verdict is None and self._stop.why is not None:
-            return Stop(self._stop.why, is_deliberate=self._stop.why == ORDERED)
+            return events.Stop(self._stop.why, is_deliberate=self._stop.why == ORDERED)
         if self._verdict is None and time.monotonic() >= self._limits.deadline:
-            return Stop(f"the time limit of {self._limits.timeout:g} s has passed", is_deliberate=True)
+            return events.Stop(f"the time limit of {self._limits.timeout:g} s has passed", is_deliberate=True)
         why = self._verdict or self._outages.why_give_up or (NO_PLACE if self._engine.is_exhausted else None)
-        return None if why is None else Stop(why)
+        return None if why is None else events.Stop(why)
 
     # The task
 
@@ -205,23 +168,25 @@ class TrialLoop:
         to_come = [config.to_dict() for config in spec.extreme_configs().values()]
         trials = [*(row.config for row in self._study.rows), *to_come]
         value_models = tuple(dict.fromkeys(config.get("value_model_path") for config in trials))
-        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device, most, value_models))
+        self._engine.start(
+            protocol.PrepareTask(spec.task, self._study.folder, configs, spec.device, most, value_models)
+        )
         while not self._is_stopping():
             for _, message in self._messages():
-                if isinstance(message, Prepared):
+                if isinstance(message, protocol.Prepared):
                     accept(self._study, message.digests, finished_at=None, workers=self._limits.workers)
                     self._obey()
                     return True
-                if isinstance(message, Progress):
-                    self._emit(Preparing(message.what, message.share))
+                if isinstance(message, protocol.Progress):
+                    self._emit(events.Preparing(message.what, message.share))
                 else:
                     raise self._preparation_error(message)
         return False
 
-    def _preparation_error(self, message: Message) -> PPOTunerError:
+    def _preparation_error(self, message: protocol.Message) -> PPOTunerError:
         what = f'task "{self._study.spec.task}" could not be prepared'
-        if not isinstance(message, Failed):
-            assert isinstance(message, Lost)
+        if not isinstance(message, protocol.Failed):
+            assert isinstance(message, protocol.Lost)
             return TaskError(f"{what}: worker lost, {message.how}")
         if message.is_for_user:
             return TaskError(message.message)
@@ -248,7 +213,7 @@ class TrialLoop:
                 self._engine.resize(self._limits.workers)
             if order.kind == "stop" and order.trial is None and self._stop.why is None:
                 self._stop.why = ORDERED
-        self._emit(OrderDecided(order, self._study.spec, tally(self._study.rows, self._study.spec)))
+        self._emit(events.OrderDecided(order, self._study.spec, tally(self._study.rows, self._study.spec)))
 
     # Starting
 
@@ -272,11 +237,13 @@ class TrialLoop:
             left = tuple(row.number for row in paused(self._study.spec, self._study.rows))
             if left and self._stopping is None:
                 numbers = ", ".join(map(str, left))
-                self._stopping = Stop(f"only paused trials are left ({numbers})", is_deliberate=True, paused=left)
+                self._stopping = events.Stop(
+                    f"only paused trials are left ({numbers})", is_deliberate=True, paused=left
+                )
             return False
         if not self._is_idle:
             self._is_idle = True
-            self._emit(StudyPaused(self._study.row.name))
+            self._emit(events.StudyPaused(self._study.row.name))
         return True
 
     def _start_trials(self) -> None:
@@ -334,7 +301,7 @@ class TrialLoop:
         row = study.put(study.store.begin_attempt(study.lease, row, step))
         self._running[row.number] = _Running(PPOConfig.from_dict(row.config))
         self._engine.start(
-            TrialSpec(
+            protocol.TrialSpec(
                 number=row.number,
                 config=row.config,
                 task=study.spec.task,
@@ -352,7 +319,7 @@ class TrialLoop:
                 ranks=study.spec.gpus_per_trial,
             )
         )
-        self._emit(TrialStarted(row, step))
+        self._emit(events.TrialStarted(row, step))
 
     def _restore_step(self, row: TrialRow, saved: Path, step: int) -> None:
         """Record a checkpoint's step and evaluation if the store lost them, as in a power cut."""
@@ -367,41 +334,41 @@ class TrialLoop:
     def _is_finished(self) -> bool:
         return is_finished(self._study.spec, self._study.rows)
 
-    def _due_readings(self) -> list[ReadCheckpoint]:
+    def _due_readings(self) -> list[protocol.ReadCheckpoint]:
         return self._readings.due(is_searched=self._is_finished() and not self._files.work.is_busy)
 
     def _start_readings(self) -> None:
         for job in [] if self._is_stopping() else self._due_readings():
             if self._engine.free > len(self._starting) and job.number not in self._taken():
                 self._readings.begin(job)
-                event = ReadingOnTest if job.split == "test" else ReadingAgain
+                event = events.ReadingOnTest if job.split == "test" else events.ReadingAgain
                 self._emit(event(job.number, job.step))
                 self._engine.start(job)
 
     # What workers report
 
-    def _handle(self, number: int, message: Message) -> None:
+    def _handle(self, number: int, message: protocol.Message) -> None:
         if number in self._readings.running:
             problem = self._readings.end(number, message)
             if problem is not None:
                 self._warn(problem)
             return
         match message:
-            case Entered():
-                self._running[number].has_saved |= message.phase is Phase.STEPPING
-            case Stepped():
+            case protocol.Entered():
+                self._running[number].has_saved |= message.phase is protocol.Phase.STEPPING
+            case protocol.Stepped():
                 self._outages.stepped(number, message.report.episode)
                 self._record(number, message)
-            case Ended():
+            case protocol.Ended():
                 self._outages.end(number)
                 self._end(number)
-            case Checkpointed():
+            case protocol.Checkpointed():
                 self._outages.end(number)
                 self._leave(number)
-            case Failed(is_outage=True):
+            case protocol.Failed(is_outage=True):
                 study_folder.write_error(self._study.trial_folder(number), message.traceback)
                 self._wait_out(number, message.message)
-            case Failed():
+            case protocol.Failed():
                 self._outages.end(number, is_well=False)
                 folder = self._study.trial_folder(number)
                 where = study_folder.write_error(folder, message.traceback)
@@ -411,7 +378,7 @@ class TrialLoop:
                 else:
                     self._running[number].has_saved &= not message.out_of_memory  # the next attempt has no more of it
                     self._retry(number, message.message, reason)
-            case Lost():
+            case protocol.Lost():
                 self._outages.end(number, is_well=False)
                 log = trial_log.tail(self._study.trial_folder(number))
                 reason = retry.lost_reason(message.how, self._study.rows[number].retries, log)
@@ -419,7 +386,7 @@ class TrialLoop:
             case _:
                 raise AssertionError(message)
 
-    def _record(self, number: int, message: Stepped) -> None:
+    def _record(self, number: int, message: protocol.Stepped) -> None:
         """Store a step, then answer: a worker saves only steps that the store holds."""
         running, study = self._running[number], self._study
         row, last_step = study.rows[number], running.config.num_iterations()
@@ -436,7 +403,7 @@ class TrialLoop:
         must_leave = study.row.paused_at is not None or self._is_stopping()
         self._engine.answer(number, answer(decision, running.wanted, must_leave=must_leave))
         if decision.action is not NextMove.EVALUATE:  # it is reported with its evaluation
-            self._emit(TrialStepped(number, message.report, last_step, decision.reason))
+            self._emit(events.TrialStepped(number, message.report, last_step, decision.reason))
 
     def _pruned(self, number: int, episode: int) -> Decision | None:
         """Return the pruner's decision to end a trial after its evaluation, or None."""

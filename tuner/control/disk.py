@@ -16,9 +16,7 @@ class Disk:
     """In bytes."""
 
     checkpoint: int
-    """Size of one checkpoint."""
     most: int
-    """Maximum kept at a time."""
     free: int
     line: str
 

@@ -25,11 +25,9 @@ class StudyStarted:
 
     spec: StudySpec
     tally: Tally
-    """The study's progress."""
     notes: tuple[str, ...]
     """Notes on the spec and on changes since the last run, one line each."""
     best: TrialRow | None = None
-    """Its best trial so far."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ class TrialEnded:
 
     row: TrialRow
     tally: Tally
-    """The study's progress after that."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,6 @@ class TrialSetAside:
 
     row: TrialRow
     tally: Tally
-    """The study's progress after that."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,6 @@ class OrderDecided:
     order: Order
     spec: StudySpec
     tally: Tally
-    """The study's settings and progress after that."""
 
 
 @dataclass(frozen=True)

@@ -140,18 +140,11 @@ class OrderDesk:
     ) -> None:
         """Handle orders of `study`, whose run has `limits`.
 
-        Args:
-            study: The study.
-            files: Its trials' files.
-            limits: The run's limits.
-            is_running: Returns True for the number of a trial that a worker runs, or is about to.
-            on_decided: Called with each decided order, and the trials that it changed or added.
+        `is_running` says whether a worker runs a trial, or is about to; `on_decided` takes each decided order, and the
+        trials that it changed or added.
         """
-        self._study = study
-        self._files = files
-        self._limits = limits
-        self._is_running = is_running
-        self._on_decided = on_decided
+        self._study, self._files, self._limits = study, files, limits
+        self._is_running, self._on_decided = is_running, on_decided
         self._forking: set[int] = set()
         """Ids of fork orders whose checkpoint is being copied."""
 

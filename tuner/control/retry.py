@@ -33,13 +33,7 @@ _SLICE = 0.5
 
 
 class Trouble:
-    """Something that is waited for: told once when it begins and once when it is over.
-
-    Args:
-        emit: Takes one line when it begins and one when it is over.
-        policy: The waits.
-        clock: Seconds, from any beginning.
-    """
+    """Something that is waited for; `emit` takes one line when it begins and one when it is over."""
 
     def __init__(self, emit: Callable[[str], None], policy: Policy, clock: Callable[[], float]) -> None:
         self._emit, self._policy, self._clock = emit, policy, clock
@@ -64,15 +58,7 @@ class Trouble:
 
 
 class StoreRetry:
-    """Waits for a store: give it one as `store.on_trouble = patience.wait` and `store.on_answer = patience.end`.
-
-    Args:
-        emit: See `Trouble`.
-        is_stopping: Returns True once a stop was asked for, which ends a wait early and all retries.
-        policy: The waits.
-        clock: Seconds, from any beginning.
-        wait: Waits for some seconds.
-    """
+    """Waits for a store, as its `on_trouble` and `on_answer`, until a stop is asked for."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +93,11 @@ def run_study(
     propose.require_usable(spec)
     prune.require_usable(spec)
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
-        patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
+
+        def warn(line: str) -> None:
+            on_event(StudyWarned(line))
+
+        patience = StoreRetry(warn, lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
         with open_study(store, spec, runs_folder / spec.name) as study:
             if plan is not None:  # a bad plan is refused before anything is changed
@@ -102,7 +106,7 @@ def run_study(
                 plan = plan if wanted else None
             count = workers or most_workers or study.row.workers or 1
             ranks = spec.gpus_per_trial
-            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, ranks)
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, ranks, warn)
             limits = Limits(
                 threads_of=lambda trials: spec.threads or threads_per_trial(trials * ranks),
                 workers=count,
@@ -145,13 +149,9 @@ def _run_held(
     while not finished and stopped is None:  # twice if an order came at the last moment
         files = TrialFiles(study)
         try:
-            with files.work, ExitStack() as stack:
-                engine = make_engine()
+            with files.work, make_engine() as engine:
                 stop.on_request = files.work.on_done = engine.wake
-                loop = TrialLoop(study, files, engine, stop, limits, emit, plan)
-                stack.callback(loop.emit_notices)  # after the engine has closed
-                stack.enter_context(engine)
-                stopped = loop.run()
+                stopped = TrialLoop(study, files, engine, stop, limits, emit, plan).run()
         except KeyboardInterrupt:
             stopped = Stop(INTERRUPTED)
         finished = is_finished(study.spec, study.rows) and study.store.set_finished(study.lease)

@@ -4,7 +4,7 @@ Settled starts are stored in place of the names in `warm_start`, so that neither
 earlier study changes one that has run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,20 +182,12 @@ def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, d
 def _at_run(
     spec: StudySpec, overrides: Overrides, *, from_file: bool, flags: Mapping[str, float]
 ) -> tuple[StudySpec, dict[str, dict[str, float | None]], list[str]]:
-    """Return a run's spec, the updated record, and notes for the user, one line each.
-
-    Args:
-        spec: The study file's, or the stored one.
-        overrides: The record so far.
-        from_file: True if `spec` comes from a file.
-        flags: Values of `--trials` and `--budget`, if given.
-    """
+    """Return a run's spec, the updated record, and notes for the user, one line each; see `reconcile`."""
     record: dict[str, dict[str, float | None]] = {}
     notes = []
     for name in FILE_KEYS:
         old, value = overrides.get(name, {}), getattr(spec, name)
-        in_file = {FILE: value} if from_file else old
-        record[name] = {FILE: in_file[FILE]} if FILE in in_file else {}
+        record[name] = {FILE: value} if from_file else {FILE: old[FILE]} if FILE in old else {}
         is_changed = from_file and old.get(FILE, value) != value
         kept = old.get(SET)
         if kept is None or name in flags or is_changed:
@@ -232,7 +224,10 @@ def _settle_starts(
     refused = [
         f"{start.name} has run, and the file no longer has it unchanged; give the study another name" for start in gone
     ]
-    return settled, [] if stored is None else list(_changes_of_starts(before[ran:], settled.starts[ran:])), refused
+    pending, to_run = before[ran:], settled.starts[ran:]
+    notes = [f"{start.name} will not run any more" for start in pending if start not in to_run]
+    notes += [f"{start.name} will run: {start.text}" for start in to_run if start not in pending]
+    return settled, [] if stored is None else notes, refused
 
 
 def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
@@ -244,11 +239,6 @@ def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
         {name: value for name, value in start.original.items() if name in names} for start in (one, other)
     )
     return one.label == other.label and values == others
-
-
-def _changes_of_starts(before: Sequence[ListedTrial], after: Sequence[ListedTrial]) -> Iterator[str]:
-    yield from (f"{start.name} will not run any more" for start in before if start not in after)
-    yield from (f"{start.name} will run: {start.text}" for start in after if start not in before)
 
 
 def _best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:

@@ -46,7 +46,7 @@ class TrialEnds:
         why = "" if outcome.reason is None else f": {outcome.reason.message}"
         self.note(row.number, f"the trial is {outcome.status}{why}")
         row = study.refresh(row.number)
-        self._files.settle(row)
+        self._files.tidy()
         self.emit_end(row)
 
     def emit_end(self, row: TrialRow) -> None:

@@ -106,25 +106,13 @@ class FileWork:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Finished checkpoints in a trial's folder."""
-
-    steps: tuple[int, ...] = ()
-    """Oldest first."""
-    best: int | None = None
-    """Step of the best one within the KL budget, or None."""
-
-
-@dataclass(frozen=True)
 class ForkPoint:
     """The start of a fork, with its checkpoint until `TrialFiles.place_fork` moves it to the fork's own folder."""
 
     files: Path
-    """The checkpoint."""
     step: int
     episode: int
     config: dict[str, HyperValue]
-    """The fork's."""
 
 
 class TrialFiles:
@@ -133,10 +121,6 @@ class TrialFiles:
     def __init__(self, study: OpenStudy) -> None:
         self._study = study
         self.work = FileWork()
-        self._saved: dict[int, Saved] = {}
-        """Last known checkpoints of trials that have ended. Used by file work only."""
-        self._kl_budget = study.spec.kl_budget
-        """Budget for which `_saved` has the trials' best checkpoints."""
 
     def prepare_resume(self, row: TrialRow, then: Callable[[Future[tuple[Path, int] | None]], None]) -> None:
         """Find the checkpoint and step that a trial resumes from, or None; see `tuner.files.folder`.
@@ -156,7 +140,6 @@ class TrialFiles:
         last_step = self._study.store.last_step(row.id)
 
         def find() -> tuple[Path, int] | None:
-            self._saved.pop(row.number, None)
             try:
                 return study_folder.prepare_resume(folder, last_step)
             except PPOTunerError:
@@ -166,49 +149,34 @@ class TrialFiles:
 
         self.work.give(find, then)
 
-    def settle(self, row: TrialRow) -> None:
-        """Record the checkpoints of a trial that has ended, then `tidy`."""
-
-        def note() -> None:
-            self._saved[row.number] = self._look(row.number, is_new=True)
-
-        self.work.give(note, _unless_outage)
-        self.tidy()
-
     def tidy(self) -> None:
         """Delete the checkpoints that the study no longer keeps: all but those in the table above.
 
         A trial started meanwhile looks up its checkpoint in a later piece of work.
         """
-        rows, spec = list(self._study.rows), self._study.spec
+        rows, kl_budget = list(self._study.rows), self._study.spec.kl_budget
         fronts = own_fronts(self._study.store, rows)
 
         def tidy() -> None:
-            if self._kl_budget != spec.kl_budget:
-                self._saved, self._kl_budget = {}, spec.kl_budget
+            front = {(point.trial, point.step) for point in kept_of_front(fronts, self._is_here)}
             for row in rows:
-                if row.status.is_final and row.number not in self._saved:
-                    self._saved[row.number] = self._look(row.number, is_new=False)
-            kept = {(point.trial, point.step) for point in kept_of_front(fronts, self._is_here)}
-            for number, step in to_delete(rows, self._saved, kept):
-                if checkpoint.try_remove(checkpoint.step_folder(self._folder(number), step)):
-                    steps = tuple(each for each in self._saved[number].steps if each != step)
-                    self._saved[number] = Saved(steps, self._saved[number].best)
+                if row.status.is_final:
+                    self._tidy_trial(row, kl_budget, front)
 
         self.work.give(tidy, _unless_outage)
 
-    def _look(self, number: int, *, is_new: bool) -> Saved:
-        """Return a trial's checkpoints; unfinished and half-deleted ones are deleted.
-
-        If a worker has just left the folder, the best one is verified.
-        """
-        folder, kl_budget = self._folder(number), self._kl_budget
+    def _tidy_trial(self, row: TrialRow, kl_budget: float, front: Collection[tuple[int, int]]) -> None:
+        """Delete what a trial that has ended no longer keeps, and unfinished and half-deleted checkpoints."""
+        folder = self._folder(row.number)
         for path in folder.glob("step-*"):
             if not (path / checkpoint.MANIFEST).exists():
                 checkpoint.try_remove(path)
-        best = checkpoint.best(folder, kl_budget) if is_new else next(iter(checkpoint.by_rank(folder, kl_budget)), None)
-        steps = tuple(map(checkpoint.step_of, checkpoint.complete(folder)))
-        return Saved(steps, None if best is None else checkpoint.step_of(best))
+        steps = [checkpoint.step_of(path) for path in checkpoint.complete(folder)]
+        best = next(iter(checkpoint.by_rank(folder, kl_budget)), None)
+        if to_delete(row, steps, best, front):  # else nothing depends on whether the best is whole
+            best = checkpoint.best(folder, kl_budget)
+        for step in to_delete(row, steps, best, front):
+            checkpoint.try_remove(checkpoint.step_folder(folder, step))
 
     def _is_here(self, point: Point) -> bool:
         path = checkpoint.step_folder(self._folder(point.trial), point.step)
@@ -278,14 +246,14 @@ def fork_copy(
     raise AssertionError
 
 
-def to_delete(
-    rows: Sequence[TrialRow], saved: Mapping[int, Saved], front: Collection[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Return the checkpoints to delete, as (trial, step)."""
-    return [
-        (row.number, step)
-        for row in rows
-        if row.status.is_final and row.number in saved
-        for step in saved[row.number].steps[:-1]
-        if step not in (row.fork_step, saved[row.number].best) and (row.number, step) not in front
-    ]
+def to_delete(row: TrialRow, steps: Sequence[int], best: Path | None, front: Collection[tuple[int, int]]) -> list[int]:
+    """Return the steps of a trial's checkpoints to delete once it has ended.
+
+    Args:
+        row: The trial.
+        steps: Of its checkpoints, oldest first.
+        best: Its best checkpoint within the KL budget, if any.
+        front: The checkpoints of the study's front, as (trial, step).
+    """
+    kept = {row.fork_step, None if best is None else checkpoint.step_of(best)}
+    return [step for step in steps[:-1] if step not in kept and (row.number, step) not in front]

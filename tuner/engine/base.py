@@ -27,11 +27,6 @@ class Engine(Protocol):
         ...
 
     @property
-    def notices(self) -> Sequence[str]:
-        """Messages so far for the user, a line each: places that were lost, or resources that jobs wait for."""
-        ...
-
-    @property
     def is_exhausted(self) -> bool:
         """True if no place is left that a job could get."""
         ...
@@ -82,15 +77,14 @@ class EngineNeeds:
     """Requirements of a study's run."""
 
     workers: int
-    """Jobs at a time."""
     gpus: Sequence[str] = ()
     """In the form of CUDA_VISIBLE_DEVICES; each job gets its own; empty: all see the GPUs of this process."""
     settings: WorkerSettings = field(default_factory=WorkerSettings)
-    """Timeouts and other settings."""
     trials_per_gpu: int = 1
-    """Jobs that share a GPU."""
     gpus_per_trial: int = 1
     """Processes that train a trial together, on a GPU each, or on the CPU."""
+    tell: Callable[[str], None] = lambda _: None
+    """Takes a line for the user: a place that was lost, or resources that jobs wait for."""
 
     @property
     def places(self) -> tuple[str, ...]:

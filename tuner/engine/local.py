@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
@@ -66,11 +66,6 @@ class LocalEngine(Engine):
     @property
     def free(self) -> int:
         return max(0, min(self._limit, self._room) - len(self._busy))
-
-    @property
-    def notices(self) -> Sequence[str]:
-        """A line for each place lost to a process that cannot be killed."""
-        return [f"{worker.stuck}; its place gets no further trial in this run" for worker in self._stuck]
 
     @property
     def is_exhausted(self) -> bool:
@@ -150,6 +145,7 @@ class LocalEngine(Engine):
     def _retire_if_stuck(self, worker: WorkerProcess) -> None:
         if worker.stuck is not None:
             self._stuck.append(worker)
+            self._needs.tell(f"{worker.stuck}; its place gets no further trial in this run")
 
     def _wait(self, timeout: float) -> list[JobId]:
         """Wait until a timeout or deadline; return the jobs whose workers have a message or are dead."""

@@ -49,7 +49,6 @@ class TrialJob:
     """A job that creates a trial's trainer."""
 
     number: int
-    """The trial's."""
     config: Mapping[str, HyperValue]
     task: str
     trainer: str
@@ -58,7 +57,6 @@ class TrialJob:
     threads: int
     """CPU threads of the trainer. The count affects the weights, so a resumed trial keeps its own."""
     folder: Path
-    """For the trial's checkpoints and its log."""
     ranks: int = field(default=1, kw_only=True)
     """Processes that train it together, on a GPU each if the engine has any."""
 
@@ -184,7 +182,6 @@ class Failed:
     message: str
     """One line."""
     traceback: str
-    """The traceback's end."""
     out_of_memory: bool = False
     is_for_user: bool = False
     """True if the message is one of ours and needs no traceback; a retry would end the same way."""

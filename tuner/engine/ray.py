@@ -9,7 +9,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -120,7 +120,6 @@ class RayEngine(Engine):
         self._idle: list[_Relay] = []
         """Longest idle first."""
         self._busy: list[_Busy] = []
-        self._notices: list[str] = []
         self._is_waiting = False
         """True if the last notice was that jobs wait for room."""
         self._was_right_at = clock()
@@ -131,11 +130,6 @@ class RayEngine(Engine):
     @property
     def free(self) -> int:
         return max(0, self._limit - len({busy.job.number for busy in self._busy}))
-
-    @property
-    def notices(self) -> Sequence[str]:
-        """Reports that jobs wait for room, or no longer do."""
-        return self._notices
 
     @property
     def is_exhausted(self) -> bool:
@@ -346,7 +340,7 @@ class RayEngine(Engine):
             self._was_right_at = self._clock()
         elif self._clock() - self._was_right_at >= _TELL_SECONDS:
             self._is_waiting = waiting is not None
-            self._notices.append("the cluster has room again" if waiting is None else _lack(waiting))
+            self._needs.tell("the cluster has room again" if waiting is None else _lack(waiting))
 
     def _lost(self, busy: _Busy, error: RayError) -> Failed | Lost:
         """Return the message to report for an actor that did not answer."""

@@ -35,7 +35,6 @@ class NodeSetup:
     has_gpus: bool
     """True if Ray assigns the worker GPUs, by CUDA_VISIBLE_DEVICES."""
     shared_by: int
-    """Workers that share a GPU."""
     version: str
     """Version of the controller's sources; see `sources`."""
     working_folder: Path
@@ -54,7 +53,6 @@ class Greeting:
     problem: str | None
     """One line on a missing requirement."""
     node_id: str = ""
-    """As Ray names it."""
 
 
 @cache

@@ -11,11 +11,11 @@ from ppo_core.output import KL_UNIT, short
 from tuner.confirm.answer import Answer, launch_of, of_study
 from tuner.confirm.headline import headlines
 from tuner.environment import to_copy
-from tuner.judge import forks, results
+from tuner.judge import forks
 from tuner.judge.forks import ValueCheckpoint
 from tuner.judge.results import StudyView
 from tuner.store import Store, TrialRow
-from tuner.study.status import Role
+from tuner.study.status import Role, Status
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,9 @@ class LaunchConfig:
     trial: TrialRow
     config: PPOConfig
     facts: tuple[str, ...]
-    """Lines on its origin and results."""
     kl_budget: float
     """The study's, in nats per response."""
     readings: Readings
-    """Readings of a run of this length."""
 
 
 def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchConfig | None:
@@ -90,7 +88,7 @@ def _facts(
             result = f"It has no value yet (status {trial.shown_status})"
         yield f"{result}; the KL budget is {short(view.spec.kl_budget)} {KL_UNIT}."
     if has_value and (answer is None or answer.confirmed is None):
-        yield from _checkpoint_facts(store, view, trial, config, checkpoint)
+        yield from _checkpoint_facts(trial, config, checkpoint)
     elif answer is not None and answer.confirmed is not None and max(answer.confirmed.episodes.values()) < whole:
         yield (
             f"Its runs' best checkpoints, which were read, came before their end of {whole} episodes: evaluate on the "
@@ -106,12 +104,10 @@ def _facts(
         )
 
 
-def _checkpoint_facts(
-    store: Store, view: StudyView, trial: TrialRow, config: PPOConfig, checkpoint: ValueCheckpoint | None
-) -> Iterator[str]:
+def _checkpoint_facts(trial: TrialRow, config: PPOConfig, checkpoint: ValueCheckpoint | None) -> Iterator[str]:
     """Yield lines on the checkpoint's place in the run, if not its end, and on the trial's progress."""
     whole = config.whole_episodes()
-    is_whole = results.end_of(store, trial, view.spec).is_whole
+    is_whole = trial.status is Status.COMPLETED
     if not is_whole:
         yield (
             f"It was trained for {trial.episodes} of {whole} episodes ({trial.shown_status}), so how the whole run "

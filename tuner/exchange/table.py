@@ -64,7 +64,6 @@ class Table:
     """Conversion table to a trainer's keys."""
 
     title: str
-    """The trainer and the version of its keys."""
     rows: tuple[Row, ...]
     why: Mapping[str, str]
     """Reasons that a name of ours has no counterpart. Such names are listed even at their defaults."""

@@ -10,16 +10,7 @@ from typing import Any
 from ppo_core.cli.run_folder import TRACKERS
 from ppo_core.cli.trackers import TrackedRun, Tracker
 from ppo_core.config.hyperparameters import PPOConfig
-from tuner.control.events import (
-    Emit,
-    Event,
-    StudyStarted,
-    StudyWarned,
-    TrialEnded,
-    TrialSetAside,
-    TrialStarted,
-    TrialStepped,
-)
+from tuner.control import events
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 
@@ -39,9 +30,9 @@ class StudyTrackers:
     _spec: StudySpec
     """Set by StudyStarted, the first event."""
 
-    def __init__(self, names: Sequence[str], runs_folder: Path, emit: Emit) -> None:
+    def __init__(self, names: Sequence[str], runs_folder: Path, emit: events.Emit) -> None:
         self._names, self._runs_folder, self._emit = list(names), runs_folder, emit
-        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._events: SimpleQueue[events.Event | None] = SimpleQueue()
         self._warnings: SimpleQueue[str] = SimpleQueue()
         self._thread = Thread(target=self._work, name="trackers", daemon=True)
         self._runs: dict[tuple[str, int], Tracker] = {}
@@ -60,7 +51,7 @@ class StudyTrackers:
                 self._warnings.put(f"trackers have not sent everything after {END_SECONDS:.0f} s")
         self._tell()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Pass on one event."""
         self._emit(event)
         if self._thread.is_alive():
@@ -69,7 +60,7 @@ class StudyTrackers:
 
     def _tell(self) -> None:
         while not self._warnings.empty():
-            self._emit(StudyWarned(self._warnings.get()))
+            self._emit(events.StudyWarned(self._warnings.get()))
 
     def _work(self) -> None:
         from accelerate import PartialState  # takes seconds to import
@@ -87,21 +78,21 @@ class StudyTrackers:
             if event is None:
                 return
 
-    def _report(self, name: str, event: Event | None) -> None:
+    def _report(self, name: str, event: events.Event | None) -> None:
         match event:
             case None:
                 for key in [key for key in self._runs if key[0] == name]:
                     self._runs.pop(key).finish()
-            case StudyStarted(spec):
+            case events.StudyStarted(spec):
                 self._spec = spec
-            case TrialStarted(row, resumed_step):
+            case events.TrialStarted(row, resumed_step):
                 self._finish(name, row)
                 self._start(name, row, 0 if resumed_step is None else resumed_step + 1)
-            case TrialStepped(number, report):
+            case events.TrialStepped(number, report):
                 self._runs[name, number].log(report)
-            case TrialSetAside(row):
+            case events.TrialSetAside(row):
                 self._finish(name, row)
-            case TrialEnded(row):
+            case events.TrialEnded(row):
                 step = row.episodes // PPOConfig.from_dict(row.config).batch_sizes(1).batch_size
                 if (name, row.number) not in self._runs:  # it ended while it was paused
                     self._start(name, row, step + 1)

@@ -61,9 +61,7 @@ class Target:
 
     title: str
     suffixes: tuple[str, ...]
-    """File suffixes it accepts."""
     launch: tuple[str, ...]
-    """Lines on how to use its file."""
     table: Table | None = None
     """None for our own formats."""
     render: Callable[[Mapping[str, Any]], str] = _yaml

@@ -122,26 +122,6 @@ def value_kl(store: Store, trial: TrialRow) -> Measured | None:
     return Measured(trial.kl, errors.get(trial.value_step))
 
 
-@dataclass(frozen=True)
-class End:
-    """State of a trial's end, or of its last evaluation so far."""
-
-    is_whole: bool
-    """True if it was trained to its end."""
-    kl: Measured | None
-    """In nats per response; None: not read at its last evaluation."""
-    is_within: bool | None
-    """True if the configuration itself ends within the KL budget; None: not trained to its end."""
-
-
-def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
-    """Return a trial's end, or its state so far, under the KL budget of `spec`."""
-    kl = None
-    for last in evaluations_of(store, trial)[-1:]:
-        kl = None if last["eval/kl"] is None else Measured(last["eval/kl"], last["eval/kl_se"])
-    return End(trial.status is Status.COMPLETED, kl, ends_within(trial, spec))
-
-
 def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
     """Return the test result of the best trial's checkpoint, or why there is none, as a clause."""
     checkpoint = forks.value_checkpoint(store, view.row, trial)
@@ -308,10 +288,7 @@ def study_data(view: StudyView) -> dict[str, Any]:
 
 
 def trial_data(trial: TrialRow) -> dict[str, Any]:
-    """Return one trial's object. `reason` is null, or an object with `rule` and `message`.
-
-    `status` is `interrupted` where the trial has not ended and nothing runs its study.
-    """
+    """Return one trial's object."""
     return _without(asdict(trial), "id", "study_id", "is_interrupted") | {"status": trial.shown_status}
 
 
@@ -321,13 +298,7 @@ def order_data(order: Order) -> dict[str, Any]:
 
 
 def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, Any]:
-    """Return the object of `show STUDY TRIAL`: the trial with every step's metrics (a task's own too) and samples.
-
-    Its `checkpoints` are those on this machine, each with its `step`, `episode` and `path`.
-
-    A sample's `parts` are the reward's by name; its `tokens` are null, or lists with one item per token: `texts`,
-    `logprobs`, `log_ratios`, `kls`, and of a critic `advantages` and `values`.
-    """
+    """Return the object of `show STUDY TRIAL`: the trial with every step's metrics (a task's own too) and samples."""
     own_metrics = store.own_metrics(trial.id)
     steps = [row | own_metrics[row["step"]] for row in store.steps([trial.id], list(METRICS))]
     samples = store.samples([trial.id], with_tokens=True)
@@ -356,11 +327,7 @@ def front_data(store: Store, view: StudyView) -> list[dict[str, Any]]:
 
 
 def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> dict[str, Any]:
-    """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline.
-
-    `ends_within_budget` is about the configuration itself; null: the trial was not trained to its end. `test` is its
-    checkpoint's result on the test prompts; null: it was not read, and `test_why_not` says why.
-    """
+    """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline."""
     test = on_test(store, view, trial)
     return trial_data(trial) | {
         "study": view.row.name,
@@ -375,10 +342,7 @@ def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) 
 
 
 def comparison_data(store: Store, view: StudyView, trials: Sequence[TrialRow]) -> dict[str, Any]:
-    """Return the object of `compare`: the trials, and by hyperparameter the differing values in their order.
-
-    `over_first` is how far each further trial's value is over the first's, or null where one of them has none.
-    """
+    """Return the object of `compare`: the trials, and by hyperparameter the differing values in their order."""
     first, *others = trials
     over_first = [over(store, first, trial) for trial in others]
     return {

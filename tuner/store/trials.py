@@ -119,7 +119,7 @@ class Trials(Database):
             stored = connection.execute(select(steps.c.eval_reward, steps.c.extra).where(same)).first()
             if stored is None:
                 connection.execute(insert(steps).values(trial_id=trial_id, **step_columns(report)))
-            elif report.is_evaluation and not _is_evaluated(stored):
+            elif report.is_evaluation and stored.eval_reward is None and "eval/reward" not in (stored.extra or {}):
                 connection.execute(update(steps).where(same).values(**step_columns(report)))
             else:
                 return pending_order(connection)
@@ -200,13 +200,12 @@ class Trials(Database):
         A metric is None where not measured or not finite.
         """
         table = schema.steps
-        columns = [table.c[name] for name in (*STEP_KEYS, *(METRICS[metric].column for metric in metrics))]
+        named = (table.c[METRICS[metric].column].label(metric) for metric in metrics)
+        columns = [*(table.c[name] for name in STEP_KEYS), *named]
         query = select(*columns).where(table.c.trial_id.in_(list(trial_ids)), table.c.step > after_step)
         if evaluations_only:
             query = query.where(table.c.eval_reward.is_not(None))
-        query = query.order_by(table.c.trial_id, table.c.step)
-        values = self._read(lambda connection: [tuple(row) for row in connection.execute(query)])
-        return [dict(zip((*STEP_KEYS, *metrics), row, strict=True)) for row in values]
+        return self._rows(query.order_by(table.c.trial_id, table.c.step))
 
     def highest(self, trial_ids: Iterable[int], metric: str) -> dict[int, float]:
         """Return the highest finite reading of a metric by trial id; a trial without one is left out."""
@@ -336,11 +335,6 @@ def step_columns(report: StepReport) -> dict[str, Any]:
         else:
             extra[name] = value
     return columns | {"extra": extra or None}
-
-
-def _is_evaluated(row: Row[Any, Any]) -> bool:
-    """Return True if a step has its evaluation, counting a reward that is not finite, which is in `extra`."""
-    return row.eval_reward is not None or "eval/reward" in (row.extra or {})
 
 
 def _trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
