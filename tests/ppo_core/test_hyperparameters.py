@@ -106,7 +106,7 @@ def test_trl_hierarchy() -> None:
     config = PPOConfig(per_device_train_batch_size=4, gradient_accumulation_steps=8, num_mini_batches=4)
     sizes = config.batch_sizes(world_size=2)
     assert (sizes.local_batch_size, sizes.batch_size, sizes.mini_batch_size) == (32, 64, 16)
-    assert (sizes.local_mini_batch_size, sizes.micro_batches_per_step, sizes.num_mini_batches) == (8, 2, 4)
+    assert (sizes.local_mini_batch_size, sizes.num_mini_batches) == (8, 4)
     assert sizes.gradient_accumulation_steps == 8
 
 
