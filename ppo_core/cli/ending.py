@@ -127,7 +127,7 @@ def outcome(steps: Sequence[Mapping[str, Any]], ending: Ending) -> Outcome | Non
 
 
 def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step: int | None) -> Ending:
-    """Return how a run of these lines ended; `checkpoint_step` is the best kept checkpoint's within the budget, if any."""
+    """Return how a run of these lines ended, whose best kept checkpoint within the budget is of `checkpoint_step`."""
     readings = [EvalReading.of(step) for step in steps if "eval/reward" in step]
     if not readings:
         return Ending(kl_budget)

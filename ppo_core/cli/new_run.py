@@ -131,7 +131,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
 
 
 def _own_pace(given: Mapping[str, HyperValue], kl_budget: float | None) -> Mapping[str, HyperValue]:
-    """Return what lets a run keep its own pace, over the reference, where a KL target or budget is given but no rate."""
+    """Return what lets a run keep its own pace, over the reference, if a KL target or budget is given but no rate."""
     sets_rate = bool({"learning_rate", "lr_controller"} & given.keys()) or given.get("kl_controller") == "adaptive"
     is_by_budget = kl_budget is not None and not {"kl_target", "kl_coef"} & given.keys()
     if sets_rate or not (is_by_budget or given.get("kl_target") is not None):
