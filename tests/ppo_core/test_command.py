@@ -383,7 +383,7 @@ def test_best_model_keeps_to_the_kl_budget_that_is_given(run: Command, folder: P
     assert status == 2 and "kl_budget = 'much' is not allowed" in stderr and not (folder / "never").exists()
 
 
-def test_a_module_of_the_working_folder_is_found_by_an_installed_command_too(run: Command, folder: Path) -> None:
+def test_an_installed_command_finds_a_module_of_the_working_folder(run: Command, folder: Path) -> None:
     assert not {"", str(folder)} & set(sys.path), "as where a console script was started"
     (folder / "my_own_rewards.py").write_text((folder / "rewards.py").read_text())
     flags = ("--reward", "my_own_rewards:length", "--total_episodes", "8", "--output", "out")

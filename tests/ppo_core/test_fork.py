@@ -140,7 +140,7 @@ def _nothing(trainer: PPOTrainer) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_fork_equals_a_run_whose_values_are_changed_by_hand_at_that_point(
+def test_a_fork_equals_a_run_whose_values_are_changed_by_hand_there(
     tiny: TaskModels,
     tmp_path: Path,
     before: dict[str, Any],
@@ -307,7 +307,7 @@ def test_a_changed_value_shows_in_the_next_two_steps(tiny: TaskModels, tmp_path:
     assert found != expected
 
 
-def test_rows_that_fitted_into_memory_go_on_unless_other_ones_are_asked_for(tiny: TaskModels, tmp_path: Path) -> None:
+def test_rows_that_fitted_go_on_unless_others_are_asked_for(tiny: TaskModels, tmp_path: Path) -> None:
     trainer = PPOTrainer(BASE, tiny, world=ONE_PROCESS)
     next(iter(trainer))
     for chunk, fitted in zip(trainer.state.chunks, (3, 2, 1), strict=True):
@@ -340,7 +340,7 @@ def test_what_a_checkpoint_fixes_is_refused(
         fork(replace(BASE, **change), tiny, tmp_path / "step")
 
 
-def test_a_checkpoint_from_before_a_hyperparameter_was_there_has_its_default(tiny: TaskModels, tmp_path: Path) -> None:
+def test_a_checkpoint_older_than_a_hyperparameter_has_its_default(tiny: TaskModels, tmp_path: Path) -> None:
     run_to_fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "step")
     manifest = checkpoint.read_manifest(tmp_path / "step")
     config = manifest["state"]["config"]

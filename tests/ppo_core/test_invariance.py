@@ -113,7 +113,7 @@ def test_a_normalised_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: 
 
 @pytest.mark.parametrize("row", ["shared critic", "own critic", "grpo", "penalties"])
 @pytest.mark.parametrize(("scale", "offset"), OFFSETS)
-def test_other_units_and_offsets_part_the_first_advantages_by_rounding_alone(
+def test_units_and_offsets_change_first_advantages_by_rounding_alone(
     tiny: TaskModels, row: str, scale: float, offset: float, experiences: list[Experience]
 ) -> None:
     config = replace(PACED, **UNITS[row], total_episodes=16)
@@ -211,7 +211,7 @@ def test_a_loop_repeats_as_much_at_any_length(length: int, period: int, share: f
 
 
 @pytest.mark.parametrize("length", [8, 512, 4000])
-def test_rounding_alone_parts_sampled_and_exact_kl_by_no_more_than_its_noise(length: int) -> None:
+def test_rounding_parts_sampled_and_exact_kl_by_no_more_than_noise(length: int) -> None:
     """Errors of 0.1 on each log-probability, as in bfloat16, and a sampler at another temperature."""
     rows, vocabulary, error = 64, 20, 0.1
     generator = torch.Generator().manual_seed(0)

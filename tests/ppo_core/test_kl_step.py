@@ -24,7 +24,7 @@ def controller(whole: float = 0.1, target: float = 3.0, iterations: int = 30, ra
     return KLStepController(whole, target, iterations, rate, floor=0.0)
 
 
-def test_a_run_begins_at_a_hundredth_of_its_rate_and_wants_a_share_of_its_target() -> None:
+def test_a_run_begins_at_a_hundredth_of_its_rate() -> None:
     config = replace(PACED, critic_warmup=1, learning_rate=3e-4, kl_target=3.0)  # 96 / 16 - 1 iterations
     begun = KLStepController.of(config, 1)
     assert (begun.rate, begun.target, begun.iterations) == (pytest.approx(3e-6), 3.0, 5)

@@ -100,7 +100,7 @@ def test_what_sampled_is_compared_and_never_learned_from(models: TaskModels) -> 
     [(0.0, 1.0, False), (0.1, 1.0, False), (0.1, 0.4, True)],
     ids=["still one", "healthy", "wrong"],
 )
-def test_a_sampler_of_another_distribution_shows_in_the_gap_of_sampled_and_exact_kl(
+def test_a_sampler_of_another_distribution_shows_in_the_kl_gap(
     models: TaskModels, distance: float, temperature: float, expected: bool
 ) -> None:
     """The first rollouts of a policy that was moved away from the reference by hand: no training decides the gap."""

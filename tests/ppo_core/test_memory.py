@@ -157,7 +157,7 @@ def test_unset_gradient_checkpointing_is_on_once_a_single_row_does_not_fit(
         "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried 9 bytes",
     ],
 )
-def test_memory_that_runs_out_beside_torchs_cuda_allocator_halves_the_rows_for_good(message: str) -> None:
+def test_memory_that_runs_out_beside_torchs_allocator_halves_the_rows(message: str) -> None:
     def attempt(rows: int) -> int:
         if rows > 5:
             raise RuntimeError(message)

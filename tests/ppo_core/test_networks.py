@@ -169,7 +169,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("which", WHOLE)
-def test_modules_trained_whole_begin_as_the_reference_and_leave_it_as_it_is(
+def test_modules_trained_whole_begin_as_the_reference_and_leave_it(
     tiny_folder: Path, tmp_path: Path, which: str, bf16: bool
 ) -> None:
     tied, asked, expected = WHOLE[which]

@@ -132,7 +132,7 @@ def test_a_chat_is_rendered_for_the_answer_that_follows(
     assert told[0].startswith("prompts: 2 of 5 rows left out: 1 empty (line 5 first), 1 unreadable (line 4 first: ")
 
 
-def test_special_tokens_come_from_the_tokenizer_or_from_the_template_but_not_from_both(
+def test_special_tokens_come_from_the_tokenizer_or_the_template_not_both(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
@@ -156,7 +156,7 @@ def test_what_the_tokenizer_puts_behind_a_text_is_left_out_of_a_prompt(tokenizer
 
 
 @pytest.mark.parametrize("single", ["<eos> $A", "<eos> $A <eos>", "<pad> <eos> $A"])
-def test_a_text_that_begins_as_the_tokenizer_lets_it_begin_gets_no_second_beginning(
+def test_a_text_with_the_tokenizers_beginning_gets_no_second_one(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, single: str
 ) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -199,7 +199,7 @@ def test_what_a_template_cannot_be_given_is_refused(kwargs: Any) -> None:
         PromptSource("rows.jsonl", chat_template_kwargs=kwargs)
 
 
-def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
+def test_chats_without_a_template_and_system_without_chats_are_errors(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     chats = write_lines(tmp_path / "chats.jsonl", [{"prompt": said("w1")}])

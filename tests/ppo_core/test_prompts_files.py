@@ -188,7 +188,7 @@ def test_a_folders_files_are_splits_by_their_names(tokenizer: PreTrainedTokenize
     assert "1 empty (line 2 of test_en.jsonl first)" in told
 
 
-def test_splits_may_be_files_of_their_own_with_any_characters_in_their_names(
+def test_splits_may_be_files_with_any_characters_in_their_names(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     train, eval_, test = tmp_path / "all.jsonl", tmp_path / "a+b [1].csv", tmp_path / "c(2).jsonl"

@@ -105,7 +105,7 @@ def test_adapters_learn_on_4_bit_weights_that_are_the_reference(
 
 
 @with_bitsandbytes
-def test_gradients_on_4_bit_weights_are_those_on_the_same_weights_in_float32(tiny_folder: Path, tmp_path: Path) -> None:
+def test_gradients_on_4_bit_weights_are_those_in_float32(tiny_folder: Path, tmp_path: Path) -> None:
     # bitsandbytes packs the weights for some CPUs at the first pass without gradients, and then there are none.
     models = load(save_family("llama", False, tmp_path, tiny_folder), tiny_folder)
     policy: Any = PPOTrainer(IN_4_BITS, models, world=ONE_PROCESS).network.policy

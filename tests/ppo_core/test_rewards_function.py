@@ -225,7 +225,7 @@ def test_a_batch_that_hangs_as_a_whole_is_scored_twice_at_most(write: Write, tmp
     assert (tmp_path / "calls").read_text().split() == ["3", "1", "1", "1", "3"]
 
 
-def test_a_reward_that_limits_its_own_time_keeps_its_alarm_and_has_a_limit_beside_it(write: Write) -> None:
+def test_a_reward_that_limits_its_own_time_keeps_its_alarm(write: Write) -> None:
     source = (
         "import signal, threading\n"
         "def late(*_):\n    raise TimeoutError\n"
@@ -366,7 +366,7 @@ def test_a_name_that_is_no_column_is_refused_when_called(write: Write) -> None:
     assert str(caught.value) == f'reward part "exact": {part.where} {LACKING}; did you mean "answer"?'
 
 
-def test_a_name_that_is_no_column_is_refused_when_loaded_where_columns_are_known(write: Write) -> None:
+def test_a_name_that_is_no_known_column_is_refused_when_loaded(write: Write) -> None:
     part = write("def score(responses, anwser):\n    return [0] * len(responses)")
     with pytest.raises(TaskError) as caught:
         load_reward([part], CPU, PROMPTS)

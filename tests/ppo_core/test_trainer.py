@@ -191,7 +191,7 @@ PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
     ],
     ids=["one", "by_layer", "nested"],
 )
-def test_a_response_that_crosses_the_original_length_of_longrope_is_refused(
+def test_a_response_that_crosses_longropes_original_length_is_refused(
     tiny: TaskModels, config: PreTrainedConfig
 ) -> None:
     tiny.reference.config = config
@@ -255,7 +255,7 @@ def test_ours_does_what_the_protocol_says(generator: type[Ours]) -> None:
     check_generator(generator)
 
 
-def test_the_trainer_and_its_evaluations_go_through_the_generator_and_tell_it_of_new_weights(tiny: TaskModels) -> None:
+def test_the_trainer_samples_by_the_generator_and_tells_it_of_new_weights(tiny: TaskModels) -> None:
     asked: list[tuple[str, int]] = []
 
     class Recorded(Ours):

@@ -392,7 +392,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
 
 
 @pytest.mark.parametrize(("old", "new", "named"), STUDY_FAULTS, ids=[named[:50] for _, _, named in STUDY_FAULTS])
-def test_a_fault_in_a_study_file_is_one_line_that_names_the_file_and_the_key(
+def test_a_fault_in_a_study_file_is_one_line_with_file_and_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: str, new: str, named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -407,9 +407,7 @@ def test_a_fault_in_a_study_file_is_one_line_that_names_the_file_and_the_key(
     assert (status, stdout, list(tmp_path.iterdir())) == (2, "", [tmp_path / "bad.toml"])
 
 
-def test_a_study_file_may_begin_with_a_byte_order_mark_and_name_a_task_below_the_users_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_file_may_begin_with_a_byte_order_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     skeleton.write(tmp_path / "home" / "mine", skeleton.DEFAULT_POLICY)

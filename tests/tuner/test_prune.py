@@ -42,7 +42,7 @@ def a_study(*bests: float, last: int) -> tuple[list[TrialRow], list[dict[str, An
     return [*ended, running], found + rising(number, bests[-1], last, 100.0 * number)
 
 
-def test_the_median_prunes_what_is_below_it_and_nothing_before_there_is_one() -> None:
+def test_the_median_prunes_below_it_and_nothing_before_there_is_one() -> None:
     spec = spec_with("median")
     rows, evaluations = a_study(1.0, 1.1, 1.2, 1.3, 1.4, 0.5, last=3)
     reason = why_pruned(spec, rows, evaluations, 5)
@@ -82,7 +82,7 @@ def test_what_a_person_asked_for_and_the_reference_run_to_their_ends() -> None:
         assert why_pruned(spec_with("median"), rows, evaluations, 5) is None
 
 
-def test_each_evaluation_is_told_once_and_all_of_them_anew_where_one_has_changed(
+def test_evaluations_are_told_once_and_all_anew_where_one_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[int] = []
@@ -169,7 +169,7 @@ def test_a_pruner_of_ones_own_is_used_and_what_it_raises_is_one_line() -> None:
         require_usable(spec_with("tests.tuner.test_prune:trial_row"))
 
 
-def test_a_study_with_a_pruner_ends_the_poor_trials_early_and_the_same_ones_again(tmp_path: Path) -> None:
+def test_a_study_with_a_pruner_ends_the_same_poor_trials_early_again(tmp_path: Path) -> None:
     spec = quick_spec(trials=12, pruner="successive_halving", kl={"budget": 10.0, "limit": 1000.0})
     for name in ("one", "other"):
         (tmp_path / name).mkdir()

@@ -168,7 +168,7 @@ def test_another_answer_is_read_too(tmp_path: Path) -> None:
     assert len(readings(tmp_path)) == 3
 
 
-def test_a_controller_that_is_killed_while_it_reads_leaves_that_to_the_next_run(tmp_path: Path) -> None:
+def test_a_controller_killed_while_it_reads_leaves_that_to_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "hold").touch()
     with controller(tmp_path, spec(), workers=1) as running:
         running.read_until(lambda line: line == "ReadingOnTest")
@@ -248,7 +248,7 @@ def pooled(row: TrialRow) -> float:
     return 1 + math.sqrt(row.kl) - (row.kl > 8)
 
 
-def test_the_best_of_a_search_are_read_again_and_the_means_choose_what_is_launched(tmp_path: Path) -> None:
+def test_the_best_are_read_again_and_the_means_choose_what_is_launched(tmp_path: Path) -> None:
     done, events = run(tmp_path, spec("reread", trials=6))
     again, found = [event.trial for event in events if isinstance(event, ReadingAgain)], rows(tmp_path)
     assert done and kinds(events)[-1 - len(again) :] == ["ReadingAgain"] * len(again) + ["ReadingOnTest"]
@@ -268,7 +268,7 @@ def test_the_best_of_a_search_are_read_again_and_the_means_choose_what_is_launch
     assert kinds(run(tmp_path, spec("reread", trials=6))[1]) == ["StudyStarted"], "each is read once"
 
 
-def test_a_kill_between_two_second_readings_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:
+def test_a_kill_between_two_second_readings_leaves_the_rest(tmp_path: Path) -> None:
     (tmp_path / "hold_second").touch()
     with controller(tmp_path, spec("reread", trials=6), workers=1) as running:
         running.read_until(lambda line: line == "ReadingAgain", times=2)

@@ -249,7 +249,7 @@ def test_a_stop_ends_the_wait_early() -> None:
     assert clock.now == 110 and max(clock.waits) <= 0.5
 
 
-def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit() -> None:
+def test_a_trial_with_an_outage_tries_ever_later_up_to_the_limit() -> None:
     clock, told = Clock(), list[str]()
     room = TrialWatch(told.append, limit=3000, clock=lambda: clock.now)
     waits = []
@@ -272,7 +272,7 @@ def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit
     assert told[1:] == ["trial 3: it goes on after 50 min"]
 
 
-def test_a_trial_that_was_not_asked_to_try_again_does_not_make_its_study_give_up() -> None:
+def test_a_trial_that_was_not_asked_again_does_not_end_its_study() -> None:
     """As one that an order paused meanwhile, or that has ended."""
     clock = Clock()
     watch = TrialWatch(lambda _: None, limit=150, clock=lambda: clock.now)

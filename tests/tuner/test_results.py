@@ -98,7 +98,7 @@ def test_equal_means_go_to_the_reference() -> None:
     assert numbers(rows) == [2, 0, 1]
 
 
-def test_the_best_three_and_the_reference_are_read_again_until_no_reading_brings_up_another() -> None:
+def test_the_best_three_and_the_reference_are_read_until_none_moves_up() -> None:
     rows = [checkpointed(n, value=value) for n, value in enumerate((1.0, 2.0, 1.9, 1.8, 1.7))]
     rows[0] = replace(rows[0], origin=Origin.REFERENCE)
     assert [row.number for row in unread(rows, 10.0)] == [1, 2, 3, 0]
@@ -109,7 +109,7 @@ def test_the_best_three_and_the_reference_are_read_again_until_no_reading_brings
     assert [row.number for row in unread([*rows, checkpointed(5, value=1.75)], 10.0)] == [5]
 
 
-def test_where_nothing_is_to_be_chosen_or_nothing_can_be_read_again_nothing_is() -> None:
+def test_where_nothing_is_to_be_chosen_nothing_is_read_again() -> None:
     assert unread([checkpointed(0, value=2.0), checkpointed(1, value=1.0, kl=11.0)], 10.0) == []
     assert unread([reread(0, 2.0, None), checkpointed(1, value=1.0)], 10.0) == []
 

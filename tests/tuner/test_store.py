@@ -86,7 +86,7 @@ def test_a_living_processs_lease_holds_when_the_clock_is_set(
     + [{"lease_host": "elsewhere"}],
 )
 @pytest.mark.parametrize(("age", "held"), [(LEASE_SECONDS - 30, True), (LEASE_SECONDS + 1, False)])
-def test_a_process_elsewhere_is_not_looked_up_and_holds_its_lease_as_long_as_it_renews_it(
+def test_a_process_elsewhere_holds_its_lease_as_long_as_it_renews_it(
     store: Store, elsewhere: dict[str, str | None], age: float, held: bool
 ) -> None:
     store.acquire("a")
@@ -197,7 +197,7 @@ def test_numbers_that_are_not_finite_leave_their_columns_empty(store: Store) -> 
     assert store.own_metrics(trial.id) == {0: {"own": 2.5}}
 
 
-def test_a_samples_parts_and_tokens_come_back_the_tokens_only_where_asked_for(store: Store) -> None:
+def test_a_samples_parts_and_on_request_tokens_come_back(store: Store) -> None:
     lease = store.acquire("a")
     trial = add_trial(store, lease)
     tokens = TokenReadings(
@@ -218,7 +218,7 @@ def test_a_samples_parts_and_tokens_come_back_the_tokens_only_where_asked_for(st
     assert store.sample_tokens(trial.id, 0, 1) is None and store.sample_tokens(trial.id, 1, 0) is None
 
 
-def test_a_trial_that_nobody_runs_is_interrupted_until_its_study_is_held_again(store: Store) -> None:
+def test_a_trial_that_nobody_runs_is_interrupted_until_held_again(store: Store) -> None:
     lease = store.acquire("a")
     for number in (0, 1):
         trial = add_trial(store, lease, number)

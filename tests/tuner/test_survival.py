@@ -73,9 +73,7 @@ def test_a_killed_workers_trial_is_taken_up_and_ends_as_if_unbroken(tmp_path: Pa
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
 
 
-def test_after_an_unexpected_error_the_trial_is_resumed_in_a_fresh_worker_and_ends_as_if_unbroken(
-    tmp_path: Path, unbroken: Path
-) -> None:
+def test_after_an_unexpected_error_the_trial_resumes_as_if_unbroken(tmp_path: Path, unbroken: Path) -> None:
     (tmp_path / "kills").write_text("2")
     finished, events = run(tmp_path, quick_spec("poisoned"), workers=1)
     assert finished
@@ -159,7 +157,7 @@ def test_a_trial_without_any_checkpoint_begins_again(tmp_path: Path, unbroken: P
 
 
 @pytest.mark.slow
-def test_a_second_controller_is_refused_by_the_folder_where_the_first_ones_lease_looks_dead(tmp_path: Path) -> None:
+def test_a_second_controller_is_refused_by_the_folder(tmp_path: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as first:
         wait_at_gate(first, tmp_path)
         with opened(tmp_path) as store:
@@ -267,9 +265,7 @@ def test_ctrl_c_saves_what_runs_and_the_next_run_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_nohup", [False, True])
-def test_the_end_of_its_terminal_ends_a_run_as_sigterm_does_unless_that_was_to_be_ignored(
-    tmp_path: Path, with_nohup: bool
-) -> None:
+def test_the_end_of_its_terminal_ends_a_run_as_sigterm_does(tmp_path: Path, with_nohup: bool) -> None:
     write_study(tmp_path / "study.toml", "gated", trials=2)
     master, terminal = pty.openpty()
 

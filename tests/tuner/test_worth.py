@@ -110,7 +110,7 @@ def test_a_study_that_has_had_all_points_is_finished(tmp_path: Path) -> None:
     assert len({row.config["num_ppo_epochs"] for row in rows}) == len(rows)
 
 
-def test_a_study_of_equal_trials_ends_after_six_unless_it_is_to_spend_its_budget(tmp_path: Path) -> None:
+def test_a_study_of_equal_trials_ends_after_six_unless_it_spends_all(tmp_path: Path) -> None:
     search = {"cliprange": {"low": 0.1, "high": 0.3}}  # which does not change the reward
     assert quick_study.run(tmp_path, quick_spec(trials=9, stop_early=True, search=search))[0]
     rows = quick_study.rows(tmp_path)
