@@ -95,9 +95,7 @@ def test_only_a_name_that_is_really_near_is_suggested(name: str, valid: list[str
 
 
 def test_an_unknown_field_names_the_nearest() -> None:
-    with pytest.raises(
-        ConfigError, match=r'my.yaml: unknown hyperparameter "lerning_rate"; did you mean "learning_rate"\?'
-    ):
+    with pytest.raises(ConfigError, match=r'my.yaml: .* "lerning_rate"; did you mean "learning_rate"\?'):
         PPOConfig.from_dict({"lerning_rate": 1e-5}, "my.yaml")
 
 

@@ -144,9 +144,7 @@ def test_a_run_on_4_bit_weights_resumes_bit_for_bit_and_not_on_whole_ones(
     second.restore(tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
     whole = PPOTrainer(replace(IN_4_BITS, load_in_4bit=False), load(folder, tiny_folder), world=ONE_PROCESS)
-    with pytest.raises(
-        CheckpointError, match="is of load_in_4bit = True and cannot continue with False: the frozen weig"
-    ):
+    with pytest.raises(CheckpointError, match="is of load_in_4bit = True and cannot continue with False"):
         whole.restore(tmp_path / "step")
 
 
@@ -197,7 +195,5 @@ def test_8_bit_moments_learn_about_as_float32_ones_and_resume_bit_for_bit(
     second.restore(tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
     assert_same(copies(unbroken.network), copies(second.network))
-    with pytest.raises(
-        CheckpointError, match="is of optim = 'adamw_8bit' and cannot continue with 'adamw': the checkpoi"
-    ):
+    with pytest.raises(CheckpointError, match="is of optim = 'adamw_8bit' and cannot continue with 'adamw'"):
         PPOTrainer(replace(config, optim="adamw"), tiny, world=ONE_PROCESS).restore(tmp_path / "step")

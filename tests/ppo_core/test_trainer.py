@@ -155,17 +155,6 @@ def test_a_checkpoint_of_another_network_is_refused(tiny: TaskModels, tmp_path: 
         PPOTrainer(replace(CONFIG, value_model="separate"), tiny, world=ONE_PROCESS).restore(tmp_path / "step")
 
 
-def test_the_saved_model_loads_as_any_transformers_model(tiny: TaskModels, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    trainer = PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
-    list(trainer)
-    trainer.save_model(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(loaded.lm_head.weight, trainer.network.policy.lm_head.weight)
-    assert AutoTokenizer.from_pretrained(tmp_path)("w1 w2")["input_ids"] == [4, 5]
-
-
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
@@ -195,9 +184,7 @@ def test_a_response_that_crosses_longropes_original_length_is_refused(
     tiny: TaskModels, config: PreTrainedConfig
 ) -> None:
     tiny.reference.config = config
-    with pytest.raises(
-        ConfigError, match=r"^response_length = 7 is not allowed: .* 32 positions .* 11 and .* so at most 6$"
-    ):
+    with pytest.raises(ConfigError, match=r"^response_length = 7 is not allowed: .* 32 .* 11 and .* so at most 6$"):
         PPOTrainer(replace(CONFIG, response_length=7), tiny, world=ONE_PROCESS)
     longer = replace(tiny, longest_prompt=6)
     with pytest.raises(TaskError, match=r"its evaluation's response_length = 6 is not allowed: .* beyond 11 and"):
