@@ -267,6 +267,11 @@ def test_what_the_guard_ends_is_never_said_to_be_fine(rule: str) -> None:
         assert readings[sign.name] == (rule == "value_divergence")
 
 
+def test_a_sign_is_early_where_some_steps_but_too_few_were_measured() -> None:
+    early = [{one.sign.name for one in Course(steps(n), CONFIG, SPEC, None).readings if one.is_early} for n in range(3)]
+    assert early[0] == set() and early[1] > early[2] == {"value_loss", "var_explained"}
+
+
 def test_reward_that_rises_with_repetition_asks_for_a_higher_beta() -> None:
     for curves in (
         {"eval__repetition": lambda share: 0.1 + 0.5 * share},

@@ -10,7 +10,7 @@ from ppo_core import output
 from ppo_core.metrics import METRICS
 from tests.tuner import made_study
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.judge import results
+from tuner.judge import forks, results
 from tuner.judge.best import best_trial, ranked, standing, unread
 from tuner.judge.results import Measured, StudyView
 from tuner.store import Store, TrialRow
@@ -123,6 +123,19 @@ def test_the_baseline_is_the_evaluation_before_any_update(store: Store, view: St
     assert results.baseline(store, view.trials[2]) == Measured(0.25, 0.03)
     assert results.value_kl(store, view.trials[2]) == Measured(9.0, 0.2)
     assert results.value_kl(store, view.trials[6]) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "is_whole", "is_within", "place"),
+    [(0, True, True, (4, 256)), (1, True, False, (0, 0)), (3, False, None, (4, 256)), (6, False, None, None)],
+)
+def test_where_a_trial_ended_and_which_checkpoint_gave_its_value(
+    store: Store, view: StudyView, number: int, is_whole: bool, is_within: bool | None, place: tuple[int, int] | None
+) -> None:
+    end = results.end_of(store, view.trials[number], view.spec)
+    assert (end.is_whole, end.is_within) == (is_whole, is_within)
+    found = forks.value_checkpoint(store, view.row, view.trials[number])
+    assert (found and (found.step, found.episode)) == place
 
 
 def test_kl_prunings_are_counted_by_rule() -> None:
