@@ -20,6 +20,8 @@ from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.loading.load import TaskModels
 from ppo_core.run_state import RunState
 from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import restored as fork
+from tests.ppo_core.conftest import run_to
 from tests.ppo_core.test_trainer import without_seconds
 
 pytestmark = pytest.mark.slow
@@ -44,18 +46,7 @@ PACED: dict[str, Any] = {"kl_target": 1.0, "lr_controller": "kl_step"}
 
 def run_to_fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
     """Return a trainer that stands at the fork, its checkpoint saved as `folder`."""
-    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
-    for report in trainer:
-        if report.step == AT:
-            break
-    trainer.save(folder)
-    return trainer
-
-
-def fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
-    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
-    trainer.restore(folder)
-    return trainer
+    return run_to(PPOTrainer(config, models, world=ONE_PROCESS), AT, folder)
 
 
 def steps(trainer: PPOTrainer, count: int) -> list[Any]:

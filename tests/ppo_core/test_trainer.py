@@ -27,7 +27,7 @@ from ppo_core.sampling.generation import Request, Rollouts, TransformersGenerato
 from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer, collect, learn, score
 from tests.ppo_core.conformance import check_generator
-from tests.ppo_core.conftest import tiny_models
+from tests.ppo_core.conftest import restored, run_to, tiny_models
 from tests.ppo_core.families import GATED
 
 CONFIG = PPOConfig(
@@ -66,14 +66,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     tiny: TaskModels, tmp_path: Path, unbroken: tuple[PPOTrainer, list[StepReport]], stop_after: int
 ) -> None:
     whole, expected = unbroken
-    config = whole.config
-    first = PPOTrainer(config, tiny, world=ONE_PROCESS)
-    for report in first:
-        if report.step == stop_after:
-            break
-    first.save(tmp_path / "step")
-    second = PPOTrainer(config, tiny, world=ONE_PROCESS)
-    second.restore(tmp_path / "step")
+    run_to(PPOTrainer(whole.config, tiny, world=ONE_PROCESS), stop_after, tmp_path / "step")
+    second = restored(whole.config, tiny, tmp_path / "step")
     resumed = list(second)
     assert [r.step for r in resumed] == list(range(stop_after + 1, 7))
     assert [without_seconds(r) for r in resumed] == [without_seconds(r) for r in expected[stop_after + 1 :]]
