@@ -252,7 +252,6 @@ STUDY_FAULTS: list[tuple[str, str, str]] = [
     ("trials = 8", 'trials = 8\ndevice = "gpu"', "device = 'gpu' | auto or cpu"),
     ("trials = 8", "trials = 8\nthreads = 0", "threads = 0 | a whole number in [1, 1024]"),
     ("trials = 8", "trials = 8\ndeclared = 5", "declared: unknown key"),
-    ("trials = 8", "trials = 8\ndeclared = { kl_budget = 5.0 }", "declared: unknown key"),
     ('task = "reviews"', 'task = "~nobody-here/x.toml"', "task: | nobody-here/x.toml not found"),
     (RANGE, f"learning_rate = {[n / 1e6 for n in range(1, 34)]}", "search.learning_rate: 33 values | 32 | range"),
     ("trials = 8", "trials = 8\ngpus_per_trial = true", "gpus_per_trial = True | a whole number"),

@@ -149,7 +149,6 @@ def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
         ({"sampler": {"name": ["tpe"]}}, "sampler.name = ['tpe'] is not allowed"),
         ({"sampler": {"strange": 1}}, "sampler.strange: unknown key"),
         ({"guard": {"strange": 1}}, "guard.strange: unknown"),
-        ({"strategy": "full"}, "strategy: unknown key"),
     ],
 )
 def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: str) -> None:

@@ -86,25 +86,18 @@ def test_after_an_unexpected_error_the_trial_resumes_as_if_unbroken(tmp_path: Pa
     assert "retry 1 of 2" in told[0] and "retry 2 of 2" in told[1]
 
 
-def test_a_trial_that_raises_time_after_time_fails_and_costs_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "rule", "cause"), [("poisoned", "error", "device-side assert"), ("killed", "worker_lost", "SIGKILL")]
+)
+def test_a_trial_that_fails_time_after_time_costs_no_other(tmp_path: Path, trainer: str, rule: str, cause: str) -> None:
     (tmp_path / "kills").write_text("3")
-    finished, _ = run(tmp_path, quick_spec("poisoned", trials=2), workers=1)
-    assert finished
+    assert run(tmp_path, quick_spec(trainer, trials=2), workers=1)[0]
     failed, other = rows(tmp_path)
     assert (failed.status, failed.attempts, other.status) == (Status.FAILED, 3, Status.COMPLETED)
-    assert failed.reason is not None and failed.reason.rule == "error"
-    assert "device-side assert" in failed.reason.message and "device-side assert" in failed.reason.log
-    assert "quick_trainer.py" in (tmp_path / "runs/quick/0/error.txt").read_text()
-
-
-def test_a_trial_whose_worker_dies_time_after_time_fails(tmp_path: Path) -> None:
-    (tmp_path / "kills").write_text("3")
-    finished, _ = run(tmp_path, quick_spec("killed", trials=2), workers=1)
-    assert finished
-    lost, other = rows(tmp_path)
-    assert (lost.status, lost.attempts, other.status) == (Status.FAILED, 3, Status.COMPLETED)
-    assert lost.reason is not None and lost.reason.rule == "worker_lost"
-    assert "SIGKILL" in lost.reason.message
+    assert failed.reason is not None and failed.reason.rule == rule and cause in failed.reason.message
+    if rule == "error":
+        assert cause in failed.reason.log
+        assert "quick_trainer.py" in (tmp_path / "runs/quick/0/error.txt").read_text()
 
 
 @pytest.mark.slow
