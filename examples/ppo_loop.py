@@ -87,7 +87,7 @@ def ppo() -> Iterator[tuple[float, float]]:
                 for parameters, _ in rates:
                     clip_grad_norm_(parameters, MAX_GRAD_NORM)
                 optimizer.step()
-        generator.update_weights(iteration + 1)
+        generator.update_weights()
 
 
 if __name__ == "__main__":

@@ -89,8 +89,7 @@ def copy(source: Path, folder: Path, *, extra: Mapping[str, Any]) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest (`files`, `state`, `extra`) of a complete checkpoint, without checking its files.
 
-    Raises:
-        CheckpointError: there is none, or it is damaged, of another format, or names files outside of its folder.
+    Raises CheckpointError if there is none, or it is damaged, of another format, or names files outside of its folder.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
@@ -107,11 +106,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Return the manifest (`files`, `state`, `extra`) of a complete, undamaged checkpoint.
-
-    Raises:
-        CheckpointError: it is missing, unfinished or damaged; the message names the file.
-    """
+    """Return the manifest of a complete, undamaged checkpoint; CheckpointError names the file that is not."""
     manifest = read_manifest(folder)
     for name, entry in manifest["files"].items():
         path = folder / name
@@ -270,13 +265,8 @@ class CheckpointKeeper:
     def save(self, trainer: Trainer, report: StepReport, extra: Mapping[str, Any] | None = None) -> Path:
         """Save a checkpoint of the step of `report`, delete those no longer kept, and return its folder.
 
-        Args:
-            trainer: Stands between the step of `report` and the next.
-            report: The step's report.
-            extra: The driver's own JSON, beside the keeper's keys.
-
-        Raises:
-            CheckpointError: it cannot be written, or there is one of this step already. All kept ones remain.
+        `trainer` stands between that step and the next; `extra` is the driver's own JSON, beside the keeper's keys. All
+        checkpoints remain if it cannot be written, or there is one of this step already: CheckpointError.
         """
         folder = step_folder(self.folder, report.step)
         content = {**(extra or {}), EPISODE: report.episode, **_evaluation(report)}

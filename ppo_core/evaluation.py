@@ -37,19 +37,6 @@ class Evaluation:
     readings: EvalReadings
 
 
-def evaluate(
-    state: RunState, models: TaskModels, generator: Generator, *, with_values: bool, with_rounding: bool = False
-) -> Evaluation:
-    """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors.
-
-    Temperature and length are the task's; stop tokens and texts are the run's, since they define a response.
-    `with_values` adds the critic's readings to the samples; `with_rounding` adds what bfloat16 alone shows as KL.
-    """
-    key = Key(models.task.eval_seed, Purpose.EVALUATION, 0)
-    prompts = models.prompts.eval
-    return _evaluate(state, models, generator, prompts, key, with_values=with_values, with_rounding=with_rounding)
-
-
 def evaluate_again(state: RunState, models: TaskModels, generator: Generator) -> SplitReading:
     """Evaluate the policy on the eval prompts with other random numbers than those that it may have been chosen by."""
     return _read(state, models, generator, models.prompts.eval, Key(models.task.eval_seed, Purpose.EVALUATION, 1))
@@ -67,21 +54,28 @@ def evaluate_on_test(state: RunState, models: TaskModels, generator: Generator) 
 def _read(
     state: RunState, models: TaskModels, generator: Generator, prompts: Sequence[Prompt], key: Key
 ) -> SplitReading:
-    metrics = _evaluate(state, models, generator, prompts, key, with_values=False).metrics
+    metrics = evaluate(state, models, generator, prompts, key, with_values=False).metrics
     means = {name: metrics[f"eval/{name}"] for name in ("reward", "reward_se", "kl", "kl_se")}
     return SplitReading(len(prompts), **means)
 
 
-def _evaluate(
+def evaluate(
     state: RunState,
     models: TaskModels,
     generator: Generator,
-    prompts: Sequence[Prompt],
-    key: Key,
+    prompts: Sequence[Prompt] | None = None,
+    key: Key | None = None,
     *,
     with_values: bool,
     with_rounding: bool = False,
 ) -> Evaluation:
+    """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors.
+
+    Temperature and length are the task's; stop tokens and texts are the run's, since they define a response.
+    `with_values` adds the critic's readings to the samples; `with_rounding` adds what bfloat16 alone shows as KL.
+    Without others the prompts are the eval prompts, the same at every step, and so are the random numbers of `key`.
+    """
+    prompts, key = prompts or models.prompts.eval, key or Key(models.task.eval_seed, Purpose.EVALUATION, 0)
     config, task, world = state.config, models.task, state.world
     sampling = replace(
         SamplingSettings.of(config, models.reference, models.tokenizer),

@@ -140,23 +140,10 @@ METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric
 """Every declared metric by name."""
 
 CORE = (
-    "objective/kl",
-    "objective/kl_exact",
-    "objective/scores",
-    "objective/non_score_reward",
-    "objective/rlhf_reward",
-    "objective/entropy",
-    "policy/approxkl_avg",
-    "policy/entropy_avg",
-    "loss/policy_avg",
-    "loss/value_avg",
-    "val/ratio",
-    "policy/grad_norm",
-    "value/grad_norm",
-    "sampler/mismatch",
-    "eval/reward",
-    "eval/kl",
-)
+    "objective/kl", "objective/kl_exact", "objective/scores", "objective/non_score_reward", "objective/rlhf_reward",
+    "objective/entropy", "policy/approxkl_avg", "policy/entropy_avg", "loss/policy_avg", "loss/value_avg", "val/ratio",
+    "policy/grad_norm", "value/grad_norm", "sampler/mismatch", "eval/reward", "eval/kl",
+)  # fmt: skip
 """Metrics that must be finite. Others may legitimately not be (the explained variance of equal returns)."""
 
 OF_SAMPLED_POLICY = frozenset(

@@ -232,12 +232,18 @@ _PROMPT_END, _RESPONSE_BEGIN = 160, 320
 """Characters of a long prompt and of a long response that are shown."""
 
 
+def plain_table(title: str, columns: Iterable[str], **column: Any) -> Table:
+    """Return an empty table of these columns; `column` are rich's options of each."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, **column)
+    return table
+
+
 def samples_table(report: StepReport) -> Table:
     """Return a table of the first prompts' responses; long texts show the prompt's end and the response's beginning."""
     title = f"Samples at step {report.step}, episode {report.episode}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("prompt", "response", "reward"):
-        table.add_column(name, overflow="fold")
+    table = plain_table(title, ("prompt", "response", "reward"), overflow="fold")
     shown = report.samples[:SAMPLES_SHOWN]
     rewards = reward_texts([sample.reward for sample in shown], [sample.parts for sample in shown])
     for sample, reward in zip(shown, rewards, strict=True):
@@ -248,9 +254,7 @@ def samples_table(report: StepReport) -> Table:
 def pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     """Return a table of two samples of one prompt, as `samples.jsonl` holds them: the SFT policy's, a trained one's."""
     title = f"In answer to: {_prompt_end(before['prompt'])}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("policy", "response", "reward"):
-        table.add_column(name, overflow="fold")
+    table = plain_table(title, ("policy", "response", "reward"), overflow="fold")
     samples = {"SFT": before, "trained": after}
     rewards = reward_texts([each["reward"] for each in samples.values()], [each["parts"] for each in samples.values()])
     for (name, sample), reward in zip(samples.items(), rewards, strict=True):

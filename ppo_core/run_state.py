@@ -86,7 +86,7 @@ class RunState:
     step: int = -1
     """PPO iterations learned from; -1 before the SFT policy was evaluated."""
     optimizer_steps: int = 0
-    """Number of optimizer steps; serves as the weights' version."""
+    """Optimizer steps taken."""
     lam: float | None = None
     """GAE λ in force; None: the first batch's length will decide it."""
     score_spread: float = 0.0
@@ -98,11 +98,7 @@ class RunState:
 
     @classmethod
     def begin(cls, config: PPOConfig, models: TaskModels, world: World) -> "RunState":
-        """Return the state before the first step.
-
-        Raises:
-            ConfigError: the networks cannot be built, or the batch cannot be spread over the processes.
-        """
+        """Return the state before the first step, or raise ConfigError."""
         network = build_network(config, models.reference, models.reward_model)
         if config.shards_weights(world.size):
             network.shard(partial(sharding.shard, world=world, reshard_after_forward=config.fsdp_reshard_after_forward))
@@ -145,7 +141,7 @@ class RunState:
 
     def checkpoint_bytes(self) -> int:
         """Return the approximate size of a checkpoint: the trained weights and AdamW's two moments, in bytes."""
-        return self.optimizers.moment_bytes + sum(p.numel() * p.element_size() for p in self.network.trained().values())
+        return self.optimizers.moment_bytes + sum(p.nbytes for p in self.network.trained().values())
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON.
@@ -252,11 +248,7 @@ class _Saved(NamedTuple):
 
 
 def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:
-    """Return the hyperparameters that differ from those of the checkpoint in `folder`.
-
-    Raises:
-        CheckpointError: one of them is fixed by a checkpoint.
-    """
+    """Return the hyperparameters that differ from those of the checkpoint in `folder`, or raise for one fixed by it."""
     changed = {name for name in HYPERPARAMETERS if getattr(before, name) != getattr(now, name)}
     for name in sorted(changed):
         if why := HYPERPARAMETERS[name].fixed_by_checkpoint:

@@ -241,7 +241,7 @@ class PPOTrainer:
                 experience, metrics = score(state, self.models, rollouts)
         with _timed(seconds, "update"):
             metrics |= learn(state, experience, metrics["objective/kl_exact"])
-        self.generator.update_weights(state.optimizer_steps)
+        self.generator.update_weights()
         total = sum(seconds.values())
         metrics |= seconds | {
             "eps": state.sizes.batch_size / total,
@@ -298,7 +298,7 @@ class PPOTrainer:
         See `RunState.restore` for the effect of differing configs, and for errors.
         """
         self.state.restore(folder)
-        self.generator.update_weights(self.state.optimizer_steps)
+        self.generator.update_weights()
 
     def checkpoint_bytes(self) -> int:
         """Return the approximate size of a checkpoint in bytes."""
@@ -307,10 +307,7 @@ class PPOTrainer:
     def save_model(self, folder: str | os.PathLike[str]) -> None:
         """Save the trained policy, or its adapters, with the tokenizer as a folder for transformers or peft.
 
-        Call in all processes of the run; rank 0 writes.
-
-        Raises:
-            NotFiniteError: a weight that was trained is not finite; nothing is written.
+        Call in all processes of the run; rank 0 writes, or raises NotFiniteError for a trained weight that is not.
         """
         weights = {"state_dict": _whole_state(self.network.policy)} if self.network.is_sharded else {}
 

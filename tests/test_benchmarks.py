@@ -61,7 +61,7 @@ def test_the_simulated_claims_are_those_of_a_confirmation(case: confirm.Case) ->
     assert confirm.by_rule(values, broken)[0].tolist() == claims
 
 
-def test_equal_configurations_are_told_apart_less_often_than_by_a_plain_interval() -> None:
+def test_equal_configurations_are_told_apart_less_than_by_an_interval() -> None:
     for shares in confirm.simulated(400).values():
         assert shares["without a doubt"] <= shares["as confirmed"] <= 1.2 * shares["plain t"]
 

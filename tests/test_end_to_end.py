@@ -64,9 +64,7 @@ def test_ppo_raises_the_reward_on_reviews(assets: TaskAssets) -> None:
     assert len(reports[-1].samples) == 8 and all(sample.response for sample in reports[-1].samples)
 
 
-def test_a_study_ends_what_blows_up_and_finds_the_best_checkpoint_within_the_budget(
-    ppo_tuner: Invoke, tmp_path: Path
-) -> None:
+def test_a_study_ends_what_blows_up_and_finds_the_best_in_budget(ppo_tuner: Invoke, tmp_path: Path) -> None:
     (tmp_path / "short.toml").write_text(SHORT_STUDY)
     status, out, _ = ppo_tuner("run", "short.toml", "--workers", "2", "--json")
     assert status == 0

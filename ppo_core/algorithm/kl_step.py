@@ -178,13 +178,10 @@ class KLStepController:
             logger.warning(text, self.configured, floor, FLOORS * floor)
 
     def update(self, reading: float | None, kl: float, *, was_cut: bool) -> None:
-        """Move the rate after an iteration.
+        """Move the rate after an iteration, by the step as read and the batch's exact KL, in nats per response.
 
-        Args:
-            reading: The step as read, rounding included, in nats per response; None: there was nothing to learn. One
-                that is not finite moves nothing.
-            kl: The batch's exact KL from the reference, in nats per response.
-            was_cut: True if a mini-batch ended the updates.
+        No `reading`: there was nothing to learn; one that is not finite moves nothing. `was_cut`: a mini-batch ended
+        the updates.
         """
         wanted = self.wanted
         self.done += 1

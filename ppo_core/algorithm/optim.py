@@ -7,7 +7,7 @@ iteration's factor on the peak rate (like TRL, one step per rollout batch).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -163,17 +163,6 @@ def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, m
     warmup = 0 if kind == "constant" else round(warmup_ratio * total)
     if iteration < warmup:
         return (iteration + 1) / (warmup + 1)
-    return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
-
-
-def _decay(kind: Schedule, progress: float) -> float:
-    """Return the fall from 1 to 0 over `progress` of 0 to 1."""
-    match kind:
-        case "linear":
-            return 1 - progress
-        case "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        case "constant" | "constant_with_warmup":
-            return 1.0
-        case _:
-            assert_never(kind)
+    progress = (iteration - warmup) / max(1, total - warmup)
+    falls = {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+    return min_lr_rate + (1 - min_lr_rate) * falls.get(kind, 1.0)

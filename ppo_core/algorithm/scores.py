@@ -33,8 +33,7 @@ class RewardStatistics:
     """
 
     def __init__(self, mode: Normalization, world: World) -> None:
-        self.mode = mode
-        self.world = world
+        self.mode, self.world = mode, world
         self.count = 0
         self.mean = 0.0
         """Mean of the counted scores; 0 before any."""
@@ -89,9 +88,7 @@ class RewardStatistics:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore from a `state_dict`."""
-        self.count = int(state["count"])
-        self.mean = state["mean"]
-        self.squares = state["squares"]
+        self.count, self.mean, self.squares = int(state["count"]), state["mean"], state["squares"]
 
 
 def on_last_token(rewards: Tensor, amounts: Tensor, mask: Tensor) -> Tensor:
@@ -132,16 +129,12 @@ def token_scores(config: PPOConfig, statistics: RewardStatistics, scored: Scored
     A response's score is on its last token, but dense rewards stay on theirs.
     """
     mask = rollouts.sequences.response_mask
-    totals = mask.new_tensor(scored.totals)
     if scored.dense is None:
-        rewards = on_last_token(
-            torch.zeros_like(mask), clip_scores(statistics.shape(totals), config.cliprange_reward), mask
-        )
-    else:
-        shaped = statistics.shape_dense(raw_token_scores(scored, mask), mask)
-        sums = shaped.sum(-1)
-        rewards = on_last_token(shaped, clip_scores(sums, config.cliprange_reward) - sums, mask)
-    return rewards
+        totals = statistics.shape(mask.new_tensor(scored.totals))
+        return on_last_token(torch.zeros_like(mask), clip_scores(totals, config.cliprange_reward), mask)
+    shaped = statistics.shape_dense(raw_token_scores(scored, mask), mask)
+    sums = shaped.sum(-1)
+    return on_last_token(shaped, clip_scores(sums, config.cliprange_reward) - sums, mask)
 
 
 def less_penalties(config: PPOConfig, token_scores: Tensor, rollouts: Rollouts, unit: float) -> Tensor:

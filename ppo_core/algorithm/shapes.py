@@ -4,11 +4,7 @@ from torch import Tensor
 
 
 def require_same_shape(where: str, rank: int | None = None, /, **tensors: Tensor) -> None:
-    """Raise ValueError unless all tensors have one shape, of `rank` dimensions if given.
-
-    Raises:
-        ValueError: one differs; the message names the function `where`, the argument, its shape and the wanted one.
-    """
+    """Raise ValueError, which names `where`, unless all tensors have one shape, of `rank` dimensions if given."""
     first, wanted = next((name, tensor.shape) for name, tensor in tensors.items())
     if rank is not None and len(wanted) != rank:
         raise ValueError(f"{where}: {first} has shape {list(wanted)}, which is not of {rank} dimensions")

@@ -149,17 +149,14 @@ class RunParser(HyperparameterParser):
         self.add_hyperparameters()
 
 
-DESCRIPTION = (
-    "Train once with PPO. Each value comes from its flag, else from {starts}, else from the task's reference, which "
-    "replaces the defaults below for its size, else from its default. A run with kl_target or --kl_budget but no "
-    "learning_rate has lr_controller = kl_step, and with a budget alone a kl_target of {share:g} of it. Flags may be "
-    "written with _ or -."
-)
-
-
 def description(starts: str) -> str:
     """Return the description of a command that trains once; `starts` are the flags that a configuration comes from."""
-    return DESCRIPTION.format(starts=starts, share=KL_TARGET)
+    return (
+        f"Train once with PPO. Each value comes from its flag, else from {starts}, else from the task's reference, "
+        "which replaces the defaults below for its size, else from its default. A run with kl_target or --kl_budget "
+        f"but no learning_rate has lr_controller = kl_step, and with a budget alone a kl_target of {KL_TARGET:g} of "
+        "it. Flags may be written with _ or -."
+    )
 
 
 def core_parser() -> RunParser:
@@ -181,11 +178,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def repo_of(args: argparse.Namespace) -> HubRepo | None:
-    """Return the repository to create and push the model to, or None.
-
-    Raises:
-        ConfigError: two repositories are named, or flags of a push are given without it.
-    """
+    """Return the repository to create and push the model to, if any; ConfigError if its flags do not go together."""
     named, other = args.push_to_hub, args.hub_model_id
     if named is None:
         extra = [f"--{name}" for name in _PUSH_FLAGS if getattr(args, name) is not None]
@@ -232,11 +225,7 @@ _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_
 
 
 def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
-    """Merge `layers` over the declared defaults, later ones over earlier ones.
-
-    Raises:
-        ConfigError: the values together are not allowed.
-    """
+    """Merge `layers` over the declared defaults, later ones over earlier ones, and check them together."""
     return PPOConfig.from_dict(merged(*layers))
 
 
@@ -255,11 +244,7 @@ def merged(*layers: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
 
 
 def read_config(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:
-    """Return the settings and the hyperparameters of a config file's content; `where` names it in errors.
-
-    Raises:
-        ConfigError: a key or value is not allowed; the message names the key.
-    """
+    """Return the settings and the hyperparameters of a config file's content; `where` names it in errors."""
     settings: dict[str, Any] = {}
     values: dict[str, HyperValue] = {}
     for name, value in content.items():
@@ -298,11 +283,7 @@ def texts(value: object, where: str) -> tuple[str, ...]:
 
 
 def parse_config(path: Path) -> Mapping[str, Any]:
-    """Return the content of a JSON, YAML or TOML file.
-
-    Raises:
-        ConfigError: it cannot be read, or is not a table; the message names the file.
-    """
+    """Return the content of a JSON, YAML or TOML file, or raise ConfigError."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path}: a config file ends in {', '.join(FORMATS)}{nearest(path.suffix, FORMATS)}")
     if path.suffix == ".toml":

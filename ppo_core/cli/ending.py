@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from ppo_core.config.kl_budget import Point, Rank, bound, front, is_within, kl_excursion, rank, thinned
-from ppo_core.output import KL_UNIT, measured, plus_minus, short
+from ppo_core.output import KL_UNIT, measured, plain_table, plus_minus, short
 from ppo_core.report import SplitReading
 
 
@@ -103,9 +102,8 @@ class Outcome:
     def front_table(self) -> Table:
         """Table of the rewards that smaller KL budgets would have given."""
         title = "What a KL budget would have given, by this run's evaluations"
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name in ("KL budget from", "eval reward", "eval KL", "episode"):
-            table.add_column(name, justify="right")
+        columns = ("KL budget from", "eval reward", "eval KL", "episode")
+        table = plain_table(title, columns, justify="right")
         for each in self.front:
             lowest = measured(bound(each.kl, each.kl_se))
             table.add_row(lowest, _reward(each), plus_minus(each.kl, each.kl_se), str(each.episode))
@@ -129,13 +127,7 @@ def outcome(steps: Sequence[Mapping[str, Any]], ending: Ending) -> Outcome | Non
 
 
 def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step: int | None) -> Ending:
-    """Return how a run ended.
-
-    Args:
-        steps: Its lines of metrics.
-        kl_budget: In nats per response.
-        checkpoint_step: The step of the best kept checkpoint within the budget; None if there is none.
-    """
+    """Return how a run of these lines ended, whose best kept checkpoint within the budget is of `checkpoint_step`."""
     readings = [EvalReading.of(step) for step in steps if "eval/reward" in step]
     if not readings:
         return Ending(kl_budget)

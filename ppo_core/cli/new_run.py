@@ -79,11 +79,7 @@ class RunPlan:
 
 
 def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
-    """Return the run that the flags describe.
-
-    Raises:
-        PPOTunerError: a value of a flag, the file or the task is not allowed.
-    """
+    """Return the run that the flags describe; a value that is not allowed is a PPOTunerError."""
     base_settings, base_values, trl_file = _base(args.config, start)
     flag_settings = arguments.settings_of(args)
     flag_settings.require_one_task("flags")
@@ -135,12 +131,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> RunPlan:
 
 
 def _own_pace(given: Mapping[str, HyperValue], kl_budget: float | None) -> Mapping[str, HyperValue]:
-    """Return what lets a run keep its own pace, over the reference, if it is given a KL target or budget but no rate.
-
-    Args:
-        given: Hyperparameters of the flags, and of the file or trial.
-        kl_budget: That of the flags or the file, in nats per response; None: it decides nothing here.
-    """
+    """Return what lets a run keep its own pace, over the reference, if a KL target or budget is given but no rate."""
     sets_rate = bool({"learning_rate", "lr_controller"} & given.keys()) or given.get("kl_controller") == "adaptive"
     is_by_budget = kl_budget is not None and not {"kl_target", "kl_coef"} & given.keys()
     if sets_rate or not (is_by_budget or given.get("kl_target") is not None):
@@ -169,8 +160,7 @@ def _origin(start: Start, config: PPOConfig, stages: Sequence[Stage]) -> RunOrig
 def resolve(plan: RunPlan, progress: OnProgress) -> Run:
     """Return the run of `plan` in its existing folder; a task given by parts is written there.
 
-    Raises:
-        PPOTunerError: the task cannot be used, or its reference does not go with the other values.
+    Raises PPOTunerError if the task cannot be used, or its reference does not go with the other values.
     """
     run = plan.run
     if plan.parts is not None:
@@ -229,7 +219,10 @@ def _checked_parts(settings: Settings, prefix: str) -> Preparation:
         TaskError: a part does not exist, is not allowed, or is on a hub that cannot be reached; `prefix` precedes its
             name in the message.
     """
-    parts = read_table(_parts_table(settings), Path.cwd() / TASK_FILE, prefix).prepare
+    column = {} if settings.prompt_column is None else {"column": settings.prompt_column}
+    prompts = {"path": settings.prompts, **column, **(settings.prompt_splits or {})}
+    table = {"policy": settings.policy, "reward": named_rewards(settings.reward or ()), "prompts": prompts}
+    parts = read_table(table, Path.cwd() / TASK_FILE, prefix).prepare
     assert isinstance(parts, Preparation)
     for key, model in parts.models:
         require_reachable(model, f"{prefix}{key}")
@@ -250,10 +243,3 @@ def in_words_of_flags(file: str) -> Iterator[None]:
     except TaskError as error:
         text = str(error).removeprefix(f"{file}: ").removeprefix(f'task "{file}": ')
         raise TaskError(text) from error
-
-
-def _parts_table(settings: Settings) -> Mapping[str, Any]:
-    rewards = named_rewards(settings.reward or ())
-    column = {} if settings.prompt_column is None else {"column": settings.prompt_column}
-    prompts = {"path": settings.prompts, **column, **(settings.prompt_splits or {})}
-    return {"policy": settings.policy, "reward": rewards, "prompts": prompts}

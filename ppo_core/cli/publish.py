@@ -141,9 +141,7 @@ def _code(text: str) -> str:
 def create_repo(asked: HubRepo, name: str) -> HubRepo:
     """Create the repository unless it exists, and return it; `name` is used if it has none.
 
-    Raises:
-        ConfigError: the name is not allowed, or there is no token.
-        PPOTunerError: the hub cannot be reached, or refuses.
+    Raises ConfigError for a name that is not allowed or without a token, PPOTunerError where the hub does not do it.
     """
     from huggingface_hub import HfApi, get_token  # slow to import
     from huggingface_hub.errors import HFValidationError
@@ -159,11 +157,7 @@ def create_repo(asked: HubRepo, name: str) -> HubRepo:
 
 
 def upload(repo: HubRepo, folder: Path, message: str) -> str:
-    """Upload a model's folder and return its repository's address.
-
-    Raises:
-        PPOTunerError: it did not arrive; the message says where the model is, and how to push it later.
-    """
+    """Upload a model's folder and return its repository's address; the error says how to push it later."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils.tqdm import disable_progress_bars
 

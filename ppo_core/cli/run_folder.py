@@ -172,8 +172,7 @@ class Run:
 def claimed(folder: Path) -> Iterator[None]:
     """Make a new run's folder; it is removed again if the run ends before its first step.
 
-    Raises:
-        ConfigError: it is not empty, or cannot be written.
+    Raises ConfigError if it is not empty, or cannot be written.
     """
     new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -206,10 +205,8 @@ def write(run: Run, ending: Ending | None = None) -> None:
 def resumed(folder: Path) -> Run:
     """Return an interrupted run, ready to resume from its newest undamaged checkpoint or from its start.
 
-    Later steps and damaged checkpoints are removed; the run makes them again.
-
-    Raises:
-        CheckpointError: the folder holds no run, or one that is finished.
+    Later steps and damaged checkpoints are removed; the run makes them again. Raises CheckpointError if the folder
+    holds no run, or one that is finished.
     """
     stored = _stored(folder)
     newest = checkpoint.latest(folder / CHECKPOINTS)

@@ -40,11 +40,7 @@ class TrackedRun:
 
 
 def resolve(names: Sequence[str], known: Sequence[str] = KNOWN) -> tuple[str, ...]:
-    """Resolve tracker names, each once; `all` means every installed one.
-
-    Raises:
-        ConfigError: one is unknown or not installed.
-    """
+    """Resolve tracker names, each once and installed, or raise ConfigError; `all` means every installed one."""
     if not names:
         return ()
     from accelerate.tracking import get_available_trackers  # slow to import
@@ -65,11 +61,7 @@ class Tracker:
     """A run's tracker of one name."""
 
     def __init__(self, name: str, run: TrackedRun) -> None:
-        """Start the tracker; a new run's configuration is logged.
-
-        Raises:
-            ConfigError: it does not start.
-        """
+        """Start the tracker, or raise ConfigError; a new run's configuration is logged."""
         self._tracker = _make_tracker(name, run)
         try:
             self._tracker.start()

@@ -135,11 +135,7 @@ class Program:
 
 
 def train(args: Namespace, argv: Sequence[str], program: Program, start: Start | None = None) -> int:
-    """Train according to the flags and return the exit status.
-
-    Raises:
-        PPOTunerError: something is not allowed, is not there, or does not fit into memory.
-    """
+    """Train according to the flags and return the exit status."""
     out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
     progress = _progress_printer(out)
 

@@ -245,11 +245,7 @@ class TrlFile:
 
 
 def translated(key: str, given: Mapping[str, Any]) -> Any:
-    """Translate a field of `TRANSLATED`, given all others; None: nothing to set.
-
-    Raises:
-        ConfigError: its value is not allowed; the message begins with the field's name.
-    """
+    """Translate a field of `TRANSLATED`, given all others, or raise ConfigError; None: nothing to set."""
     return TRANSLATED[key][1](_Field(key, given[key], given))
 
 
@@ -260,11 +256,7 @@ def is_trl(content: Mapping[str, Any]) -> bool:
 
 
 def read(content: Mapping[str, Any], where: str) -> TrlFile:
-    """Translate a TRL file; `where` names it in errors.
-
-    Raises:
-        ConfigError: an unknown key, or a value that is not allowed; the message names the key.
-    """
+    """Translate a TRL file; `where` names it in errors of its keys and values."""
     for key in content:
         if key not in FIELDS and key not in HYPERPARAMETERS:
             hint = nearest(key, (*FIELDS, *HYPERPARAMETERS))

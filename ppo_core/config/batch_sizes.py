@@ -39,11 +39,6 @@ class BatchSizes:
         """G: passes per device in one rollout batch (TRL's meaning)."""
         return self.local_batch_size // self.per_device_train_batch_size
 
-    @property
-    def micro_batches_per_step(self) -> int:
-        """Passes per device accumulated into one optimizer step."""
-        return self.local_mini_batch_size // self.per_device_train_batch_size
-
 
 DEFAULT_BATCH_SIZE = 64
 
@@ -59,8 +54,7 @@ def resolve(
 ) -> BatchSizes:
     """Return all sizes, derived from those that are given.
 
-    Raises:
-        ConfigError: two contradict each other, or something does not divide; the nearest sizes that do are named.
+    Raises ConfigError where two contradict each other, or with the nearest sizes where something does not divide.
     """
     batch = _rollout_batch(world_size, batch_size, per_device, accumulation)
     mini = _mini_batch(batch, mini_batch_size, num_mini_batches)

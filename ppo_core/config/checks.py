@@ -72,11 +72,7 @@ def listed(text: str) -> list[str] | None:
 
 
 def read_text(path: Path, what: str) -> str:
-    """Return a file's text; `what` describes the file in errors.
-
-    Raises:
-        ConfigError: it cannot be read; the message names the file.
-    """
+    """Return a file's text, or raise ConfigError; `what` describes the file in it."""
     try:
         return path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except FileNotFoundError:
@@ -88,11 +84,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Return a TOML file's content; `what` describes it in errors.
-
-    Raises:
-        ConfigError: it cannot be read; the message names the file and, for bad syntax, the line.
-    """
+    """Return a TOML file's content, or raise ConfigError; `what` describes the file in it."""
     text = read_text(path, what)
     try:
         return tomllib.loads(text)

@@ -165,11 +165,7 @@ def require_numeric(hyper: Hyperparameter, where: str) -> None:
 
 
 def read_choices(hyper: Hyperparameter, values: Sequence[object], where: str) -> Choices:
-    """Return the list `values` as choices of `hyper`, in the field's type and in their order; `where` names it.
-
-    Raises:
-        ConfigError: a value is not allowed, there are too few or too many, or one is repeated.
-    """
+    """Return the list `values` as choices of `hyper`, in the field's type and their order, or raise ConfigError."""
     with located(where.removesuffix(hyper.name)):
         read = tuple(hyper.coerce(value) for value in values)
     if len(read) < 2 or len(set(read)) < len(read):
@@ -181,11 +177,7 @@ def read_choices(hyper: Hyperparameter, values: Sequence[object], where: str) ->
 
 
 def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> Range:
-    """Return the table `value` as a range of `hyper`; `where` names it in errors.
-
-    Raises:
-        ConfigError: an end is missing, is not valid, or does not fit the scale.
-    """
+    """Return the table `value` as a range of `hyper`; `where` names it in errors."""
     require_known(value, ("low", "high", "scale"), f"{where}.")
     for key in ("low", "high"):
         if key not in value:

@@ -44,11 +44,8 @@ class PPOConfig:
     """One PPO run's hyperparameters, under TRL's names where TRL has the field.
 
     A plain dataclass, not a child of `transformers.TrainingArguments`, whose hundred fields mostly do nothing in an
-    online RL loop; `ppo_core.cli.trl` has the counterparts of those that do.
-
-    Raises:
-        ConfigError: a value of the wrong type or out of its valid range, or a rule across fields
-            that is broken. The message names the field, the value and what is allowed.
+    online RL loop; `ppo_core.cli.trl` has the counterparts of those that do. Raises ConfigError for a value of the
+    wrong type or out of its valid range, and for a rule across fields that is broken.
     """
 
     total_episodes: int = hyper(100_000, "Total episodes",
@@ -383,11 +380,7 @@ class PPOConfig:
         return {name: value for name, value in self.to_dict().items() if value != HYPERPARAMETERS[name].default}
 
     def batch_sizes(self, world_size: int) -> BatchSizes:
-        """Return the whole batch hierarchy for `world_size` processes.
-
-        Raises:
-            ConfigError: something does not divide; the message names the nearest sizes that do.
-        """
+        """Return the whole batch hierarchy for `world_size` processes, or raise ConfigError if it does not divide."""
         return batch_sizes.resolve(
             world_size,
             batch_size=self.batch_size,
@@ -398,11 +391,7 @@ class PPOConfig:
         )
 
     def spread_over(self, world_size: int) -> "PPOConfig":
-        """Return the same run with a batch size independent of the number of processes.
-
-        Raises:
-            ConfigError: its batch cannot be spread over that number of processes.
-        """
+        """Return the same run with a batch size independent of the number of processes, over which it must divide."""
         sizes = self.batch_sizes(world_size)
         if world_size == 1:
             return self
@@ -570,11 +559,7 @@ def _check(config: PPOConfig) -> None:
 
 
 def _texts(stop_strings: str | None) -> tuple[str, ...]:
-    """Split the stop strings; text that begins with [ is read as a JSON list.
-
-    Raises:
-        ConfigError: that list is not a list of texts, or a text is empty.
-    """
+    """Split the stop strings: a text, or, where it begins with [, a JSON list of texts; none is empty."""
     if stop_strings is None:
         return ()
     texts = listed(stop_strings) if stop_strings.startswith("[") else [stop_strings]

@@ -46,14 +46,10 @@ class StagedTrainer:
         folder: Path,
         resume_from: Path | None,
     ) -> None:
-        """Create the trainer of the next stage.
+        """Create the trainer of the next stage, new or continuing from the checkpoint `resume_from`.
 
-        Args:
-            stages: The run's earlier stages, in order.
-            config: The last stage's.
-            make: Returns a trainer, new or continuing from a checkpoint.
-            folder: The run's folder of checkpoints.
-            resume_from: The checkpoint that the run resumes from; None for a new run.
+        `stages` are the earlier ones, `config` is the last one's; `make` returns a trainer, new or from a checkpoint;
+        `folder` holds the run's checkpoints.
         """
         reached = checkpoint.read_manifest(resume_from)["extra"][EPISODE] if stages and resume_from is not None else -1
         self._earlier = [stage for stage in stages if stage.until_episode > reached]

@@ -72,19 +72,15 @@ class OneProcess:
     rank: int = 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the tensor."""
         return tensor
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Return the tensor."""
         return tensor
 
     def gather_objects(self, rows: Sequence[T]) -> list[T]:
-        """Return the rows."""
         return list(rows)
 
     def broadcast(self, value: T) -> T:
-        """Return the value."""
         return value
 
     def agree(self, yes: bool) -> bool:
@@ -101,32 +97,27 @@ class ProcessGroup:
         self.size, self.rank = distributed.get_world_size(), distributed.get_rank()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all processes' tensors."""
         total = tensor.clone()
         distributed.all_reduce(total)
         return total
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Return the rows of all processes along dimension 0, in the order of ranks."""
         rows = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.contiguous()
         parts = [torch.empty_like(rows) for _ in range(self.size)]
         distributed.all_gather(parts, rows)
         return torch.cat(parts).to(tensor.dtype)
 
     def gather_objects(self, rows: Sequence[T]) -> list[T]:
-        """Return all processes' rows, in the order of ranks."""
         parts: list[list[T]] = [[]] * self.size
         distributed.all_gather_object(parts, list(rows))
         return [row for part in parts for row in part]
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value, any object that pickles; the others' is ignored."""
         box = [value]
         distributed.broadcast_object_list(box)
         return box[0]
 
     def agree(self, yes: bool) -> bool:
-        """Return True if all processes say yes."""
         answer = torch.tensor(int(yes))
         distributed.all_reduce(answer, distributed.ReduceOp.MIN)
         return bool(answer)
@@ -134,11 +125,7 @@ class ProcessGroup:
 
 @functools.cache
 def init_process_group() -> World:
-    """Return this process's world, meeting the others of its launch the first time; alone: `ONE_PROCESS`.
-
-    Raises:
-        ConfigError: the launcher asks for something unsupported.
-    """
+    """Return this process's world, meeting the others of its launch the first time; alone: `ONE_PROCESS`."""
     launched.require_known()
     if launched.size() == 1:
         return ONE_PROCESS

@@ -53,11 +53,7 @@ class Least:
 
 
 def least(config: PPOConfig, task: Task, assets: TaskAssets, device: torch.device) -> Least:
-    """Return what the run of `config` holds, whose networks are built on torch's device `meta`, without memory.
-
-    Raises:
-        ConfigError: adapters or a critic that these models cannot have.
-    """
+    """Return what the run of `config` holds, whose networks are built on torch's device `meta`, without memory."""
     bf16 = computes_in_bf16(config, device)
     dtype = frozen_dtype(config, device)
     with quiet_loading(), torch.device("meta"):
@@ -142,11 +138,7 @@ def line(least: Least, room: Room) -> str:
 def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> tuple[Least, Room] | None:
     """Return what the largest of these runs needs at the least, and its room; `device` is one of `DEVICES`.
 
-    None if a model's shape cannot be read: loading it says why.
-
-    Raises:
-        OutOfMemory: that run cannot fit.
-        ConfigError: adapters or a critic that these models cannot have.
+    None if a model's shape cannot be read: loading it says why. Raises OutOfMemory if that run cannot fit.
     """
     where = resolve_device(device)
     place = room(where)

@@ -54,12 +54,7 @@ class TaskModels:
         self.token_texts = TokenTexts(self.tokenizer)
 
     def score(self, rollouts: Rollouts) -> Scored:
-        """Return the reward's scores of the responses.
-
-        Raises:
-            RewardError: a part of the reward cannot score.
-            OutOfMemory: a reward model's batch does not fit.
-        """
+        """Return the reward's scores of the responses."""
         texts = self.token_texts(rollouts.sequences)
         return self.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
 
@@ -73,8 +68,7 @@ class TaskModels:
 def resolve_device(device: str) -> torch.device:
     """Return the device that accelerate finds (`auto`), prepared; the CPU for `cpu`, or if that device lacks float64.
 
-    Raises:
-        ConfigError: another name, or a launch of more processes than there are GPUs.
+    Raises ConfigError for another name, or a launch of more processes than there are GPUs.
     """
     on_cpu = require_device(device, "device") == "cpu"
     init_process_group()  # accelerate would start a group without gloo
@@ -219,12 +213,7 @@ def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: 
 def load_policy(
     path: str, device: torch.device, held: FrozenPolicy, of: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a frozen causal LM and its tokenizer; `of` names the owner in errors.
-
-    Raises:
-        TaskError: it cannot be loaded, or its architecture makes logits or decodes in a way that training cannot use.
-        ConfigError: 4-bit weights are asked for without bitsandbytes.
-    """
+    """Return a frozen causal LM and its tokenizer, or raise TaskError; `of` names the owner in it."""
     dtype = torch.bfloat16 if held.weights == "bf16" else torch.float32
     options = quantized.in_4_bits(device, dtype) if held.in_4bit else {}
     try:
@@ -241,8 +230,7 @@ def load_policy(
 def freeze_policy(model: PreTrainedModel, device: torch.device, held: FrozenPolicy, which: str) -> None:
     """Make a causal LM the frozen policy of a run's task on a device; `which` names it in errors.
 
-    Raises:
-        TaskError: its architecture makes logits or decodes in a way that training cannot use.
+    Raises TaskError if its architecture makes logits or decodes in a way that training cannot use.
     """
     nn.Module.to(model, device)
     model.eval().requires_grad_(False)

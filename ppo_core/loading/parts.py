@@ -28,22 +28,14 @@ TASK_PREFIX = "task:"
 
 
 def policy_place(value: object, folder: Path, where: str) -> str:
-    """Return the policy's absolute path or hub id, or `task:NAME` unchanged.
-
-    Raises:
-        ConfigError: see `model_place`; or the built-in task does not exist.
-    """
+    """Return the policy's absolute path or hub id, or `task:NAME` of a built-in task unchanged; or raise."""
     if isinstance(value, str) and value.startswith(TASK_PREFIX):
         return checks.one_of(value, [f"{TASK_PREFIX}{name}" for name in BUILT_IN], where)
     return model_place(value, folder, where)
 
 
 def model_place(value: object, folder: Path, where: str) -> str:
-    """Return a model's absolute path, relative ones from `folder`, or its hub id.
-
-    Raises:
-        ConfigError: it looks like a path and does not exist, or it is not a saved model.
-    """
+    """Return a saved model's absolute path, relative ones from `folder`, or its hub id, or raise ConfigError."""
     text = checks.text(value, where, "a model's folder or hub id")
     path = _local(text, folder, where, is_path=False)
     if path is None:
@@ -54,33 +46,21 @@ def model_place(value: object, folder: Path, where: str) -> str:
 
 
 def data_place(value: object, folder: Path, where: str) -> str:
-    """Return a data file's or folder's absolute path, relative ones from `folder`, or its hub id.
-
-    Raises:
-        ConfigError: it looks like a path and does not exist.
-    """
+    """Return a data file's or folder's absolute path, relative ones from `folder`, or its hub id; or raise."""
     text = checks.text(value, where, "a data file, a folder or a dataset's hub id")
     path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)
     return text if path is None else str(path)
 
 
 def split_place(value: object, folder: Path, where: str) -> str:
-    """Return the absolute path of a split's data file, relative ones from `folder`.
-
-    Raises:
-        ConfigError: there is no such file, or it is no data file.
-    """
+    """Return the absolute path of a split's data file, relative ones from `folder`, or raise ConfigError."""
     if not is_data_file(value):
         raise ConfigError(f"{where} = {value!r} is not allowed; expected a data file: {', '.join(READERS)}")
     return file_place(str(value), folder, where)
 
 
 def file_place(value: str, folder: Path, where: str) -> str:
-    """Return a file's absolute path, relative ones from `folder`.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
+    """Return a file's absolute path, relative ones from `folder`, or raise ConfigError."""
     path = _local(value, folder, where, is_path=True)
     assert path is not None
     if not path.is_file():
@@ -110,16 +90,10 @@ _FORMS = "a model's folder or hub id, package.module:function, file.py:function,
 
 
 def read_reward(value: object, folder: Path, where: str, running: Path | None = None) -> tuple[RewardPart, ...]:
-    """Return the parts of `value`: a text, a function, a table, or a list of them.
+    """Return the parts of `value`: a text, a function, a table, or a list of them; `where` names it in errors.
 
-    Args:
-        value: The file's value of the key.
-        folder: Relative paths begin here.
-        where: Names the key in errors.
-        running: The Python file that is being run while its task is made; a function in it is not looked for yet.
-
-    Raises:
-        ConfigError: a key, a value or a name is not allowed, a path does not exist, or a function cannot be imported.
+    Relative paths begin at `folder`. `running` is the Python file that is being run while its task is made; a function
+    in it is not looked for yet.
     """
     many = isinstance(value, Sequence) and not isinstance(value, str)
     values = list(value) if many else [value]  # type: ignore[call-overload]
@@ -228,8 +202,7 @@ def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
 def reference_to(function: Callable[..., Any], where: str) -> str:
     """Return a function's name for another process: `package.module:function`, else `file.py:function`.
 
-    Raises:
-        ConfigError: it is not defined at the top of a module under its own name.
+    Raises ConfigError if it is not defined at the top of a module under its own name.
     """
     name = getattr(function, "__qualname__", repr(function))
     module = sys.modules.get(getattr(function, "__module__", None) or "")

@@ -54,9 +54,7 @@ class Preparation:
     def __call__(self, progress: OnProgress | None = None) -> TaskAssets:
         """Return the task's assets, with prompts read; rows left out are reported to `progress`.
 
-        Raises:
-            TaskError: a model is on a hub that cannot be reached, the policy's tokenizer cannot be loaded, or the
-                prompts cannot be read.
+        Raises TaskError if a model, the policy's tokenizer or the prompts cannot be had.
         """
         policy = self.policy
         for key, model in self.models:
@@ -123,16 +121,13 @@ def budget_note(kl_budget: float, length: int) -> str | None:
 
 
 def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None = None) -> Task:
-    """Return the task of a table, named by the absolute path of its file.
+    """Return the task of a table, named by the absolute path of its file, or raise TaskError that names file and key.
 
     Args:
         table: The keys of a task file; relative paths in it begin at the file's folder.
         file: The file, by which other processes find the task again.
         prefix: The text before a key in errors, such as `my/task.toml: `.
         running: The Python file that is being run while its task is made.
-
-    Raises:
-        TaskError: something is missing, unknown or not allowed, or does not exist; the message names file and key.
     """
     try:
         return _task(table, file.absolute(), prefix, running)
@@ -268,11 +263,7 @@ def is_task_path(name: str, folder: Path | None = None) -> bool:
 
 
 def read_task(name: str) -> Task:
-    """Return the task of a file, or of a folder with a task file in it; its name is the file's absolute path.
-
-    Raises:
-        TaskError: there is none, or a key or value is not allowed; the message names file and key.
-    """
+    """Return the task of a file, or of a folder with a task file in it; its name is the file's absolute path."""
     path = user_path(name)
     file = _in_folder(path) if path.is_dir() else path
     if file.suffix not in SUFFIXES:
@@ -406,9 +397,6 @@ def get_task(name: AnyTask) -> Task:
 
     A file is a `.toml` with a task's keys (or a `[task]` table of them) or a `.py` that defines `TASK`; a folder holds
     a `task.toml` or `task.py`. The task is then named by the file's absolute path. A task is returned as it is.
-
-    Raises:
-        TaskError: there is none; the message lists the built-in ones or says what the path lacks.
     """
     if isinstance(name, Task):
         return name

@@ -29,15 +29,9 @@ T = TypeVar("T")
 
 
 def shard(model: PreTrainedModel, world: World, reshard_after_forward: bool) -> None:
-    """Spread a model's weights over the processes, layer by layer.
+    """Spread a model's weights over the processes, layer by layer; ConfigError if the architecture has no known layers.
 
-    Args:
-        model: The policy or the critic.
-        world: The processes.
-        reshard_after_forward: True to drop a layer's weights between its forward and backward passes.
-
-    Raises:
-        ConfigError: the architecture has no known layers.
+    `reshard_after_forward` drops a layer's weights between its forward and backward passes.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:

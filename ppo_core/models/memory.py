@@ -54,10 +54,8 @@ class ChunkRows:
         """Return `attempt(rows)`, retried with half the rows, for good, when memory runs out in any process.
 
         `most` is the total number of rows, the same in all processes, so that the first halving has an effect. An
-        attempt must not call the world: a process whose memory ran out could not answer.
-
-        Raises:
-            OutOfMemory: it runs out even with a single row.
+        attempt must not call the world: a process whose memory ran out could not answer. Raises OutOfMemory if even a
+        single row is too much.
         """
         while True:
             rows = self.rows if most is None else min(self.rows, most)

@@ -35,16 +35,11 @@ from ppo_core.randomness import Purpose, generator
 
 
 def prepare_layers(model: nn.Module) -> None:
-    """Turn dropout off for good, and compute the tanh GELU in one kernel."""
-    disable_dropout(model)
-    fuse_gelu(model)
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout of a model to 0: it would make the ratio differ from 1 before any update.
+    """Set every dropout of a model to 0 (it would make the ratio differ from 1 before any update), and fuse its GELUs.
 
     Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode. Layers that read
-    their config in each pass get a copy: the model's own config is saved with it and keeps its values.
+    their config in each pass get a copy: the model's own config is saved with it and keeps its values. GELUs written as
+    six operations (gelu_new, gelu_fast) become torch's kernel of that function.
     """
     copies: dict[int, Any] = {}  # deepcopy's memo: one copy of each config
     for module in model.modules():
@@ -55,6 +50,9 @@ def disable_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         _zero_dropout(module)
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation | FastGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
 
 
 def _zero_dropout(owner: nn.Module | PreTrainedConfig) -> None:
@@ -64,14 +62,6 @@ def _zero_dropout(owner: nn.Module | PreTrainedConfig) -> None:
             setattr(owner, name, 0.0)
         elif isinstance(owner, PreTrainedConfig) and isinstance(value, PreTrainedConfig):
             _zero_dropout(value)
-
-
-def fuse_gelu(model: nn.Module) -> None:
-    """Replace GELUs written as six operations (gelu_new, gelu_fast) by torch's kernel of that function."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, NewGELUActivation | FastGELUActivation):
-                setattr(module, name, nn.GELU(approximate="tanh"))
 
 
 UNREAD = "_ppo_core_unread"
@@ -157,11 +147,7 @@ MERGED = "_ppo_core_is_merged"
 
 
 def load_merged(kind: Any, path: str, **options: Any) -> tuple[PreTrainedModel, list[str]]:
-    """Load the model of `path`, merging adapters; also return the weights missing from its files.
-
-    Raises:
-        OSError, ValueError, ImportError: as `load_pretrained`; or adapters that cannot be merged.
-    """
+    """Load the model of `path`, merging adapters; also return the weights missing from its files."""
     adapters = adapters_of(path)
     with quiet_loading():
         if adapters is None:
@@ -202,11 +188,7 @@ def load_merged(kind: Any, path: str, **options: Any) -> tuple[PreTrainedModel, 
 
 
 def adapters_of(path: str) -> PeftConfig | None:
-    """Return the config of the adapters in a folder or hub id, or None if it holds a model.
-
-    Raises:
-        ValueError: they name no model that they belong to.
-    """
+    """Return the config of the adapters in a folder or hub id, or None if it holds a model; or raise ValueError."""
     if Path(path, "config.json").exists() or find_adapter_config_file(path) is None:
         return None
     adapters: PeftConfig = PeftConfig.from_pretrained(path)
@@ -238,13 +220,10 @@ CAUSAL_LM = "CAUSAL_LM"
 
 
 def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: PreTrainedModel | None) -> ActorCritic:
-    """Return a policy that begins as the frozen `reference`, with its critic.
+    """Return a policy that begins as the frozen `reference`, with its critic, or raise ConfigError if it cannot.
 
     Fully fine-tuned networks are copies. With LoRA they are the frozen weights themselves with adapters of their own
     beside them, so that the reference costs no second copy.
-
-    Raises:
-        ConfigError: adapters or a critic that these models cannot have.
     """
     policy, save_policy = _trainable(reference, config, CAUSAL_LM)
     critic, head = None, None
@@ -324,10 +303,8 @@ def _merged_copy(adapted: PeftModel) -> PreTrainedModel:
 def _modules_to_save(model: PreTrainedModel, config: PPOConfig, task: str) -> tuple[list[str], bool]:
     """Return the `lora_modules_to_save` that `model` has, and True if tied embeddings and head are among them.
 
-    As in peft, a name means every module whose path ends with it. A critic's trunk may lack some: the head.
-
-    Raises:
-        ConfigError: the policy has no such module, or peft could not keep tied embeddings and head one tensor.
+    As in peft, a name means every module whose path ends with it. A critic's trunk may lack some: the head. Raises
+    ConfigError if the policy has no such module, or peft could not keep tied embeddings and head one tensor.
     """
     wanted = _names(config.lora_modules_to_save)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -437,11 +414,7 @@ def _critic_source(
 
 
 def critic_kind(path: str) -> Any:
-    """Return the Auto class to load the model of `path` as a critic: with its head, if it scores.
-
-    Raises:
-        OSError, ValueError: its config cannot be read.
-    """
+    """Return the Auto class to load the model of `path` as a critic: with its head, if it scores."""
     adapters = adapters_of(path)
     if adapters is not None and adapters.task_type == CAUSAL_LM:
         return AutoModelForCausalLM  # their names are those of layers under a head

@@ -33,15 +33,10 @@ MOST_TOLERANCE = 0.4
 
 @torch.no_grad()
 def decide_decoding(model: PreTrainedModel, which: str, *, fixed: bool | None = None) -> None:
-    """Determine whether rows can leave the model's cache, with a note in the log if not.
+    """Determine whether rows can leave the loaded model's cache, with a note in the log if not; `which` names it there.
 
-    Args:
-        model: Loaded, on its device.
-        which: Names the model in messages.
-        fixed: True to also try buffers of fixed shape, as captured graphs read them; None: on a CUDA device.
-
-    Raises:
-        TaskError: the training forward or decoding gives other logits to rows in one batch than to each row alone.
+    `fixed` also tries buffers of fixed shape, as captured graphs read them; None: on a CUDA device. Raises TaskError if
+    the training forward or decoding gives other logits to rows in one batch than to each row alone.
     """
     agrees, sequences = _comparison(model)
     name = f"{which} ({type(model).__name__})"

@@ -44,8 +44,6 @@ class Rollouts:
     prompts: tuple[Prompt, ...]
     responses: tuple[str, ...]
     """Texts without special tokens."""
-    weight_version: int
-    """Version of the sampling weights, as given to the generator."""
 
     @property
     def lengths(self) -> Tensor:
@@ -57,18 +55,15 @@ class Generator(Protocol):
     """Samples responses from the current policy, for the trainer and its evaluations."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
-        """Return one response per request, in their order.
+        """Return one response per request, in their order, or raise OutOfMemory.
 
         A response's randomness depends on the key, its request's id and the position alone, not on other requests,
         their order, or the number of rows in a pass.
-
-        Raises:
-            OutOfMemory: not even one response at a time fits.
         """
         ...
 
-    def update_weights(self, version: int) -> None:
-        """Take over the policy's changed weights; `version` labels later samples."""
+    def update_weights(self) -> None:
+        """Take over the policy's changed weights."""
         ...
 
 
@@ -91,7 +86,6 @@ class TransformersGenerator:
         fixed: bool | None = None,
     ) -> None:
         self._network, self._tokenizer, self._chunk = network, tokenizer, chunk
-        self._weight_version = 0
         # Copies and captured graphs need whole weights that stay in place.
         policy, on_gpu = network.policy, network.policy.device.type == "cuda" and not network.is_sharded
         self._casts = CastWeights(policy) if network.bf16 and (on_gpu or fixed) else None
@@ -99,9 +93,8 @@ class TransformersGenerator:
         fixed = on_gpu and getattr(policy, IS_FIXED, False) if fixed is None else fixed
         self._captured = CapturedDecoding(self._model, captures=on_gpu) if fixed else None
 
-    def update_weights(self, version: int) -> None:
-        """Label later samples with `version`, and refresh cached casts of the weights."""
-        self._weight_version = version
+    def update_weights(self) -> None:
+        """Refresh cached casts of the weights."""
         if self._casts is not None:
             self._casts.refresh()
         if self._captured is not None:
@@ -114,12 +107,8 @@ class TransformersGenerator:
 
         def attempt(rows: int) -> Rollouts:
             try:
-                return generate(
-                    self._model, self._tokenizer, prompts, numbers, sampling,
-                    chunk_rows=rows,
-                    weight_version=self._weight_version,
-                    begin=None if self._captured is None else self._captured.begin,
-                )  # fmt: skip
+                begin = None if self._captured is None else self._captured.begin
+                return generate(self._model, self._tokenizer, prompts, numbers, sampling, chunk_rows=rows, begin=begin)
             except BaseException:
                 if self._captured is not None:
                     self._captured.release()  # an interrupted pass may leave the buffers in any state
@@ -145,7 +134,6 @@ def generate(
     settings: SamplingSettings,
     *,
     chunk_rows: int,
-    weight_version: int = 0,
     begin: BeginDecoding | None = None,
 ) -> Rollouts:
     """Return one response per prompt; `uniforms` [B, T] in [0, 1) decides every token, T is `response_length`.
@@ -177,7 +165,7 @@ def generate(
     )
     ended = torch.cat([part.ended for part in parts])[back]
     texts = response_texts(tokenizer, sequences)
-    return Rollouts(sequences, logprobs, ended, tuple(prompts), texts, weight_version)
+    return Rollouts(sequences, logprobs, ended, tuple(prompts), texts)
 
 
 class _Chunk:

@@ -32,11 +32,7 @@ class SamplingSettings:
 
     @classmethod
     def of(cls, config: PPOConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "SamplingSettings":
-        """Return the settings of a run's rollouts.
-
-        Raises:
-            ConfigError: stop_token_id is not a token of the policy.
-        """
+        """Return the settings of a run's rollouts, or raise ConfigError for a stop_token_id that the policy lacks."""
         ends = eos_ids(model, tokenizer) if config.stop_token == "eos" else []
         if config.stop_token_id is not None:  # 0 is an id like others
             last = LanguageHead.of(model).vocabulary - 1

@@ -185,7 +185,7 @@ def standing(folder: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.timeout(2400)
-def test_a_controller_that_is_killed_after_any_of_its_writes_goes_on_as_if_unbroken(
+def test_a_controller_killed_after_any_write_goes_on_as_if_unbroken(
     tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One kill a study; the writes of a whole study are gone through in strides that begin anywhere."""

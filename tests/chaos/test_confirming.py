@@ -54,7 +54,7 @@ def told(folder: Path) -> tuple[Any, ...]:
         return found.number, found.badge, found.launch, read
 
 
-def test_a_study_confirmed_after_more_search_is_the_same_however_often_its_hosts_are_killed(tmp_path: Path) -> None:
+def test_a_study_confirmed_after_more_search_survives_kills_of_its_hosts(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     print(f"CHAOS_SEED={SEED}")
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -144,20 +144,16 @@ def check_generator(make: MakeGenerator, tolerance: float = 1e-3) -> None:
     _check_endings(rollouts, _SAMPLING)
     _check_logprobs(network, rollouts, _SAMPLING, tolerance)
     _check_randomness(sample, requests, _responses(rollouts))
-    _require(rollouts.weight_version == 0, f"weight_version: {rollouts.weight_version} before update_weights, not 0")
 
     filtered = replace(_SAMPLING, top_k=5, top_p=0.9)
     _check_logprobs(network, sample(sampling=filtered), filtered, tolerance)
 
-    for version in (3, 8):
+    for _ in range(2):
         with torch.no_grad():
             for parameter in network.policy.parameters():
                 parameter.mul_(1.2)
-        generator.update_weights(version)
-        rollouts = sample()
-        found = rollouts.weight_version
-        _require(found == version, f"weight_version: {found} after update_weights({version})")
-        _check_logprobs(network, rollouts, _SAMPLING, tolerance, f"after update_weights({version}), ")
+        generator.update_weights()
+        _check_logprobs(network, sample(), _SAMPLING, tolerance, "after update_weights(), ")
 
 
 WORDS = tuple(f"w{i}" for i in range(20))

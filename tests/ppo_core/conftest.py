@@ -7,8 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ppo_core import PPOConfig
 from ppo_core.data.task import Prompt, Prompts, Scored, Task, TaskAssets
+from ppo_core.distributed.world import ONE_PROCESS
 from ppo_core.loading.load import TaskModels
+from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conformance import WORDS, small_policy
 
 torch.set_num_threads(1)
@@ -68,6 +71,20 @@ def tiny_models(tiny_folder: Path) -> TaskModels:
         Prompts.of_texts(prompts[:24], prompts[24:32], prompts[32:]),
         longest_prompt=5,
     )
+
+
+def run_to(trainer: PPOTrainer, step: int, folder: Path) -> PPOTrainer:
+    """Run a trainer up to a step, save its checkpoint as `folder`, and return it."""
+    next(report for report in trainer if report.step == step)
+    trainer.save(folder)
+    return trainer
+
+
+def restored(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
+    """Return a trainer that continues from a checkpoint."""
+    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
+    trainer.restore(folder)
+    return trainer
 
 
 @pytest.fixture

@@ -334,9 +334,7 @@ def test_a_better_checkpoint_within_the_budget_is_saved_as_a_model(run: Command,
     within = [line for line in steps(folder / "c")[1:] if line.get("eval/kl", 10) + line.get("eval/kl_se", 0) <= 9]
     best = max(within, key=lambda line: line["eval/reward"])
     assert best["step"] < 6 and steps(folder / "c")[-1]["eval/kl"] > 9, "a policy that leaves the budget in the end"
-    assert (
-        f"the best within the budget is that of episode {best['episode']}: reward {best['eval/reward']:.2f}" in stdout
-    )
+    assert f"is that of episode {best['episode']}: reward {best['eval/reward']:.2f}" in stdout
     assert re.search(r"\nKL (left|was over) the budget of 9 nats/response (for good )?at step \d", stdout)
     card = (folder / "c" / "best_model" / "README.md").read_text()
     assert "\nOver the whole run, KL " in card
@@ -383,7 +381,7 @@ def test_best_model_keeps_to_the_kl_budget_that_is_given(run: Command, folder: P
     assert status == 2 and "kl_budget = 'much' is not allowed" in stderr and not (folder / "never").exists()
 
 
-def test_a_module_of_the_working_folder_is_found_by_an_installed_command_too(run: Command, folder: Path) -> None:
+def test_an_installed_command_finds_a_module_of_the_working_folder(run: Command, folder: Path) -> None:
     assert not {"", str(folder)} & set(sys.path), "as where a console script was started"
     (folder / "my_own_rewards.py").write_text((folder / "rewards.py").read_text())
     flags = ("--reward", "my_own_rewards:length", "--total_episodes", "8", "--output", "out")
@@ -508,9 +506,7 @@ def test_help_is_by_group_and_needs_no_torch() -> None:
     text = " ".join(done.stdout.split())
     headings = [line for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings[1:3] == ["the run:", "Length, evaluation and seed:"] and "KL from the reference:" in headings
-    assert (
-        "--cliprange X No gain from a probability ratio outside [1-ε, 1+ε]. [a number in (0, 1); default: 0.2]" in text
-    )
+    assert "--cliprange X" in text and "[1-ε, 1+ε]. [a number in (0, 1); default: 0.2]" in text
     assert "the task's reference, which replaces the defaults below" in text
     assert "default: None" not in text
 

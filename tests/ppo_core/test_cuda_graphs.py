@@ -225,7 +225,7 @@ def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
     generator._captured = CapturedDecoding(network.policy)
     requests = [Request(i, models.prompts.train[i]) for i in range(4)]
     sampling, found = SamplingSettings(1.5, 6), []
-    generator.update_weights(0)  # of a checkpoint: nothing was learned in this process
+    generator.update_weights()  # of a checkpoint: nothing was learned in this process
     for step in range(5):
         before = len(captures)
         generator.generate(requests, sampling, Key(1, Purpose.ROLLOUT, step))
@@ -234,7 +234,7 @@ def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
         held = sum(layer.held_bytes() for layer in generator._captured._layers)
         assert held in (0, mib / 8)
         if step > 0:  # the first one is the baseline's
-            generator.update_weights(step)
+            generator.update_weights()
     assert found == counts
 
 

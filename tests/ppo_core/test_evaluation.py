@@ -51,7 +51,7 @@ def test_each_tokens_reading_is_what_the_models_say(models: TaskModels, networks
     assert any(value != 0 for sample in last.samples for value in sample.tokens.values)
 
 
-def test_the_test_prompts_are_read_as_the_eval_prompts_are_with_other_numbers(models: TaskModels) -> None:
+def test_the_test_prompts_are_read_with_numbers_of_their_own(models: TaskModels) -> None:
     *_, last = reports = list(trainer := PPOTrainer(CONFIG, models, world=ONE_PROCESS))
     found = trainer.tested()
     assert found is not None and found.prompts == len(models.prompts.test)

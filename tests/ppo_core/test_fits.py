@@ -80,7 +80,7 @@ def test_only_what_cannot_fit_is_refused(
             largest(configs, TINY_TASK, assets(tiny_folder), "cpu")
 
 
-def test_of_runs_with_the_same_weights_the_one_that_learns_from_more_tokens_is_the_largest(tiny_folder: Path) -> None:
+def test_of_equal_weights_the_run_that_learns_from_more_tokens_is_largest(tiny_folder: Path) -> None:
     configs = [CONFIG, replace(CONFIG, mini_batch_size=8), CONFIG]
     found = largest(configs, TINY_TASK, assets(tiny_folder), "cpu")
     assert found is not None and found[0].config is configs[1]

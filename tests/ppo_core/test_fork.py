@@ -20,6 +20,8 @@ from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.loading.load import TaskModels
 from ppo_core.run_state import RunState
 from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import restored as fork
+from tests.ppo_core.conftest import run_to
 from tests.ppo_core.test_trainer import without_seconds
 
 pytestmark = pytest.mark.slow
@@ -44,18 +46,7 @@ PACED: dict[str, Any] = {"kl_target": 1.0, "lr_controller": "kl_step"}
 
 def run_to_fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
     """Return a trainer that stands at the fork, its checkpoint saved as `folder`."""
-    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
-    for report in trainer:
-        if report.step == AT:
-            break
-    trainer.save(folder)
-    return trainer
-
-
-def fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
-    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
-    trainer.restore(folder)
-    return trainer
+    return run_to(PPOTrainer(config, models, world=ONE_PROCESS), AT, folder)
 
 
 def steps(trainer: PPOTrainer, count: int) -> list[Any]:
@@ -140,7 +131,7 @@ def _nothing(trainer: PPOTrainer) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_fork_equals_a_run_whose_values_are_changed_by_hand_at_that_point(
+def test_a_fork_equals_a_run_whose_values_are_changed_by_hand_there(
     tiny: TaskModels,
     tmp_path: Path,
     before: dict[str, Any],
@@ -307,7 +298,7 @@ def test_a_changed_value_shows_in_the_next_two_steps(tiny: TaskModels, tmp_path:
     assert found != expected
 
 
-def test_rows_that_fitted_into_memory_go_on_unless_other_ones_are_asked_for(tiny: TaskModels, tmp_path: Path) -> None:
+def test_rows_that_fitted_go_on_unless_others_are_asked_for(tiny: TaskModels, tmp_path: Path) -> None:
     trainer = PPOTrainer(BASE, tiny, world=ONE_PROCESS)
     next(iter(trainer))
     for chunk, fitted in zip(trainer.state.chunks, (3, 2, 1), strict=True):
@@ -340,7 +331,7 @@ def test_what_a_checkpoint_fixes_is_refused(
         fork(replace(BASE, **change), tiny, tmp_path / "step")
 
 
-def test_a_checkpoint_from_before_a_hyperparameter_was_there_has_its_default(tiny: TaskModels, tmp_path: Path) -> None:
+def test_a_checkpoint_older_than_a_hyperparameter_has_its_default(tiny: TaskModels, tmp_path: Path) -> None:
     run_to_fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "step")
     manifest = checkpoint.read_manifest(tmp_path / "step")
     config = manifest["state"]["config"]

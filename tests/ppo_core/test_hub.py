@@ -153,7 +153,7 @@ def test_the_model_and_its_card_arrive_and_the_folder_stays(train: Train, hub: F
     assert hub.messages == ["out, trained with PPO Tuner"]
 
 
-def test_without_a_name_it_is_the_outputs_of_the_tokens_user_and_private_where_told(train: Train, hub: FakeHub) -> None:
+def test_without_a_name_the_repository_is_the_outputs_of_the_tokens_user(train: Train, hub: FakeHub) -> None:
     status, stdout, _ = train("--push_to_hub", "--hub_private_repo", "--json")
     assert status == 0 and json.loads(stdout)["hub"] == f"{hub.address}/me/out"
     made = hub.made[0]

@@ -95,9 +95,7 @@ def test_only_a_name_that_is_really_near_is_suggested(name: str, valid: list[str
 
 
 def test_an_unknown_field_names_the_nearest() -> None:
-    with pytest.raises(
-        ConfigError, match=r'my.yaml: unknown hyperparameter "lerning_rate"; did you mean "learning_rate"\?'
-    ):
+    with pytest.raises(ConfigError, match=r'my.yaml: .* "lerning_rate"; did you mean "learning_rate"\?'):
         PPOConfig.from_dict({"lerning_rate": 1e-5}, "my.yaml")
 
 
@@ -106,7 +104,7 @@ def test_trl_hierarchy() -> None:
     config = PPOConfig(per_device_train_batch_size=4, gradient_accumulation_steps=8, num_mini_batches=4)
     sizes = config.batch_sizes(world_size=2)
     assert (sizes.local_batch_size, sizes.batch_size, sizes.mini_batch_size) == (32, 64, 16)
-    assert (sizes.local_mini_batch_size, sizes.micro_batches_per_step, sizes.num_mini_batches) == (8, 2, 4)
+    assert (sizes.local_mini_batch_size, sizes.num_mini_batches) == (8, 4)
     assert sizes.gradient_accumulation_steps == 8
 
 

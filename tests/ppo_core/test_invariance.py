@@ -22,7 +22,7 @@ from ppo_core.models.policy import exact_kl
 from ppo_core.models.sequences import Sequences
 from ppo_core.report import KL_GAP_LIMIT, StepReport
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.conftest import count_w3
+from tests.ppo_core.conftest import count_w3, restored
 from tests.ppo_core.test_trainer import CONFIG, without_seconds
 
 # The reward's unit
@@ -103,9 +103,7 @@ def test_a_normalised_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: 
     config = replace(CONFIG, normalize_kl_coef=True, kl_coef=0.25, kl_target=None)
     trainer, (_, first, second, *_) = run_of(tiny, config, 1.0)
     trainer.save(tmp_path / "step")
-    resumed = PPOTrainer(config, tiny, world=ONE_PROCESS)
-    resumed.restore(tmp_path / "step")
-    assert resumed.state.kl_unit == trainer.state.kl_unit
+    assert restored(config, tiny, tmp_path / "step").state.kl_unit == trainer.state.kl_unit
     spread = first.metrics["objective/scores_std"]
     assert first.metrics["objective/kl_coef"] == second.metrics["objective/kl_coef"] == pytest.approx(0.25 * spread)
     assert spread > 0 and {report.metrics["objective/kl_coef"] for report in run_of(tiny, config, 0.0)[1][1:]} == {0.0}
@@ -113,7 +111,7 @@ def test_a_normalised_beta_is_the_spreads_of_the_first_scores_that_differ(tiny: 
 
 @pytest.mark.parametrize("row", ["shared critic", "own critic", "grpo", "penalties"])
 @pytest.mark.parametrize(("scale", "offset"), OFFSETS)
-def test_other_units_and_offsets_part_the_first_advantages_by_rounding_alone(
+def test_units_and_offsets_change_first_advantages_by_rounding_alone(
     tiny: TaskModels, row: str, scale: float, offset: float, experiences: list[Experience]
 ) -> None:
     config = replace(PACED, **UNITS[row], total_episodes=16)
@@ -137,9 +135,7 @@ def test_a_penalty_is_worth_the_spread_of_the_first_scores_that_differ(tiny: Tas
     units = [report.metrics["objective/penalty_unit"] for report in trainer if report.step > 0]
     assert units == [0.0, 0.0] + [pytest.approx(8 * math.sqrt(3 / 16))] * 4
     trainer.save(tmp_path / "end")
-    resumed = PPOTrainer(config, tiny, world=ONE_PROCESS)
-    resumed.restore(tmp_path / "end")
-    assert resumed.state.score_spread == units[-1]
+    assert restored(config, tiny, tmp_path / "end").state.score_spread == units[-1]
 
 
 @pytest.mark.parametrize(("whiten", "unit"), [(True, 1.0), (False, 4.0)])
@@ -171,12 +167,9 @@ def test_lambda_follows_the_first_batch_alone_and_resumes(
     assert report.metrics["policy/lam"] == pytest.approx(lam)
     first.state.lam = 0.97  # as if the first batch had been another
     first.save(tmp_path / "step")
-    again = PPOTrainer(replace(config, total_episodes=48), tiny, world=ONE_PROCESS)
-    again.restore(tmp_path / "step")
-    assert [report.metrics["policy/lam"] for report in again] == [0.97]
-    other = PPOTrainer(replace(config, lam=0.5, total_episodes=48), tiny, world=ONE_PROCESS)
-    other.restore(tmp_path / "step")
-    assert [report.metrics["policy/lam"] for report in other] == [0.5]
+    for changed, expected in (({}, 0.97), ({"lam": 0.5}, 0.5)):
+        again = restored(replace(config, total_episodes=48, **changed), tiny, tmp_path / "step")
+        assert [report.metrics["policy/lam"] for report in again] == [expected]
 
 
 def test_the_critics_lambda_moves_its_returns_alone(tiny: TaskModels, experiences: list[Experience]) -> None:
@@ -211,7 +204,7 @@ def test_a_loop_repeats_as_much_at_any_length(length: int, period: int, share: f
 
 
 @pytest.mark.parametrize("length", [8, 512, 4000])
-def test_rounding_alone_parts_sampled_and_exact_kl_by_no_more_than_its_noise(length: int) -> None:
+def test_rounding_parts_sampled_and_exact_kl_by_no_more_than_noise(length: int) -> None:
     """Errors of 0.1 on each log-probability, as in bfloat16, and a sampler at another temperature."""
     rows, vocabulary, error = 64, 20, 0.1
     generator = torch.Generator().manual_seed(0)
@@ -250,9 +243,7 @@ def test_what_rounding_shows_is_measured_once_per_token_and_resumes(
     for report, noise in zip(reports[1:], noises[1:], strict=True):
         assert noise >= 11.0 / length * report.metrics["response/length_mean"] * (1 - 1e-6)
     first.save(tmp_path / "end")
-    again = PPOTrainer(PACED, tiny, world=ONE_PROCESS)
-    again.restore(tmp_path / "end")
-    assert again.state.rounding == first.state.rounding
+    assert restored(PACED, tiny, tmp_path / "end").state.rounding == first.state.rounding
     monkeypatch.undo()
     plain = PPOTrainer(replace(CONFIG, total_episodes=16), tiny, world=ONE_PROCESS)
     list(plain)

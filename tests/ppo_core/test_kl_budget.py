@@ -25,7 +25,7 @@ def test_the_bound_is_the_lowest_budget_that_holds() -> None:
     assert bound(None, 0.25) == math.inf
 
 
-def test_the_highest_reward_comes_first_then_the_lowest_kl_then_the_earliest_step() -> None:
+def test_highest_reward_first_then_lowest_kl_then_earliest_step() -> None:
     given = [(1.0, 2.0, 3), (2.0, 9.0, 1), (1.0, 1.0, 9), (1.0, 1.0, 8)]
     assert sorted(given, key=lambda one: rank(*one)) == [(2.0, 9.0, 1), (1.0, 1.0, 8), (1.0, 1.0, 9), (1.0, 2.0, 3)]
 

@@ -15,6 +15,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.loading.load import TaskModels
 from ppo_core.models.memory import ChunkRows
 from ppo_core.trainer import PPOTrainer, collect, learn, score
+from tests.ppo_core.conftest import restored, run_to
 from tests.ppo_core.test_trainer import CONFIG
 
 PACED = replace(CONFIG, lr_controller="kl_step", kl_target=1.0)
@@ -24,7 +25,7 @@ def controller(whole: float = 0.1, target: float = 3.0, iterations: int = 30, ra
     return KLStepController(whole, target, iterations, rate, floor=0.0)
 
 
-def test_a_run_begins_at_a_hundredth_of_its_rate_and_wants_a_share_of_its_target() -> None:
+def test_a_run_begins_at_a_hundredth_of_its_rate() -> None:
     config = replace(PACED, critic_warmup=1, learning_rate=3e-4, kl_target=3.0)  # 96 / 16 - 1 iterations
     begun = KLStepController.of(config, 1)
     assert (begun.rate, begun.target, begun.iterations) == (pytest.approx(3e-6), 3.0, 5)
@@ -196,13 +197,8 @@ def test_a_paced_run_resumes_bit_for_bit(tiny: TaskModels, tmp_path: Path, value
     config = replace(PACED, value_model=value_model, bf16=True)
     whole = PPOTrainer(config, tiny, world=ONE_PROCESS)
     expected = [report.metrics["policy/kl_step"] for report in whole if report.step]
-    first = PPOTrainer(config, tiny, world=ONE_PROCESS)
-    for report in first:
-        if report.step == 3:
-            break
-    first.save(tmp_path / "step")
-    second = PPOTrainer(config, tiny, world=ONE_PROCESS)
-    second.restore(tmp_path / "step")
+    run_to(PPOTrainer(config, tiny, world=ONE_PROCESS), 3, tmp_path / "step")
+    second = restored(config, tiny, tmp_path / "step")
     assert [report.metrics["policy/kl_step"] for report in second] == expected[3:]
     assert second.state.kl_step == whole.state.kl_step
 

@@ -98,7 +98,7 @@ def test_a_process_that_dies_ends_all_and_one_process_resumes(folder: Path, whol
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_process_whose_memory_runs_out_in_the_middle_of_a_step_says_so_and_ends_all(folder: Path, rank: str) -> None:
+def test_memory_that_runs_out_in_the_middle_of_a_step_ends_all_processes(folder: Path, rank: str) -> None:
     ended = launch(TORCHRUN, *PARTS, *SMALL, "--output", "run", **{EXHAUST_AT: "3", KILL_RANK: rank})
     assert ended.returncode != 0
     assert ended.stderr.splitlines().count(f"ppo_core: error: {OUT_OF_MEMORY}") == 1

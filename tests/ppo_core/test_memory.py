@@ -21,6 +21,7 @@ from ppo_core.models.policy import compare, response_states, token_readings
 from ppo_core.sampling.generation import Rollouts, generate
 from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import restored, run_to
 from tests.ppo_core.test_networks import NETWORKS, copies
 
 pytestmark = pytest.mark.slow
@@ -101,13 +102,9 @@ def test_a_checkpoint_remembers_how_many_rows_fit(
     first = PPOTrainer(CONFIGS["shared"], models, world=ONE_PROCESS)
     for work, rows in zip(WORKS, (2, 4, 1), strict=True):
         run_out(first, work, rows)
-    for report in first:
-        if report.step == 1:
-            break
-    first.save(tmp_path / "step")
+    run_to(first, 1, tmp_path / "step")
     assert checkpoint.verify(tmp_path / "step")["state"]["chunk_rows"] == {"generation": 2, "scoring": 4, "training": 1}
-    second = PPOTrainer(CONFIGS["shared"], models, world=ONE_PROCESS)
-    second.restore(tmp_path / "step")
+    second = restored(CONFIGS["shared"], models, tmp_path / "step")
     assert [chunk.rows for chunk in second.state.chunks] == [2, 4, 1]
     for work, rows in zip(WORKS, (2, 4, 1), strict=True):
         run_out(second, work, rows)
@@ -157,7 +154,7 @@ def test_unset_gradient_checkpointing_is_on_once_a_single_row_does_not_fit(
         "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried 9 bytes",
     ],
 )
-def test_memory_that_runs_out_beside_torchs_cuda_allocator_halves_the_rows_for_good(message: str) -> None:
+def test_memory_that_runs_out_beside_torchs_allocator_halves_the_rows(message: str) -> None:
     def attempt(rows: int) -> int:
         if rows > 5:
             raise RuntimeError(message)

@@ -25,6 +25,7 @@ from ppo_core.models import quantized
 from ppo_core.models.networks import computes_in_bf16
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import restored, run_to
 from tests.ppo_core.families import load_models, save_family
 from tests.ppo_core.test_trainer import PACE_METRICS, without_seconds
 
@@ -101,15 +102,10 @@ def test_a_checkpoint_holds_what_was_trained_and_resumes_bit_for_bit(
     config = NETWORKS[networks]
     unbroken = PPOTrainer(config, models, world=ONE_PROCESS)
     expected = list(unbroken)
-    first = PPOTrainer(config, models, world=ONE_PROCESS)
-    for report in first:
-        if report.step == 1:
-            break
-    first.save(tmp_path / "step")
+    first = run_to(PPOTrainer(config, models, world=ONE_PROCESS), 1, tmp_path / "step")
     assert load_file(tmp_path / "step" / "network.safetensors").keys() == first.network.trained().keys()
     assert first.checkpoint_bytes() == 3 * 4 * sum(p.numel() for p in first.network.trained().values())
-    second = PPOTrainer(config, load_models(tiny_folder, tiny_folder), world=ONE_PROCESS)  # as in a new process
-    second.restore(tmp_path / "step")
+    second = restored(config, load_models(tiny_folder, tiny_folder), tmp_path / "step")  # as in a new process
     assert comparable(list(second)) == comparable(expected[2:])
     assert_same(copies(unbroken.network), copies(second.network))
 
@@ -130,9 +126,7 @@ def test_two_trainers_on_one_task_do_not_disturb_each_other(models: TaskModels) 
     [("nope", "nope"), ("q_proj, v_proj", "q_proj"), ("ln_1", "LayerNorm"), ("[c_attn", "c_attn")],
 )
 def test_modules_that_cannot_be_adapted_are_refused_in_one_line(models: TaskModels, targets: str, message: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"lora_target_modules = {re.escape(repr(targets))} is not allowed here: .*{message}"
-    ) as caught:
+    with pytest.raises(ConfigError, match=f"lora_target_modules = {re.escape(repr(targets))} .*{message}") as caught:
         PPOTrainer(replace(LORA, lora_target_modules=targets), models, world=ONE_PROCESS)
     assert "\n" not in str(caught.value)
 
@@ -169,7 +163,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("which", WHOLE)
-def test_modules_trained_whole_begin_as_the_reference_and_leave_it_as_it_is(
+def test_modules_trained_whole_begin_as_the_reference_and_leave_it(
     tiny_folder: Path, tmp_path: Path, which: str, bf16: bool
 ) -> None:
     tied, asked, expected = WHOLE[which]
@@ -212,21 +206,14 @@ def test_a_run_with_modules_trained_whole_resumes_bit_for_bit(tiny_folder: Path,
     models = load_llama(tied, tmp_path / "base", tiny_folder)
     unbroken = PPOTrainer(config, models, world=ONE_PROCESS)
     expected = list(unbroken)
-    first = PPOTrainer(config, models, world=ONE_PROCESS)
-    next(reports := iter(first))
-    next(reports)
-    first.save(tmp_path / "step")
-    second = PPOTrainer(config, load_llama(tied, tmp_path / "again", tiny_folder), world=ONE_PROCESS)
-    second.restore(tmp_path / "step")
+    run_to(PPOTrainer(config, models, world=ONE_PROCESS), 1, tmp_path / "step")
+    second = restored(config, load_llama(tied, tmp_path / "again", tiny_folder), tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
     assert_same(copies(unbroken.network), copies(second.network))
-    plain = PPOTrainer(replace(config, use_rslora=False), models, world=ONE_PROCESS)
-    with pytest.raises(
-        CheckpointError, match="is of use_rslora = True and cannot continue with False: the trained adap"
-    ):
-        plain.restore(tmp_path / "step")
+    with pytest.raises(CheckpointError, match="is of use_rslora = True and cannot continue with False"):
+        restored(replace(config, use_rslora=False), models, tmp_path / "step")
     with pytest.raises(CheckpointError, match=r"holds other weights, such as policy.*modules_to_save"):
-        PPOTrainer(replace(config, lora_modules_to_save=None), models, world=ONE_PROCESS).restore(tmp_path / "step")
+        restored(replace(config, lora_modules_to_save=None), models, tmp_path / "step")
 
 
 @pytest.mark.parametrize(
@@ -298,9 +285,7 @@ def test_adapters_that_cannot_be_merged_are_refused_in_one_line(
     save_adapters(base, tmp_path, "CAUSAL_LM")
     AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path)
     monkeypatch.setattr(quantized, "in_4_bits", lambda *_: {"quantization_config": object()})
-    with pytest.raises(
-        TaskError, match=r"load_in_4bit = true is not allowed with adapters.*merge them first"
-    ) as caught:
+    with pytest.raises(TaskError, match=r"load_in_4bit = true is not allowed with adapters") as caught:
         load_models(tmp_path, tiny_folder, held=FrozenPolicy(in_4bit=True))
     assert "\n" not in str(caught.value)
     names = load_file(tmp_path / "adapter_model.safetensors")

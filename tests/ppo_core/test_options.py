@@ -153,7 +153,7 @@ def test_a_stop_token_id_ends_a_response(models: TaskModels, stop: int, stop_tok
 
 
 @pytest.mark.parametrize("stop", [23, 50_000])
-def test_a_stop_token_id_beyond_the_vocabulary_is_refused_before_anything_runs(models: TaskModels, stop: int) -> None:
+def test_a_stop_token_id_beyond_the_vocabulary_is_refused(models: TaskModels, stop: int) -> None:
     with pytest.raises(ConfigError, match=rf"^stop_token_id = {stop} is not allowed.* 0 to 22") as caught:
         PPOTrainer(replace(CONFIG, stop_token_id=stop), models, world=ONE_PROCESS)
     assert "\n" not in str(caught.value)

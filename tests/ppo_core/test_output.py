@@ -62,7 +62,7 @@ def test_a_mismatch_is_said_at_once_and_only_once() -> None:
     assert "\n" not in line[0]
 
 
-def test_a_sampled_kl_that_stays_apart_is_said_after_three_steps_and_only_once() -> None:
+def test_a_sampled_kl_that_stays_apart_is_said_once_after_three_steps() -> None:
     apart = {GAP: -2.0, NOISE: 0.25}
     *before, line, after = said(apart, apart, {GAP: 0.0, NOISE: 0.25}, apart, apart, apart, apart)
     assert before == [[]] * 5 and after == []

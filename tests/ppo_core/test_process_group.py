@@ -107,7 +107,7 @@ def require_same(found: dict[str, Any], expected: dict[str, Any], which: str) ->
         assert apart < 2e-5, f"{which}: {name} is {apart:g} apart"
 
 
-def test_two_processes_learn_what_one_does_and_either_resumes_from_the_other(
+def test_two_processes_learn_what_one_does_and_resume_from_each_other(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TINY, str(tiny_folder))
@@ -176,7 +176,7 @@ def test_a_sharded_checkpoint_is_gathered_and_spread_tensor_by_tensor(
     assert first["error"] == other["error"], "rank 0 does not wait for the one that cannot read"
 
 
-def test_an_error_of_one_processs_task_is_raised_in_all_before_a_checkpoint_is_read(
+def test_an_error_of_one_processs_task_is_raised_in_all(
     tiny: TaskModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = threading.local()

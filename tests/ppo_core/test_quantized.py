@@ -18,6 +18,7 @@ from ppo_core.loading.load import FrozenPolicy, TaskModels, load_policy
 from ppo_core.models import quantized
 from ppo_core.models.networks import sharing_weights
 from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import restored, run_to
 from tests.ppo_core.families import load_models, save_family
 from tests.ppo_core.test_networks import CONFIG, LORA, assert_same, comparable, copies
 
@@ -34,15 +35,6 @@ def load(folder: Path, tokenizer_folder: Path, *, bf16: bool = False) -> TaskMod
     """Return a task whose policy has 4-bit weights."""
     held = FrozenPolicy("bf16" if bf16 else "float32", in_4bit=True)
     return load_models(folder, tokenizer_folder, held=held)
-
-
-def state_before_step(models: TaskModels, config: PPOConfig, step: int) -> PPOTrainer:
-    """Return a trainer that stands behind `step`."""
-    trainer = PPOTrainer(config, models, world=ONE_PROCESS)
-    for report in trainer:
-        if report.step == step:
-            break
-    return trainer
 
 
 # 4-bit weights
@@ -105,7 +97,7 @@ def test_adapters_learn_on_4_bit_weights_that_are_the_reference(
 
 
 @with_bitsandbytes
-def test_gradients_on_4_bit_weights_are_those_on_the_same_weights_in_float32(tiny_folder: Path, tmp_path: Path) -> None:
+def test_gradients_on_4_bit_weights_are_those_in_float32(tiny_folder: Path, tmp_path: Path) -> None:
     # bitsandbytes packs the weights for some CPUs at the first pass without gradients, and then there are none.
     models = load(save_family("llama", False, tmp_path, tiny_folder), tiny_folder)
     policy: Any = PPOTrainer(IN_4_BITS, models, world=ONE_PROCESS).network.policy
@@ -138,16 +130,11 @@ def test_a_run_on_4_bit_weights_resumes_bit_for_bit_and_not_on_whole_ones(
 ) -> None:
     folder = save_family("llama", False, tmp_path / "base", tiny_folder)
     expected = list(PPOTrainer(IN_4_BITS, load(folder, tiny_folder), world=ONE_PROCESS))
-    first = state_before_step(load(folder, tiny_folder), IN_4_BITS, 1)
-    first.save(tmp_path / "step")
-    second = PPOTrainer(IN_4_BITS, load(folder, tiny_folder), world=ONE_PROCESS)
-    second.restore(tmp_path / "step")
+    run_to(PPOTrainer(IN_4_BITS, load(folder, tiny_folder), world=ONE_PROCESS), 1, tmp_path / "step")
+    second = restored(IN_4_BITS, load(folder, tiny_folder), tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
-    whole = PPOTrainer(replace(IN_4_BITS, load_in_4bit=False), load(folder, tiny_folder), world=ONE_PROCESS)
-    with pytest.raises(
-        CheckpointError, match="is of load_in_4bit = True and cannot continue with False: the frozen weig"
-    ):
-        whole.restore(tmp_path / "step")
+    with pytest.raises(CheckpointError, match="is of load_in_4bit = True and cannot continue with False"):
+        restored(replace(IN_4_BITS, load_in_4bit=False), load(folder, tiny_folder), tmp_path / "step")
 
 
 # 8-bit AdamW
@@ -188,16 +175,12 @@ def test_8_bit_moments_learn_about_as_float32_ones_and_resume_bit_for_bit(
     moved = torch.cat([(p - start[name]).flatten() for name, p in unbroken.network.trained().items()])
     wanted = torch.cat([(p - start[name]).flatten() for name, p in plain.network.trained().items()])
     assert torch.cosine_similarity(moved, wanted, dim=0) > 0.9 and not torch.equal(moved, wanted)
-    first = state_before_step(tiny, config, 1)
-    first.save(tmp_path / "step")
+    first = run_to(PPOTrainer(config, tiny, world=ONE_PROCESS), 1, tmp_path / "step")
     written = (tmp_path / "step" / "network.safetensors").stat().st_size
     written += (tmp_path / "step" / "optimizers.pt").stat().st_size
     assert first.checkpoint_bytes() == pytest.approx(written, rel=0.5)
-    second = PPOTrainer(config, tiny, world=ONE_PROCESS)
-    second.restore(tmp_path / "step")
+    second = restored(config, tiny, tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
     assert_same(copies(unbroken.network), copies(second.network))
-    with pytest.raises(
-        CheckpointError, match="is of optim = 'adamw_8bit' and cannot continue with 'adamw': the checkpoi"
-    ):
-        PPOTrainer(replace(config, optim="adamw"), tiny, world=ONE_PROCESS).restore(tmp_path / "step")
+    with pytest.raises(CheckpointError, match="is of optim = 'adamw_8bit' and cannot continue with 'adamw'"):
+        restored(replace(config, optim="adamw"), tiny, tmp_path / "step")

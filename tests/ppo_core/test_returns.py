@@ -53,7 +53,7 @@ def test_a_small_spread_beside_a_large_offset_is_not_lost(network: ActorCritic) 
     assert statistics.variance == pytest.approx(4 + 1.6 / 3 + 5.76)
 
 
-def test_a_new_head_begins_at_the_mean_score_and_later_values_stay_where_they_are(network: ActorCritic) -> None:
+def test_a_new_head_begins_at_the_mean_score_and_later_values_stay(network: ActorCritic) -> None:
     statistics, state = ReturnStatistics(world=ONE_PROCESS), torch.randn(32, generator=torch.Generator().manual_seed(0))
     statistics.begin(SCORES, network)
     assert output(network, state) == 4.0

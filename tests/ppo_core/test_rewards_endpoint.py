@@ -237,9 +237,7 @@ def test_what_passes_is_tried_again_and_told(server: Server, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         assert EndpointReward(server.part, sleep=waits.append)(BATCH).scores == [1, 2, 3]
     assert waits == [0.5, 1.0]
-    assert caplog.messages[0] == (
-        f'reward part "judge": {server.host} answered 503 Service Unavailable (attempt 1 of 3); again in 0.5 s'
-    )
+    assert "503 Service Unavailable (attempt 1 of 3); again in 0.5 s" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(
@@ -343,8 +341,6 @@ def test_an_answer_that_is_no_score_names_the_sample(server: Server, answer: obj
 def test_a_url_that_cannot_be_used_is_refused_without_showing_it(where: str) -> None:
     with pytest.raises(TaskError) as caught:
         EndpointReward(RewardPart("judge", "http", where))
-    assert str(caught.value) == (
-        'reward part "judge": its URL is not allowed; expected http(s)://host:port/path, with special characters '
-        "(a password's, too) percent-encoded"
-    )
+    assert str(caught.value).startswith('reward part "judge": its URL is not allowed; expected http(s)://host:port/')
+    assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None and caught.value.__suppress_context__

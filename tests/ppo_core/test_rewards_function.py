@@ -225,7 +225,7 @@ def test_a_batch_that_hangs_as_a_whole_is_scored_twice_at_most(write: Write, tmp
     assert (tmp_path / "calls").read_text().split() == ["3", "1", "1", "1", "3"]
 
 
-def test_a_reward_that_limits_its_own_time_keeps_its_alarm_and_has_a_limit_beside_it(write: Write) -> None:
+def test_a_reward_that_limits_its_own_time_keeps_its_alarm(write: Write) -> None:
     source = (
         "import signal, threading\n"
         "def late(*_):\n    raise TimeoutError\n"
@@ -328,8 +328,8 @@ def test_what_it_raises_is_chained_and_names_the_sample_that_is_to_blame(write: 
     part = write("def score(responses, answer):\n    return [int(response) for response in responses]")
     with pytest.raises(RewardError) as caught:
         score(part)
-    assert str(caught.value) == (
-        f"reward part \"exact\": {part.where} raised ValueError: invalid literal for int() with base 10: '' "
+    assert f"{part.where} raised ValueError: " in str(caught.value)
+    assert str(caught.value).endswith(
         f"at {part.where.removesuffix(':score')}:2; on sample 2 (prompt '1+1=', response '')"
     )
     assert isinstance(caught.value.__cause__, ValueError)
@@ -340,10 +340,8 @@ def test_where_only_the_batch_raises_the_error_says_so(write: Write) -> None:
     part = write("def score(responses):\n    assert len(responses) == 1, 'one at\\na time'")
     with pytest.raises(RewardError) as caught:
         score(part)
-    assert str(caught.value) == (
-        f'reward part "exact": {part.where} raised AssertionError: one at a time at {part.where.removesuffix(":score")}:2; '
-        f"on 3 samples together but on none of them alone; the first is {FIRST}"
-    )
+    assert "raised AssertionError: one at a time at " in str(caught.value)
+    assert str(caught.value).endswith(f"on 3 samples together but on none of them alone; the first is {FIRST}")
 
 
 def test_long_texts_are_cut_in_errors(write: Write) -> None:
@@ -366,7 +364,7 @@ def test_a_name_that_is_no_column_is_refused_when_called(write: Write) -> None:
     assert str(caught.value) == f'reward part "exact": {part.where} {LACKING}; did you mean "answer"?'
 
 
-def test_a_name_that_is_no_column_is_refused_when_loaded_where_columns_are_known(write: Write) -> None:
+def test_a_name_that_is_no_known_column_is_refused_when_loaded(write: Write) -> None:
     part = write("def score(responses, anwser):\n    return [0] * len(responses)")
     with pytest.raises(TaskError) as caught:
         load_reward([part], CPU, PROMPTS)

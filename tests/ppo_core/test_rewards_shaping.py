@@ -116,7 +116,7 @@ def test_clipping() -> None:
     assert clip_scores(scores, None) is scores
 
 
-def test_the_spread_of_scores_is_over_responses_and_1_where_beta_meets_whitened_advantages() -> None:
+def test_the_spread_of_scores_is_1_where_beta_meets_whitened_advantages() -> None:
     scores = torch.tensor([[1.0, 2.0], [0.0, 7.0]])  # 3 and 7 a response
     assert score_spread(PPOConfig(), scores, world=ONE_PROCESS) == pytest.approx(2.0)
     assert score_spread(PPOConfig(use_kl_loss=True), scores, world=ONE_PROCESS) == 1.0

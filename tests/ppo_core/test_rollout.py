@@ -154,7 +154,7 @@ def test_a_response_keeps_its_leading_space_and_stands_without_the_prompt(kind: 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
 @pytest.mark.parametrize("text", ["a é", "é", "b €€", "a é" * 40], ids=["one", "alone", "several", "long"])
-def test_a_byte_that_breaks_the_prompts_last_character_is_all_that_the_response_gets(kind: str, text: str) -> None:
+def test_a_response_begins_with_a_byte_that_breaks_the_prompts_last(kind: str, text: str) -> None:
     tokenizer = fast(kind)
     prompt = tokenizer(text)["input_ids"]
     assert tokenizer.decode(prompt) == text

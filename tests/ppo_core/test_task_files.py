@@ -92,7 +92,7 @@ def test_every_key_arrives(folder: Path) -> None:
     assert len(task.prepare(None).prompts.eval) == 12
 
 
-def test_an_evaluation_is_as_the_reference_trains_where_nothing_else_is_said(folder: Path) -> None:
+def test_an_evaluation_is_as_the_reference_trains_by_default(folder: Path) -> None:
     task = get_task(write(folder, PLAIN + "reference = { temperature = 0.9, response_length = 5 }\n"))
     assert (task.eval_temperature, task.eval_response_length) == (0.9, 5)
 
@@ -183,7 +183,7 @@ print(wanted(prompts=["w1"], responses=["w3 w4 w3"], word=["w3"]), "torch" in sy
 """
 
 
-def test_another_process_finds_the_task_and_its_function_by_the_path_without_torch(folder: Path) -> None:
+def test_another_process_finds_task_and_function_by_path_without_torch(folder: Path) -> None:
     name = get_task(write(folder, PYTHON, "task.py")).name
     command = [sys.executable, "-c", WORKER, name]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)

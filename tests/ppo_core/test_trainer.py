@@ -27,7 +27,7 @@ from ppo_core.sampling.generation import Request, Rollouts, TransformersGenerato
 from ppo_core.sampling.next_token import SamplingSettings
 from ppo_core.trainer import PPOTrainer, collect, learn, score
 from tests.ppo_core.conformance import check_generator
-from tests.ppo_core.conftest import tiny_models
+from tests.ppo_core.conftest import restored, run_to, tiny_models
 from tests.ppo_core.families import GATED
 
 CONFIG = PPOConfig(
@@ -66,14 +66,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     tiny: TaskModels, tmp_path: Path, unbroken: tuple[PPOTrainer, list[StepReport]], stop_after: int
 ) -> None:
     whole, expected = unbroken
-    config = whole.config
-    first = PPOTrainer(config, tiny, world=ONE_PROCESS)
-    for report in first:
-        if report.step == stop_after:
-            break
-    first.save(tmp_path / "step")
-    second = PPOTrainer(config, tiny, world=ONE_PROCESS)
-    second.restore(tmp_path / "step")
+    run_to(PPOTrainer(whole.config, tiny, world=ONE_PROCESS), stop_after, tmp_path / "step")
+    second = restored(whole.config, tiny, tmp_path / "step")
     resumed = list(second)
     assert [r.step for r in resumed] == list(range(stop_after + 1, 7))
     assert [without_seconds(r) for r in resumed] == [without_seconds(r) for r in expected[stop_after + 1 :]]
@@ -155,17 +149,6 @@ def test_a_checkpoint_of_another_network_is_refused(tiny: TaskModels, tmp_path: 
         PPOTrainer(replace(CONFIG, value_model="separate"), tiny, world=ONE_PROCESS).restore(tmp_path / "step")
 
 
-def test_the_saved_model_loads_as_any_transformers_model(tiny: TaskModels, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    trainer = PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
-    list(trainer)
-    trainer.save_model(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(loaded.lm_head.weight, trainer.network.policy.lm_head.weight)
-    assert AutoTokenizer.from_pretrained(tmp_path)("w1 w2")["input_ids"] == [4, 5]
-
-
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
@@ -191,13 +174,11 @@ PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
     ],
     ids=["one", "by_layer", "nested"],
 )
-def test_a_response_that_crosses_the_original_length_of_longrope_is_refused(
+def test_a_response_that_crosses_longropes_original_length_is_refused(
     tiny: TaskModels, config: PreTrainedConfig
 ) -> None:
     tiny.reference.config = config
-    with pytest.raises(
-        ConfigError, match=r"^response_length = 7 is not allowed: .* 32 positions .* 11 and .* so at most 6$"
-    ):
+    with pytest.raises(ConfigError, match=r"^response_length = 7 is not allowed: .* 32 .* 11 and .* so at most 6$"):
         PPOTrainer(replace(CONFIG, response_length=7), tiny, world=ONE_PROCESS)
     longer = replace(tiny, longest_prompt=6)
     with pytest.raises(TaskError, match=r"its evaluation's response_length = 6 is not allowed: .* beyond 11 and"):
@@ -255,30 +236,24 @@ def test_ours_does_what_the_protocol_says(generator: type[Ours]) -> None:
     check_generator(generator)
 
 
-def test_the_trainer_and_its_evaluations_go_through_the_generator_and_tell_it_of_new_weights(tiny: TaskModels) -> None:
-    asked: list[tuple[str, int, int]] = []
+def test_the_trainer_samples_by_the_generator_and_tells_it_of_new_weights(tiny: TaskModels) -> None:
+    asked: list[tuple[str, int]] = []
 
     class Recorded(Ours):
         def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
-            rollouts = super().generate(requests, sampling, key)
-            asked.append((key.purpose.name, key.index, rollouts.weight_version))
-            return rollouts
+            asked.append((key.purpose.name, key.index))
+            return super().generate(requests, sampling, key)
+
+        def update_weights(self) -> None:
+            super().update_weights()
+            asked.append(("NEW WEIGHTS", 0))
 
     reports = list(PPOTrainer(CONFIG, tiny, make_generator=Recorded, world=ONE_PROCESS))
     tiny.baseline.clear()
     assert [without_seconds(r) for r in reports] == [
         without_seconds(r) for r in PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
     ]
-    # An iteration has 4 optimizer steps; evaluations are at the start and after every second iteration.
-    assert asked[:4] == [("EVALUATION", 0, 0), ("ROLLOUT", 0, 0), ("ROLLOUT", 1, 4), ("EVALUATION", 0, 8)]
-    assert asked[-1] == ("EVALUATION", 0, 24)
-
-
-def test_a_resumed_run_names_the_weights_as_the_run_before_it(tiny: TaskModels, tmp_path: Path) -> None:
-    first, second = PPOTrainer(CONFIG, tiny, world=ONE_PROCESS), PPOTrainer(CONFIG, tiny, world=ONE_PROCESS)
-    for report in first:
-        if report.step == 2:
-            break
-    first.save(tmp_path / "step")
-    second.restore(tmp_path / "step")
-    assert [collect(t.state, tiny, t.generator).weight_version for t in (first, second)] == [8, 8]
+    # Evaluations are at the start and after every second iteration.
+    new, last = ("NEW WEIGHTS", 0), ("EVALUATION", 0)
+    assert asked[:6] == [("EVALUATION", 0), ("ROLLOUT", 0), new, ("ROLLOUT", 1), new, last]
+    assert asked[-2:] == [new, last]

@@ -119,9 +119,7 @@ def batch_of(world: World) -> tuple[Rollouts, PolicyReading, Scored]:
     )
     mismatch = drawn(B, T, seed=7) * MASK
     count = B // world.size
-    rollouts = Rollouts(
-        sequences, own(logprobs + mismatch), own(LENGTHS < T), (Prompt("p"),) * count, ("r",) * count, 0
-    )
+    rollouts = Rollouts(sequences, own(logprobs + mismatch), own(LENGTHS < T), (Prompt("p"),) * count, ("r",) * count)
     scores = drawn(B, seed=8)
     parts = {name: own(scores * factor).tolist() for name, factor in (("one", 1.0), ("two", 0.1))}
     return rollouts, reading, Scored(own(scores).tolist(), parts)

@@ -29,6 +29,14 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a quick study of six trials with test prompts that has ended; no test changes it."""
+    folder = tmp_path_factory.mktemp("searched")
+    assert run(folder, quick_spec("tested"), workers=1)[0]
+    return folder
+
+
 @pytest.fixture
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder of its own, where the default storage is."""

@@ -124,10 +124,6 @@ def made_by(trainer: type[QuickTrainer]) -> Callable[..., QuickTrainer]:
     return make
 
 
-factory = made_by(QuickTrainer)
-"""Of a trainer without faults."""
-
-
 class GatedTrainer(QuickTrainer):
     """Stays in the middle of step GATED_STEP until the file `gate` is there."""
 
@@ -144,9 +140,6 @@ def wait_at_gate() -> None:
         time.sleep(0.01)
 
 
-gated = made_by(GatedTrainer)
-
-
 class GatedSaveTrainer(QuickTrainer):
     """Stays in the middle of saving GATED_STEP's checkpoint until the file `gate` is there."""
 
@@ -156,9 +149,6 @@ class GatedSaveTrainer(QuickTrainer):
             while not (_folder() / "gate").exists():
                 time.sleep(0.01)
         super().save(folder, extra)
-
-
-gated_save = made_by(GatedSaveTrainer)
 
 
 class CrampedTrainer(QuickTrainer):
@@ -177,9 +167,6 @@ class CrampedTrainer(QuickTrainer):
 
 def _write_nothing(path: Path) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-cramped = made_by(CrampedTrainer)
 
 
 class ThreadedTrainer(QuickTrainer):
@@ -201,9 +188,6 @@ def _torch_threads() -> float:
     return float(torch.get_num_threads())
 
 
-threaded = made_by(ThreadedTrainer)
-
-
 class ReadTrainer(QuickTrainer):
     """Reads 4 test prompts, whose reward is the step: not while the file `hold` is there, nor beside `no_memory`."""
 
@@ -213,9 +197,6 @@ class ReadTrainer(QuickTrainer):
         if FOLDER_VARIABLE in os.environ and (_folder() / "no_memory").exists():
             raise RuntimeError("no memory left")
         return SplitReading(4, float(self.step), 0.5, self.kl, 0.25)
-
-
-tested = made_by(ReadTrainer)
 
 
 class RereadTrainer(ReadTrainer):
@@ -229,17 +210,11 @@ class RereadTrainer(ReadTrainer):
         return SplitReading(4, 1 + math.sqrt(self.kl) - 2 * (self.kl > 8), 0.5, self.kl, 0.25)
 
 
-reread = made_by(RereadTrainer)
-
-
 class UntestedTrainer(QuickTrainer):
     """Of a task without test prompts."""
 
     def tested(self) -> SplitReading | None:
         return None
-
-
-untested = made_by(UntestedTrainer)
 
 
 class RaisingTrainer(QuickTrainer):
@@ -251,25 +226,16 @@ class RaisingTrainer(QuickTrainer):
         return super().advance()
 
 
-raising = made_by(RaisingTrainer)
-
-
 class NaNTrainer(QuickTrainer):
     """Has a policy of NaN."""
 
     kl = math.nan
 
 
-all_nan = made_by(NaNTrainer)
-
-
 class FarTrainer(QuickTrainer):
     """Begins with a KL of 100, far over the limit."""
 
     kl = 100.0
-
-
-far = made_by(FarTrainer)
 
 
 class StumblingTrainer(QuickTrainer):
@@ -283,9 +249,6 @@ class StumblingTrainer(QuickTrainer):
         return super().advance()
 
 
-stumbling = made_by(StumblingTrainer)
-
-
 class CornerTrainer(RaisingTrainer, GatedTrainer):
     """As `raising`, once another trial has come to the gate, where all others wait."""
 
@@ -293,9 +256,6 @@ class CornerTrainer(RaisingTrainer, GatedTrainer):
         while self.config.cliprange < 0.2 and not any(_folder().glob("waiting-*")):
             time.sleep(0.01)
         return super().advance()
-
-
-corner = made_by(CornerTrainer)
 
 
 class OutOfMemoryError(RuntimeError):
@@ -313,45 +273,27 @@ class KilledTrainer(QuickTrainer):
     """Its process is killed in step 5 as often as the file `kills` says."""
 
     def advance(self) -> StepReport:
-        kills = _folder() / "kills"
-        left = int(kills.read_text())
-        if self.step == 4 and left:
-            kills.write_text(str(left - 1))
+        if _is_due(self.step == 4):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().advance()
-
-
-killed = made_by(KilledTrainer)
 
 
 class CutOffTrainer(QuickTrainer):
     """Cannot reach its host in step 5 as often as the file `kills` says."""
 
     def advance(self) -> StepReport:
-        kills = _folder() / "kills"
-        left = int(kills.read_text())
-        if self.step == 4 and left:
-            kills.write_text(str(left - 1))
+        if _is_due(self.step == 4):
             raise RuntimeError("no answer") from ConnectionRefusedError(errno.ECONNREFUSED, "refused")
         return super().advance()
-
-
-cut_off = made_by(CutOffTrainer)
 
 
 class UnsavedTrainer(QuickTrainer):
     """Its disk fails at its last checkpoint as often as the file `kills` says."""
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        kills = _folder() / "kills"
-        left = int(kills.read_text())
-        if self.step == self.config.num_iterations() and left:
-            kills.write_text(str(left - 1))
+        if _is_due(self.step == self.config.num_iterations()):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().save(folder, extra)
-
-
-unsaved = made_by(UnsavedTrainer)
 
 
 class PoisonedTrainer(QuickTrainer):
@@ -363,17 +305,11 @@ class PoisonedTrainer(QuickTrainer):
     is_poisoned = False
 
     def advance(self) -> StepReport:
-        kills = _folder() / "kills"
-        left = int(kills.read_text())
-        if self.step == 4 and left:
-            kills.write_text(str(left - 1))
+        if _is_due(self.step == 4):
             PoisonedTrainer.is_poisoned = True
         if PoisonedTrainer.is_poisoned:
             raise RuntimeError("CUDA error: device-side assert triggered")
         return super().advance()
-
-
-poisoned = made_by(PoisonedTrainer)
 
 
 class UnevaluableTrainer(QuickTrainer):
@@ -391,8 +327,35 @@ class UnevaluableTrainer(QuickTrainer):
         return super().evaluated(report)
 
 
-unevaluable = made_by(UnevaluableTrainer)
+def _is_due(is_there: bool) -> bool:
+    """Return True there, as often as the file `kills` says."""
+    kills = _folder() / "kills"
+    left = int(kills.read_text())
+    if is_there and left:
+        kills.write_text(str(left - 1))
+    return is_there and left > 0
 
 
 def _folder() -> Path:
     return Path(os.environ[FOLDER_VARIABLE])
+
+
+# A factory of each, as studies name them.
+factory = made_by(QuickTrainer)
+gated = made_by(GatedTrainer)
+gated_save = made_by(GatedSaveTrainer)
+cramped = made_by(CrampedTrainer)
+threaded = made_by(ThreadedTrainer)
+tested = made_by(ReadTrainer)
+reread = made_by(RereadTrainer)
+untested = made_by(UntestedTrainer)
+raising = made_by(RaisingTrainer)
+all_nan = made_by(NaNTrainer)
+far = made_by(FarTrainer)
+stumbling = made_by(StumblingTrainer)
+corner = made_by(CornerTrainer)
+killed = made_by(KilledTrainer)
+cut_off = made_by(CutOffTrainer)
+unsaved = made_by(UnsavedTrainer)
+poisoned = made_by(PoisonedTrainer)
+unevaluable = made_by(UnevaluableTrainer)

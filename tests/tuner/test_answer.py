@@ -28,14 +28,6 @@ def spec(**changes: Any) -> StudySpec:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of six trials that has ended; no test changes it."""
-    folder = tmp_path_factory.mktemp("searched")
-    assert run(folder, spec(trials=6), workers=1)[0]
-    return folder
-
-
-@pytest.fixture(scope="module")
 def confirmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of four trials that was confirmed on three seeds; no test changes it."""
     folder = tmp_path_factory.mktemp("confirmed")

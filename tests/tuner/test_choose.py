@@ -45,7 +45,7 @@ def next_of(trials: Sequence[TrialRow], spec: StudySpec) -> int | str | None:
     return "new" if isinstance(chosen, New) else None if chosen is None else chosen.number
 
 
-def test_interrupted_trials_come_before_waiting_ones_and_both_before_new_ones() -> None:
+def test_interrupted_trials_come_before_waiting_and_both_before_new() -> None:
     unended = [replace(finished(n), status=Status.WAITING) for n in range(2)]
     unended.append(replace(finished(2), status=Status.RUNNING))
     spec = make_spec()
@@ -55,7 +55,7 @@ def test_interrupted_trials_come_before_waiting_ones_and_both_before_new_ones() 
     assert isinstance(choose(spec, unended, (0, 1, 2)), New)
 
 
-def test_a_trial_is_charged_what_it_used_and_the_next_one_needs_room_for_a_whole_one() -> None:
+def test_a_trial_is_charged_what_it_used_and_a_new_one_needs_a_whole() -> None:
     rows = [finished(0), pruned(1, config=CONFIG, episodes=640), pruned(2, config=CONFIG, episodes=640)]
     assert next_of(rows, make_spec(budget=2.6)) is None, "1.67 spent, and a whole trial does not fit"
     assert next_of(rows, make_spec(budget=2.7)) == "new"

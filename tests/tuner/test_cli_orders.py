@@ -58,9 +58,7 @@ def open_gate(folder: Path) -> None:
 # With a controller that lives
 
 
-def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_did(
-    ppo_tuner: Invoke, folder: Path
-) -> None:
+def test_a_living_controller_carries_orders_out_and_commands_tell_it(ppo_tuner: Invoke, folder: Path) -> None:
     with controller(folder, gated_spec(), checkpoint_seconds=1e9) as living:
         wait_at_gate(living, folder)
         assert done(ppo_tuner, "pause", "quick", "1") == "trial 1 pauses after this step"

@@ -128,7 +128,7 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
     assert "\x1b[33mstudy" not in text  # the line's colour is not the bar's
 
 
-def test_the_count_is_of_the_search_or_of_what_confirms_it_whichever_the_trial_belongs_to() -> None:
+def test_the_count_is_of_the_search_or_of_what_confirms_it() -> None:
     out, spec = io.StringIO(), StudySpec.from_dict(made_study.SPEC, "made")
     confirming = trial_row(9, role=Role.CONFIRM, parent=0)
     with StudyProgress(Console(file=out, width=200)) as progress:

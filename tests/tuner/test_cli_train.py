@@ -231,7 +231,7 @@ def kls(data: dict[str, Any]) -> list[float]:
     return [pytest.approx(step["objective/kl_exact"]) for step in data["steps"]]
 
 
-def test_from_a_fork_trains_with_its_parents_values_up_to_where_it_was_forked(
+def test_from_a_fork_trains_with_its_parents_values_up_to_the_fork(
     quick_train: Callable[..., dict[str, Any]], fork_made: str, own_folder: Path
 ) -> None:
     data = quick_train("--from", fork_made, "2", "--output", "out")
@@ -288,7 +288,7 @@ def test_from_a_confirming_run_trains_what_that_trained(
     )
 
 
-def test_a_forks_run_that_is_interrupted_where_a_stage_ends_resumes_in_the_next(
+def test_a_run_interrupted_where_a_stage_ends_resumes_in_the_next(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, fork_made: str, own_folder: Path
 ) -> None:
     monkeypatch.setattr("ppo_core.cli.training.make_trainer", quick_run.quick_trainer)

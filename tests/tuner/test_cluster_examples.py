@@ -86,7 +86,7 @@ def job(folder: Path) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_slurm_job_whose_time_is_up_is_queued_again_and_resumes_the_study(tmp_path: Path) -> None:
+def test_a_slurm_job_whose_time_is_up_is_queued_again_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     unbroken = tmp_path / "unbroken"
     unbroken.mkdir()

@@ -66,7 +66,7 @@ def test_candidates_are_different_configurations_the_best_first() -> None:
     assert [row.number for row in candidates([*ROWS, blown, broken], SPEC)] == [2, 9, 3, 4, 1]
 
 
-def test_every_configuration_and_the_reference_run_on_seeds_that_the_search_did_not_use() -> None:
+def test_configurations_and_reference_run_on_seeds_of_their_own() -> None:
     wanted = missing(ROWS, SPEC, Plan(top=2, seeds=2))
     assert [(new.number, new.parent, new.seed) for new in wanted] == [
         (9, 2, 8), (10, 3, 8), (11, 0, 8), (12, 2, 9), (13, 3, 9), (14, 0, 9)
@@ -76,7 +76,7 @@ def test_every_configuration_and_the_reference_run_on_seeds_that_the_search_did_
     assert wanted[2].origin is Origin.REFERENCE
 
 
-def test_what_ran_already_does_not_run_again_and_another_length_is_another_run() -> None:
+def test_what_ran_already_does_not_run_again_but_at_another_length() -> None:
     first = missing(ROWS, SPEC, Plan(top=1, seeds=1))
     there = [*ROWS, *(trial_row(n.number, config=n.config, role=Role.CONFIRM, parent=n.parent) for n in first)]
     assert missing(there, SPEC, Plan(top=1, seeds=1)) == []
@@ -88,7 +88,7 @@ def test_what_ran_already_does_not_run_again_and_another_length_is_another_run()
     assert [(n.parent, n.config["total_episodes"]) for n in longer] == [(2, 9_600), (0, 9_600)]
 
 
-def test_the_time_is_estimated_without_forks_whose_episodes_are_in_part_their_parents() -> None:
+def test_the_time_is_estimated_without_forks() -> None:
     whole = searched(0, 1.0, origin=Origin.REFERENCE, episodes=1920, seconds=600.0)
     fork = searched(2, 0.5, role=Role.FORK, parent=0, fork_step=3, episodes=1920, seconds=6.0)
     rows = [
@@ -113,7 +113,7 @@ def test_where_there_are_not_so_many_that_is_one_line() -> None:
     assert [new.parent for new in missing(ROWS[:1], SPEC, Plan(seeds=2))] == [0, 0], "the reference is the answer"
 
 
-def test_a_run_that_broke_or_has_nothing_within_the_budget_leaves_the_untrained_policy() -> None:
+def test_a_run_that_broke_or_left_the_budget_leaves_the_untrained_policy() -> None:
     run = searched(9, 1.8, role=Role.CONFIRM, parent=1)
     assert due_step(run, SPEC) == 3
     assert due_step(replace(run, status=Status.PRUNED), SPEC) == 3
@@ -133,7 +133,7 @@ def test_only_runs_that_were_read_count_as_ending_within_the_budget() -> None:
     assert (one.open, one.ends_within, len(one.rewards)) == ((10,), 1, 2)
 
 
-def test_a_run_that_failed_by_itself_counts_as_the_sft_policy_and_one_lost_with_its_worker_does_not() -> None:
+def test_a_run_that_failed_by_itself_counts_as_the_sft_policy() -> None:
     reasons = {
         8: Reason("error", "made up"),
         9: Reason("out_of_memory", "made up"),
@@ -146,7 +146,7 @@ def test_a_run_that_failed_by_itself_counts_as_the_sft_policy_and_one_lost_with_
     assert (one.rewards, one.lost, one.failed, one.open) == ({8: 0.25, 9: 0.25}, (8, 9), (10,), ())
 
 
-def test_a_fork_is_another_configuration_than_its_last_values_from_the_start() -> None:
+def test_a_fork_is_another_configuration_than_its_last_values() -> None:
     fork = searched(9, 2.6, role=Role.FORK, parent=1, fork_step=2, origin=Origin.FORKED)
     again, alone = replace(fork, number=10), replace(searched(11, 2.5), config=fork.config)
     elsewhere = replace(fork, number=12, fork_step=1)
@@ -290,7 +290,7 @@ def test_a_tie_keeps_the_reference() -> None:
     assert listed.choice is listed.best and not listed.is_decided, "without a reference there is nothing to keep"
 
 
-def test_a_configuration_that_broke_does_not_beat_one_that_never_did_unless_it_would_at_the_bound() -> None:
+def test_one_that_broke_beats_one_that_never_did_only_at_the_bound() -> None:
     broke = confirmation({2: [*around(1.9)[:4], 0.25], 0: around(0.9)}, lost={2: (12,)})
     assert broke.best is broke.choice is broke.reference and not broke.is_decided
     far = confirmation({2: [*around(1.9)[:4], 0.25], 0: around(0.5)}, lost={2: (12,)})
@@ -388,7 +388,7 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     )) for one, other in zip(found(tmp_path / "whole"), found(tmp_path / "killed"), strict=True)]  # fmt: skip
 
 
-def test_runs_whose_checkpoints_are_gone_are_named_where_they_cannot_be_read(tmp_path: Path) -> None:
+def test_runs_whose_checkpoints_are_gone_are_named(tmp_path: Path) -> None:
     run(tmp_path, spec())
     run(tmp_path, spec(), plan=PLAN, from_file=False)
     lost = next(row for row in rows(tmp_path) if row.role is Role.CONFIRM)
@@ -440,7 +440,7 @@ def forked(folder: Path) -> StudySpec:
     return one
 
 
-def test_forks_are_confirmed_from_the_start_with_their_parents_values_first(tmp_path: Path) -> None:
+def test_forks_are_confirmed_from_the_start_by_their_parents_values(tmp_path: Path) -> None:
     one = forked(tmp_path)
     assert run(tmp_path, one, plan=PLAN, from_file=False)[0]
     # Of a trainer that no seed changes; a fork has its parent's steps, but not its samples.

@@ -166,7 +166,7 @@ def test_what_a_power_cut_took_from_the_store_is_read_from_the_checkpoint(tmp_pa
     assert [step[0] for step in curves(tmp_path)[0] if len(step) > 3] == [0, 1, 2, 3, 4, 5, 10]
 
 
-def test_it_is_said_that_trials_get_other_threads_and_that_those_before_keep_theirs(tmp_path: Path) -> None:
+def test_it_is_said_that_new_trials_get_other_threads(tmp_path: Path) -> None:
     _, first = run(tmp_path, quick_spec(trials=1, threads=1))
     assert not [note for note in first[0].notes if "threads" in note]  # type: ignore[union-attr]
     _, second = run(tmp_path, quick_spec(trials=2), threads_per_trial=lambda _: 3)
@@ -183,7 +183,7 @@ def test_it_is_said_that_trials_get_other_threads_and_that_those_before_keep_the
     ("trainer", "rule", "told"),
     [("all_nan", "nonfinite", "(objective/kl_exact) was not a number at step 0"), ("far", "kl_hard", "100 at step 0")],
 )
-def test_trials_that_a_rule_ends_before_their_first_update_stop_the_study_however_large_its_budget(
+def test_trials_that_a_rule_ends_before_their_first_update_stop_the_study(
     tmp_path: Path, trainer: str, rule: str, told: str, ppo_tuner: Invoke
 ) -> None:
     spec = quick_spec(trainer, trials=None, budget=1000)

@@ -64,7 +64,7 @@ def test_beside_itself_it_has_another_name_and_keys_of_its_own(kind: str, tmp_pa
 
 
 @pytest.mark.parametrize("kind", stores.CASES)
-def test_a_study_that_runs_is_copied_as_of_one_moment_and_nobody_holds_the_copy(
+def test_a_study_that_runs_is_copied_as_of_one_moment_without_holder(
     kind: str, tmp_path: Path, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Store.open(stores.empty(kind, tmp_path), create=True)

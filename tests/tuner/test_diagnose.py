@@ -143,9 +143,7 @@ def test_kl_that_stays_at_0_asks_for_a_lower_beta_or_a_higher_rate() -> None:
     assert "hardly moved" in only(steps(**flat)).finding
 
 
-def test_large_updates_ask_for_fewer_epochs_and_then_for_a_tighter_clip_or_where_many_are_clipped_a_lower_rate() -> (
-    None
-):
+def test_large_updates_ask_for_fewer_epochs_a_tighter_clip_or_a_lower_rate() -> None:
     for curves, second in (
         ({"policy__approxkl_avg": lambda share: 0.08}, ("cliprange", 0.1)),
         ({"policy__clipfrac_avg": lambda share: 0.4}, ("learning_rate", 1e-4)),
@@ -169,7 +167,7 @@ def test_a_ratio_that_is_no_number_is_the_only_evidence() -> None:
     assert only(steps(), reason).finding == "Ratio was not a number."
 
 
-def test_a_value_loss_of_several_times_the_returns_variance_asks_for_a_lower_value_rate() -> None:
+def test_a_value_loss_over_the_returns_variance_asks_for_a_lower_rate() -> None:
     one = only(steps(loss__value_avg=lambda share: 3.1 if share > 0.5 else 1.0))
     assert (one.rule, change(one)) == ("Critic diverges", ("value_learning_rate", 0.0003))
     assert found(steps(loss__value_avg=lambda share: 2.9 if share > 0.5 else 1.0)) == []
@@ -269,7 +267,12 @@ def test_what_the_guard_ends_is_never_said_to_be_fine(rule: str) -> None:
         assert readings[sign.name] == (rule == "value_divergence")
 
 
-def test_reward_that_rises_while_texts_repeat_or_shrink_asks_for_a_higher_beta() -> None:
+def test_a_sign_is_early_where_some_steps_but_too_few_were_measured() -> None:
+    early = [{one.sign.name for one in Course(steps(n), CONFIG, SPEC, None).readings if one.is_early} for n in range(3)]
+    assert early[0] == set() and early[1] > early[2] == {"value_loss", "var_explained"}
+
+
+def test_reward_that_rises_with_repetition_asks_for_a_higher_beta() -> None:
     for curves in (
         {"eval__repetition": lambda share: 0.1 + 0.5 * share},
         {"eval__length": lambda share: 20 - 14 * share},
@@ -341,7 +344,7 @@ def test_small_updates_of_the_wanted_kl_step_are_no_sign() -> None:
         assert ("Updates too small" in [one.rule for one in found(rows, **OWN_PACE)]) is is_small
 
 
-def test_a_stable_run_far_below_the_budget_that_still_rises_asks_for_a_lower_beta() -> None:
+def test_a_stable_run_far_below_the_budget_asks_for_a_lower_beta() -> None:
     """(7.8 / 2) ** (1 / 0.8) = 5.48; where β is at its end, sqrt(5.48) = 2.34 times the rate."""
     slow = {"eval__kl": lambda share: 2 * share, "objective__kl_exact": lambda share: 2 * share,
             "eval__reward": lambda share: 0.4 + share}  # fmt: skip
@@ -383,7 +386,7 @@ def test_values_stay_in_the_studys_range_and_are_whole_where_they_must() -> None
     assert isinstance(only(steps(policy__approxkl_avg=lambda share: 0.08), num_ppo_epochs=5).value, int)
 
 
-def test_a_change_is_tried_as_a_trial_of_the_study_whether_it_is_searched_or_not() -> None:
+def test_a_change_is_tried_as_a_trial_of_the_study() -> None:
     trial = trial_row(4, params={"learning_rate": 2e-4, "kl_coef": 0.05}, config=CONFIG)
     one = Diagnosis("KL too high", "made up", "kl_coef", 0.05, 0.084)
     assert enqueued(trial, one) == {"learning_rate": 2e-4, "kl_coef": 0.084}

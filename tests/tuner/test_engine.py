@@ -210,7 +210,7 @@ def test_fewer_workers_let_those_that_run_finish_and_more_start_at_once(engine: 
     assert engine.free == 1 and len(workers()) == 1
 
 
-def test_each_worker_has_a_gpu_of_its_own_which_the_next_takes_over_when_it_dies(
+def test_each_worker_has_a_gpu_which_the_next_takes_over_when_it_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")

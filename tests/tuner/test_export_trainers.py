@@ -128,9 +128,7 @@ def test_verls_keys() -> None:
 
 
 @pytest.mark.parametrize(("iterations", "openrlhf", "verl"), [(0, -1, 0), (1, 0, 2), (2, 1, 3)])
-def test_a_critics_warm_up_is_as_long_where_iterations_are_counted_otherwise(
-    iterations: int, openrlhf: int, verl: int
-) -> None:
+def test_a_critics_warm_up_is_as_long_in_other_iterations(iterations: int, openrlhf: int, verl: int) -> None:
     """OpenRLHF's policy learns in iterations 0, 1, ... over N, verl's in 1, 2, ... from N on."""
     assert export(of(critic_warmup=iterations), "openrlhf")[1]["critic.freezing_steps"] == openrlhf
     assert export(of(critic_warmup=iterations), "verl")[1]["trainer.critic_warmup"] == verl
@@ -213,7 +211,7 @@ def flags(launch: LaunchConfig, target: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("target", OTHERS)
-def test_what_a_run_found_itself_is_a_constant_elsewhere_and_the_critics_units_are_rewards(target: str) -> None:
+def test_what_a_run_found_itself_is_a_constant_elsewhere(target: str) -> None:
     read = Readings(kl_coef=0.125, lr=2e-05, return_std=2.5)
     launch = replace(of(**KEEPS_PACE), readings=read)
     found = flags(launch, target)
@@ -227,7 +225,7 @@ def test_what_a_run_found_itself_is_a_constant_elsewhere_and_the_critics_units_a
 
 
 @pytest.mark.parametrize("target", OTHERS)
-def test_a_trial_with_a_schedule_keeps_it_and_its_critics_units_are_rewards_too(target: str) -> None:
+def test_a_trial_with_a_schedule_keeps_it(target: str) -> None:
     rate, clip = (KEYS[target][place] for place in (RATE, CLIP))
     config = of(learning_rate=1e-4, lr_scheduler_type="cosine", cliprange_value=0.2)
     found = flags(replace(config, readings=Readings(lr=2e-05, return_std=0.5)), target)
@@ -304,7 +302,7 @@ def test_no_value_is_left_out_silently(target: str, name: str, value: HyperValue
     assert changed != export(of(), target)[1] or name in unsaid
 
 
-def test_baselines_without_a_critic_have_none_in_the_file_and_trl_cannot_run_them() -> None:
+def test_baselines_without_a_critic_have_none_in_the_file() -> None:
     config = of(advantage_estimator="grpo", num_generations=4)
     for target, key, word in (
         ("openrlhf", "algo.advantage.estimator", "group_norm"),
@@ -343,7 +341,7 @@ def stored(folder: Path, changes: dict[str, Any] | None = None, number: int = 2)
     return store
 
 
-def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tmp_path: Path) -> None:
+def test_without_a_number_the_best_trial_is_taken_and_said(tmp_path: Path) -> None:
     with_store = stored(tmp_path)
     view = read_study(with_store, "made")
     found = launch_config(with_store, view, None)

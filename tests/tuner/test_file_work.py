@@ -21,7 +21,7 @@ from tuner.study.status import Status
 pytestmark = pytest.mark.slow
 
 
-def test_work_is_done_in_order_in_another_thread_and_followed_up_in_this_one() -> None:
+def test_work_is_done_in_order_in_another_thread_and_followed_up_here() -> None:
     threads: list[int] = []
     said: list[object] = []
     done = threading.Semaphore(0)

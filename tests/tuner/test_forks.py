@@ -43,7 +43,7 @@ def test_a_fork_has_its_parents_config_but_for_what_it_changes() -> None:
     assert config == CONFIG | {"kl_coef": 0.1, "num_ppo_epochs": 2}
 
 
-def test_a_fork_that_is_given_a_beta_or_a_rate_no_longer_keeps_its_own_pace() -> None:
+def test_a_fork_that_is_given_a_beta_or_a_rate_keeps_no_pace() -> None:
     paced = CONFIG | {"kl_target": 5.0, "lr_controller": "kl_step", "kl_step": 0.04}
     assert check(paced, {"kl_coef": CONFIG["kl_coef"]}, EPISODE) == CONFIG
     rate = check(paced, {"learning_rate": 1e-5}, EPISODE)
@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path) -> None:
     assert list((tmp_path / "7").iterdir()) == []
 
 
-def test_a_checkpoint_that_its_running_trial_removes_while_it_is_copied_is_replaced_by_a_newer_one(
+def test_a_checkpoint_removed_while_it_is_copied_is_replaced_by_a_newer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = tmp_path / "3"
@@ -268,7 +268,7 @@ def of(values: dict[str, Any], until_episode: int) -> Stage:
     return Stage(values, until_episode, 0)
 
 
-def test_a_forks_stages_are_those_of_its_ancestors_up_to_where_each_was_forked() -> None:
+def test_a_forks_stages_are_those_of_its_ancestors_up_to_each_fork() -> None:
     second, third = CONFIG | {"kl_coef": 0.1}, CONFIG | {"kl_coef": 0.2}
     rows = [
         trial_row(0, config=CONFIG),
@@ -304,9 +304,7 @@ def forked(tmp_path: Path) -> list[StepReport]:
     return reports
 
 
-def test_a_run_through_the_stages_of_a_fork_of_a_fork_equals_parent_and_forks(
-    tmp_path: Path, forked: list[StepReport]
-) -> None:
+def test_a_run_through_the_stages_of_a_fork_equals_parent_and_forks(tmp_path: Path, forked: list[StepReport]) -> None:
     assert run(tmp_path / "one", LAST, stages=STAGES) == forked
     assert run(tmp_path / "last", LAST) != forked, "the last values from the start"
 
@@ -318,7 +316,7 @@ def test_a_run_that_is_left_in_any_stage_resumes_in_it(tmp_path: Path, forked: l
     assert reports + run(tmp_path / "one", LAST, resume_from, stages=STAGES) == forked
 
 
-def test_a_stage_begins_with_new_patience_and_its_checkpoint_is_that_of_a_fork(
+def test_a_stage_begins_with_new_patience_and_a_forks_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At 1e-3 KL is 4 nats a step: over a limit of 9 from step 3 on, where it is forked."""
@@ -334,7 +332,7 @@ def test_a_stage_begins_with_new_patience_and_its_checkpoint_is_that_of_a_fork(
     assert extras[0] == extras[1]
 
 
-def test_a_fork_that_lost_its_checkpoints_begins_again_with_its_parents_values(tmp_path: Path) -> None:
+def test_a_fork_that_lost_its_checkpoints_begins_with_its_parents_values(tmp_path: Path) -> None:
     study, given = quick_spec(trials=1), {"values": {"cliprange": 0.4, "learning_rate": 2e-4}, "episode": 96}
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()

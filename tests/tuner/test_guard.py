@@ -172,7 +172,7 @@ def test_a_reward_that_is_found_late_is_no_value_divergence() -> None:
         ([*[{VALUE_LOSS: 0.4, RETURN_STD: 1.0}] * 3, *[{VALUE_LOSS: 5e5, RETURN_STD: 1.2}] * 17], True),
     ],
 )
-def test_a_value_loss_is_held_against_the_returns_that_are_used_not_raw_scores(
+def test_a_value_loss_is_held_against_the_returns_not_raw_scores(
     history: list[dict[str, float]], is_ended: bool
 ) -> None:
     raw = {"objective/scores": 1000.0 if is_ended else 0.0, "objective/scores_std": 1.0 if is_ended else 0.01}
@@ -220,7 +220,7 @@ def test_sampled_kl_that_stays_apart_from_the_exact_one_stops() -> None:
     assert reason.evidence[-1][GAP] == -3.0
 
 
-def test_the_declared_limits_are_those_that_a_run_without_a_guard_is_warned_by() -> None:
+def test_the_declared_limits_are_those_of_a_run_without_a_guard() -> None:
     assert RULES["sampler_mismatch"].limit == MISMATCH_LIMIT
     assert RULES["sampled_kl"].limit == KL_GAP_LIMIT
 
@@ -238,7 +238,7 @@ def test_nothing_learned_by_half_of_the_episodes() -> None:
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_where_a_filter_raises_the_kl_from_the_start_the_evaluations_says_whether_anything_was_learned(
+def test_where_a_filter_raises_the_kl_evaluations_say_what_was_learned(
     learned: bool,
 ) -> None:
     history = series(KL, [2.0 + 0.05 * (-1) ** n for n in range(20)])
@@ -267,7 +267,7 @@ def test_a_trial_of_few_steps_is_given_time_to_learn() -> None:
         assert ended == {4: None, 8: None, 9: 8, 16: 8}[steps]
 
 
-def test_a_trial_that_has_run_all_its_episodes_is_never_ended_for_standing_still() -> None:
+def test_a_trial_that_ran_all_episodes_is_not_ended_for_standing_still() -> None:
     late = [*series(KL, [0.0] * 9), *[{"eval/reward": 1.0}] * 10, *series(KL, [0.0])]
     assert len(late) * BATCH == EPISODES
     assert run(late) is None
@@ -368,7 +368,7 @@ def due(history: Iterable[float | Mapping[str, float]], kl_budget: float = 6.0, 
     return steps
 
 
-def test_a_rise_is_smoothed_and_thought_to_go_on_for_five_thirds_of_an_interval() -> None:
+def test_a_rise_is_smoothed_and_goes_on_for_five_thirds_of_an_interval() -> None:
     assert due([0, 0, 1.7]) == []  # 1.7 + 5 * 0.85 = 5.95
     assert due([0, 0, 1.75]) == [3]  # 1.75 + 5 * 0.875 = 6.125
     assert due([0, 1.5, 2.0]) == []  # 1.5 + 5 * 0.75 = 5.25, then 2 + 5 * (0.75 + 0.5) / 2 = 5.125
@@ -400,7 +400,7 @@ def test_over_the_budget_only_a_return_is_watched() -> None:
 
 
 @pytest.mark.parametrize("steps", [300, 5000])
-def test_noise_spends_no_extra_evaluations_far_from_the_budget_however_many_steps_there_are(steps: int) -> None:
+def test_noise_spends_no_extra_evaluations_far_from_the_budget(steps: int) -> None:
     """A KL that rises evenly to 1.1 times a budget of 6, with noise of 5%."""
     for seed in range(3):
         random = Random(seed)
@@ -424,7 +424,7 @@ def test_a_reading_that_is_missing_or_not_finite_changes_nothing(gap: dict[str, 
     assert watch(state, StepReport(4, 256, gap), 6.0, INTERVAL) == (state, False)
 
 
-def test_the_watchs_state_goes_on_from_its_json_as_if_it_had_not_been_stored() -> None:
+def test_the_watchs_state_goes_on_from_its_json() -> None:
     straight = stored = WatchState()
     for step, kl in enumerate([0, 1, 2.5, 3, 4.5, 6.5, 7, 6.2, 5], start=1):
         report = StepReport(step, 64 * step, {KL: kl})

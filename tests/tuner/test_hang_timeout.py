@@ -96,7 +96,7 @@ def test_a_preparation_is_bounded_from_word_to_word(tmp_path: Path) -> None:
     assert watch.deadline == 900.0
 
 
-def test_an_endpoint_that_says_nothing_is_an_outage_before_its_step_counts_as_hung() -> None:
+def test_a_silent_endpoint_is_an_outage_before_its_step_counts_as_hung() -> None:
     part = RewardPart("judge", "http", "http://host")
     waits = sum(endpoint.FIRST_WAIT * 2**attempt for attempt in range(part.retries))
     assert part.seconds * (part.retries + 1) + waits < WorkerSettings().step_seconds
@@ -190,7 +190,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unkillable")
-def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_trial(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_be_killed_is_left_with_its_gpu(tmp_path: Path) -> None:
     clock, told = Clock(), list[str]()
     with LocalEngine(EngineNeeds(2, gpus=("4", "7"), settings=SETTINGS, tell=told.append), clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))

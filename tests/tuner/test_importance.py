@@ -36,7 +36,7 @@ SEARCH = StudySpec.from_dict(
 )  # fmt: skip
 
 
-def test_what_decides_the_reward_stands_out_and_what_does_not_is_told_as_chance() -> None:
+def test_what_decides_the_reward_stands_out_from_chance() -> None:
     trials = studied(40)
     found = importance.importances(trials, SEARCH)["reward"]
     assert found[0].name == "learning_rate"

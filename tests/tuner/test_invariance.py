@@ -217,7 +217,7 @@ def test_another_unit_changes_no_decision(unit: Unit) -> None:
     "unit", [Unit(iterations=5, tokens=512), Unit(iterations=5), Unit(iterations=300, tokens=8), Unit(iterations=5000)],
     ids=str,
 )  # fmt: skip
-def test_another_number_of_iterations_changes_no_decision_but_that_a_short_run_is_not_ended_for_standing_still(
+def test_another_number_of_iterations_changes_no_decision(
     unit: Unit,
 ) -> None:
     (found, answer), (usual, usual_answer) = all_judged(unit), all_judged(Unit())

@@ -29,7 +29,7 @@ def spec(**changes: Any) -> StudySpec:
     return StudySpec.from_dict(content(**changes), "s.toml")
 
 
-def test_listed_values_are_read_in_the_fields_types_and_over_the_tasks_reference() -> None:
+def test_listed_values_are_typed_and_over_the_tasks_reference() -> None:
     study = spec()
     assert study.trials == 3 and study.search == {}
     assert study.listed[0] == ListedTrial({"kl_coef": 0.01}, "low")

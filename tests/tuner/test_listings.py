@@ -33,7 +33,7 @@ def test_a_trial_is_running_only_while_a_controller_lives(ppo_tuner: Invoke, mad
     assert said() == ["running"] * 4
 
 
-def test_of_a_study_with_many_trials_the_best_the_latest_and_the_unended_are_listed(
+def test_of_many_trials_the_best_the_latest_and_the_unended_are_listed(
     ppo_tuner: Invoke, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed(*flags: str) -> list[int]:

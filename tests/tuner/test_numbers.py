@@ -128,7 +128,7 @@ def test_a_curve_tells_its_evaluations_apart(factor: float, offset: float) -> No
 
 
 @in_units
-def test_a_steps_line_tells_scores_apart_that_differ_by_a_tenth_of_their_spread(factor: float, offset: float) -> None:
+def test_a_steps_line_tells_scores_apart_by_a_tenth_of_their_spread(factor: float, offset: float) -> None:
     def line(score: float) -> str:
         metrics = {"objective/scores": offset + factor * score, "objective/scores_std": factor * 0.9}
         return report_line(StepReport(3, 192, metrics), 12)

@@ -141,7 +141,7 @@ def test_what_cannot_be_carried_out_is_refused_and_ends_no_run(tmp_path: Path) -
         assert order.state is OrderState.REFUSED and str(order.outcome).startswith(reason)
 
 
-def test_an_enqueued_trial_may_have_values_of_its_own_whatever_the_study_searches_and_fixes(tmp_path: Path) -> None:
+def test_an_enqueued_trial_may_have_values_of_its_own(tmp_path: Path) -> None:
     spec = quick_spec(trials=2, fixed={"lam": 0.9})
     run(tmp_path, spec)
     values = {"cliprange": 0.5, "lam": 0.8, "vf_coef": 0.3, "lr_scheduler_type": "cosine"}
@@ -211,7 +211,7 @@ def test_after_another_kl_budget_trials_go_on_as_those_before(tmp_path: Path, by
     assert [row.value for row in rows(whole)] != [row.value for row in rows(tmp_path)]
 
 
-def test_what_a_running_trial_ran_is_not_counted_as_spent_after_another_kl_budget(tmp_path: Path) -> None:
+def test_after_another_kl_budget_what_a_running_trial_ran_is_not_spent(tmp_path: Path) -> None:
     change = {(1, 4): lambda store: place(store, "set", changes={"kl_budget": 2.0})}
     _, events = run_with(tmp_path, change)
     (order,) = [event for event in events if isinstance(event, OrderDecided)]
@@ -307,7 +307,7 @@ def test_a_wish_outlives_the_controller(tmp_path: Path) -> None:
     assert 0 not in [event.row.number for event in events if isinstance(event, TrialStarted)]
 
 
-def test_a_stop_for_an_earlier_run_is_refused_though_the_clock_was_set_back_since(
+def test_a_stop_for_an_earlier_run_is_refused_though_clocks_go_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path, quick_spec(trials=1))
@@ -458,7 +458,7 @@ def test_orders_are_obeyed_while_test_prompts_are_read(
         assert stops == (["stopped by an order"] if kind == "stop" else []), "what is left to read is no secret"
 
 
-def test_an_order_of_the_last_moment_is_carried_out_before_the_study_counts_as_finished(
+def test_an_order_of_the_last_moment_is_carried_out_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Store.set_finished

@@ -70,7 +70,7 @@ def test_a_prompt_without_a_finite_reward_is_left_out() -> None:
     assert found is not None and (found.mean, found.prompts) == (2.0, 2)
 
 
-def test_without_each_prompts_rewards_the_errors_are_added_and_that_is_said() -> None:
+def test_without_each_prompts_rewards_the_errors_are_added() -> None:
     """As of a trainer of one's own that reports none."""
     made = Readings(STORE.rewards, without=[100])
     found = improvement(store(made), row(0, 3.0, 3))

@@ -141,7 +141,7 @@ def test_a_server_that_does_not_come_back_ends_in_one_line(store: Store) -> None
         ("SET LOCAL ROLE pg_monitor; DELETE FROM ppo_meta", False),
     ],
 )
-def test_what_lies_with_the_server_is_tried_again_and_what_lies_with_the_statement_is_not(
+def test_what_lies_with_the_server_is_tried_again_not_with_the_statement(
     store: Store, statement: str, passes: bool
 ) -> None:
     told: list[StoreError] = []
@@ -198,7 +198,7 @@ except PPOTunerError as error:
 
 
 @pytest.mark.parametrize("where", ["between", "within"])
-def test_a_controller_that_was_halted_writes_nothing_once_another_took_over(
+def test_a_halted_controller_writes_nothing_once_another_took_over(
     url: str, store: Store, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Halted between two transactions, or within one, whose locks it must not keep."""

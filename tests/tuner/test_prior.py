@@ -61,7 +61,7 @@ def test_rates_are_log_normal() -> None:
     assert 0.64 < within / len(logs) < 0.72
 
 
-def test_linear_ranges_are_normal_with_a_quarter_of_the_range_and_truncated() -> None:
+def test_linear_ranges_are_truncated_normals_of_a_quarter_of_the_range() -> None:
     """Of N(0.2, 0.1²) between 0.1 and 0.5 the median is 0.220, and the middle 68% go from 0.141 to 0.303."""
     low, middle, high = (statistics.quantiles(column("cliprange", DRAWN), n=100)[n - 1] for n in (16, 50, 84))
     assert (low, middle, high) == pytest.approx((0.141, 0.220, 0.303), abs=0.01)

@@ -178,7 +178,7 @@ def test_a_sampler_of_ones_own_proposes_from_the_same_trials() -> None:
         ("tests.tuner.test_propose:Failing", "proposing raised RuntimeError: no idea"),
     ],
 )
-def test_a_sampler_that_cannot_be_used_is_refused_in_one_line_before_anything_runs(path: str, message: str) -> None:
+def test_a_sampler_that_cannot_be_used_is_refused_before_anything_runs(path: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         require_usable(make_spec(path))
     assert message in str(refused.value) and "\n" not in str(refused.value)
@@ -222,7 +222,7 @@ def test_a_running_trial_is_kept_away_from() -> None:
     assert propose(spec, rows + crowd, 15) != propose(spec, rows + other, 15)
 
 
-def test_of_many_trials_a_sampler_reads_the_best_the_running_and_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_trials_a_sampler_reads_best_running_and_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proposing, "MOST_READ", 12)
     monkeypatch.setattr(proposing, "BEST_READ", 4)
     spec = make_spec(startup_trials=1, search={"learning_rate": "advised"})
@@ -274,7 +274,7 @@ def test_trial_0_outside_a_range_counts_as_the_nearest_value_in_it() -> None:
     assert proposals(learning_rate=3e-3) != proposals()
 
 
-def test_whatever_the_trials_had_the_sampler_searches_all_dimensions_jointly() -> None:
+def test_the_sampler_searches_all_dimensions_jointly() -> None:
     """TPE takes those jointly that all its trials have: here trials of earlier ranges."""
     reference = SPEC.reference_params()
     configs: list[Params] = [
@@ -305,7 +305,7 @@ def test_a_fork_teaches_nothing_and_keeps_its_number() -> None:
     assert after(enqueued) == after(replace(enqueued, origin=Origin.SAMPLED)) != after(NOTHING)
 
 
-def test_an_enqueued_trial_with_a_value_that_is_not_searched_teaches_nothing() -> None:
+def test_an_enqueued_trial_with_an_unsearched_value_teaches_nothing() -> None:
     spec, params = (
         make_spec(search=SMALL, startup_trials=1),
         {"learning_rate": 1e-4, "batch_size": 64, "vf_coef": 0.7},
@@ -317,7 +317,7 @@ def test_an_enqueued_trial_with_a_value_that_is_not_searched_teaches_nothing() -
     assert propose(spec, [*rows, replace(own, params=params)], 4) != propose(spec, [*rows, failed], 4)
 
 
-def test_a_start_with_a_rate_of_its_own_teaches_nothing_where_no_rate_is_searched() -> None:
+def test_a_start_with_its_own_rate_teaches_nothing_where_none_is_searched() -> None:
     spec = make_spec(search={"kl_target": "advised", "lam": "advised"}, startup_trials=1)
     rows = [trial_row(n, params={"kl_target": 6.0 + n, "lam": 0.9 + 0.02 * n}, value=float(n)) for n in range(3)]
     params = {"kl_target": 9.0, "lam": 1.0}
@@ -327,7 +327,7 @@ def test_a_start_with_a_rate_of_its_own_teaches_nothing_where_no_rate_is_searche
     assert propose(spec, [*rows, replace(start, params=params)], 4) != failed
 
 
-def test_a_waiting_trial_counts_as_one_that_runs_and_a_paused_one_by_its_value_so_far() -> None:
+def test_a_waiting_trial_counts_as_running_a_paused_one_by_its_value() -> None:
     runs = after(*[running(0, {})] * 9)
     assert after(*[trial_row(status=Status.WAITING, value=None, kl=None)] * 9) == runs != after(*[NOTHING] * 9)
     paused = after(*[trial_row(status=Status.PAUSED, value=0.5)] * 9)

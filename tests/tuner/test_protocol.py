@@ -6,7 +6,7 @@ import sys
 from tests.tuner.quick_study import ROOT
 
 
-def test_a_worker_begins_without_torch_and_without_the_store_and_the_sampler() -> None:
+def test_a_worker_begins_without_torch_the_store_and_the_sampler() -> None:
     heavy = "('torch', 'transformers', 'sqlalchemy', 'optuna')"
     code = f"import sys, tuner.engine.worker; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

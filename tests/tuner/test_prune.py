@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from ppo_core.errors import ConfigError
 from tests.tuner.quick_study import outcomes, quick_spec, rows, run
 from tests.tuner.trial_rows import make_spec, trial_row
-from tuner.search.prune import require_usable, why_pruned
+from tuner.search.prune import Replay, require_usable, why_pruned
 from tuner.store import TrialRow
 from tuner.study.spec import StudySpec
 from tuner.study.status import Origin, Status
@@ -42,7 +42,7 @@ def a_study(*bests: float, last: int) -> tuple[list[TrialRow], list[dict[str, An
     return [*ended, running], found + rising(number, bests[-1], last, 100.0 * number)
 
 
-def test_the_median_prunes_what_is_below_it_and_nothing_before_there_is_one() -> None:
+def test_the_median_prunes_below_it_and_nothing_before_there_is_one() -> None:
     spec = spec_with("median")
     rows, evaluations = a_study(1.0, 1.1, 1.2, 1.3, 1.4, 0.5, last=3)
     reason = why_pruned(spec, rows, evaluations, 5)
@@ -82,6 +82,23 @@ def test_what_a_person_asked_for_and_the_reference_run_to_their_ends() -> None:
         assert why_pruned(spec_with("median"), rows, evaluations, 5) is None
 
 
+def test_evaluations_are_told_once_and_all_anew_where_one_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[int] = []
+    report = optuna.trial.Trial.report
+    monkeypatch.setattr(
+        optuna.trial.Trial, "report", lambda self, value, step: told.append(self.number) or report(self, value, step)
+    )
+    rows, evaluations = a_study(1.0, 1.1, 1.2, 1.3, 1.4, 0.5, last=3)
+    spec, replay = spec_with("median"), Replay()
+    assert why_pruned(spec, rows, evaluations[:-1], 5, replay) and len(told) == 52
+    assert why_pruned(spec, rows, evaluations, 5, replay) and told[52:] == [5]
+    resumed = [*evaluations[:-2], evaluation(5, 2, 5.0, 502.5)]  # from step 1, and better than before
+    assert why_pruned(spec, rows, resumed, 5, replay) is None and len(told) == 53 + 52
+    assert why_pruned(replace(spec, kl_budget=0.5), rows, resumed, 5, replay) is None
+
+
 @pytest.mark.parametrize(("pruner", "prunes"), [("median", False), ("percentile", False), ("successive_halving", True)])
 def test_of_trials_that_run_side_by_side_only_halving_prunes_some(pruner: str, prunes: bool) -> None:
     """As Optuna has it: the others compare with those that have come to their ends."""
@@ -104,7 +121,7 @@ def test_a_replay_decides_as_one_study_that_runs(pruner: str) -> None:
     study = optuna.create_study(study_name=spec.name, direction="maximize", pruner=made[pruner])
     rows: list[TrialRow] = []
     evaluations: list[dict[str, Any]] = []
-    pruned = 0
+    pruned, replay = 0, Replay()
     for pair in range(10):
         numbers = [2 * pair, 2 * pair + 1]
         live = {n: (study.ask(), 0.3 + 0.7 * (n * 7919 % 20) / 20) for n in numbers}
@@ -116,7 +133,9 @@ def test_a_replay_decides_as_one_study_that_runs(pruner: str) -> None:
                 evaluations.append(evaluation(n, step, best * step / 10, clock))
                 trial.report(best * step / 10, 192 * step)
                 prunes = trial.should_prune()
-                assert (why_pruned(spec, rows, evaluations, n) is not None) == prunes, (n, step)
+                assert (why_pruned(spec, rows, evaluations, n, replay) is not None) == prunes, (n, step)
+                if step in (1, 7):  # as in a controller that has just begun
+                    assert (why_pruned(spec, rows, evaluations, n) is not None) == prunes, (n, step)
                 if prunes or step == 10:
                     pruned += prunes
                     del live[n]
@@ -150,7 +169,7 @@ def test_a_pruner_of_ones_own_is_used_and_what_it_raises_is_one_line() -> None:
         require_usable(spec_with("tests.tuner.test_prune:trial_row"))
 
 
-def test_a_study_with_a_pruner_ends_the_poor_trials_early_and_the_same_ones_again(tmp_path: Path) -> None:
+def test_a_study_with_a_pruner_ends_the_same_poor_trials_early_again(tmp_path: Path) -> None:
     spec = quick_spec(trials=12, pruner="successive_halving", kl={"budget": 10.0, "limit": 1000.0})
     for name in ("one", "other"):
         (tmp_path / name).mkdir()

@@ -161,7 +161,7 @@ def test_a_process_that_dies_or_hangs_loses_no_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_memory_that_runs_out_in_one_process_is_the_trials_error_as_with_one(folder: Path, rank: str) -> None:
+def test_memory_that_runs_out_in_one_process_is_the_trials_error(folder: Path, rank: str) -> None:
     with started(folder, "full", 2, trials=1, **{EXHAUST_AT: "3", KILL_RANK: rank}) as running:
         running.wait(400)
     (trial,) = shown(folder, "full")

@@ -83,7 +83,7 @@ def test_a_trial_whose_actor_is_killed_is_resumed(two: Nodes, tmp_path: Path, un
     assert_as_unbroken(tmp_path, unbroken)
 
 
-def test_a_controller_that_is_killed_leaves_nothing_running_and_the_next_one_goes_on(
+def test_a_killed_controller_leaves_nothing_running_and_the_next_goes_on(
     two: Nodes, tmp_path: Path, unbroken: Path
 ) -> None:
     with controller(tmp_path, quick_spec("gated"), ray=two.address) as killed:
@@ -216,9 +216,7 @@ def test_what_jobs_wait_for_is_told_once_and_idle_actors_are_ended(tmp_path: Pat
         until(lambda: heard(engine, 4))
 
 
-def test_a_study_begins_on_the_first_node_that_is_ready_and_others_prepare_the_task_before_their_first_trial(
-    two: Nodes, tmp_path: Path
-) -> None:
+def test_a_study_begins_on_the_first_node_that_is_ready(two: Nodes, tmp_path: Path) -> None:
     """The first node is full of somebody else's work."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

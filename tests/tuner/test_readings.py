@@ -31,17 +31,9 @@ def spec(trainer: str = "tested", **changes: Any) -> StudySpec:
     return quick_spec(trainer, **({"trials": 2} | changes))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of six trials that has ended; no test changes it."""
-    folder = tmp_path_factory.mktemp("finished")
-    assert run(folder, spec(trials=6), workers=1)[0]
-    return folder
-
-
 @pytest.fixture
-def store(finished: Path) -> Iterator[Store]:
-    opened = Store.open(storage(finished))
+def store(searched: Path) -> Iterator[Store]:
+    opened = Store.open(storage(searched))
     yield opened
     opened.close()
 
@@ -70,16 +62,16 @@ def kinds(events: list[Event]) -> list[str]:
 # The checkpoint
 
 
-def test_the_answer_is_the_checkpoint_that_the_value_was_read_at(view: StudyView, store: Store, finished: Path) -> None:
+def test_the_answer_is_the_checkpoint_that_the_value_was_read_at(view: StudyView, store: Store, searched: Path) -> None:
     best = view.best()
     assert best is not None and best.value_step is not None
     # The reward is 1 + sqrt(KL): the highest is the closest below 10 - 0.25.
-    points = {(number, one[0]): one[5] for number, curve in curves(finished).items() for one in evaluated(curve)}
+    points = {(number, one[0]): one[5] for number, curve in curves(searched).items() for one in evaluated(curve)}
     number, step = max((key for key, kl in points.items() if kl <= 9.75), key=lambda key: points[key])
     answer = forks.value_checkpoint(store, view.row, best)
     assert answer is not None
     assert (best.number, answer.step, answer.episode) == (number, step, 16 * step)
-    assert answer.kept.path == finished.absolute() / "runs" / NAME / str(number) / f"step-{step:06d}"
+    assert answer.kept.path == searched.absolute() / "runs" / NAME / str(number) / f"step-{step:06d}"
 
 
 THREE = """
@@ -168,7 +160,7 @@ def test_another_answer_is_read_too(tmp_path: Path) -> None:
     assert len(readings(tmp_path)) == 3
 
 
-def test_a_controller_that_is_killed_while_it_reads_leaves_that_to_the_next_run(tmp_path: Path) -> None:
+def test_a_controller_killed_while_it_reads_leaves_that_to_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "hold").touch()
     with controller(tmp_path, spec(), workers=1) as running:
         running.read_until(lambda line: line == "ReadingOnTest")
@@ -248,7 +240,7 @@ def pooled(row: TrialRow) -> float:
     return 1 + math.sqrt(row.kl) - (row.kl > 8)
 
 
-def test_the_best_of_a_search_are_read_again_and_the_means_choose_what_is_launched(tmp_path: Path) -> None:
+def test_the_best_are_read_again_and_the_means_choose_what_is_launched(tmp_path: Path) -> None:
     done, events = run(tmp_path, spec("reread", trials=6))
     again, found = [event.trial for event in events if isinstance(event, ReadingAgain)], rows(tmp_path)
     assert done and kinds(events)[-1 - len(again) :] == ["ReadingAgain"] * len(again) + ["ReadingOnTest"]
@@ -268,7 +260,7 @@ def test_the_best_of_a_search_are_read_again_and_the_means_choose_what_is_launch
     assert kinds(run(tmp_path, spec("reread", trials=6))[1]) == ["StudyStarted"], "each is read once"
 
 
-def test_a_kill_between_two_second_readings_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:
+def test_a_kill_between_two_second_readings_leaves_the_rest(tmp_path: Path) -> None:
     (tmp_path / "hold_second").touch()
     with controller(tmp_path, spec("reread", trials=6), workers=1) as running:
         running.read_until(lambda line: line == "ReadingAgain", times=2)
@@ -298,7 +290,7 @@ def on_disk(folder: Path) -> dict[int, list[int]]:
     }
 
 
-def test_the_checkpoints_of_the_front_are_kept_and_nothing_else(store: Store, view: StudyView, finished: Path) -> None:
+def test_the_checkpoints_of_the_front_are_kept_and_nothing_else(store: Store, view: StudyView, searched: Path) -> None:
     kept = results.front(store, view)
     assert len(kept) == MOST_ON_FRONT
     assert [point.budget for point in kept] == sorted(point.budget for point in kept)
@@ -306,13 +298,13 @@ def test_the_checkpoints_of_the_front_are_kept_and_nothing_else(store: Store, vi
     assert all(point.step > 0 for point in kept)
     expected: dict[int, set[int]] = {}
     for row in view.trials:
-        folder = finished / "runs" / NAME / str(row.number)
+        folder = searched / "runs" / NAME / str(row.number)
         best, newest = checkpoint.best(folder, 10.0), checkpoint.latest(folder)
         expected[row.number] = {checkpoint.step_of(path) for path in (best, newest) if path is not None}
     for point in kept:
         expected[point.trial].add(point.step)
-    assert {number: set(steps) for number, steps in on_disk(finished).items()} == expected
-    there_were = [one for curve in curves(finished).values() for one in evaluated(curve)]
+    assert {number: set(steps) for number, steps in on_disk(searched).items()} == expected
+    there_were = [one for curve in curves(searched).values() for one in evaluated(curve)]
     assert len(there_were) > 3 * MOST_ON_FRONT, "all of which are on the front"
 
 

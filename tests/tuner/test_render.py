@@ -29,7 +29,7 @@ def printed(table: Table) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_in_a_pipe_all_searched_values_are_in_one_table_with_their_whole_names() -> None:
+def test_in_a_pipe_all_searched_values_are_in_one_table() -> None:
     params = {name: 0.001 for name in HYPERPARAMETERS if name != "batch_size"} | {"batch_size": 64}
     trials, spec = [trial_row(0, params=params)], StudySpec.from_dict(made_study.SPEC, "made")
     assert len(render.params_tables(trials, spec)) > 1
@@ -38,7 +38,7 @@ def test_in_a_pipe_all_searched_values_are_in_one_table_with_their_whole_names()
     assert max(map(len, printed(table))) > 1000
 
 
-def test_a_rate_and_a_beta_that_the_run_moves_itself_are_said_to_have_no_effect() -> None:
+def test_a_rate_and_a_beta_that_the_run_moves_have_no_effect() -> None:
     unread: Any = None  # the study's row
 
     def without_effect(**search: Any) -> list[str]:

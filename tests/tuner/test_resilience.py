@@ -254,7 +254,7 @@ def test_a_stop_ends_the_wait_early() -> None:
 WAITING = [trial_row(number, status=Status.WAITING) for number in range(5)]
 
 
-def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit() -> None:
+def test_a_trial_with_an_outage_tries_ever_later_up_to_the_limit() -> None:
     clock, told = Clock(), list[str]()
     room = OutageWatch(told.append, Policy(10, 600, limit=3000), lambda: clock.now)
     waits = []
@@ -277,7 +277,7 @@ def test_a_trial_with_an_outage_tries_again_ever_later_and_gives_up_at_the_limit
     assert told[1:] == ["trial 3: it goes on after 50 min"]
 
 
-def test_a_trial_that_was_not_asked_to_try_again_does_not_make_its_study_give_up() -> None:
+def test_a_trial_that_was_not_asked_again_does_not_end_its_study() -> None:
     """As one that an order paused meanwhile, or that has ended."""
     clock = Clock()
     watch = OutageWatch(lambda _: None, Policy(10, 600, limit=150), lambda: clock.now)

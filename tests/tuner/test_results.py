@@ -10,7 +10,7 @@ from ppo_core import output
 from ppo_core.metrics import METRICS
 from tests.tuner import made_study
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.judge import results
+from tuner.judge import forks, results
 from tuner.judge.best import best_trial, ranked, standing, unread
 from tuner.judge.results import Measured, StudyView
 from tuner.store import Store, TrialRow
@@ -98,7 +98,7 @@ def test_equal_means_go_to_the_reference() -> None:
     assert numbers(rows) == [2, 0, 1]
 
 
-def test_the_best_three_and_the_reference_are_read_again_until_no_reading_brings_up_another() -> None:
+def test_the_best_three_and_the_reference_are_read_until_none_moves_up() -> None:
     rows = [checkpointed(n, value=value) for n, value in enumerate((1.0, 2.0, 1.9, 1.8, 1.7))]
     rows[0] = replace(rows[0], origin=Origin.REFERENCE)
     assert [row.number for row in unread(rows, 10.0)] == [1, 2, 3, 0]
@@ -109,7 +109,7 @@ def test_the_best_three_and_the_reference_are_read_again_until_no_reading_brings
     assert [row.number for row in unread([*rows, checkpointed(5, value=1.75)], 10.0)] == [5]
 
 
-def test_where_nothing_is_to_be_chosen_or_nothing_can_be_read_again_nothing_is() -> None:
+def test_where_nothing_is_to_be_chosen_nothing_is_read_again() -> None:
     assert unread([checkpointed(0, value=2.0), checkpointed(1, value=1.0, kl=11.0)], 10.0) == []
     assert unread([reread(0, 2.0, None), checkpointed(1, value=1.0)], 10.0) == []
 
@@ -123,6 +123,19 @@ def test_the_baseline_is_the_evaluation_before_any_update(store: Store, view: St
     assert results.baseline(store, view.trials[2]) == Measured(0.25, 0.03)
     assert results.value_kl(store, view.trials[2]) == Measured(9.0, 0.2)
     assert results.value_kl(store, view.trials[6]) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "is_whole", "is_within", "place"),
+    [(0, True, True, (4, 256)), (1, True, False, (0, 0)), (3, False, None, (4, 256)), (6, False, None, None)],
+)
+def test_where_a_trial_ended_and_which_checkpoint_gave_its_value(
+    store: Store, view: StudyView, number: int, is_whole: bool, is_within: bool | None, place: tuple[int, int] | None
+) -> None:
+    end = results.end_of(store, view.trials[number], view.spec)
+    assert (end.is_whole, end.is_within) == (is_whole, is_within)
+    found = forks.value_checkpoint(store, view.row, view.trials[number])
+    assert (found and (found.step, found.episode)) == place
 
 
 def test_kl_prunings_are_counted_by_rule() -> None:

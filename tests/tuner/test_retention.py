@@ -55,7 +55,7 @@ def on_disk(folder: Path) -> dict[int, list[int]]:
     return {int(path.name): [checkpoint.step_of(one) for one in checkpoint.complete(path)] for path in found}
 
 
-def test_a_study_keeps_the_newest_and_the_best_of_each_trial_beside_its_front(
+def test_a_study_keeps_newest_and_best_of_each_trial_beside_its_front(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tuner.judge.scoring.MOST_ON_FRONT", 2)

@@ -114,7 +114,7 @@ def fork(number: int, episodes: int, **values: Any) -> TrialRow:
         (trial_row(1), False),
     ],
 )
-def test_a_trial_that_has_come_further_than_those_that_failed_breaks_the_row(between: TrialRow, stops: bool) -> None:
+def test_a_trial_that_came_further_than_failed_ones_breaks_the_row(between: TrialRow, stops: bool) -> None:
     """They failed at episode 100; one that is still on its way there may fail, too."""
     rows = [failed(0, "no disk"), between, failed(2, "no disk"), failed(3, "no disk")]
     assert (failing(rows, 3) is not None) == stops
@@ -124,7 +124,7 @@ def test_a_trial_that_has_come_further_than_those_that_failed_breaks_the_row(bet
     assert failing(before, 3) is not None, "it was started before them: it says nothing of what is started now"
 
 
-def test_trials_that_fail_further_on_are_in_a_row_though_shorter_ones_came_to_their_ends() -> None:
+def test_trials_that_fail_further_on_are_in_a_row_despite_shorter_ones() -> None:
     rows = [trial_row(n, episodes=100) for n in range(9)]
     for number in (2, 5, 8):
         rows[number] = failed(number, "no disk", episodes=300)
@@ -211,7 +211,7 @@ def test_the_place_of_a_failure_is_the_innermost_line_that_is_no_librarys() -> N
         (ConfigError("not allowed"), False),
     ],
 )
-def test_an_outage_is_told_from_other_errors_also_where_it_is_only_the_cause(error: Exception, expected: bool) -> None:
+def test_an_outage_is_told_from_other_errors_by_its_cause_too(error: Exception, expected: bool) -> None:
     assert Failed.of(error).is_outage is expected
     outer = CheckpointError("cannot be written")
     outer.__cause__ = error

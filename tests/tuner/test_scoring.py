@@ -29,7 +29,7 @@ def evaluations(*rows: tuple[float | None, float | None]) -> list[dict[str, Any]
     ]
 
 
-def test_the_value_is_the_highest_reward_whose_kl_and_its_error_are_within_the_budget() -> None:
+def test_the_value_is_the_highest_reward_within_the_budget_and_its_error() -> None:
     rows = evaluations((0.0, 0.0), (1.5, 4.0), (2.0, 9.5), (9.0, 9.6), (1.0, 8.0))
     assert trial_value(rows, 10.0) == (2.0, pytest.approx(0.3), 9.5, 20)  # 9.5 + 0.5 is just within
     assert trial_value(rows, 9.0) == (1.5, 0.2, 4.0, 10)
@@ -52,7 +52,7 @@ def test_a_run_that_ends_in_no_number_has_no_end(lost: float | None) -> None:
     assert (ended.value, ended.kl, ended.end_reward, ended.end_kl) == (1.0, 4.0, None, None)
 
 
-def test_the_constraint_is_the_log_of_kl_over_the_budget_and_satisfied_but_for_a_broken_run() -> None:
+def test_the_constraint_is_the_log_of_kl_over_the_budget() -> None:
     assert violation(10.0, 10.0, None) == 0.0
     assert violation(5.0, 10.0, None) == pytest.approx(-0.693147)
     assert violation(20.0, 10.0, None) == 0.0

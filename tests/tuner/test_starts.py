@@ -61,7 +61,7 @@ def test_tables_come_first_then_recipes_in_their_order() -> None:
     assert config.gamma == 0.9  # the study's, whatever the recipe says
 
 
-def test_values_move_to_the_nearest_one_in_range_and_the_original_stands_beside() -> None:
+def test_values_move_to_the_nearest_in_range_beside_the_original() -> None:
     search = {
         "learning_rate": Range(1e-5, 1e-3, "log"), "batch_size": Range(32, 128, "log2"),
         "num_ppo_epochs": Range(1, 3), "lam": Range(0.9, 0.97),
@@ -75,7 +75,7 @@ def test_values_move_to_the_nearest_one_in_range_and_the_original_stands_beside(
     assert start.moves[1:] == ["batch_size 100 moved to 128", "num_ppo_epochs 4 moved to 3"]
 
 
-def test_a_start_has_the_nearest_of_a_list_of_numbers_and_one_of_other_choices() -> None:
+def test_a_start_has_the_nearest_number_of_a_list_or_one_of_the_choices() -> None:
     lists: dict[str, Any] = {"lam": [0.9, 0.95, 1.0], "lr_scheduler_type": ["linear", "cosine"]}
     study = spec(search=lists, start=[{"lam": 0.93, "lr_scheduler_type": "cosine"}], warm_start=["openrlhf"])
     assert [start.params for start in study.starts] == [{"lr_scheduler_type": "cosine", "lam": 0.95}, {"lam": 1.0}]
@@ -258,7 +258,7 @@ def test_one_that_has_run_may_neither_change_nor_go(tmp_path: Path, now: list[di
     )
 
 
-def test_the_rate_of_one_that_has_run_may_not_change_where_no_rate_is_searched(tmp_path: Path) -> None:
+def test_the_rate_of_a_start_that_has_run_may_not_change(tmp_path: Path) -> None:
     paced = {"search": {"kl_step": "advised", "cliprange": "advised"}, "trials": 2}
     notes(tmp_path, quick(**paced, start=[{"label": "fast", "learning_rate": 1e-3}]))
     notes(tmp_path, quick(**paced, start=[{"label": "fast", "learning_rate": 1e-3}]))

@@ -1,13 +1,16 @@
 """The store: leases, attempts, and what numbers a column cannot hold."""
 
+import functools
 import math
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from tests.tuner import stores
 from tests.tuner.stores import pretend
 from tests.waiting import until
 from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow, processes
+from tuner.store.trials import copy_steps
 from tuner.study.status import Origin, Reason, Status
 
 
@@ -86,7 +90,7 @@ def test_a_living_processs_lease_holds_when_the_clock_is_set(
     + [{"lease_host": "elsewhere"}],
 )
 @pytest.mark.parametrize(("age", "held"), [(LEASE_SECONDS - 30, True), (LEASE_SECONDS + 1, False)])
-def test_a_process_elsewhere_is_not_looked_up_and_holds_its_lease_as_long_as_it_renews_it(
+def test_a_process_elsewhere_holds_its_lease_as_long_as_it_renews_it(
     store: Store, elsewhere: dict[str, str | None], age: float, held: bool
 ) -> None:
     store.acquire("a")
@@ -185,6 +189,26 @@ def test_an_attempt_drops_what_lies_after_its_checkpoint(store: Store) -> None:
     assert store.last_step(trial.id) is None and store.trial(store.study("a"), 0).episodes == 0
 
 
+def test_a_fork_has_its_parents_steps_and_episodes_up_to_where_it_begins(store: Store) -> None:
+    lease = store.acquire("a")
+    parent, fork, other = (add_trial(store, lease, number) for number in range(3))
+    for trial, last in ((parent, 4), (other, 9)):
+        for step in range(last + 1):
+            store.add_step(lease, trial.id, StepReport(step, 16 * step, {"objective/scores": 1.5 * step}), 1.0)
+    store._change(functools.partial(copy_steps, parent_id=parent.id, fork=fork, last=2))
+    assert [row.episodes for row in store.trials(store.study("a"))] == [64, 32, 144]
+    read = store.steps([fork.id], ("objective/scores",))
+    assert [(row["step"], row["episode"], row["objective/scores"]) for row in read] == [
+        (0, 0, 0.0), (1, 16, 1.5), (2, 32, 3.0)
+    ]  # fmt: skip
+
+
+def test_a_new_sqlite_store_lets_readers_read_while_it_is_written(tmp_path: Path) -> None:
+    Store.open(f"sqlite:///{tmp_path}/s.db", create=True).close()
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 def test_numbers_that_are_not_finite_leave_their_columns_empty(store: Store) -> None:
     lease = store.acquire("a")
     trial = add_trial(store, lease)
@@ -197,7 +221,7 @@ def test_numbers_that_are_not_finite_leave_their_columns_empty(store: Store) -> 
     assert store.own_metrics(trial.id) == {0: {"own": 2.5}}
 
 
-def test_a_samples_parts_and_tokens_come_back_the_tokens_only_where_asked_for(store: Store) -> None:
+def test_a_samples_parts_and_on_request_tokens_come_back(store: Store) -> None:
     lease = store.acquire("a")
     trial = add_trial(store, lease)
     tokens = TokenReadings(
@@ -218,7 +242,7 @@ def test_a_samples_parts_and_tokens_come_back_the_tokens_only_where_asked_for(st
     assert store.sample_tokens(trial.id, 0, 1) is None and store.sample_tokens(trial.id, 1, 0) is None
 
 
-def test_a_trial_that_nobody_runs_is_interrupted_until_its_study_is_held_again(store: Store) -> None:
+def test_a_trial_that_nobody_runs_is_interrupted_until_held_again(store: Store) -> None:
     lease = store.acquire("a")
     for number in (0, 1):
         trial = add_trial(store, lease, number)

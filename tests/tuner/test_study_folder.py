@@ -42,7 +42,7 @@ def study(created_at: float) -> StudyRow:
         (None, None, []),  # those of a trial that the store lost
     ],
 )
-def test_a_trial_goes_on_from_the_newest_checkpoint_though_the_store_lost_steps(
+def test_a_trial_goes_on_from_its_newest_checkpoint_with_steps_lost(
     tmp_path: Path, last_step: int | None, found: int | None, kept: list[str]
 ) -> None:
     save(tmp_path, 3, 6)
@@ -113,7 +113,7 @@ def test_a_folder_has_one_holder(tmp_path: Path) -> None:
         pass
 
 
-def test_a_study_keeps_its_folder_when_it_is_resumed_from_another_working_folder(tmp_path: Path) -> None:
+def test_a_study_keeps_its_folder_when_resumed_from_another_one(tmp_path: Path) -> None:
     """It is taken where the study's mark is: at first where it last ran, unless it was moved."""
     spec = quick_spec(trials=1)
     one, other = tmp_path / "one", tmp_path / "other"

@@ -64,7 +64,7 @@ def test_each_runs_studies_of_its_own_and_is_refused_those_of_the_other(
     assert results(a, "one") == results(b, "two") == unbroken
 
 
-def test_a_study_whose_host_died_goes_on_at_another_that_sees_its_folder_and_at_no_other(
+def test_a_study_whose_host_died_goes_on_where_its_folder_is_seen(
     hosts: tuple[Path, Path], unbroken: tuple[object, object]
 ) -> None:
     a, b = hosts

@@ -64,7 +64,7 @@ def saved_steps(folder: Path) -> list[str]:
     return [path.name for path in checkpoint.complete(folder)]
 
 
-def test_a_trial_reports_every_step_and_keeps_its_newest_two_checkpoints_and_its_front(tmp_path: Path) -> None:
+def test_a_trial_reports_every_step_and_keeps_two_newest_and_its_front(tmp_path: Path) -> None:
     script = Script()
     assert run_trial(trial_spec(tmp_path), script) == Ended()
     assert [report.step for report in script.reports] == list(range(11))
@@ -83,9 +83,7 @@ def test_a_trial_keeps_its_best_checkpoint_within_the_kl_budget(tmp_path: Path) 
     assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000006"
 
 
-def test_where_any_checkpoint_may_be_the_answer_a_trial_keeps_some_for_other_budgets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_keeps_some_checkpoints_for_other_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     advance = QuickTrainer.advance
     monkeypatch.setattr(QuickTrainer, "advance", lambda self: self.evaluated(advance(self)))
     run_trial(trial_spec(tmp_path, learning_rate=3.5e-4), Script())  # 1.4 nats a step
@@ -100,7 +98,7 @@ def test_a_trial_that_is_stopped_where_it_is_the_best_saves_that(tmp_path: Path)
     assert saved_steps(tmp_path / "none")[-1] == "step-000003", "what was not evaluated is no better"
 
 
-def test_where_there_is_no_room_for_it_a_trial_that_is_stopped_ends_all_the_same(tmp_path: Path) -> None:
+def test_without_room_a_trial_that_is_stopped_ends_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "full").touch()
     assert run_trial(trial_spec(tmp_path, "cramped"), Script({6: NextMove.STOP})) == Ended()
     assert saved_steps(tmp_path)[-1] == "step-000003"
@@ -196,9 +194,7 @@ def test_a_trial_whose_checkpoints_find_no_room_does_not_begin(tmp_path: Path, m
     assert script.heard == []
 
 
-def test_a_trial_without_room_for_its_checkpoints_waits_for_an_outage_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_without_room_for_its_checkpoints_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "full").touch()
     with pytest.raises(NoRoomError, match=f"cannot write the checkpoint {tmp_path}/step-000006: No space left") as full:
         run_trial(trial_spec(tmp_path, "cramped"), Script())
@@ -298,9 +294,7 @@ def test_a_stop_by_the_guard_comes_with_an_evaluation_of_that_very_step(tmp_path
     assert last.report.samples[0].response == "step 7"
 
 
-def test_an_evaluation_that_an_outage_keeps_from_being_made_ends_the_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_kept_from_by_an_outage_ends_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the trial would be judged by an earlier one."""
     evaluated = QuickTrainer.evaluated
 

@@ -35,7 +35,7 @@ from tuner.judge import forks
 from tuner.judge.scoring import EVALUATION_METRICS, judged, so_far, tally
 from tuner.search.choose import New, Resume, choose, is_finished, left_out, paused
 from tuner.search.propose import new_trial
-from tuner.search.prune import why_pruned
+from tuner.search.prune import Replay, why_pruned
 from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.study.spec import PPO_TRAINER
 from tuner.study.status import OUTAGE, Reason, Status, Wanted
@@ -78,6 +78,7 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._training(), self._on_decided)
         self._ends = TrialEnds(study, files, emit)
         self._readings = HeldOutReadings(study, plan)
+        self._replay = Replay()
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
         """Trials whose checkpoint is being looked up."""
@@ -412,7 +413,7 @@ class TrialLoop:
             return None
         ids = [row.id for row in study.rows if row.informs_sampler]
         evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
-        reason = why_pruned(study.spec, study.rows, evaluations, number)
+        reason = why_pruned(study.spec, study.rows, evaluations, number, self._replay)
         return None if reason is None else Decision(NextMove.STOP, reason)
 
     def _leave(self, number: int) -> None:

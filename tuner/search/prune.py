@@ -1,6 +1,6 @@
 """Optuna's pruners and custom ones, applied to a study's stored evaluations.
 
-The evaluations are told, in the order they were stored, to a study in memory. The pruner sees a
+The evaluations are told, in the order they were stored, to one study in memory (see `Replay`). The pruner sees a
 trial's best value within the KL budget so far, by episodes; never the reward alone, which rises with the KL.
 
 Optuna's median and percentile compare with trials that came to their ends, five at least: those that run side by side
@@ -31,20 +31,28 @@ PERCENTILE = 25.0
 """Percentage of trials that "percentile" keeps: the best of those compared at the same episode."""
 
 
-Decision = tuple[bool, float, int]
-"""Whether a trial is pruned at its last report, and that report's value and episodes."""
-
-
-def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int) -> Reason | None:
+def why_pruned(
+    spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int, replay: "Replay | None" = None
+) -> Reason | None:
     """Return why the study's pruner ends a trial after its last evaluation, or None to go on.
 
     The reference, the baseline, and trials that people asked for, run to their ends.
+
+    Args:
+        spec: The study's; without a pruner nothing is pruned.
+        rows: The study's trials.
+        evaluations: Those of all trials, as `Store.steps` returns them.
+        number: The trial's number.
+        replay: Of the study's earlier decisions; None: all evaluations are replayed.
+
+    Raises:
+        ConfigError: the study's own pruner cannot be used.
     """
     row = rows[number]
     if spec.pruner is None or row.origin not in (Origin.SAMPLED, Origin.LISTED):
         return None
     try:
-        prunes, value, episode = _decision(spec, rows, evaluations, number)
+        prunes, value, episode = (replay or Replay()).decision(spec, rows, evaluations, number)
     except Exception as error:
         if isinstance(error, ConfigError) or spec.pruner in PRUNERS:
             raise
@@ -62,29 +70,60 @@ def require_usable(spec: StudySpec) -> None:
         _pruner(spec)
 
 
-def _decision(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int) -> Decision:
-    """Return the pruner's decision on a trial's last report, of a study in memory that is told all that is stored."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Hyperband draws a trial's bracket from the study's name and its number.
-    study = optuna.create_study(
-        study_name=spec.name, direction="maximize", pruner=_pruner(spec), sampler=RandomSampler(seed=0)
-    )
-    trials = {row.id: study.ask() for row in rows}
-    so_far = defaultdict[int, list[Mapping[str, Any]]](list)
-    decision: Decision = False, 0.0, 0
-    for event in _in_order(rows, evaluations):
-        if isinstance(event, TrialRow):
-            _tell(study, trials[event.id], event)
-            continue
-        trial, episode = event["trial_id"], event["episode"]
-        so_far[trial].append(event)
-        value = trial_value(so_far[trial], spec.kl_budget).value
-        if value is not None and event["step"] > 0:  # all begin with the same SFT policy
-            trials[trial].report(value, episode)
-            prunes = trials[trial].should_prune()  # which halving notes in its study, so each trial is asked
-            if trial == rows[number].id:
-                decision = prunes, value, episode
-    return decision
+class Replay:
+    """A study in memory that is told a stored one's evaluations and ends, each once.
+
+    Successive halving and Hyperband keep state in their study, which follows from what they were told and in which
+    order. So only what came since is told; where what was told has changed, as by a resumed trial or another KL budget,
+    all of it is told anew.
+    """
+
+    def __init__(self) -> None:
+        self._of: tuple[Any, ...] = ()
+        self._told: list[tuple[Any, ...]] = []
+
+    def decision(
+        self, spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int
+    ) -> tuple[bool, float, int]:
+        """Return the pruner's decision on a trial's last report, and that report's value and episodes."""
+        events, of = _in_order(rows, evaluations), (spec.name, spec.pruner, spec.kl_budget)
+        keys = [_key(event) for event in events]
+        if of != self._of or keys[: len(self._told)] != self._told:
+            self._begin(spec, of)
+        by_id = {row.id: row.number for row in rows}
+        while len(self._trials) < len(rows):
+            self._trials.append(self._study.ask())
+        for key, event in list(zip(keys, events, strict=True))[len(self._told) :]:
+            self._told.append(key)
+            if isinstance(event, TrialRow):
+                _tell(self._study, self._trials[event.number], event)
+            else:
+                self._report(by_id[event["trial_id"]], event, spec.kl_budget)
+        return self._decided.get(number, (False, 0.0, 0))
+
+    def _begin(self, spec: StudySpec, of: tuple[Any, ...]) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        # Hyperband draws a trial's bracket from the study's name and its number.
+        self._study = optuna.create_study(
+            study_name=spec.name, direction="maximize", pruner=_pruner(spec), sampler=RandomSampler(seed=0)
+        )
+        self._of, self._told, self._trials = of, [], list[Trial]()
+        self._so_far = defaultdict[int, list[Mapping[str, Any]]](list)
+        self._decided: dict[int, tuple[bool, float, int]] = {}
+
+    def _report(self, number: int, evaluation: Mapping[str, Any], kl_budget: float) -> None:
+        self._so_far[number].append(evaluation)
+        value = trial_value(self._so_far[number], kl_budget).value
+        if value is not None and evaluation["step"] > 0:  # all begin with the same SFT policy
+            self._trials[number].report(value, evaluation["episode"])
+            self._decided[number] = self._trials[number].should_prune(), value, evaluation["episode"]
+
+
+def _key(event: TrialRow | Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return all that a pruner is told of an event, which compares by value."""
+    if isinstance(event, TrialRow):
+        return event.id, event.status, repr(event.value)
+    return event["trial_id"], event["step"], *map(repr, (event["eval/reward"], event["eval/kl"], event["eval/kl_se"]))
 
 
 def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> list[TrialRow | Mapping[str, Any]]:
