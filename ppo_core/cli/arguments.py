@@ -225,7 +225,11 @@ _NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_
 
 
 def layered(*layers: Mapping[str, HyperValue]) -> PPOConfig:
-    """Merge `layers` over the declared defaults, later ones over earlier ones, and check them together."""
+    """Merge `layers` over the declared defaults, later ones over earlier ones, and check them together.
+
+    Raises:
+        ConfigError: the values together are not allowed.
+    """
     return PPOConfig.from_dict(merged(*layers))
 
 
@@ -244,7 +248,11 @@ def merged(*layers: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
 
 
 def read_config(content: Mapping[str, Any], where: str) -> tuple[Settings, dict[str, HyperValue]]:
-    """Return the settings and the hyperparameters of a config file's content; `where` names it in errors."""
+    """Return the settings and the hyperparameters of a config file's content; `where` names it in errors.
+
+    Raises:
+        ConfigError: a key or value is not allowed; the message names the key.
+    """
     settings: dict[str, Any] = {}
     values: dict[str, HyperValue] = {}
     for name, value in content.items():

@@ -157,7 +157,11 @@ def create_repo(asked: HubRepo, name: str) -> HubRepo:
 
 
 def upload(repo: HubRepo, folder: Path, message: str) -> str:
-    """Upload a model's folder and return its repository's address; the error says how to push it later."""
+    """Upload a model's folder and return its repository's address; the error says how to push it later.
+
+    Raises:
+        PPOTunerError: it did not arrive; the message says where the model is, and how to push it later.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.utils.tqdm import disable_progress_bars
 

@@ -135,7 +135,11 @@ class Program:
 
 
 def train(args: Namespace, argv: Sequence[str], program: Program, start: Start | None = None) -> int:
-    """Train according to the flags and return the exit status."""
+    """Train according to the flags and return the exit status.
+
+    Raises:
+        PPOTunerError: something is not allowed, is not there, or does not fit into memory.
+    """
     out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
     progress = _progress_printer(out)
 

@@ -256,7 +256,11 @@ def is_trl(content: Mapping[str, Any]) -> bool:
 
 
 def read(content: Mapping[str, Any], where: str) -> TrlFile:
-    """Translate a TRL file; `where` names it in errors of its keys and values."""
+    """Translate a TRL file; `where` names it in errors of its keys and values.
+
+    Raises:
+        ConfigError: an unknown key, or a value that is not allowed; the message names the key.
+    """
     for key in content:
         if key not in FIELDS and key not in HYPERPARAMETERS:
             hint = nearest(key, (*FIELDS, *HYPERPARAMETERS))

@@ -391,7 +391,11 @@ class PPOConfig:
         )
 
     def spread_over(self, world_size: int) -> "PPOConfig":
-        """Return the same run with a batch size independent of the number of processes, over which it must divide."""
+        """Return the same run with a batch size independent of the number of processes, over which it must divide.
+
+        Raises:
+            ConfigError: its batch cannot be spread over that number of processes.
+        """
         sizes = self.batch_sizes(world_size)
         if world_size == 1:
             return self

@@ -125,7 +125,11 @@ class ProcessGroup:
 
 @functools.cache
 def init_process_group() -> World:
-    """Return this process's world, meeting the others of its launch the first time; alone: `ONE_PROCESS`."""
+    """Return this process's world, meeting the others of its launch the first time; alone: `ONE_PROCESS`.
+
+    Raises:
+        ConfigError: the launcher asks for something unsupported.
+    """
     launched.require_known()
     if launched.size() == 1:
         return ONE_PROCESS

@@ -53,7 +53,11 @@ class Least:
 
 
 def least(config: PPOConfig, task: Task, assets: TaskAssets, device: torch.device) -> Least:
-    """Return what the run of `config` holds, whose networks are built on torch's device `meta`, without memory."""
+    """Return what the run of `config` holds, whose networks are built on torch's device `meta`, without memory.
+
+    Raises:
+        ConfigError: adapters or a critic that these models cannot have.
+    """
     bf16 = computes_in_bf16(config, device)
     dtype = frozen_dtype(config, device)
     with quiet_loading(), torch.device("meta"):
@@ -139,6 +143,10 @@ def largest(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device
     """Return what the largest of these runs needs at the least, and its room; `device` is one of `DEVICES`.
 
     None if a model's shape cannot be read: loading it says why. Raises OutOfMemory if that run cannot fit.
+
+    Raises:
+        OutOfMemory: that run cannot fit.
+        ConfigError: adapters or a critic that these models cannot have.
     """
     where = resolve_device(device)
     place = room(where)

@@ -54,7 +54,12 @@ class TaskModels:
         self.token_texts = TokenTexts(self.tokenizer)
 
     def score(self, rollouts: Rollouts) -> Scored:
-        """Return the reward's scores of the responses."""
+        """Return the reward's scores of the responses.
+
+        Raises:
+            RewardError: a part of the reward cannot score.
+            OutOfMemory: a reward model's batch does not fit.
+        """
         texts = self.token_texts(rollouts.sequences)
         return self.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
 
@@ -213,7 +218,12 @@ def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: 
 def load_policy(
     path: str, device: torch.device, held: FrozenPolicy, of: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a frozen causal LM and its tokenizer, or raise TaskError; `of` names the owner in it."""
+    """Return a frozen causal LM and its tokenizer, or raise TaskError; `of` names the owner in it.
+
+    Raises:
+        TaskError: it cannot be loaded, or its architecture makes logits or decodes in a way that training cannot use.
+        ConfigError: 4-bit weights are asked for without bitsandbytes.
+    """
     dtype = torch.bfloat16 if held.weights == "bf16" else torch.float32
     options = quantized.in_4_bits(device, dtype) if held.in_4bit else {}
     try:

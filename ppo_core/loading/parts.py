@@ -28,7 +28,11 @@ TASK_PREFIX = "task:"
 
 
 def policy_place(value: object, folder: Path, where: str) -> str:
-    """Return the policy's absolute path or hub id, or `task:NAME` of a built-in task unchanged; or raise."""
+    """Return the policy's absolute path or hub id, or `task:NAME` of a built-in task unchanged; or raise.
+
+    Raises:
+        ConfigError: see `model_place`; or the built-in task does not exist.
+    """
     if isinstance(value, str) and value.startswith(TASK_PREFIX):
         return checks.one_of(value, [f"{TASK_PREFIX}{name}" for name in BUILT_IN], where)
     return model_place(value, folder, where)
@@ -46,7 +50,11 @@ def model_place(value: object, folder: Path, where: str) -> str:
 
 
 def data_place(value: object, folder: Path, where: str) -> str:
-    """Return a data file's or folder's absolute path, relative ones from `folder`, or its hub id; or raise."""
+    """Return a data file's or folder's absolute path, relative ones from `folder`, or its hub id; or raise.
+
+    Raises:
+        ConfigError: it looks like a path and does not exist.
+    """
     text = checks.text(value, where, "a data file, a folder or a dataset's hub id")
     path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)
     return text if path is None else str(path)
@@ -94,6 +102,9 @@ def read_reward(value: object, folder: Path, where: str, running: Path | None = 
 
     Relative paths begin at `folder`. `running` is the Python file that is being run while its task is made; a function
     in it is not looked for yet.
+
+    Raises:
+        ConfigError: a key, a value or a name is not allowed, a path does not exist, or a function cannot be imported.
     """
     many = isinstance(value, Sequence) and not isinstance(value, str)
     values = list(value) if many else [value]  # type: ignore[call-overload]

@@ -263,7 +263,11 @@ def is_task_path(name: str, folder: Path | None = None) -> bool:
 
 
 def read_task(name: str) -> Task:
-    """Return the task of a file, or of a folder with a task file in it; its name is the file's absolute path."""
+    """Return the task of a file, or of a folder with a task file in it; its name is the file's absolute path.
+
+    Raises:
+        TaskError: there is none, or a key or value is not allowed; the message names file and key.
+    """
     path = user_path(name)
     file = _in_folder(path) if path.is_dir() else path
     if file.suffix not in SUFFIXES:
@@ -397,6 +401,9 @@ def get_task(name: AnyTask) -> Task:
 
     A file is a `.toml` with a task's keys (or a `[task]` table of them) or a `.py` that defines `TASK`; a folder holds
     a `task.toml` or `task.py`. The task is then named by the file's absolute path. A task is returned as it is.
+
+    Raises:
+        TaskError: there is none; the message lists the built-in ones or says what the path lacks.
     """
     if isinstance(name, Task):
         return name

@@ -103,7 +103,11 @@ def diagnose(args: argparse.Namespace) -> int:
 
 
 def importance(args: argparse.Namespace) -> int:
-    """Show which hyperparameters mattered."""
+    """Show which hyperparameters mattered.
+
+    Raises:
+        StudyError: there are too few trials to tell.
+    """
     from tuner.search import importance as importances
 
     with storage.opened(args.storage) as store:

@@ -16,7 +16,11 @@ POLL_SECONDS = 0.5
 
 
 def logs(args: argparse.Namespace) -> int:
-    """Print a trial's log, or its last `args.lines`; with `args.follow` keep printing until the trial ends."""
+    """Print a trial's log, or its last `args.lines`; with `args.follow` keep printing until the trial ends.
+
+    Raises:
+        StudyError: there is no such trial, or its log is not here.
+    """
     with storage.opened(args.storage) as store:
         study = store.study(args.study)
         trial = store.trial(study, args.trial)

@@ -72,7 +72,11 @@ def always_confirmed(rows: Sequence[TrialRow]) -> list[TrialRow]:
 
 
 def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[TrialRow]:
-    """Return the trials whose configurations are confirmed: the best, then the reference and the baseline."""
+    """Return the trials whose configurations are confirmed: the best, then the reference and the baseline.
+
+    Raises:
+        ConfigError: none, or fewer than `top` trials have a checkpoint within the KL budget.
+    """
     best, always = candidates(rows, spec), always_confirmed(rows)
     if not best and top is None and any(best_rank(row, spec.kl_budget) is not None for row in always):
         return always  # one of them is the study's answer
@@ -86,7 +90,11 @@ def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[T
 
 
 def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTrial]:
-    """Return the plan's runs that the study lacks, seed by seed, numbered on from its last trial."""
+    """Return the plan's runs that the study lacks, seed by seed, numbered on from its last trial.
+
+    Raises:
+        ConfigError: see `chosen`; or the runs would be shorter than a rollout batch, or end before a fork.
+    """
     from tuner.store import NewTrial
 
     confirmed = [whole_run(rows, row) for row in rows if row.role is Role.CONFIRM]

@@ -60,7 +60,11 @@ class HeldOutReadings:
         return f"trial {number} could not be evaluated on the {job.split} prompts: {why}"
 
     def add_confirming_runs(self) -> None:
-        """Add the confirming runs that the study lacks, once the SFT policy has been evaluated."""
+        """Add the confirming runs that the study lacks, once the SFT policy has been evaluated.
+
+        Raises:
+            StudyError: the task has no test prompts, or they could not be evaluated.
+        """
         study = self._study
         if self._plan is None or any(job.split == "eval" for job in self.due(is_searched=True)):
             return

@@ -64,6 +64,10 @@ def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[s
 
     In a study of listed trials missing ones are the study's own, since trial 0 is only the first of the list.
     Any hyperparameter may be given, searched or not, inside its range or not: it applies to this trial alone.
+
+    Raises:
+        ConfigError: a value is not allowed, alone or beside others, or a trial has these values already; the message
+            says what is allowed.
     """
     given: dict[str, HyperValue] = {}
     for name, value in values.items():

@@ -124,6 +124,9 @@ def accept(study: OpenStudy, digests: Mapping[str, str] | None = None, **values:
     """Store the spec as this run has it, with further columns of the study; before, nothing of it is stored.
 
     `digests` are those of its task (`ppo_core.loading.digest`); None: no trial runs.
+
+    Raises:
+        ConfigError: the study's trials ran on another task.
     """
     changed = [] if digests is None else changed_task(study, digests)
     if changed:
@@ -157,7 +160,11 @@ An order's value holds until the file's own value changes or a flag of `run` giv
 
 
 def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
-    """Return the spec changed by an order `set`; a change of `workers` is only checked."""
+    """Return the spec changed by an order `set`; a change of `workers` is only checked.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
     if not changes:
         raise ConfigError(f"set changes nothing; available: {', '.join(CHANGEABLE_SETTINGS)}")
     for name in changes:

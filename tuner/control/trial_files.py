@@ -206,7 +206,11 @@ class TrialFiles:
         self.work.give(fork, then)
 
     def place_fork(self, point: ForkPoint, number: int) -> None:
-        """Move a fork's checkpoint to its trial's folder, replacing leftovers of an interrupted attempt."""
+        """Move a fork's checkpoint to its trial's folder, replacing leftovers of an interrupted attempt.
+
+        Raises:
+            CheckpointError: it cannot be moved.
+        """
         folder = self._folder(number)
         try:
             for left in list(folder.glob("step-*")):

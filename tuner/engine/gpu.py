@@ -54,7 +54,11 @@ def _no_answer() -> ConfigError:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs that torch sees, in the form of CUDA_VISIBLE_DEVICES."""
+    """Return the GPUs that torch sees, in the form of CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        ConfigError: torch does not answer, for example because the driver hangs.
+    """
     command = [sys.executable, "-c", _COUNT_GPUS]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=_SEES_SECONDS).stdout.strip()
@@ -92,7 +96,11 @@ def limit_memory() -> None:
 
 
 def memory_share(total: int, shared_by: int) -> float:
-    """Return the fraction of a GPU's memory that each of its workers may allocate, without their contexts."""
+    """Return the fraction of a GPU's memory that each of its workers may allocate, without their contexts.
+
+    Raises:
+        ConfigError: the contexts alone take all of it.
+    """
     share = 1 / shared_by - _CONTEXT_BYTES / total
     if share <= 0:
         raise ConfigError(

@@ -72,7 +72,13 @@ STUDY_FIELDS = ("created_at", "finished_at", "paused_at", "workers", "overrides"
 
 
 def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bool = False) -> dict[str, int]:
-    """Write the study `name` to a new folder, its tables in format `fmt`; with `replace` also over an older export."""
+    """Write the study `name` to a new folder, its tables in format `fmt`; with `replace` also over an older export.
+
+    Raises:
+        StudyError: there is no such study; the message names the nearest.
+        ConfigError: the folder holds something that is not to be replaced, or cannot be written.
+        StoreError: the store failed.
+    """
     study_id = store.study(name).id
     require_free(folder, replace)
     part, old = (folder.parent / f".{folder.name}.{uuid.uuid4().hex}.{what}" for what in ("part", "old"))

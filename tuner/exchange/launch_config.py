@@ -47,7 +47,12 @@ class LaunchConfig:
 
 
 def launch_config(store: Store, view: StudyView, number: int | None) -> LaunchConfig | None:
-    """Return the configuration of trial `number`, or of the study's answer; None if there is no answer."""
+    """Return the configuration of trial `number`, or of the study's answer; None if there is no answer.
+
+    Raises:
+        StudyError: there is no such trial, or its stored configuration is not whole.
+        ConfigError: its stored configuration is not allowed in this version.
+    """
     answer = of_study(store, view)
     if number is not None and (answer is None or answer.number != number):
         answer, trial = None, store.trial(view.row, number)

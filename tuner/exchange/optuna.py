@@ -59,6 +59,11 @@ def export_to_optuna(store: Store, name: str, output: str, *, replace: bool = Fa
 
     Returns:
         The storage's URL for Optuna's tools, with its password hidden, and the trials as written.
+
+    Raises:
+        StudyError: there is no such study in the store; the message names the nearest.
+        ConfigError: a study of that name is in the storage already.
+        StoreError: one of the two failed.
     """
     study = store.study(name)
     spec = StudySpec.from_stored(study.spec, f'study "{study.name}"')
@@ -86,7 +91,11 @@ def export_to_optuna(store: Store, name: str, output: str, *, replace: bool = Fa
 
 
 def open_storage(output: str) -> RDBStorage:
-    """Open the Optuna storage at a file or URL, creating it if there is none."""
+    """Open the Optuna storage at a file or URL, creating it if there is none.
+
+    Raises:
+        StoreError: it cannot be used.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = schema.parse_url(output)
     if (path := file_of(url)) is not None:

@@ -178,7 +178,11 @@ def _penalties_in_reward(launch: LaunchConfig) -> tuple[dict[str, Any], list[str
 
 
 def write(launch: LaunchConfig, name: str, task: str) -> ConfigFile:
-    """Write a task's configuration for the target `name` of `TARGETS`."""
+    """Write a task's configuration for the target `name` of `TARGETS`.
+
+    Raises:
+        ConfigError: the trainer cannot compute its advantages.
+    """
     target = TARGETS[name]
     table = target.table
     if table is None:

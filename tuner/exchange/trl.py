@@ -118,7 +118,11 @@ TRL = Table(
 
 
 def read(path: Path) -> Imported:
-    """Read a configuration file of TRL's PPO (YAML, JSON, TOML)."""
+    """Read a configuration file of TRL's PPO (YAML, JSON, TOML).
+
+    Raises:
+        ConfigError: it cannot be read, is not TRL's, or holds a value that is not allowed; the message names its key.
+    """
     flat = _flat(arguments.parse_config(path))
     if not trl.is_trl(flat) or _MARKS.isdisjoint(flat):
         raise ConfigError(f"{path}: not a configuration of TRL's PPO: it has none of {', '.join(sorted(_MARKS))}")

@@ -27,7 +27,12 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def held_folder(folder: Path) -> Iterator[None]:
-    """Lock a study's folder, created if missing; a study of the same name in another store would share it."""
+    """Lock a study's folder, created if missing; a study of the same name in another store would share it.
+
+    Raises:
+        StudyError: another controller holds it.
+        StoreError: it cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / _LOCK)
@@ -58,7 +63,12 @@ def require_seen(folder: Path, study: StudyRow) -> None:
 
 
 def claim(folder: Path, study: StudyRow) -> None:
-    """Mark a study's folder as this study's own."""
+    """Mark a study's folder as this study's own.
+
+    Raises:
+        StudyError: it holds checkpoints of a study of that name in another store, which must not be lost.
+        StoreError: it cannot be written.
+    """
     if is_of(folder, study):
         return
     if any(path.is_dir() for path in folder.glob("*/step-*")):

@@ -30,7 +30,12 @@ CHANGEABLE = tuple(name for name, declared in HYPERPARAMETERS.items() if not dec
 
 
 def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episode: int) -> dict[str, HyperValue]:
-    """Return the config of a fork, at `episode`, of a trial with `config`."""
+    """Return the config of a fork, at `episode`, of a trial with `config`.
+
+    Raises:
+        ConfigError: a name is unknown or fixed by the checkpoint, a value is not allowed, nothing is changed, or the
+            fork would have no episode left.
+    """
     before = PPOConfig.from_dict(config)
     values = {name: require_name(name, "fork").coerce(value) for name, value in changes.items()}
     if before.keeps_kl_step and values.keys() & {"kl_coef", "learning_rate"}:  # a run given either keeps no pace
@@ -86,6 +91,9 @@ def fork_files(source: Path, fork_folder: Path) -> Path:
     """Copy the parent's checkpoint `source` into a fork's folder, and return the copy.
 
     May be repeated: leftovers are replaced. An interrupted copy does not count as a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged, or the copy cannot be written.
     """
     extra = checkpoint.read_manifest(source)["extra"]
     if GUARD in extra:

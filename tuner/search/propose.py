@@ -45,6 +45,9 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
     """Return the params of trial `number`; they follow from the spec, the number and the trials so far alone.
 
     No trial repeats another while the space has other points.
+
+    Raises:
+        ConfigError: the study's own sampler cannot be used.
     """
     known = tried(spec, rows)
     for draw in (number + attempt * OTHER_DRAW for attempt in range(ATTEMPTS)):
@@ -174,7 +177,11 @@ def _sampler(spec: StudySpec, number: int) -> BaseSampler:
 
 
 def own_callable(path: str, what: str, kind: Any, **arguments: Any) -> Any:
-    """Call a user's own sampler or pruner, `module:callable`, and return the object, checked to be of the kind."""
+    """Call a user's own sampler or pruner, `module:callable`, and return the object, checked to be of the kind.
+
+    Raises:
+        ConfigError: it cannot be imported or called, or returns something else.
+    """
     who = f'{what} "{path}"'
     try:
         with warnings.catch_warnings():

@@ -25,7 +25,11 @@ _NOT_COPIED = (
 
 @contextmanager
 def snapshot(database: Database) -> Iterator[Connection]:
-    """Open a connection whose reads all see the same moment, even if others write meanwhile."""
+    """Open a connection whose reads all see the same moment, even if others write meanwhile.
+
+    Raises:
+        StoreError: the database failed.
+    """
     try:
         with database._engine.connect() as connection:
             if connection.dialect.name == "postgresql":
@@ -38,7 +42,11 @@ def snapshot(database: Database) -> Iterator[Connection]:
 
 
 def stream(connection: Connection, query: Select[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a query by column, a chunk in memory at a time."""
+    """Yield the rows of a query by column, a chunk in memory at a time.
+
+    Raises:
+        StoreError: the database failed; the message names this one, also where another one is written meanwhile.
+    """
     try:
         for row in connection.execute(query.execution_options(yield_per=CHUNK)):
             yield dict(row._mapping)
@@ -61,6 +69,10 @@ def copy_study(source: Database, study: StudyRow, target: Database, name: str) -
 
     Returns:
         How many rows were copied, by kind.
+
+    Raises:
+        StudyError: the study is gone, or the target holds one of that name.
+        StoreError: one of the databases failed.
     """
     with snapshot(source) as reading:
         rows = list(stream(reading, select(schema.studies).where(schema.studies.c.id == study.id)))

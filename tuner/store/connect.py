@@ -41,7 +41,11 @@ def _json(value: Any) -> str:
 
 
 def connect(url: URL) -> Engine:
-    """Return an engine, not connected yet."""
+    """Return an engine, not connected yet.
+
+    Raises:
+        StoreError: the driver is missing or not supported.
+    """
     is_sqlite = url.get_backend_name() == "sqlite"
     try:
         with warnings.catch_warnings():
@@ -64,7 +68,12 @@ def connect(url: URL) -> Engine:
 
 
 def found_version(engine: Engine) -> int | None:
-    """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing."""
+    """Return the schema version of the store at the engine's URL, or None if it is empty. Changes nothing.
+
+    Raises:
+        StoreError: it is a folder or a device, damaged or not a store.
+        SQLAlchemyError: it cannot be read.
+    """
     path, where = file_of(engine.url), redacted(engine.url)
     if path is not None and not path.exists():
         return None

@@ -216,7 +216,11 @@ _URL, _ALMOST_URL = re.compile("[^/]+://"), re.compile("(sqlite|postgresql)[^/]*
 
 
 def parse_url(storage: str) -> URL:
-    """Return the database URL of `storage`, a URL or a plain path of an SQLite file; `~` is the user's folder."""
+    """Return the database URL of `storage`, a URL or a plain path of an SQLite file; `~` is the user's folder.
+
+    Raises:
+        StoreError: it is not a URL, or that of a database that is not supported; no password is in the message.
+    """
     try:
         if _ALMOST_URL.match(storage):
             raise ValueError(storage)
