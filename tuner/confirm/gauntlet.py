@@ -22,7 +22,7 @@ from ppo_core.config.kl_budget import bound
 from ppo_core.errors import ConfigError
 from ppo_core.output import KL_UNIT, decimals, fixed, measured, plus_minus, short
 from tuner.confirm.answer import Answer, decided
-from tuner.confirm.plan import chosen
+from tuner.confirm.plan import chosen, label_of
 from tuner.confirm.result import Confirmation, Interval, beats, confirmations, longest_read, places_of
 from tuner.judge.best import best_rank
 from tuner.judge.diagnose import course_of, hacking_findings
@@ -95,9 +95,8 @@ class Row:
 
     @property
     def label(self) -> str:
-        """`trial 17`, or `reference (0)`."""
-        is_reference = self.trial.origin is Origin.REFERENCE
-        return f"reference ({self.number})" if is_reference else f"trial {self.number}"
+        """See `label_of`."""
+        return label_of(self.trial)
 
     @property
     def stopped_at(self) -> Gate | None:
@@ -126,17 +125,6 @@ class Gauntlet:
     def line(self) -> str:
         """`32 → 31 → 15 → 6 → 6 → 2`."""
         return " → ".join(map(str, self.left))
-
-    def excess(self, row: Row) -> float | None:
-        """Return by how much a row's reading is over the limit of the gate that stopped it, below it if negative.
-
-        None: nothing stopped it, or not that limit.
-        """
-        gate = row.stopped_at
-        limit, value = (None, None) if gate is None else (self.limits[gate], row.readings[row.passed].value)
-        if limit is None or value is None or (gate is Gate.TRAINING and blame_of(row.trial.reason) != "kl"):
-            return None
-        return value - limit
 
 
 def of_study(store: Store, view: StudyView, answer: Answer | None) -> Gauntlet:
