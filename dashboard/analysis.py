@@ -13,6 +13,7 @@ from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import is_within
 from tuner.judge.best import is_eligible
 from tuner.judge.paired import ERRORS
+from tuner.judge.results import differences
 from tuner.store import TrialRow
 from tuner.study.rules import RULES
 from tuner.study.space import is_number
@@ -87,6 +88,13 @@ def settings(trials: pd.DataFrame, rows: Sequence[TrialRow]) -> list[str]:
     if len(spanning(rows, BETA)) > 1:
         varied.add(BETA)
     return [name for name in HYPERPARAMETERS if name in varied]
+
+
+def also_differ(rows: Sequence[TrialRow], setting: str) -> str:
+    """Return a sentence on the other settings in which trials differ; empty if in none. β and its target are one."""
+    excluded = {"seed", setting, *({BETA, TARGET} if setting in (BETA, TARGET) else ())}
+    labels = [HYPERPARAMETERS[name].label for name in differences(rows) if name not in excluded]
+    return f"These trials differ in other settings, too: {', '.join(labels)}." if labels else ""
 
 
 def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:

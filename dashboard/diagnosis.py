@@ -205,7 +205,7 @@ def problems(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card]) -
     view, name = snapshot.view, snapshot.view.row.name
     found = [*_of_state(snapshot, answer), *_of_trials(cards, name)]
     done = [row for row in view.trials if row.status.is_final]
-    is_over = view.state == "finished" or (snapshot.total is not None and view.ended >= snapshot.total)
+    is_over = view.state == "finished" or ((total := data.total(view)) is not None and view.ended >= total)
     if done and all(row.status is Status.FAILED for row in done):
         found.insert(0, Advice("error", "Every trial that ended has failed. Fix the cause, then:", ("retry", name)))
     elif is_over and answer is None:

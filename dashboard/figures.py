@@ -289,7 +289,7 @@ def trajectories(
         _kl_line(figure, spec.kl_limit, "Guard stops at", log_kl=log_kl, dash="dot", width=1)
     before, (reward_format, _) = evaluated.loc[evaluated["step"] == 0, "reward"], _formats(evaluated)
     if len(before):  # its label is where hardly a trajectory is
-        level_line(figure, before.mean(), f"SFT baseline {before.mean():{reward_format}}", "bottom left", "dot")
+        level_line(figure, before.mean(), f"SFT baseline {before.mean():{reward_format}}", "bottom right", "dot")
     if best is not None:
         figure.add_trace(_star(best, looks, star, least if log_kl else 0.0))
     _add_means(figure, means, looks)

@@ -197,11 +197,16 @@ def _slices(spec: StudySpec, linked: _Linked) -> None:
         "Each point is a trial's best in the budget, on one seed; the brighter, the higher. The most important panel "
         f"comes first. Drag over points to mark their trials in all figures.{drawn}",
     )
-    linked.figure(
-        importance_figures.slices(trials, names, spec),
-        "slices of value",
-        f"Eval reward of every trial's best checkpoint over {', '.join(map(_label, names))}, in panels",
-    )
+
+    def draw(is_narrow: bool) -> None:
+        panels = importance_figures.NARROW_PANELS if is_narrow else importance_figures.PANELS
+        linked.figure(
+            importance_figures.slices(trials, names, spec, panels),
+            f"slices of value{' narrow' * is_narrow}",
+            f"Eval reward of every trial's best checkpoint over {', '.join(map(_label, names))}, in panels",
+        )
+
+    common.for_each_width("slices", draw)
 
 
 def _kl_slice(spec: StudySpec, linked: _Linked) -> None:

@@ -63,7 +63,7 @@ def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, vi
     lease = store.acquire(STUDY)
     config, params = view.trials[0].config, view.trials[0].params
     store.add_trial(lease, NewTrial(3, Origin.FORKED, {**config, "seed": 8}, params, threads=1, role=Role.FORK))
-    assert "2 of 15 trials ended" in common.status_text(read_study(store, STUDY), 0.0)
+    assert "2 of 15 trials ended" in common.status_text(read_study(store, STUDY), "")
 
 
 def trial_line(drawn: str) -> None:

@@ -60,7 +60,7 @@ def test_a_snapshot_has_a_row_for_every_trial_by_number(snapshot: data.Snapshot)
 
 
 def test_a_snapshot_counts_and_names_what_to_look_at_first(snapshot: data.Snapshot) -> None:
-    assert (snapshot.total, snapshot.ended) == (14, 13)
+    assert (data.total(snapshot.view), snapshot.view.ended) == (14, 13)
     assert snapshot.kl_pruned == [2, 6]
     best = snapshot.view.best()
     assert best is not None and best.number == 9
@@ -75,7 +75,7 @@ def test_a_snapshot_of_a_study_with_a_budget_has_no_number_of_trials(tmp_path: P
     assert (paused["status"], paused["shown_status"]) == (Status.PAUSED, "paused")
     assert (best["value_step"], best["end_kl"]) == (12, pytest.approx(14.51, abs=0.01))
     assert best["kl"] < 10 < best["end_kl"]
-    assert bounded.total is None, "its budget bounds it"
+    assert data.total(bounded.view) is None, "its budget bounds it"
     assert bounded.defaults == [5, 0]
 
 
@@ -245,8 +245,9 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert table["state"].tolist() == ["▶ running", "✓ finished"]
     assert table["ended"].tolist() == ["0 of 14", "3 of 14"]
     decided = "Launch trial 2, which is not confirmed."
-    assert table[["decision", "certainty"]].fillna("").to_numpy().tolist() == [["", ""], [decided, "one seed"]]
-    assert table[["reward", "kl"]].fillna("").to_numpy().tolist() == [["", "- of 10"], ["1.547 ± 0.035", "5.77 of 10"]]
+    assert table[["decision", "reward", "kl"]].fillna("").to_numpy().tolist() == [
+        ["", "", ""], [decided, "1.547 ± 0.035", "5.77 of 10"]
+    ]  # fmt: skip
     assert table["device"][1] == "61 s"
 
 
@@ -271,8 +272,8 @@ def test_the_picker_has_a_row_a_study_and_compares_what_is_comparable(
     assert confirmed is not None and confirmed.reward is not None and confirmed.kl is not None
     app = shown.page("studies", path, monkeypatch, study=BOUNDED)
     [listed] = [each.value.set_index("study") for each in app.dataframe]
-    assert listed.loc["./?study=reviews-bounded", ["decision", "certainty", "reward", "kl"]].tolist() == [
-        done.verdict, "confirmed", confirmed.reward.text, f"{confirmed.kl.mean:.2f} of 10"
+    assert listed.loc["./?study=reviews-bounded", ["decision", "reward", "kl"]].tolist() == [
+        done.verdict, confirmed.reward.text, f"{confirmed.kl.mean:.2f} of 10"
     ]  # fmt: skip
     assert listed.loc["./?study=reviews-bounded", "ended"] == "12"
     assert shown.codes(app) == [] and shown.infos(app) == [], "it has no card of its own"
