@@ -12,7 +12,6 @@ from ppo_core.config.declare import HyperValue
 from ppo_core.config.hyperparameters import HYPERPARAMETERS
 from ppo_core.config.kl_budget import is_within
 from tuner.judge.best import is_eligible
-from tuner.judge.paired import ERRORS
 from tuner.judge.results import differences
 from tuner.store import TrialRow
 from tuner.study.rules import RULES
@@ -121,14 +120,6 @@ def _number(row: TrialRow, setting: str) -> float | None:
     """Return a trial's value of a setting as a number; None if it is none."""
     value = row.config.get(setting)
     return float(value) if is_number(value) else None
-
-
-NOISE = (
-    "Each trial is one run, so none of these numbers includes what another seed would change. A value is the highest "
-    "of several evaluations, so it is optimistic. All are on the same eval prompts, so a difference is paired by "
-    f"prompt; over {ERRORS:g} of its standard errors it counts as more than noise."
-)
-"""Caveat shown beside comparisons: noise that the standard errors do not include."""
 
 
 @dataclass(frozen=True)

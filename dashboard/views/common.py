@@ -74,7 +74,7 @@ def choose(*, with_budget: bool = True) -> Choice:
         store = open_store()
         name = sidebar.choose_study(store)
         if name is None:
-            text = f"The store is empty. A study appears here as soon as its first trial starts. {OWN_STUDY}"
+            text = "A study appears here as soon as its first trial starts."
             guide("No studies yet", text, [data.command(["demo"])], own=new_study())
             st.stop()
         with st.sidebar:
@@ -292,7 +292,7 @@ def guide(title: str, text: str, commands: Sequence[str], problem: str = "", own
             st.caption("Try the demo")
         show_commands(*commands)
         if own:
-            st.caption("Your own study: copy, estimate, run")
+            st.caption("Your own study: copy the built-in one's file, which explains every key, estimate, run")
         show_commands(*own)
         st.button("Refresh", icon=":material/refresh:", key=f"again {title}")
 
@@ -306,13 +306,6 @@ def show_commands(*commands: str) -> None:
     """Draw commands, each with a button that copies it."""
     for command in commands:
         st.code(command, language=None, wrap_lines=True)
-
-
-OWN_STUDY = (
-    "For a study of your own, copy the built-in one's file, which explains every key; give the study another name, "
-    "change what you like, estimate its time, and run it."
-)
-"""Lead-in to the commands of `new_study`."""
 
 
 def new_study() -> list[str]:
@@ -339,9 +332,7 @@ def _show(problem: PPOTunerError) -> None:
         text = "Choose another study in the sidebar, or start a new one."
     elif data.is_missing(data.storage()):
         title, commands, own = "No store yet", [data.command(["demo"])], new_study()
-        text = (
-            f"The first run of a study creates the store. The demo takes about five minutes on two cores. {OWN_STUDY}"
-        )
+        text = "The demo takes about five minutes on two cores."
     else:
         title, commands = "This store cannot be shown", [f"ppo-tuner dashboard --storage {DEFAULT_STORAGE}", demo]
         text = "Open the dashboard on a PPO Tuner store (--storage or PPO_TUNER_STORAGE), or start a new one."

@@ -82,7 +82,7 @@ def _outcomes(snapshot: Snapshot, rows: Sequence[TrialRow], looks: Looks, answer
     common.heading(
         "Outcomes",
         "Reward and KL are means of fresh seeds on the test prompts with 95% intervals where a trial ran on them; "
-        f"else of its best in the budget, one seed. {common.VALUE_IS} {analysis.NOISE}",
+        "else of its best in the budget, one seed: the highest of several evaluations, so optimistic.",
     )
     headlines = [snapshot.headline(row) for row in rows]
     outcomes = {

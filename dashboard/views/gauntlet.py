@@ -11,6 +11,7 @@ from tuner.confirm import gauntlet
 from tuner.confirm.answer import Answer
 from tuner.store import Store
 
+
 def show(store: Store, snapshot: Snapshot, answer: Answer | None) -> int | None:
     """Draw a study's gauntlet, and return the number of the trial that was clicked last, or None."""
     found, key = gauntlet.of_study(store, snapshot.view, answer), f"gauntlet {snapshot.view.row.id}"

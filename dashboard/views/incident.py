@@ -42,20 +42,6 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     named = " and ".join(METRICS[move.signal.metric].label for move in incident.first)
     common.heading(f"Moved first: {named or 'nothing'}", f"{_text(incident, number, spec)} {_RULE}")
     _panels(snapshot, steps, incident, number)
-    number_column = st.column_config.NumberColumn
-    common.table(
-        incident_rows(incident),
-        "incident table",
-        {
-            "signal": st.column_config.TextColumn("Signal", width=230),
-            "low": number_column("Usual from", format="%.3g"),
-            "high": number_column("Usual to", format="%.3g"),
-            "step": number_column("Moved at step", help="Empty: it stayed in its usual range until the KL crossed."),
-            "before": number_column("Steps before the KL"),
-            "value": number_column("Value there", format="%.3g"),
-        },
-        placeholder="–",
-    )
 
 
 def _panels(snapshot: Snapshot, steps: pd.DataFrame, incident: Incident, number: int) -> None:
@@ -70,20 +56,3 @@ _RULE = (
     f"{diagnosis.SPREADS:g} spreads or {diagnosis.SHARE:.0%}, whichever is more. A signal has moved once it stays "
     f"outside for {diagnosis.STAYS} steps. What moved first is a lead to follow, not a proof."
 )
-
-
-def incident_rows(incident: Incident) -> pd.DataFrame:
-    """Return one row per signal, those that moved first on top."""
-    rows = [
-        {
-            "signal": METRICS[move.signal.metric].title,
-            "low": move.low,
-            "high": move.high,
-            "step": move.step,
-            "before": None if move.step is None else incident.step - move.step,
-            "value": move.value,
-        }
-        for move in incident.moves
-    ]
-    table = pd.DataFrame(rows).astype({"step": "Int64", "before": "Int64", "value": float})
-    return table.sort_values("step", kind="stable", ignore_index=True)

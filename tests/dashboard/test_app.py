@@ -274,7 +274,9 @@ def test_without_a_store_the_first_command_is_told(tmp_path: Path, page: Page) -
     assert subheaders(app) == ["No store yet"]
     assert texts(app) == [f'no store at {tmp_path}/none.db; "ppo-tuner run" creates it, or name another with --storage']
     assert commands(app, tmp_path / "none.db") == ["demo", "estimate my-study.toml", "run my-study.toml"]
-    assert [one.value for one in app.caption] == ["Try the demo", "Your own study: copy, estimate, run"]
+    assert [one.value for one in app.caption] == [
+        "Try the demo", "Your own study: copy the built-in one's file, which explains every key, estimate, run"
+    ]  # fmt: skip
     assert not (tmp_path / "none.db").exists()
 
 
@@ -386,7 +388,9 @@ def test_the_time_left_is_by_what_the_search_took_so_far() -> None:
     rows = [SimpleNamespace(seconds=200.0, role=Role.SEARCH)] * 3 + [SimpleNamespace(seconds=9e9, role=Role.CONFIRM)]
 
     def left(done: float, workers: int | None) -> str:
-        view = SimpleNamespace(tally=SimpleNamespace(done=done), trials=rows, row=SimpleNamespace(workers=workers), confirming=())
+        view = SimpleNamespace(
+            tally=SimpleNamespace(done=done), trials=rows, row=SimpleNamespace(workers=workers), confirming=()
+        )
         return common.time_left(cast(StudyView, view))
 
     assert left(0.25, 2) == "about 15 min left"
