@@ -234,7 +234,7 @@ def time_left(view: StudyView) -> str:
     if not 0.02 < done < 1 or view.confirming:
         return ""
     seconds = sum(row.seconds for row in view.trials if row.role is Role.SEARCH)
-    return f"about {duration(seconds * (1 - done) / done / (view.row.workers or 1))} left"
+    return f"≈ {duration(seconds * (1 - done) / done / (view.row.workers or 1))} left"
 
 
 def status_text(view: StudyView, clock: str) -> str:

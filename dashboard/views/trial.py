@@ -89,7 +89,7 @@ def draw_curves(store: Store, snapshot: Snapshot, number: int) -> bool:
         st.info(f"Trial {number} has not reported a step yet.")
         return False
     curve_charts.whole_run_button()
-    curve_charts.draw(drawn, CHARTS, height=280)
+    curve_charts.draw(drawn, CHARTS, height=380)
     curve_charts.draw_pace(drawn, number, height=200)
     return True
 
@@ -98,11 +98,12 @@ def _key_numbers(snapshot: Snapshot, row: TrialRow) -> None:
     """Draw the trial's reward and KL, and its cost."""
     headline, total = snapshot.headline(row), int(row.config.get("total_episodes") or 0)
     about = "On fresh seeds: the mean over the runs that confirm it, on the test prompts, with its 95% interval. Else "
+    progress = f"{row.episodes:,}" + (f" of {total:,}" if total else "")
+    time = filter(None, [duration(row.seconds), running.time_left(row)])
     numbers = [
         ("Reward", headline.text(), headline.label, f"{about}its value ± one standard error. {common.VALUE_IS}"),
         ("Eval KL", headline.kl_text(), f"budget {snapshot.view.spec.kl_budget:g}", METRICS["eval/kl"].title),
-        ("Episodes", f"{row.episodes:,}", f"of {total:,}" if total else None, "Trained so far."),
-        ("Time", duration(row.seconds), running.time_left(row) or None, "Training time over all attempts."),
+        ("Episodes", progress, ", ".join(time), "Trained so far, with the training time over all attempts."),
     ]
     with st.grid(len(numbers), min_column_width=130):
         for label, value, note, about in numbers:

@@ -393,8 +393,8 @@ def test_the_time_left_is_by_what_the_search_took_so_far() -> None:
         )
         return common.time_left(cast(StudyView, view))
 
-    assert left(0.25, 2) == "about 15 min left"
-    assert left(0.25, None) == "about 30 min left"
+    assert left(0.25, 2) == "≈ 15 min left"
+    assert left(0.25, None) == "≈ 30 min left"
     assert (left(0.01, 1), left(1.0, 1)) == ("", "")
 
 

@@ -88,9 +88,9 @@ def test_a_running_trial_says_how_far_it_is_and_how_long_it_still_takes(
 ) -> None:
     with closing(fake_store.build(tmp_path / "store.db", held=True)):
         shown = cards(page("trial", tmp_path / "store.db", monkeypatch, n="13"))
-        assert shown["Episodes"] == ("1,088", "of 1,920") and shown["Time"] == ("14 s", "11 s left")
+        assert shown["Episodes"] == ("1,088 of 1,920", "14 s, 11 s left")
     shown = cards(page("trial", tmp_path / "store.db", monkeypatch, n="12"))
-    assert shown["Episodes"] == ("1,920", "of 1,920") and shown["Time"] == ("25 s", "")
+    assert shown["Episodes"] == ("1,920 of 1,920", "25 s")
 
 
 def test_it_says_how_the_trial_ended_and_how_to_go_on(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
