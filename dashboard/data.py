@@ -32,8 +32,6 @@ from tuner.judge.results import under_budget as judged_under
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
 from tuner.study.status import Origin, Reason, Role, Status
 
-CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
-"""Step metrics that the pages draw."""
 STOPPED_SECONDS = 15
 """Seconds for which the list of studies does not read a stopped study again."""
 MAX_COMMAND_CHARS = 1_000
@@ -267,7 +265,7 @@ def under_budget(store: Store, snapshot: Snapshot, kl_budget: float) -> Snapshot
 def curves(
     store: Store,
     snapshot: Snapshot,
-    metrics: Sequence[str] = CURVES,
+    metrics: Sequence[str],
     *,
     numbers: Collection[int] | None = None,
     evaluations_only: bool = False,

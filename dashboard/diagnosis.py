@@ -69,8 +69,6 @@ class Moved:
     """Its usual range, in its unit."""
     step: int | None
     """First step outside its range; None: it stayed inside."""
-    value: float | None
-    """Its reading there."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +136,8 @@ def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
     outside = ((values > high) | (values < low) & (signal.side == "either")).tolist()
     for place in range(len(outside)):
         if all(outside[place : place + STAYS]):
-            row = later.iloc[place]
-            return Moved(signal, low, high, int(row["step"]), float(row[signal.metric]))
-    return Moved(signal, low, high, None, None)
+            return Moved(signal, low, high, int(later["step"].iloc[place]))
+    return Moved(signal, low, high, None)
 
 
 def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
